@@ -1,0 +1,209 @@
+//! Amounts of USDC.
+
+use std::{fmt, str::FromStr};
+
+use alloy_primitives::U256;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// An exact amount of USDC, in atomic units (1 USDC = 1,000,000 units, so one unit is a micro-dollar).
+///
+/// Every operation is checked: nothing rounds and nothing wraps. The largest amount is `u64::MAX` units, about
+/// 18 trillion USDC.
+///
+/// ```
+/// use tower_x402::Usdc;
+///
+/// let price: Usdc = "$0.001".parse()?;
+/// assert_eq!(price.atomic(), 1_000);
+/// assert_eq!(price.to_string(), "$0.001");
+/// assert_eq!(Usdc::from_atomic(2_500_000).to_string(), "$2.50");
+/// assert!("$0.0000001".parse::<Usdc>().is_err(), "finer than one unit");
+/// # Ok::<(), tower_x402::ParseUsdcError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Usdc(u64);
+
+/// The number of decimal places of USDC on every chain this crate knows.
+pub const DECIMALS: u32 = 6;
+const UNIT: u64 = 1_000_000;
+
+impl Usdc {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+    /// The largest amount that can be expressed.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// An amount given in atomic units (millionths of a USDC).
+    pub const fn from_atomic(units: u64) -> Self {
+        Self(units)
+    }
+
+    /// The amount in atomic units (millionths of a USDC).
+    pub const fn atomic(self) -> u64 {
+        self.0
+    }
+
+    /// The sum, or `None` if it cannot be expressed.
+    pub const fn checked_add(self, other: Self) -> Option<Self> {
+        match self.0.checked_add(other.0) {
+            Some(units) => Some(Self(units)),
+            None => None,
+        }
+    }
+
+    /// The difference, or `None` if it would be negative.
+    pub const fn checked_sub(self, other: Self) -> Option<Self> {
+        match self.0.checked_sub(other.0) {
+            Some(units) => Some(Self(units)),
+            None => None,
+        }
+    }
+
+    /// The product, or `None` if it cannot be expressed.
+    pub const fn checked_mul(self, factor: u64) -> Option<Self> {
+        match self.0.checked_mul(factor) {
+            Some(units) => Some(Self(units)),
+            None => None,
+        }
+    }
+}
+
+impl From<Usdc> for U256 {
+    fn from(amount: Usdc) -> Self {
+        Self::from(amount.0)
+    }
+}
+
+impl TryFrom<U256> for Usdc {
+    type Error = ParseUsdcError;
+
+    fn try_from(units: U256) -> Result<Self, Self::Error> {
+        u64::try_from(units).map(Self).map_err(|_| ParseUsdcError::TooLarge)
+    }
+}
+
+impl fmt::Display for Usdc {
+    /// Dollars with at least two decimals and no superfluous ones: `$1.00`, `$0.001`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fraction = format!("{:06}", self.0 % UNIT);
+        let mut shown = fraction.trim_end_matches('0');
+        if shown.len() < 2 {
+            shown = &fraction[..2];
+        }
+        write!(f, "${}.{shown}", self.0 / UNIT)
+    }
+}
+
+impl fmt::Debug for Usdc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Usdc {
+    type Err = ParseUsdcError;
+
+    /// Reads `$0.001`, `0.001`, `0.001 USDC` or `2`. The unit is always whole dollars; atomic units go through
+    /// [`Usdc::from_atomic`].
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = text.trim();
+        let number = number.strip_prefix('$').unwrap_or(number);
+        let number = number.strip_suffix("USDC").map_or(number, str::trim_end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() {
+            return Err(ParseUsdcError::NotANumber);
+        }
+        if !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+            return Err(ParseUsdcError::NotANumber);
+        }
+        let fraction = fraction.trim_end_matches('0');
+        if fraction.len() > DECIMALS as usize {
+            return Err(ParseUsdcError::TooFine);
+        }
+        let parse = |digits: &str| match digits {
+            "" => Ok(0_u64),
+            digits => digits.parse().map_err(|_| ParseUsdcError::TooLarge),
+        };
+        let scale = 10_u64.pow(DECIMALS - fraction.len() as u32);
+        parse(whole)?
+            .checked_mul(UNIT)
+            .and_then(|units| units.checked_add(parse(fraction).ok()? * scale))
+            .map(Self)
+            .ok_or(ParseUsdcError::TooLarge)
+    }
+}
+
+impl Serialize for Usdc {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Usdc {
+    /// Atomic units as a decimal string, as the protocol writes amounts.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| de::Error::custom("expected atomic units as a decimal string"))
+    }
+}
+
+/// Why a text is not an amount of USDC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseUsdcError {
+    /// Neither digits nor a single decimal point.
+    #[error("not an amount: write dollars such as \"$0.001\"")]
+    NotANumber,
+    /// More than six decimal places.
+    #[error("finer than one atomic unit: USDC has six decimal places")]
+    TooFine,
+    /// More than `u64::MAX` atomic units.
+    #[error("larger than 18 trillion USDC")]
+    TooLarge,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_dollars_exactly() {
+        for (text, units) in [
+            ("$0.001", 1_000),
+            ("0.000001", 1),
+            (".5", 500_000),
+            ("3.", 3_000_000),
+            ("$1.000000000", 1_000_000),
+            ("0.25 USDC", 250_000),
+            ("18446744073709.551615", u64::MAX),
+        ] {
+            assert_eq!(text.parse(), Ok(Usdc(units)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_hold_exactly() {
+        use ParseUsdcError::*;
+        for (text, error) in [
+            ("", NotANumber),
+            ("$", NotANumber),
+            (".", NotANumber),
+            ("-1", NotANumber),
+            ("1e3", NotANumber),
+            ("1.2.3", NotANumber),
+            ("0.0000001", TooFine),
+            ("18446744073709.551616", TooLarge),
+            ("99999999999999999999999", TooLarge),
+        ] {
+            assert_eq!(text.parse::<Usdc>(), Err(error), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn display_and_parse_agree(units: u64) {
+            let amount = Usdc(units);
+            proptest::prop_assert_eq!(amount.to_string().parse(), Ok(amount));
+        }
+    }
+}

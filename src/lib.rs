@@ -2,6 +2,10 @@
 
 mod clock;
 pub mod eip3009;
+#[cfg(feature = "facilitator")]
+pub mod facilitator;
+#[cfg(feature = "facilitator")]
+pub mod ledger;
 mod network;
 pub mod protocol;
 mod usdc;

@@ -8,6 +8,8 @@ pub mod facilitator;
 pub mod ledger;
 mod network;
 pub mod protocol;
+#[cfg(feature = "server")]
+pub mod server;
 mod usdc;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};

@@ -6,6 +6,8 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
+#[cfg(feature = "devnet")]
+pub mod devnet;
 mod network;
 pub mod protocol;
 #[cfg(feature = "server")]

@@ -1,7 +1,13 @@
 //! Charge and pay for single HTTP requests in USDC over x402.
 
 mod clock;
+pub mod eip3009;
+#[cfg(feature = "facilitator")]
+pub mod facilitator;
+#[cfg(feature = "facilitator")]
+pub mod ledger;
 mod network;
+pub mod protocol;
 mod usdc;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};

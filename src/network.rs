@@ -109,7 +109,9 @@ mod tests {
 
     #[test]
     fn only_canonical_caip2_is_read() {
-        for text in ["eip155:", "eip155:08453", "eip155:+1", "eip155:99999999999999999999", "solana:5eykt4", "8453", "BASE"] {
+        for text in
+            ["eip155:", "eip155:08453", "eip155:+1", "eip155:99999999999999999999", "solana:5eykt4", "8453", "BASE"]
+        {
             assert_eq!(text.parse::<Network>(), Err(ParseNetworkError), "{text}");
         }
     }

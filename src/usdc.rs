@@ -23,8 +23,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Usdc(u64);
 
-/// The number of decimal places of USDC on every chain this crate knows.
-pub const DECIMALS: u32 = 6;
+/// USDC has six decimal places on every chain this crate knows.
+const DECIMALS: u32 = 6;
 const UNIT: u64 = 1_000_000;
 
 impl Usdc {

@@ -1,0 +1,40 @@
+//! The messages of x402 v2, their header encoding and the reason codes. No I/O.
+//!
+//! Everything here follows the [x402 specification, version 2](https://github.com/coinbase/x402/tree/main/specs). Messages
+//! keep what the protocol demands to be echoed as the exact text that was received ([`Verbatim`]), so that a payer
+//! returns an offer byte for byte, with the fields it does not know.
+//!
+//! ```
+//! use tower_x402::protocol::{self, PaymentRequired};
+//!
+//! let header = "eyJ4NDAyVmVyc2lvbiI6MiwicmVzb3VyY2UiOnsidXJsIjoiaHR0cHM6Ly9hcGkuZXhhbXBsZS9ldmFsdWF0ZSJ9LCJhY2NlcHRzIjpbXX0=";
+//! let required: PaymentRequired = protocol::decode_header(header.as_bytes(), protocol::MAX_REQUIRED_HEADER)?;
+//! assert_eq!(required.resource.url, "https://api.example/evaluate");
+//! # Ok::<(), protocol::DecodeError>(())
+//! ```
+
+mod exact;
+mod header;
+mod messages;
+mod reason;
+mod verbatim;
+
+pub(crate) use exact::parse_decimal;
+pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
+pub use header::{DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, decode_header, encode_header};
+pub use messages::{
+    FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
+    SupportedKind, SupportedResponse, V2, VerifyResponse,
+};
+pub use reason::Reason;
+pub use verbatim::Verbatim;
+
+/// Names of the HTTP headers (x402 v2, HTTP transport), in the lower case that HTTP/2 demands.
+pub mod header_name {
+    /// Server to client, on a 402: what the resource costs.
+    pub const PAYMENT_REQUIRED: &str = "payment-required";
+    /// Client to server: the signed payment.
+    pub const PAYMENT_SIGNATURE: &str = "payment-signature";
+    /// Server to client: how the payment was settled.
+    pub const PAYMENT_RESPONSE: &str = "payment-response";
+}

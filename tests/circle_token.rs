@@ -13,7 +13,8 @@ use serde_json::Value;
 use support::{
     anvil::AnvilChain,
     authorization::{
-        CancelAuthorization, Signature, TransferWithAuthorization, authorization, domain, random_address, sign, unix_now,
+        CancelAuthorization, Signature, TransferWithAuthorization, authorization, domain, random_address, sign,
+        unix_now,
     },
     chain::{Chain, on_every_chain},
     token::{Token, cancel_vrs, transfer_bytes, transfer_vrs},

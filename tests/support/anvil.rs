@@ -110,7 +110,8 @@ impl Chain for AnvilChain {
     }
 
     async fn fund(&self, account: Address, wei: U256) {
-        self.request("anvil_setBalance", json!([account, wei])).await;
+        let before = self.provider.get_balance(account).await.expect("eth_getBalance");
+        self.request("anvil_setBalance", json!([account, before + wei])).await;
     }
 
     async fn set_code(&self, account: Address, code: Bytes) {

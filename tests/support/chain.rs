@@ -26,7 +26,7 @@ pub trait Chain: Send + Sync {
 
     /// Gives `to` new tokens.
     async fn mint(&self, to: Address, units: u64);
-    /// Sets the ether of `account`.
+    /// Gives `account` ether.
     async fn fund(&self, account: Address, wei: U256);
     /// Puts runtime code at `account`.
     async fn set_code(&self, account: Address, code: Bytes);
@@ -34,7 +34,7 @@ pub trait Chain: Send + Sync {
     async fn deploy(&self, init_code: Bytes) -> Address;
     /// Makes one block now.
     async fn mine(&self);
-    /// Makes the next block carry this timestamp.
+    /// Makes the next block carry this timestamp. Whether time goes on after it is up to the chain.
     async fn set_next_timestamp(&self, seconds: u64);
     /// Bars `account` from sending and receiving tokens.
     async fn blacklist(&self, account: Address);
@@ -180,10 +180,19 @@ async fn call<C: SolCall>(provider: &DynProvider, to: Address, message: C) -> Re
     Ok(C::abi_decode_returns(&output).expect("the token answers by its ABI"))
 }
 
-/// Runs each test on every chain: `on_every_chain! { a, b }` makes `anvil::a` and `anvil::b` of
-/// `async fn a(chain: &dyn Chain)` and `async fn b(chain: &dyn Chain)`.
+/// Runs each test on every chain: `on_every_chain! { a }` makes `devnet::a` and, with the feature `test-anvil`, `anvil::a`
+/// of `async fn a(chain: &dyn Chain)`. Blocks come with the transactions.
 macro_rules! on_every_chain {
     ($($test:ident),* $(,)?) => {
+        mod devnet {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test(&$crate::support::devnet::DevnetChain::start(None).await).await;
+                }
+            )*
+        }
+
         #[cfg(feature = "test-anvil")]
         mod anvil {
             $(

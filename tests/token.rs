@@ -1,4 +1,4 @@
-//! The token behaves as x402 relies on: the harness's promises, checked against Circle's own bytecode.
+//! The token behaves as x402 relies on: Circle's own bytecode on anvil, and the devnet's stand-in for it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,16 +10,21 @@ use alloy_primitives::{Address, B256, U256, b256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolEvent;
 use serde_json::Value;
+#[cfg(feature = "test-anvil")]
+use support::anvil::AnvilChain;
 use support::{
-    anvil::AnvilChain,
     authorization::{
         CancelAuthorization, Signature, TransferWithAuthorization, authorization, domain, random_address, sign,
         unix_now,
     },
     chain::{Chain, on_every_chain},
+    devnet::DevnetChain,
     token::{Token, cancel_vrs, transfer_bytes, transfer_vrs},
 };
 use tower_x402::Network;
+
+/// Base's.
+const BLOCK_TIME: Duration = Duration::from_millis(200);
 
 on_every_chain! {
     the_token_is_usdc_of_base_sepolia,
@@ -42,15 +47,24 @@ fn the_domain_of_base_is_pinned_too() {
 }
 
 #[tokio::test]
-async fn blocks_come_by_the_clock_when_told() {
-    let chain = AnvilChain::start(Some(Duration::from_millis(200))).await;
-    let payer = payer_with(&chain, 1_000).await;
+async fn blocks_come_by_the_clock_on_devnet() {
+    blocks_come_by_the_clock(&DevnetChain::start(Some(BLOCK_TIME)).await).await;
+}
+
+#[cfg(feature = "test-anvil")]
+#[tokio::test]
+async fn blocks_come_by_the_clock_on_anvil() {
+    blocks_come_by_the_clock(&AnvilChain::start(Some(BLOCK_TIME)).await).await;
+}
+
+async fn blocks_come_by_the_clock(chain: &dyn Chain) {
+    let payer = payer_with(chain, 1_000).await;
     let message = authorization(payer.address(), random_address(), 300);
     let signature = sign(&payer, &chain.asset(), &message);
-    let receipt = chain.relayer().await.send(&chain, transfer_vrs(&message, &signature)).await;
+    let receipt = chain.relayer().await.send(chain, transfer_vrs(&message, &signature)).await;
     assert!(receipt.status());
 
-    tokio::time::sleep(Duration::from_millis(1_000)).await;
+    tokio::time::sleep(5 * BLOCK_TIME).await;
     assert!(chain.block_number().await >= receipt.block_number.unwrap() + 3);
     assert!(chain.timestamp().await.abs_diff(unix_now()) <= 2, "several blocks share a second");
 }

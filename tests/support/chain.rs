@@ -168,7 +168,8 @@ pub fn creation_code(contract: &str) -> Bytes {
     artifact["bytecode"].as_str().expect("artifacts have bytecode").parse().expect("bytecode is hex")
 }
 
-async fn call<C: SolCall>(provider: &DynProvider, to: Address, message: C) -> Result<C::Return, String> {
+/// What a call returns when nothing is sent, or why it reverts.
+pub async fn call<C: SolCall>(provider: &DynProvider, to: Address, message: C) -> Result<C::Return, String> {
     let request = TransactionRequest::default().to(to).input(message.abi_encode().into());
     let output = provider.call(request).await.map_err(|error| match error.as_error_resp() {
         Some(response) => response

@@ -17,7 +17,7 @@
 //! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
 //! file carries all of that over a restart.
 //!
-//! [`Payer`] does this for any HTTP client.
+//! [`Payer`] does this for any HTTP client. For reqwest, `PaymentMiddleware` (feature `reqwest`) does it unasked.
 
 mod budget;
 mod choose;
@@ -26,6 +26,10 @@ mod journal;
 mod payer;
 mod payment;
 mod receipt;
+#[cfg(feature = "reqwest")]
+mod reqwest;
+#[cfg(feature = "reqwest")]
+mod retry;
 
 pub use budget::{Budget, BudgetBuilder};
 pub use error::{OfferRefusal, PaymentError, Refusal};
@@ -33,3 +37,6 @@ pub use journal::{Journal, JournalEntry, JournalError};
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt};
+
+#[cfg(feature = "reqwest")]
+pub use self::reqwest::{PaymentMiddleware, ReceiptExt};

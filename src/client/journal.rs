@@ -326,6 +326,7 @@ mod tests {
             outcome,
             transaction: None,
             network: entry.network,
+            asset: entry.asset,
             amount: entry.amount,
             payer: entry.payer,
             pay_to: entry.pay_to,

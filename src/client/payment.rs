@@ -48,6 +48,7 @@ impl Payment {
             outcome: Outcome::Unknown,
             transaction: None,
             network: entry.network,
+            asset: entry.asset,
             amount: entry.amount,
             payer: entry.payer,
             pay_to: entry.pay_to,

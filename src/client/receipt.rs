@@ -64,13 +64,15 @@ pub struct Receipt {
     pub transaction: Option<B256>,
     /// The chain.
     pub network: Network,
+    /// The token.
+    pub asset: Address,
     /// What was promised.
     pub amount: Usdc,
     /// Who paid.
     pub payer: Address,
     /// Who is paid.
     pub pay_to: Address,
-    /// The authorization's nonce, which with network, asset and payer identifies the payment.
+    /// The authorization's nonce; with network, asset and payer it identifies the payment.
     pub nonce: B256,
     /// Why the outcome is no better: the server's reason code, or what is wrong with its answer.
     pub reason: Option<String>,

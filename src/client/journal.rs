@@ -30,11 +30,17 @@ const EXPIRY_MARGIN: u64 = 60;
 /// payment is money: the file is created readable by its owner only (on Unix), is locked against a second process, and
 /// `Debug` shows none of it.
 #[derive(Clone)]
-pub struct Journal(Arc<Mutex<State>>);
+pub struct Journal(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Locked while the disk is waited for, and only ever on a thread that may wait.
+    file: Option<Mutex<JournalFile>>,
+    state: Mutex<State>,
+}
 
 #[derive(Default)]
 struct State {
-    file: Option<JournalFile>,
     /// Payments without a definite outcome.
     open: BTreeMap<B256, JournalEntry>,
     past: Past,
@@ -65,7 +71,7 @@ impl Journal {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, JournalError> {
         let path = path.as_ref();
         let (file, text) = JournalFile::open(path).map_err(|source| JournalError::Io { path: path.into(), source })?;
-        let mut state = State { file: Some(file), ..State::default() };
+        let mut state = State::default();
         for (index, line) in text.lines().enumerate() {
             let record = serde_json::from_str(line).map_err(|source| JournalError::Line {
                 path: path.into(),
@@ -75,7 +81,7 @@ impl Journal {
             state.replay(record);
         }
         state.past.unknown = state.open.values().fold(Usdc::ZERO, |sum, entry| saturating_add(sum, entry.amount));
-        Ok(Self(Arc::new(Mutex::new(state))))
+        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state: Mutex::new(state) })))
     }
 
     /// Payments that were signed and have no definite outcome, in the order of their nonces.
@@ -98,23 +104,29 @@ impl Journal {
     }
 
     async fn record(&self, record: Record, durable: bool) -> io::Result<()> {
+        if self.0.file.is_none() {
+            self.state().apply(record);
+            return Ok(());
+        }
         let this = self.clone();
         let write = move || {
-            let mut state = this.state();
-            if let Some(file) = &mut state.file {
-                file.append(&record, durable)?;
+            if let Some(file) = &this.0.file {
+                locked(file).append(&record, durable)?;
             }
-            state.apply(record);
+            this.state().apply(record);
             Ok(())
         };
-        // Only a file can make the thread wait.
-        let in_memory = self.state().file.is_none();
-        if in_memory { write() } else { tokio::task::spawn_blocking(write).await.map_err(io::Error::other)? }
+        tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.state)
     }
+}
+
+/// Nothing in here panics halfway through a change, so a poisoned lock guards sound data.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Journal {
@@ -184,12 +196,10 @@ impl JournalEntry {
 }
 
 impl fmt::Debug for JournalEntry {
-    /// Without the payment itself, and without the URL's query.
+    /// Without the payment itself, and without the URL, which may hold a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JournalEntry")
             .field("signed_at", &self.signed_at)
-            .field("method", &self.method)
-            .field("url", &self.url.split('?').next().unwrap_or_default())
             .field("network", &self.network)
             .field("payer", &self.payer)
             .field("pay_to", &self.pay_to)
@@ -223,6 +233,9 @@ impl JournalFile {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = options.open(path)?;
         file.try_lock()?;
+        // The file may be older than this rule.
+        #[cfg(unix)]
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
         let complete = text.rfind('\n').map_or(0, |end| end + 1);
@@ -376,6 +389,7 @@ mod tests {
     #[tokio::test]
     async fn the_file_is_private_and_used_by_one_process_at_a_time() {
         let path = TempPath::new("private");
+        std::fs::write(&path.0, "").unwrap();
         let journal = Journal::open(&path.0).unwrap();
         assert!(matches!(Journal::open(&path.0), Err(JournalError::Io { .. })));
         #[cfg(unix)]

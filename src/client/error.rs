@@ -111,7 +111,7 @@ impl fmt::Display for Listed<'_> {
 #[non_exhaustive]
 pub enum PaymentError {
     /// The client may not, or cannot, pay what is asked.
-    #[error("payment refused: {0}")]
+    #[error(transparent)]
     Refused(#[from] Refusal),
     /// The 402's `PAYMENT-REQUIRED` cannot be read.
     #[error("the server's PAYMENT-REQUIRED cannot be read")]

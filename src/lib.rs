@@ -1,5 +1,7 @@
 //! Charge and pay for single HTTP requests in USDC over x402.
 
+#[cfg(feature = "client")]
+pub mod client;
 mod clock;
 #[cfg(feature = "devnet")]
 pub mod devnet;

@@ -1,0 +1,371 @@
+//! Buys evaluations of worked arithmetic answers and prints what became of each purchase.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{Address, B256, U256, keccak256};
+use alloy_signer_local::PrivateKeySigner;
+use clap::Parser;
+use futures_util::{StreamExt, stream};
+use reqwest::{Url, header::CONTENT_TYPE};
+use reqwest_middleware::ClientWithMiddleware;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tower_x402::{
+    Asset, Network, Usdc,
+    client::{Budget, Journal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt},
+};
+
+/// Buys evaluations from an x402 evaluator, within a budget.
+///
+/// Sends worked arithmetic answers (some of them wrong) to the evaluator and pays what it asks for each, as long as the limits
+/// allow it. The private key is read from the environment variable STUDENT_PRIVATE_KEY; it needs USDC and no ETH.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "\
+OUTPUT
+  One JSON line per purchase, as it ends:
+    {\"status\", \"outcome\", \"transaction\", \"amount\", \"payer\", \"latency_ms\", \"body\"}
+  status is the HTTP status, or null; amount is in atomic units (millionths of a USDC), or null if nothing was signed;
+  a purchase that did not end well also has \"error\". Then one line {\"summary\": {...}}.
+
+  outcome is one of
+    settled   paid; the transaction is named
+    accepted  paid; the server settles later
+    failed    the server says that it was not paid, or never got as far as asking
+    unknown   the money may have moved or may yet move; its amount stays reserved
+    refused   the student would not pay; nothing was signed
+
+EXIT STATUS
+  0  every purchase ended settled or accepted (and, with --rpc-url, every transfer was found on the chain)
+  1  some purchase did not
+  2  the student could not start
+
+EXAMPLES
+  student --url http://127.0.0.1:4021
+  student --url http://127.0.0.1:4021 --count 100 --concurrency 10 --budget '$0.50' --max-payment '$0.002'
+  student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl
+  student --url http://127.0.0.1:4021 --network eip155:31337 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
+      --asset-name 'USD Coin' --asset-version 2"
+)]
+struct Arguments {
+    /// The evaluator; without a path, /evaluate is used
+    #[arg(long)]
+    url: Url,
+    /// How many evaluations to buy
+    #[arg(long, default_value_t = 1)]
+    count: usize,
+    /// How many purchases are under way at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: u16,
+    /// The most to spend in all; with --journal, over all runs
+    #[arg(long, default_value = "$1.00")]
+    budget: Usdc,
+    /// The most to spend on one evaluation
+    #[arg(long, default_value = "$0.01")]
+    max_payment: Usdc,
+    /// A node to check the transfers and the balance against, after the run
+    #[arg(long)]
+    rpc_url: Option<Url>,
+    /// Record what is signed in this file, and count what it already holds against the budget
+    #[arg(long)]
+    journal: Option<PathBuf>,
+    /// How many seconds to wait for each answer
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Pay on this network only: base, base-sepolia or eip155:N [default: base and base-sepolia]
+    #[arg(long)]
+    network: Option<Network>,
+    /// Pay in this token, which must be worth a dollar and have six decimal places
+    #[arg(long, requires_all = ["network", "asset_name", "asset_version"])]
+    asset: Option<Address>,
+    /// The EIP-712 name of --asset
+    #[arg(long, requires = "asset")]
+    asset_name: Option<String>,
+    /// The EIP-712 version of --asset
+    #[arg(long, requires = "asset")]
+    asset_version: Option<String>,
+}
+
+impl Arguments {
+    /// The tokens to pay with.
+    fn assets(&self) -> Result<Vec<Asset>, String> {
+        match (self.network, self.asset, &self.asset_name, &self.asset_version) {
+            (Some(network), Some(address), Some(name), Some(version)) => {
+                Ok(vec![Asset { network, address, name: name.clone(), version: version.clone() }])
+            }
+            (Some(network), ..) => {
+                let asset = network.usdc().ok_or_else(|| {
+                    format!("no USDC is known on {network}; give --asset, --asset-name and --asset-version")
+                })?;
+                Ok(vec![asset])
+            }
+            (None, ..) => Ok([Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect()),
+        }
+    }
+
+    fn endpoint(&self) -> Url {
+        let mut url = self.url.clone();
+        if url.path() == "/" {
+            url.set_path("/evaluate");
+        }
+        url
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("student: {}", sentence(error.as_ref()));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether every purchase was paid.
+async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
+    let key = key()?;
+    let payer = key.address();
+    let assets = arguments.assets()?;
+    let mut budget = Budget::builder().per_payment(arguments.max_payment).total(arguments.budget);
+    if let Some(path) = &arguments.journal {
+        budget = budget.journal(Journal::open(path)?);
+    }
+    let budget = budget.build();
+    let timeout = Duration::from_secs(arguments.timeout);
+    let paying =
+        assets.iter().cloned().fold(Payer::builder(key).budget(budget.clone()), |payer, asset| payer.asset(asset));
+    let client = PaymentMiddleware::new(paying.build())
+        .attempt_timeout(timeout)
+        .client(reqwest::Client::builder().timeout(timeout))?;
+    let chain = match arguments.rpc_url {
+        Some(ref url) => Some(Chain::connect(url.clone(), &assets, payer).await?),
+        None => None,
+    };
+
+    let endpoint = arguments.endpoint();
+    let started = Instant::now();
+    let mut purchases = stream::iter(0..arguments.count)
+        .map(|number| buy(&client, &endpoint, number, payer))
+        .buffer_unordered(arguments.concurrency.into());
+    let mut counts = BTreeMap::from(
+        [Outcome::Settled, Outcome::Accepted, Outcome::Failed, Outcome::Unknown, Outcome::Refused]
+            .map(|outcome| (outcome.as_str(), 0_usize)),
+    );
+    let mut receipts = Vec::new();
+    while let Some((line, receipt)) = purchases.next().await {
+        println!("{}", serde_json::to_string(&line)?);
+        *counts.entry(line.outcome.as_str()).or_default() += 1;
+        receipts.extend(receipt.filter(|receipt| receipt.outcome == Outcome::Settled));
+    }
+
+    let mut all_paid = counts["settled"] + counts["accepted"] == arguments.count;
+    let mut summary = json!({
+        "purchases": arguments.count,
+        "spent": budget.spent(),
+        "reserved": budget.reserved(),
+        "budget": budget.total(),
+        "elapsed_ms": milliseconds(started),
+    });
+    for (outcome, count) in counts {
+        summary[outcome] = count.into();
+    }
+    if let Some(chain) = chain {
+        match chain.check(&receipts).await {
+            Ok((found, balance)) => {
+                all_paid &= found == receipts.len();
+                summary["transfers_found"] = found.into();
+                summary["balance_before"] = chain.balance_before.to_string().into();
+                summary["balance_after"] = balance.to_string().into();
+            }
+            Err(error) => {
+                all_paid = false;
+                summary["error"] = sentence(error.as_ref()).into();
+            }
+        }
+    }
+    println!("{}", json!({ "summary": summary }));
+    Ok(all_paid)
+}
+
+/// The key, without ever repeating it.
+fn key() -> Result<PrivateKeySigner, Box<dyn Error>> {
+    let text = std::env::var("STUDENT_PRIVATE_KEY")
+        .map_err(|_| "set STUDENT_PRIVATE_KEY to the private key that pays (32 bytes in hex)")?;
+    text.trim().parse().map_err(|_| "STUDENT_PRIVATE_KEY is not a private key: expected 32 bytes in hex".into())
+}
+
+/// One purchase, as it is printed.
+#[derive(Serialize)]
+struct Line {
+    status: Option<u16>,
+    outcome: Outcome,
+    transaction: Option<B256>,
+    amount: Option<Usdc>,
+    payer: Address,
+    latency_ms: u64,
+    body: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer: Address) -> (Line, Option<Receipt>) {
+    let started = Instant::now();
+    let request = client.post(endpoint.clone()).header(CONTENT_TYPE, "application/json").body(submission(number));
+    let mut line = Line {
+        status: None,
+        outcome: Outcome::Failed,
+        transaction: None,
+        amount: None,
+        payer,
+        latency_ms: 0,
+        body: Value::Null,
+        error: None,
+    };
+    let receipt = match request.send().await {
+        Ok(response) => {
+            let status = response.status();
+            line.status = Some(status.as_u16());
+            let receipt = response.receipt().cloned();
+            if receipt.is_none() {
+                line.error = Some(format!("the server answered {status} without an offer that could be paid"));
+            }
+            match response.bytes().await {
+                Ok(body) => {
+                    line.body = serde_json::from_slice(&body)
+                        .unwrap_or_else(|_| Value::from(String::from_utf8_lossy(&body).into_owned()));
+                }
+                Err(error) => line.error = Some(sentence(&error)),
+            }
+            receipt
+        }
+        Err(error) => {
+            line.error = Some(sentence(&error));
+            let payment = PaymentError::of(&error);
+            line.outcome = payment.map_or(Outcome::Failed, PaymentError::outcome);
+            payment.and_then(PaymentError::receipt).cloned()
+        }
+    };
+    if let Some(receipt) = &receipt {
+        line.outcome = receipt.outcome;
+        line.transaction = receipt.transaction;
+        line.amount = Some(receipt.amount);
+        line.error = line.error.or_else(|| receipt.reason.clone());
+    }
+    line.latency_ms = milliseconds(started);
+    (line, receipt)
+}
+
+/// A worked answer to a task of its own; every third is wrong.
+fn submission(number: usize) -> String {
+    let (a, b, c) = (number + 17, number % 13 + 23, number % 7 + 4);
+    let product = a * b;
+    let sum = product + c + usize::from(number % 3 == 2);
+    json!({
+        "task": { "id": format!("t{}", number + 1), "skill": "arithmetic", "prompt": format!("What is {a} * {b} + {c}?") },
+        "output": format!("{a} * {b} = {product}, and {c} more is {sum}. Answer: {sum}"),
+    })
+    .to_string()
+}
+
+fn milliseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An error and its causes as one sentence.
+fn sentence(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.ends_with(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// A look at the chain, to check what the evaluator says.
+struct Chain {
+    client: reqwest::Client,
+    url: Url,
+    asset: Address,
+    payer: Address,
+    balance_before: U256,
+}
+
+impl Chain {
+    async fn connect(url: Url, assets: &[Asset], payer: Address) -> Result<Self, Box<dyn Error>> {
+        let client = reqwest::Client::new();
+        let mut chain = Self { client, url, asset: Address::ZERO, payer, balance_before: U256::ZERO };
+        let id: U256 = serde_json::from_value(chain.call("eth_chainId", json!([])).await?)?;
+        chain.asset = assets
+            .iter()
+            .find(|asset| U256::from(asset.network.chain_id()) == id)
+            .ok_or_else(|| format!("--rpc-url is a node of eip155:{id}, where the student has no token to pay with"))?
+            .address;
+        chain.balance_before = chain.balance().await?;
+        Ok(chain)
+    }
+
+    /// How many of the settled purchases the chain confirms, and the balance now.
+    async fn check(&self, settled: &[Receipt]) -> Result<(usize, U256), Box<dyn Error>> {
+        Ok((self.transfers(settled).await?, self.balance().await?))
+    }
+
+    /// The payer's balance, in atomic units.
+    async fn balance(&self) -> Result<U256, Box<dyn Error>> {
+        let selector = &keccak256("balanceOf(address)")[..4];
+        let data = alloy_primitives::hex::encode_prefixed([selector, self.payer.into_word().as_slice()].concat());
+        let balance = self.call("eth_call", json!([{ "to": self.asset, "data": data }, "latest"])).await?;
+        Ok(serde_json::from_value(balance)?)
+    }
+
+    /// How many of the settled purchases the chain confirms: their authorization used, and their amount moved to the payee.
+    async fn transfers(&self, settled: &[Receipt]) -> Result<usize, Box<dyn Error>> {
+        let mut found = 0;
+        for receipt in settled {
+            let (payer, payee) = (receipt.payer.into_word(), receipt.pay_to.into_word());
+            let used = json!([keccak256("AuthorizationUsed(address,bytes32)"), payer, receipt.nonce]);
+            let moved = json!([keccak256("Transfer(address,address,uint256)"), payer, payee]);
+            let amount = json!(B256::from(Into::<U256>::into(receipt.amount)));
+
+            let transaction = self.call("eth_getTransactionReceipt", json!([receipt.transaction])).await?;
+            let logs = transaction["logs"].as_array().into_iter().flatten();
+            let logs: Vec<_> = logs.filter(|log| is_address(&log["address"], receipt.asset)).collect();
+            let confirmed = transaction["status"] == "0x1"
+                && logs.iter().any(|log| log["topics"] == used)
+                && logs.iter().any(|log| log["topics"] == moved && log["data"] == amount);
+            found += usize::from(confirmed);
+        }
+        Ok(found)
+    }
+
+    async fn call(&self, method: &str, params: Value) -> Result<Value, Box<dyn Error>> {
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
+        let request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(request);
+        // The URL of a node often holds a key.
+        let response = request.send().await.map_err(reqwest::Error::without_url)?;
+        let mut answer: Value = serde_json::from_slice(&response.bytes().await.map_err(reqwest::Error::without_url)?)?;
+        match answer.get("error") {
+            Some(error) => Err(format!("{method}: {error}").into()),
+            None => Ok(answer["result"].take()),
+        }
+    }
+}
+
+/// Compared as bytes: nodes differ in the case of the digits.
+fn is_address(text: &Value, address: Address) -> bool {
+    text.as_str().and_then(|text| text.parse().ok()) == Some(address)
+}

@@ -1,0 +1,42 @@
+//! Paying for requests, within a budget.
+//!
+//! A server that wants money answers 402 and says in a header what it takes: which token, on which chain, how much, to
+//! whom. The client picks the cheapest offer it can pay, signs an authorization for exactly that amount, and sends the same
+//! request again with the authorization in another header. The server moves the money and answers; the client never
+//! talks to a chain and pays no gas.
+//!
+//! Three things can go wrong with that, and each has its place here.
+//!
+//! **The price.** Anybody can ask for anything. A [`Budget`] limits each payment and their sum, and the client pays only in
+//! tokens it was told to trust. What it will not pay is a [`Refusal`] that names the limit, and nothing was signed then.
+//!
+//! **The network.** A payment was sent and the connection broke: is it paid? The client presents the *same*
+//! authorization again, which can move money only once, and never signs another one for the same request.
+//!
+//! **The truth.** A signature is money for as long as it is valid, whatever an answer says. So an [`Outcome`] has more than two
+//! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
+//! file carries all of that over a restart.
+//!
+//! [`Payer`] does this for any HTTP client. For reqwest, `PaymentMiddleware` (feature `reqwest`) does it unasked.
+
+mod budget;
+mod choose;
+mod error;
+mod journal;
+mod payer;
+mod payment;
+mod receipt;
+#[cfg(feature = "reqwest")]
+mod reqwest;
+#[cfg(feature = "reqwest")]
+mod retry;
+
+pub use budget::{Budget, BudgetBuilder};
+pub use error::{OfferRefusal, PaymentError, Refusal};
+pub use journal::{Journal, JournalEntry, JournalError};
+pub use payer::{Payer, PayerBuilder};
+pub use payment::{Next, Payment};
+pub use receipt::{Outcome, Receipt};
+
+#[cfg(feature = "reqwest")]
+pub use self::reqwest::{PaymentMiddleware, ReceiptExt};

@@ -1,0 +1,210 @@
+//! One payment, from its signature to its receipt.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, choose::Asked};
+use crate::{
+    network::Network,
+    protocol::{
+        MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, Reason, SettlementResponse, decode_header, header_name, parse_decimal,
+    },
+};
+
+/// A signed payment under way: what to send, and what the answers so far mean.
+///
+/// Send [`header`](Self::header) with the very request that was answered 402. Report each answer with
+/// [`answered`](Self::answered), or its absence with [`unanswered`](Self::unanswered), present the same payment again while
+/// that says [`Next::Again`], and then [`conclude`](Self::conclude). A payment that is dropped without that, because the
+/// task was cancelled, keeps its amount reserved.
+#[derive(Debug)]
+pub struct Payment {
+    header: HeaderValue,
+    entry: JournalEntry,
+    reservation: Reservation,
+    journal: Journal,
+    /// The server may have executed it without having said so.
+    in_doubt: bool,
+    receipt: Receipt,
+}
+
+/// What to do after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The answer stands.
+    Stop,
+    /// The same payment may be presented again, after the time the server asked for.
+    Again {
+        /// The server's `Retry-After`, if it sent one in seconds.
+        after: Option<Duration>,
+    },
+}
+
+impl Payment {
+    pub(super) fn new(header: HeaderValue, entry: JournalEntry, reservation: Reservation, journal: Journal) -> Self {
+        let receipt = Receipt {
+            outcome: Outcome::Unknown,
+            transaction: None,
+            network: entry.network,
+            asset: entry.asset,
+            amount: entry.amount,
+            payer: entry.payer,
+            pay_to: entry.pay_to,
+            nonce: entry.nonce,
+            reason: None,
+        };
+        Self { header, entry, reservation, journal, in_doubt: false, receipt }
+    }
+
+    /// The value of the `PAYMENT-SIGNATURE` header, marked as sensitive.
+    pub const fn header(&self) -> &HeaderValue {
+        &self.header
+    }
+
+    /// Unix time in seconds from which no block can execute the payment.
+    pub const fn valid_before(&self) -> u64 {
+        self.entry.valid_before
+    }
+
+    /// Judges the head of an answer.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Next {
+        let claim = Claim::read(headers, &self.entry);
+        let retry_after = retry_after(headers);
+        let transient = status.is_server_error()
+            || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
+            || matches!(&claim, Claim::Failed { reason: Reason::SettlementPending, .. });
+        self.note(claim, status, headers);
+        if transient { Next::Again { after: retry_after } } else { Next::Stop }
+    }
+
+    /// Notes that no answer came: it timed out, or the connection failed.
+    pub fn unanswered(&mut self) -> Next {
+        if !self.receipt.outcome.is_paid() {
+            self.receipt.outcome = Outcome::Unknown;
+        }
+        self.in_doubt = true;
+        Next::Again { after: None }
+    }
+
+    /// Enters the outcome in the budget and the journal.
+    pub async fn conclude(self) -> Receipt {
+        let Self { entry, reservation, journal, receipt, .. } = self;
+        match receipt.outcome {
+            Outcome::Settled | Outcome::Accepted => reservation.spend(),
+            Outcome::Failed => reservation.release_at(entry.void_at()),
+            Outcome::Unknown | Outcome::Refused => drop(reservation),
+        }
+        if let Err(error) = journal.concluded(&receipt).await {
+            tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be recorded");
+        }
+        receipt
+    }
+
+    fn note(&mut self, claim: Claim, status: StatusCode, headers: &HeaderMap) {
+        let (outcome, transaction, reason) = match claim {
+            Claim::Paid { transaction } => {
+                let outcome = if transaction.is_some() { Outcome::Settled } else { Outcome::Accepted };
+                (outcome, transaction, None)
+            }
+            Claim::Failed { reason, transaction } => (outcome_of(&reason), transaction, Some(reason.to_string())),
+            Claim::Contradiction(what) => {
+                tracing::warn!(nonce = %self.entry.nonce, what, "a PAYMENT-RESPONSE contradicts what was signed");
+                (Outcome::Unknown, None, Some(format!("the server's PAYMENT-RESPONSE {what}")))
+            }
+            Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
+                let reason = refusal_reason(headers);
+                (reason.as_ref().map_or(Outcome::Failed, outcome_of), None, reason.map(|reason| reason.to_string()))
+            }
+            // In a flow where work comes first only a 2xx is charged; where payment comes first the header is always there.
+            Claim::None if status.is_redirection() || is_rejection(status) => {
+                (Outcome::Failed, None, Some(format!("the server answered {status}")))
+            }
+            Claim::None => (Outcome::Unknown, None, Some(format!("the server answered {status} without a receipt"))),
+        };
+        // A server that lost its memory does not undo a transfer that it reported.
+        match (self.receipt.outcome, outcome) {
+            (Outcome::Settled, Outcome::Settled) | (Outcome::Accepted, Outcome::Settled | Outcome::Accepted) => {}
+            (Outcome::Settled | Outcome::Accepted, _) => return,
+            _ => {}
+        }
+        // After an unclear attempt a failure may be the echo of its own success: a spent nonce, a balance that is now too small.
+        self.receipt.outcome = if outcome == Outcome::Failed && self.in_doubt { Outcome::Unknown } else { outcome };
+        self.receipt.transaction = transaction;
+        self.receipt.reason = reason;
+        self.in_doubt |= self.receipt.outcome == Outcome::Unknown;
+    }
+}
+
+/// Whether a status says by itself that nothing was charged. 408 and 409 do not: the work may have been done.
+fn is_rejection(status: StatusCode) -> bool {
+    status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
+}
+
+/// Some refusals are what a payment that did go through looks like the second time.
+fn outcome_of(reason: &Reason) -> Outcome {
+    match reason {
+        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => Outcome::Unknown,
+        _ => Outcome::Failed,
+    }
+}
+
+/// What a `PAYMENT-RESPONSE` claims, compared with what was signed.
+enum Claim {
+    None,
+    Paid { transaction: Option<B256> },
+    Failed { reason: Reason, transaction: Option<B256> },
+    Contradiction(&'static str),
+}
+
+impl Claim {
+    fn read(headers: &HeaderMap, signed: &JournalEntry) -> Self {
+        let mut values = headers.get_all(header_name::PAYMENT_RESPONSE).iter();
+        let Some(value) = values.next() else { return Self::None };
+        if values.next().is_some() {
+            return Self::Contradiction("comes twice");
+        }
+        let Ok(response) = decode_header::<SettlementResponse>(value.as_bytes(), MAX_PAYMENT_HEADER) else {
+            return Self::Contradiction("cannot be read");
+        };
+        let transaction = response.transaction.parse::<B256>().ok();
+        if !response.success {
+            let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);
+            return Self::Failed { reason: shortened(reason), transaction };
+        }
+        if !response.network.parse().is_ok_and(|network: Network| network == signed.network) {
+            return Self::Contradiction("names another network");
+        }
+        if response.payer.is_some_and(|payer| payer.parse() != Ok::<Address, _>(signed.payer)) {
+            return Self::Contradiction("names another payer");
+        }
+        if response.amount.is_some_and(|amount| parse_decimal(&amount) != Some(signed.amount.into())) {
+            return Self::Contradiction("names another amount");
+        }
+        if transaction.is_none() && !response.transaction.is_empty() {
+            return Self::Contradiction("names something that is not a transaction hash");
+        }
+        Self::Paid { transaction }
+    }
+}
+
+/// The reason that a 402 gives in its `PAYMENT-REQUIRED`.
+fn refusal_reason(headers: &HeaderMap) -> Option<Reason> {
+    let value = headers.get(header_name::PAYMENT_REQUIRED)?;
+    let asked = decode_header::<Asked>(value.as_bytes(), MAX_REQUIRED_HEADER).ok()?;
+    asked.error.map(|error| shortened(Reason::from(error.as_str())))
+}
+
+/// Receipts are kept and logged; a server does not decide how long they are.
+fn shortened(reason: Reason) -> Reason {
+    const LONGEST: usize = 200;
+    match reason {
+        Reason::Other(text) => Reason::Other(text.chars().take(LONGEST).collect()),
+        known => known,
+    }
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+}

@@ -1,0 +1,717 @@
+//! The paying client against servers that behave as badly as needed, over real connections.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    collections::VecDeque,
+    future::pending,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use reqwest_middleware::ClientWithMiddleware;
+use serde_json::{Value, json};
+use tower_x402::{
+    Asset, Clock, ManualClock, Network, Usdc,
+    client::{
+        Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt, Refusal,
+    },
+    eip3009::TokenDomain,
+    protocol::{DecodeError, ExactOffer, PaymentFlow, PaymentPayload, decode_header},
+};
+
+const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
+const PAYER: &str = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266";
+const NOW: u64 = 1_800_000_000;
+
+// A server that answers by script.
+
+/// What one answer is, seen the request.
+type Reply = Box<dyn FnOnce(&Seen) -> Answer + Send>;
+
+enum Answer {
+    Response(Response),
+    /// Accepts the request and never answers.
+    Silence,
+    /// Closes the connection in place of an answer.
+    Cut,
+}
+
+#[derive(Clone, Debug)]
+struct Seen {
+    method: String,
+    path: String,
+    payment: Option<String>,
+    body: Vec<u8>,
+}
+
+#[derive(Clone)]
+struct Server {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Server {
+    /// Unpaid requests get a 402 with `required`; paid ones the replies in turn, the last kind again and again being a 500.
+    async fn paid(required: String, replies: Vec<Reply>) -> Self {
+        let replies = Mutex::new(VecDeque::from(replies));
+        Self::start(move |seen| {
+            if seen.payment.is_none() {
+                return Answer::Response(required_402(&required));
+            }
+            match replies.lock().unwrap().pop_front() {
+                Some(reply) => reply(seen),
+                None => Answer::Response((StatusCode::IM_A_TEAPOT, "out of script").into_response()),
+            }
+        })
+        .await
+    }
+
+    async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, answer) = (seen.clone(), Arc::new(answer));
+        let handler = move |request: Request| {
+            let (log, answer) = (log.clone(), answer.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let seen = Seen {
+                    method: parts.method.to_string(),
+                    path: parts.uri.to_string(),
+                    payment: parts.headers.get("payment-signature").map(|v| v.to_str().unwrap().to_owned()),
+                    body: axum::body::to_bytes(body, 1 << 20).await.unwrap().to_vec(),
+                };
+                log.lock().unwrap().push(seen.clone());
+                match answer(&seen) {
+                    Answer::Response(response) => response,
+                    Answer::Silence => pending().await,
+                    // A handler that panics makes hyper drop the connection.
+                    Answer::Cut => std::panic::resume_unwind(Box::new("cut")),
+                }
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().fallback(handler);
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Self { address, seen }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/evaluate?q=1", self.address)
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// The payments that arrived, in order.
+    fn payments(&self) -> Vec<String> {
+        self.seen().into_iter().filter_map(|seen| seen.payment).collect()
+    }
+}
+
+fn required_402(header: &str) -> Response {
+    Response::builder().status(402).header("payment-required", header).body(Body::empty()).unwrap()
+}
+
+// What the server says.
+
+fn offer(amount: u64) -> ExactOffer {
+    ExactOffer {
+        asset: Network::BASE_SEPOLIA.usdc().unwrap(),
+        amount: U256::from(amount),
+        pay_to: Address::repeat_byte(7),
+        max_timeout_seconds: 60,
+        flow: PaymentFlow::Authorization,
+    }
+}
+
+fn required(offers: &[ExactOffer]) -> String {
+    let accepts: Vec<_> = offers.iter().map(ExactOffer::to_requirements).collect();
+    encode(json!({ "x402Version": 2, "resource": { "url": "http://evaluator.example" }, "accepts": accepts }))
+}
+
+fn encode(message: impl ToString) -> String {
+    STANDARD.encode(message.to_string())
+}
+
+fn decode(payment: &str) -> PaymentPayload {
+    decode_header(payment.as_bytes(), usize::MAX).unwrap()
+}
+
+fn transaction() -> B256 {
+    B256::repeat_byte(0xaa)
+}
+
+fn settlement() -> Value {
+    json!({
+        "success": true, "payer": PAYER, "transaction": transaction(), "network": "eip155:84532", "amount": "1000",
+    })
+}
+
+fn with_settlement(status: u16, settlement: impl ToString) -> Reply {
+    let header = encode(settlement);
+    Box::new(move |_| {
+        let response = Response::builder().status(status).header("payment-response", header);
+        Answer::Response(response.body(Body::from("the evaluation")).unwrap())
+    })
+}
+
+fn settled() -> Reply {
+    with_settlement(200, settlement())
+}
+
+fn status(status: u16) -> Reply {
+    Box::new(move |_| Answer::Response(StatusCode::from_u16(status).unwrap().into_response()))
+}
+
+fn later(code: u16, settlement: Option<Value>) -> Reply {
+    Box::new(move |_| {
+        let mut response = Response::builder().status(code).header(header::RETRY_AFTER, "0");
+        if let Some(settlement) = settlement {
+            response = response.header("payment-response", encode(settlement));
+        }
+        Answer::Response(response.body(Body::empty()).unwrap())
+    })
+}
+
+fn silence() -> Reply {
+    Box::new(|_| Answer::Silence)
+}
+
+fn cut() -> Reply {
+    Box::new(|_| Answer::Cut)
+}
+
+// The client.
+
+fn budget(total: u64) -> Budget {
+    Budget::builder().total(Usdc::from_atomic(total)).build()
+}
+
+fn payer(budget: &Budget) -> Payer {
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW)).build()
+}
+
+fn middleware(budget: &Budget) -> PaymentMiddleware {
+    PaymentMiddleware::new(payer(budget))
+        .attempt_timeout(Duration::from_millis(300))
+        .first_pause(Duration::from_millis(5))
+}
+
+fn client(budget: &Budget) -> ClientWithMiddleware {
+    middleware(budget).client(reqwest::Client::builder().no_proxy()).unwrap()
+}
+
+async fn buy(server: &Server, budget: &Budget) -> Result<(u16, Receipt), reqwest_middleware::Error> {
+    let response = client(budget).post(server.url()).body("my answer").send().await?;
+    Ok((response.status().as_u16(), response.receipt().expect("it was paid for").clone()))
+}
+
+/// Buys from a server that replies so to a payment of 1,000 units.
+async fn outcome(replies: Vec<Reply>) -> (u16, Receipt, Budget, Server) {
+    let server = Server::paid(required(&[offer(1_000)]), replies).await;
+    let budget = budget(10_000);
+    let (status, receipt) = buy(&server, &budget).await.unwrap();
+    (status, receipt, budget, server)
+}
+
+fn refusal(error: &reqwest_middleware::Error) -> &Refusal {
+    match PaymentError::of(error) {
+        Some(error @ PaymentError::Refused(refusal)) => {
+            assert_eq!(error.outcome(), Outcome::Refused);
+            refusal
+        }
+        _ => panic!("{error:?}"),
+    }
+}
+
+/// What a client without spare budget says to these offers; no payment may have arrived.
+async fn refused(required: String) -> Refusal {
+    let server = Server::paid(required, vec![settled()]).await;
+    let budget = budget(10_000);
+    let error = buy(&server, &budget).await.unwrap_err();
+    assert_eq!(server.seen().len(), 1);
+    assert_eq!((budget.reserved(), budget.spent()), (Usdc::ZERO, Usdc::ZERO));
+    refusal(&error).clone()
+}
+
+#[tokio::test]
+async fn a_402_is_paid_and_the_response_carries_the_receipt() {
+    let (status, receipt, budget, server) = outcome(vec![settled()]).await;
+    assert_eq!(status, 200);
+    assert_eq!(receipt.outcome, Outcome::Settled);
+    assert_eq!(receipt.transaction, Some(transaction()));
+    assert_eq!(receipt.amount.atomic(), 1_000);
+    assert_eq!(receipt.payer.to_string(), PAYER);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
+
+    let seen = server.seen();
+    assert_eq!(seen.len(), 2);
+    for request in &seen {
+        assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/evaluate?q=1"));
+        assert_eq!(request.body, b"my answer");
+    }
+    let payload = decode(seen[1].payment.as_ref().unwrap());
+    let exact = payload.payload.read().unwrap();
+    let authorization = &exact.authorization;
+    assert_eq!(authorization.to, Address::repeat_byte(7));
+    assert_eq!(authorization.value, U256::from(1_000));
+    assert_eq!(authorization.valid_after, U256::from(NOW - 600));
+    assert_eq!(authorization.valid_before, U256::from(NOW + 60));
+    assert_eq!(authorization.nonce, receipt.nonce);
+    let domain = TokenDomain::of(&Network::BASE_SEPOLIA.usdc().unwrap());
+    assert_eq!(exact.signature.recover(authorization.signing_hash(&domain)).unwrap(), authorization.from);
+    assert_eq!(authorization.from.to_string(), PAYER);
+}
+
+#[tokio::test]
+async fn offer_resource_and_extensions_return_byte_for_byte() {
+    let usdc = Network::BASE_SEPOLIA.usdc().unwrap().address.to_string().to_lowercase();
+    let offer = format!(
+        "{{ \"payTo\":\t\"0x0707070707070707070707070707070707070707\", \"amount\" :\"1000\",\"scheme\":\"exact\",\r\n\
+         \"network\":\"eip155:84532\",\"asset\":\"{usdc}\",\"maxTimeoutSeconds\":60,\"tomorrow\":[1.0, 1e2,\"\\u00e9\"],\
+         \"extra\":{{\"version\":\"2\" , \"name\":\"USDC\",\"more\":{{}} }} }}"
+    );
+    let resource = "{\"url\" : \"u\",\"unknown\": 1.50}";
+    let extensions = "{\"payment-identifier\":{ \"required\" :false}}";
+    let required = format!(
+        "{{\"x402Version\":2,\"resource\":{resource},\"accepts\":[{{\"scheme\":\"other\"}},{offer}],\"extensions\":{extensions}}}"
+    );
+    let server = Server::paid(encode(required), vec![settled()]).await;
+    buy(&server, &budget(10_000)).await.unwrap();
+    let payload = decode(&server.payments()[0]);
+    assert_eq!(payload.accepted.text(), offer);
+    assert_eq!(payload.resource.unwrap().text(), resource);
+    assert_eq!(payload.extensions.unwrap().text(), extensions);
+}
+
+#[tokio::test]
+async fn a_free_resource_costs_one_request() {
+    let server = Server::start(|_| Answer::Response("free".into_response())).await;
+    let response = client(&budget(0)).get(server.url()).send().await.unwrap();
+    assert!(response.receipt().is_none());
+    assert_eq!(response.text().await.unwrap(), "free");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
+    let server = Server::start(|_| Answer::Response((StatusCode::PAYMENT_REQUIRED, "call us").into_response())).await;
+    let response = client(&budget(10_000)).get(server.url()).send().await.unwrap();
+    assert_eq!(response.text().await.unwrap(), "call us");
+
+    let server = Server::paid(required(&[offer(1_000)]), vec![status(402)]).await;
+    let response = client(&budget(10_000)).get(server.url()).header("payment-signature", "mine").send().await.unwrap();
+    assert_eq!(response.status(), 402);
+    assert_eq!(server.payments(), ["mine"]);
+}
+
+#[tokio::test]
+async fn refusals_name_the_limit() {
+    assert_eq!(
+        refused(required(&[offer(10_001)])).await,
+        Refusal::AbovePaymentLimit { asked: Usdc::from_atomic(10_001), limit: Usdc::from_atomic(10_000) }
+    );
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    let budget = budget(1_999);
+    buy(&server, &budget).await.unwrap();
+    let error = buy(&server, &budget).await.unwrap_err();
+    assert_eq!(error.to_string(), "the price is $0.001, but $0.000999 remains of the total limit of $0.001999");
+    assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
+    assert_eq!(server.payments().len(), 1);
+}
+
+#[tokio::test]
+async fn sixty_four_at_once_do_not_overspend() {
+    let server = Server::paid(required(&[offer(1_000)]), (0..64).map(|_| settled()).collect()).await;
+    let budget = budget(10_500);
+    let client = client(&budget);
+    let purchases: Vec<_> = (0..64)
+        .map(|_| {
+            let request = client.post(server.url()).body("x").send();
+            tokio::spawn(async move { request.await.is_ok() })
+        })
+        .collect();
+    let mut paid = 0;
+    for purchase in purchases {
+        paid += usize::from(purchase.await.unwrap());
+    }
+    assert_eq!(paid, 10);
+    assert_eq!(server.payments().len(), 10);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (10_000, 0));
+}
+
+#[tokio::test]
+async fn after_a_timeout_a_502_or_a_cut_connection_the_same_authorization_is_presented_again() {
+    for failure in [silence(), status(502), cut(), later(503, None), later(409, None), later(429, None)] {
+        let (status, receipt, budget, server) = outcome(vec![failure, settled()]).await;
+        assert_eq!((status, receipt.outcome), (200, Outcome::Settled));
+        let payments = server.payments();
+        assert_eq!(payments.len(), 2);
+        assert_eq!(payments[0], payments[1]);
+        assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
+        let bodies: Vec<_> = server.seen().into_iter().map(|seen| seen.body).collect();
+        assert_eq!(bodies, vec![b"my answer".to_vec(); 3]);
+    }
+}
+
+#[tokio::test]
+async fn a_pending_settlement_is_asked_for_again() {
+    let pending = json!({
+        "success": false, "errorReason": "settlement_pending", "transaction": transaction(), "network": "eip155:84532",
+    });
+    let (_, receipt, ..) = outcome(vec![later(503, Some(pending.clone())), settled()]).await;
+    assert_eq!(receipt.outcome, Outcome::Settled);
+
+    let replies = (0..5).map(|_| later(503, Some(pending.clone()))).collect();
+    let (status, receipt, budget, server) = outcome(replies).await;
+    assert_eq!((status, receipt.outcome), (503, Outcome::Unknown));
+    assert_eq!(receipt.transaction, Some(transaction()));
+    assert_eq!(receipt.reason.as_deref(), Some("settlement_pending"));
+    assert_eq!(server.payments().len(), 5, "bounded");
+    assert_eq!(budget.reserved().atomic(), 1_000);
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_leaves_the_outcome_unknown_and_the_amount_reserved() {
+    let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| silence()).collect()).await;
+    let budget = budget(10_000);
+    let client = middleware(&budget).max_attempts(2).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let error = client.post(server.url()).body("x").send().await.unwrap_err();
+    match PaymentError::of(&error) {
+        Some(error @ PaymentError::Unanswered { receipt, attempts: 2, .. }) => {
+            assert_eq!(receipt.outcome, Outcome::Unknown);
+            assert_eq!(error.outcome(), Outcome::Unknown);
+        }
+        _ => panic!("{error:?}"),
+    }
+    assert_eq!(server.payments().len(), 2);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
+    assert_eq!(budget.journal().unresolved().len(), 1);
+}
+
+#[tokio::test]
+async fn a_second_402_never_leads_to_a_second_signature() {
+    let failed = json!({
+        "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532",
+    });
+    let (status, receipt, budget, server) = outcome(vec![with_settlement(402, failed)]).await;
+    assert_eq!((status, receipt.outcome), (402, Outcome::Failed));
+    assert_eq!(receipt.reason.as_deref(), Some("insufficient_funds"));
+    assert_eq!(server.payments().len(), 1);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
+
+    let again = required(&[offer(1_000)]);
+    let reply: Reply = Box::new(move |_| Answer::Response(required_402(&again)));
+    let (_, receipt, _, server) = outcome(vec![reply]).await;
+    assert_eq!(receipt.outcome, Outcome::Failed);
+    assert_eq!(server.payments().len(), 1);
+}
+
+#[tokio::test]
+async fn a_failure_after_an_unclear_attempt_is_not_believed() {
+    let failed = || json!({ "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532" });
+    let (_, receipt, budget, _) = outcome(vec![cut(), with_settlement(402, failed())]).await;
+    assert_eq!(receipt.outcome, Outcome::Unknown);
+    assert_eq!(budget.reserved().atomic(), 1_000);
+
+    let used = json!({
+        "success": false, "errorReason": "invalid_exact_evm_nonce_already_used", "transaction": "", "network": "eip155:84532",
+    });
+    let (_, receipt, ..) = outcome(vec![with_settlement(402, used)]).await;
+    assert_eq!(receipt.outcome, Outcome::Unknown);
+}
+
+#[tokio::test]
+async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() {
+    let clock = Arc::new(ManualClock::at(NOW));
+    #[derive(Debug)]
+    struct Shared(Arc<ManualClock>);
+    impl Clock for Shared {
+        fn now(&self) -> u64 {
+            self.0.now()
+        }
+    }
+    let budget = budget(1_000);
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let payer = Payer::builder(key).budget(budget.clone()).clock(Shared(clock.clone())).build();
+    let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let server = Server::paid(required(&[offer(1_000)]), vec![status(422), settled()]).await;
+    let first = client.post(server.url()).send().await.unwrap();
+    assert_eq!((first.status().as_u16(), first.receipt().unwrap().outcome), (422, Outcome::Failed));
+
+    clock.advance(119);
+    let error = client.post(server.url()).send().await.unwrap_err();
+    assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
+    clock.advance(1);
+    assert_eq!(client.post(server.url()).send().await.unwrap().receipt().unwrap().outcome, Outcome::Settled);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
+}
+
+#[tokio::test]
+async fn a_success_without_a_receipt_is_unknown_and_its_body_is_returned() {
+    let server =
+        Server::paid(required(&[offer(1_000)]), vec![Box::new(|_| Answer::Response("text".into_response()))]).await;
+    let budget = budget(10_000);
+    let response = client(&budget).post(server.url()).send().await.unwrap();
+    assert_eq!(response.receipt().unwrap().outcome, Outcome::Unknown);
+    assert_eq!(response.text().await.unwrap(), "text");
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
+}
+
+#[tokio::test]
+async fn a_success_without_a_transaction_is_accepted() {
+    let mut accepted = settlement();
+    accepted["transaction"] = "".into();
+    let (_, receipt, budget, _) = outcome(vec![with_settlement(200, accepted)]).await;
+    assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Accepted, None));
+    assert_eq!(budget.spent().atomic(), 1_000);
+}
+
+#[tokio::test]
+async fn a_receipt_that_contradicts_what_was_signed_is_unknown() {
+    for (field, value) in [
+        ("payer", "0x0000000000000000000000000000000000000001"),
+        ("payer", "me"),
+        ("network", "eip155:8453"),
+        ("amount", "999"),
+        ("amount", "$1"),
+        ("transaction", "0x12"),
+    ] {
+        let mut wrong = settlement();
+        wrong[field] = value.into();
+        let (status, receipt, budget, _) = outcome(vec![with_settlement(200, wrong)]).await;
+        assert_eq!((status, receipt.outcome), (200, Outcome::Unknown), "{field} {value}");
+        assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
+    }
+    let (_, receipt, ..) = outcome(vec![with_settlement(200, "not json")]).await;
+    assert_eq!(receipt.outcome, Outcome::Unknown);
+}
+
+#[tokio::test]
+async fn a_settled_payment_whose_work_failed_is_presented_again_and_stays_settled() {
+    let (status, receipt, budget, server) = outcome(vec![with_settlement(500, settlement()), settled()]).await;
+    assert_eq!((status, receipt.outcome, server.payments().len()), (200, Outcome::Settled, 2));
+    assert_eq!(budget.spent().atomic(), 1_000);
+
+    let mut replies: Vec<Reply> = vec![with_settlement(500, settlement())];
+    replies.extend((0..4).map(|_| status_502()));
+    let (status, receipt, budget, server) = outcome(replies).await;
+    assert_eq!((status, receipt.outcome, server.payments().len()), (502, Outcome::Settled, 5));
+    assert_eq!(receipt.transaction, Some(transaction()));
+    assert_eq!(budget.spent().atomic(), 1_000);
+}
+
+fn status_502() -> Reply {
+    status(502)
+}
+
+#[tokio::test]
+async fn a_redirect_never_carries_the_payment_to_another_origin() {
+    let thief = Server::start(|_| Answer::Response("thanks".into_response())).await;
+    let location = thief.url();
+    let reply: Reply = Box::new(move |_| {
+        let response = Response::builder().status(307).header(header::LOCATION, location);
+        Answer::Response(response.body(Body::empty()).unwrap())
+    });
+    let (status, receipt, budget, _) = outcome(vec![reply]).await;
+    assert_eq!((status, receipt.outcome), (307, Outcome::Failed));
+    assert_eq!(budget.reserved().atomic(), 1_000);
+    assert!(thief.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_402_behind_a_redirect_is_not_paid() {
+    let seller = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    let location = seller.url();
+    let front = Server::start(move |_| {
+        let response = Response::builder().status(307).header(header::LOCATION, &location);
+        Answer::Response(response.body(Body::empty()).unwrap())
+    })
+    .await;
+    // A client that follows redirects, against the advice.
+    let budget = budget(10_000);
+    let inner = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = reqwest_middleware::ClientBuilder::new(inner).with(middleware(&budget)).build();
+    let error = client.post(front.url()).body("x").send().await.unwrap_err();
+    assert!(matches!(refusal(&error), Refusal::Redirected { to } if !to.contains('?')));
+    assert!(front.payments().is_empty() && seller.payments().is_empty());
+    assert_eq!(budget.reserved(), Usdc::ZERO);
+}
+
+#[tokio::test]
+async fn a_streaming_body_is_refused_before_anything_is_signed() {
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    let budget = budget(10_000);
+    let stream = futures_util::stream::iter([Ok::<_, io::Error>("part")]);
+    let error = client(&budget).post(server.url()).body(reqwest::Body::wrap_stream(stream)).send().await.unwrap_err();
+    assert_eq!(refusal(&error), &Refusal::BodyNotReplayable);
+    assert_eq!(server.seen().len(), 1);
+    assert_eq!(budget.reserved(), Usdc::ZERO);
+}
+
+#[tokio::test]
+async fn an_unreadable_402_is_an_error_and_signs_nothing() {
+    let huge = format!("{{\"x402Version\":2,\"resource\":{{\"url\":\"{}\"}},\"accepts\":[]}}", "u".repeat(20_000));
+    let unreadable = [
+        ("%%%".to_owned(), "NotBase64"),
+        (encode("[]"), "Json"),
+        (encode("{\"x402Version\":1,\"accepts\":[]}"), "Json"),
+        (encode(huge), "TooLarge"),
+    ];
+    for (header, expected) in unreadable {
+        let server = Server::paid(header, vec![settled()]).await;
+        let error = buy(&server, &budget(10_000)).await.unwrap_err();
+        let kind = match PaymentError::of(&error) {
+            Some(PaymentError::Unreadable(DecodeError::NotBase64)) => "NotBase64",
+            Some(PaymentError::Unreadable(DecodeError::Json(_))) => "Json",
+            Some(PaymentError::Unreadable(DecodeError::TooLarge { .. })) => "TooLarge",
+            _ => panic!("{error:?}"),
+        };
+        assert_eq!(kind, expected);
+        assert_eq!(server.seen().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn offers_that_cannot_be_paid_are_named() {
+    let reasons = |refusal| match refusal {
+        Refusal::NoPayableOffer { reasons } => reasons,
+        other => panic!("{other:?}"),
+    };
+    let unknown = ExactOffer { asset: Asset { address: Address::repeat_byte(9), ..offer(1).asset }, ..offer(1) };
+    let renamed = ExactOffer { asset: Asset { name: "USD Coin".into(), ..offer(1).asset }, ..offer(1) };
+    let untimed = ExactOffer { max_timeout_seconds: 0, ..offer(1) };
+    let reasons_given = reasons(refused(required(&[unknown, renamed, untimed, offer(0)])).await);
+    assert!(matches!(
+        reasons_given[..],
+        [
+            OfferRefusal::UnknownAsset { .. },
+            OfferRefusal::WrongDomain { .. },
+            OfferRefusal::NoTime,
+            OfferRefusal::Amount
+        ]
+    ));
+    assert!(reasons(refused(required(&[])).await).is_empty());
+
+    let thousand = json!({ "x402Version": 2, "resource": { "url": "u" }, "accepts": vec![json!({}); 1_000] });
+    assert_eq!(reasons(refused(encode(thousand)).await).len(), 64);
+}
+
+#[tokio::test]
+async fn the_window_is_capped_by_the_client() {
+    let year = ExactOffer { max_timeout_seconds: 31_536_000, ..offer(1_000) };
+    let server = Server::paid(required(&[year]), vec![settled()]).await;
+    buy(&server, &budget(10_000)).await.unwrap();
+    let payment = decode(&server.payments()[0]).payload;
+    assert_eq!(payment.read().unwrap().authorization.valid_before, U256::from(NOW + 3_600));
+}
+
+#[tokio::test]
+async fn an_authorization_is_not_presented_after_it_has_expired() {
+    let short = ExactOffer { max_timeout_seconds: 1, ..offer(1_000) };
+    let reply: Reply = Box::new(|_| {
+        let response = Response::builder().status(503).header(header::RETRY_AFTER, "2");
+        Answer::Response(response.body(Body::empty()).unwrap())
+    });
+    let server = Server::paid(required(&[short]), vec![reply, settled()]).await;
+    let (status, receipt) = buy(&server, &budget(10_000)).await.unwrap();
+    assert_eq!((status, receipt.outcome, server.payments().len()), (503, Outcome::Unknown, 1));
+}
+
+#[tokio::test]
+async fn a_caller_that_gives_up_keeps_the_amount_reserved() {
+    let server = Server::paid(required(&[offer(1_000)]), vec![silence()]).await;
+    let budget = budget(10_000);
+    let purchase = client(&budget).post(server.url()).send();
+    assert!(tokio::time::timeout(Duration::from_millis(150), purchase).await.is_err());
+    assert_eq!(server.payments().len(), 1);
+    assert_eq!(budget.reserved().atomic(), 1_000);
+    assert_eq!(budget.journal().unresolved().len(), 1);
+}
+
+struct TempPath(PathBuf);
+
+impl TempPath {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("x402-client-{name}-{}.jsonl", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn journalled(path: &Path) -> Budget {
+    Budget::builder().total(Usdc::from_atomic(3_000)).journal(Journal::open(path).unwrap()).build()
+}
+
+#[tokio::test]
+async fn a_payment_is_in_the_journal_before_it_is_sent_and_survives_a_restart() {
+    let path = TempPath::new("restart");
+    let reads = |path: PathBuf, reply: Reply| -> Reply {
+        Box::new(move |seen| {
+            let journal = std::fs::read_to_string(&path).unwrap();
+            assert!(journal.contains(seen.payment.as_ref().unwrap()), "sent before it was recorded");
+            reply(seen)
+        })
+    };
+    let replies = vec![
+        reads(path.0.clone(), settled()),
+        reads(path.0.clone(), Box::new(|_| Answer::Response("no receipt".into_response()))),
+        settled(),
+    ];
+    let server = Server::paid(required(&[offer(1_000)]), replies).await;
+    {
+        let budget = journalled(&path.0);
+        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, Outcome::Settled);
+        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, Outcome::Unknown);
+    }
+    let budget = journalled(&path.0);
+    assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 1_000));
+    let open = budget.journal().unresolved();
+    assert_eq!(open.len(), 1);
+    assert_eq!(open[0].payment, server.payments()[1]);
+    assert_eq!(open[0].url, server.url());
+    buy(&server, &budget).await.unwrap();
+    let error = buy(&server, &budget).await.unwrap_err();
+    assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
+}
+
+#[tokio::test]
+async fn secrets_are_in_no_debug_output_and_no_error() {
+    let server = Server::paid(required(&[offer(1_000)]), (0..5).map(|_| cut()).collect()).await;
+    let budget = budget(10_000);
+    let middleware = middleware(&budget);
+    let error = buy(&server, &budget).await.unwrap_err();
+    let payment = server.payments().remove(0);
+    let signature = serde_json::to_value(decode(&payment)).unwrap()["payload"]["signature"].to_string();
+    let mut shown = format!("{error} {error:?} {middleware:?} {budget:?} {:?}", budget.journal().unresolved());
+    let url = server.url().parse().unwrap();
+    let mut headers = http::HeaderMap::new();
+    headers.insert("payment-required", required(&[offer(1_000)]).parse().unwrap());
+    let signed = payer(&budget).pay(&http::Method::POST, &url, &headers).await.unwrap().unwrap();
+    shown += &format!("{signed:?}");
+    assert!(signed.header().is_sensitive());
+    for secret in [payment.as_str(), signature.trim_matches('"'), signed.header().to_str().unwrap(), &KEY[2..]] {
+        assert!(!shown.contains(secret), "{shown}");
+    }
+}

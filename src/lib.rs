@@ -1,6 +1,8 @@
 //! Charge and pay for single HTTP requests in USDC over x402.
 
 mod clock;
+#[cfg(feature = "devnet")]
+pub mod devnet;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;

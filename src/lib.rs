@@ -10,6 +10,8 @@ pub mod facilitator;
 pub mod ledger;
 mod network;
 pub mod protocol;
+#[cfg(feature = "onchain")]
+mod settlement;
 mod usdc;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};

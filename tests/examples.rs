@@ -20,6 +20,7 @@ use tokio::{
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
+use tower_x402::client::{Payer, PaymentMiddleware};
 
 /// For everything a program does here; compiling is not part of it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,8 +46,26 @@ async fn quickstart_moves_money() {
 async fn help_names_every_flag() {
     let flags: [(&str, &[&str]); 3] = [
         ("quickstart", &[]),
-        ("evaluator", &["--listen", "--price", "--network", "--pay-to", "--asset", "--rpc-url", "--flow", "--ledger"]),
-        ("student", &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--timeout"]),
+        (
+            "evaluator",
+            &[
+                "--listen",
+                "--price",
+                "--network",
+                "--pay-to",
+                "--asset",
+                "--rpc-url",
+                "--facilitator-url",
+                "--flow",
+                "--ledger",
+                "--public-url",
+                "--handler-delay-ms",
+            ],
+        ),
+        (
+            "student",
+            &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
+        ),
     ];
     for (name, flags) in flags {
         let output = timeout(PATIENCE, example(name).arg("--help").output()).await.unwrap().unwrap();
@@ -99,6 +118,45 @@ async fn a_budget_is_kept() {
     assert_eq!(evaluator.income().await, 2 * PRICE);
 }
 
+#[tokio::test]
+async fn what_the_evaluator_does_not_take_is_not_charged() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let payer = Payer::builder(student).build();
+    let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder()).unwrap();
+
+    let poem = json!({ "task": { "id": "t1", "skill": "poetry", "prompt": "Rhyme" }, "output": "time" }).to_string();
+    for (body, status) in [(poem, 422), ("{".to_owned(), 400), ("1".repeat(100_000), 413)] {
+        let response = client.post(&evaluator.url).body(body).send().await.unwrap();
+        assert_eq!(response.status(), status);
+        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        assert!(answer["error"].is_string(), "{answer}");
+    }
+    assert_eq!(evaluator.stats().await["settled"], 0);
+    assert_eq!(evaluator.income().await, 0);
+}
+
+#[tokio::test]
+async fn a_stopping_evaluator_finishes_what_it_has_begun() {
+    let mut evaluator = Evaluator::start(&["--handler-delay-ms", "500"], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let mut command = example("student");
+    command.args(["--url", &evaluator.url]).env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+    let buying = command.spawn().unwrap();
+    while evaluator.stats().await["handled"] == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, buying.wait_with_output()).await.unwrap().unwrap().status.success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+}
+
 async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
     buy(chain, "authorization").await;
 }
@@ -138,7 +196,7 @@ struct Evaluator {
     pay_to: Address,
     rpc_url: String,
     provider: DynProvider,
-    _process: Child,
+    process: Child,
     // Closing the pipe would make the program's next line fail.
     _output: Lines<BufReader<ChildStdout>>,
 }
@@ -167,7 +225,7 @@ impl Evaluator {
             pay_to: text("pay_to").parse().unwrap(),
             rpc_url: text("rpc_url"),
             provider: ProviderBuilder::default().connect_http(text("rpc_url").parse().unwrap()).erased(),
-            _process: process,
+            process,
             _output: output,
         }
     }

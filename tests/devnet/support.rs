@@ -34,6 +34,7 @@ sol! {
         function cancelAuthorization(address authorizer, bytes32 nonce, bytes signature);
         function authorizationState(address authorizer, bytes32 nonce) returns (bool);
         function transfer(address to, uint256 value) returns (bool);
+        function owner() returns (address);
         function pause();
         function unpause();
         function blacklist(address account);

@@ -10,8 +10,6 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
-#[cfg(feature = "devnet")]
-pub mod devnet;
 mod network;
 pub mod protocol;
 #[cfg(feature = "server")]

@@ -437,7 +437,9 @@ async fn a_payment_seen_first_when_it_was_used_is_refused(chain: &dyn Chain) {
     let customer = Customer::with_funds(chain, 2 * PRICE).await;
     let purchase = customer.pay(&app, evaluate("a")).await;
     let relayer = chain.relayer().await;
-    assert!(relayer.send(chain, support::token::transfer_vrs(&purchase.authorization, &purchase.by_key())).await.status());
+    assert!(
+        relayer.send(chain, support::token::transfer_vrs(&purchase.authorization, &purchase.by_key())).await.status()
+    );
     let answer = send(&app, purchase.on(evaluate("a"))).await;
     assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED);
     assert_eq!(answer.reason(), "invalid_exact_evm_nonce_already_used");

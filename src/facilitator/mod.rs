@@ -3,6 +3,8 @@
 //! A [`Facilitator`] answers for one or more chains. [`precheck`] is local and the same for all of them: it authenticates a
 //! payment before anything is reserved or asked of a node.
 
+#[cfg(feature = "onchain")]
+mod onchain;
 mod precheck;
 mod terms;
 
@@ -11,6 +13,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use alloy_primitives::{B256, U256};
 use async_trait::async_trait;
 
+#[cfg(feature = "onchain")]
+pub use onchain::{OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub use terms::Terms;
 

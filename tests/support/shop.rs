@@ -41,7 +41,7 @@ pub struct Shop {
     pub facilitator: Arc<OnchainFacilitator>,
     pub pay_to: Address,
     pub asset: Asset,
-    handled: Arc<AtomicU64>,
+    pub handled: Arc<AtomicU64>,
 }
 
 impl Shop {

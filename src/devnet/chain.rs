@@ -192,8 +192,10 @@ impl Chain {
         receipt.map(|receipt| (receipt, result)).ok_or_else(|| Failure::internal("the block is gone"))
     }
 
-    /// Runs a transaction before the first block: it leaves no trace but its effect.
-    pub(super) fn execute_at_genesis(&mut self, tx: TxEnv) -> Result<Bytes, Failure> {
+    /// Calls a contract before the first block: that leaves no trace but its effect.
+    pub(super) fn execute_at_genesis(&mut self, from: Address, to: Address, data: Bytes) -> Result<Bytes, Failure> {
+        let chain_id = Some(self.chain_id);
+        let tx = TxEnv { caller: from, kind: TxKind::Call(to), data, chain_id, ..TxEnv::default() };
         let mut draft = self.draft();
         self.run(&mut draft, tx, Rules::Lenient).and_then(evm::output)
     }

@@ -1,8 +1,7 @@
 //! What every devnet has from its first block: USDC at its canonical address, and the CREATE2 deployer.
 
-use alloy_primitives::{Address, Bytes, TxKind, address, bytes};
+use alloy_primitives::{Address, Bytes, address, bytes};
 use alloy_sol_types::{SolCall as _, sol};
-use revm::context::TxEnv;
 use serde::Deserialize;
 
 use super::{DevnetError, chain::Chain};
@@ -45,11 +44,6 @@ pub(super) fn plant(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError>
     chain.state.set_code(asset.address, artifact.deployed_bytecode);
     let initialize =
         DevnetUsdc::initializeCall { name: asset.name.clone(), version: asset.version.clone(), owner: OWNER };
-    chain.execute_at_genesis(TxEnv {
-        caller: OWNER,
-        kind: TxKind::Call(asset.address),
-        data: initialize.abi_encode().into(),
-        ..TxEnv::default()
-    })?;
+    chain.execute_at_genesis(OWNER, asset.address, initialize.abi_encode().into())?;
     Ok(())
 }

@@ -1,13 +1,23 @@
 //! The nonces of one key, when sends fail and when others use it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
+use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
-use alloy_network::TxSignerSync as _;
-use alloy_primitives::{B256, TxKind};
+use alloy_network::{TxSigner, TxSignerSync as _};
+use alloy_primitives::{Address, B256, Signature, TxKind};
 use alloy_provider::Provider as _;
-use tower_x402::{devnet::Fault, facilitator::FacilitatorError};
+use tower_x402::{
+    devnet::Fault,
+    facilitator::{Facilitator, FacilitatorError},
+    ledger::Settlement,
+};
 
 use crate::stage::*;
 
@@ -60,29 +70,64 @@ async fn a_nonce_that_another_process_waits_with_is_left_to_it() {
     assert_eq!(stage.next_nonce().await, 3);
 }
 
+/// A key in a service that is slow to fail, once.
+struct FlakySigner(AtomicBool);
+
+#[async_trait::async_trait]
+impl TxSigner<Signature> for FlakySigner {
+    fn address(&self) -> Address {
+        settlement_key().address()
+    }
+
+    async fn sign_transaction(
+        &self,
+        transaction: &mut dyn SignableTransaction<Signature>,
+    ) -> alloy_signer::Result<Signature> {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return Err(alloy_signer::Error::other("throttled"));
+        }
+        settlement_key().sign_transaction_sync(transaction)
+    }
+}
+
 #[tokio::test]
-async fn a_gap_left_by_a_refused_send_is_filled() {
-    let stage = Arc::new(Stage::with(every(50), |b| b.block_time(Duration::from_millis(50))).await);
-    // The first broadcast is refused for good after the others are under way.
-    stage.devnet.faults().set(|call| match (call.method, call.index) {
-        (SYNC, 0) => Fault::Error { code: -32000, message: "txpool is full".into() },
-        _ => Fault::None,
-    });
+async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
+    let stage = Stage::with(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
     let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
     let mut verified = Vec::new();
     for payment in &payments {
         verified.push(stage.admit(payment).await);
     }
-    let settling = payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified));
-    let outcomes = futures_util::future::join_all(settling).await;
-    let refused = outcomes.iter().filter(|outcome| matches!(outcome, Err(FacilitatorError::Busy { .. }))).count();
-    assert_eq!(refused, 1);
-    for outcome in outcomes.iter().filter(|outcome| outcome.is_ok()) {
+    let settling =
+        payments.iter().zip(&verified).map(|(payment, verified)| stage.facilitator.settle(payment, verified));
+    let mut outcomes = futures_util::future::join_all(settling).await;
+    // The first nonce was given back while the others waited behind it.
+    assert!(matches!(outcomes.remove(0), Err(FacilitatorError::Unreachable { .. })));
+    for outcome in &outcomes {
         paid_by(outcome);
     }
     assert_eq!(stage.received(), 4);
     // Four payments, and a transfer of nothing in the gap.
     assert_eq!(stage.next_nonce().await, 5);
+    assert!(stage.record(&payments[0]).await.transactions.is_empty());
+}
+
+#[tokio::test]
+async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
+    let stage = stage().await;
+    let key = stage.payer(2);
+    let payment = stage.payment(&key);
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match (call.method, call.index) {
+        (SYNC, 0) => Fault::Error { code: -32000, message: "txpool is full".into() },
+        _ => Fault::None,
+    });
+    assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::Busy { .. })));
+    assert_eq!(stage.record(&payment).await.settlement, Settlement::Due);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.next_nonce().await, 2);
 }
 
 #[tokio::test]

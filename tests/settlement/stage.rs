@@ -19,7 +19,8 @@ use tower_x402::{
         Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
     },
     ledger::{
-        Fingerprint, Fulfilment, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, Settlement, SettlementStep,
+        Fingerprint, Fulfilment, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, Settlement,
+        SettlementStep,
     },
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
@@ -184,11 +185,7 @@ impl Stage {
     }
 
     /// Settles the payment and enters the outcome into the ledger.
-    pub(crate) async fn settle(
-        &self,
-        payment: &Prechecked,
-        verified: &Verified,
-    ) -> Result<Outcome, FacilitatorError> {
+    pub(crate) async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let outcome = self.facilitator.settle(payment, verified).await?;
         let step = match outcome.clone() {
             Outcome::Settled { transaction, block } => SettlementStep::Settle { transaction, block },

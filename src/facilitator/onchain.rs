@@ -259,8 +259,8 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// The node, over HTTP. The URL may hold a key: it appears in no error, span or `Debug` output.
-    pub fn rpc_url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
+    pub fn rpc_url(mut self, url: impl AsRef<str>) -> Self {
+        self.url = Some(url.as_ref().to_owned());
         self
     }
 

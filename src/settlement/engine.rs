@@ -462,10 +462,10 @@ impl Engine {
         }
     }
 
-    /// What became of a payment that an earlier call, or an earlier process, lost sight of.
+    /// What became of a payment that an earlier call, or an earlier process, lost sight of. A settled one is looked at again:
+    /// its block may have been replaced.
     pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        if let Settlement::Settled { transaction, block } | Settlement::Final { transaction, block } = record.settlement
-        {
+        if let Settlement::Final { transaction, block } = record.settlement {
             return Ok(Outcome::Settled { transaction, block });
         }
         let job = Job::new(Prechecked::of_record(record));

@@ -173,7 +173,11 @@ impl Purchase {
                 }
                 Verdict::Replay => {
                     body.compare(&record)?;
-                    return self.replay(&record, now).await.map(Decision::Replay);
+                    if let Some(response) = self.replay(&record, now).await? {
+                        return Ok(Decision::Replay(response));
+                    }
+                    drop(busy);
+                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
                 }
                 Verdict::Resume => {
                     body.compare(&record)?;
@@ -234,18 +238,21 @@ impl Purchase {
         wait_until(deadline, woken).await
     }
 
-    /// The stored response. Without a secret in the request anybody who reads the chain could ask, so that then it is
+    /// The stored response; `None` while it is still streaming elsewhere. Without a secret in the request anybody who reads the chain could ask, so that then it is
     /// given a few times and for a short time only.
-    async fn replay<R>(&self, record: &Record, now: u64) -> Result<Response<ResponseBody<R>>, Answer> {
+    async fn replay<R>(&self, record: &Record, now: u64) -> Result<Option<Response<ResponseBody<R>>>, Answer> {
         let limits = &self.sale.config.limits;
         let ledger = self.facilitator.ledger();
+        let stored = ledger.response(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
+        if stored.is_none() && record.fulfilment == Fulfilment::Produced && record.lease_until >= now {
+            return Ok(None);
+        }
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let names_caller = record.request.names_caller || record.body.is_some_and(|body| body.length > 0);
         let age = now.saturating_sub(record.produced_at.unwrap_or(0));
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
         }
-        let stored = ledger.response(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let (Some(stored), Some(transaction)) = (stored, record.settlement.paid_by()) else {
             return Err(sale::answered_before(record));
         };
@@ -254,7 +261,7 @@ impl Purchase {
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
         mark_paid(&mut parts, &settlement_of(record, Ok(transaction)));
-        Ok(Response::from_parts(parts, body))
+        Ok(Some(Response::from_parts(parts, body)))
     }
 
     fn new_record(&self) -> Record {

@@ -172,7 +172,7 @@ impl Customer {
             asset,
             signer: self.signer.clone(),
             authorization,
-            signature: Bytes::new(),
+            signature: alloy_primitives::Bytes::new(),
             offer,
             resource: demand["resource"].clone(),
         };
@@ -187,7 +187,7 @@ pub struct Purchase {
     pub asset: Asset,
     pub signer: PrivateKeySigner,
     pub authorization: TransferWithAuthorization,
-    pub signature: Bytes,
+    pub signature: alloy_primitives::Bytes,
     /// Echoed as `accepted`.
     pub offer: Value,
     pub resource: Value,
@@ -196,7 +196,7 @@ pub struct Purchase {
 impl Purchase {
     /// Signs whatever the authorization says now.
     pub fn resign(&mut self) {
-        self.signature = self.by_key().bytes().into();
+        self.signature = self.by_key().bytes();
     }
 
     pub fn by_key(&self) -> Signature {

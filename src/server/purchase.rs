@@ -16,7 +16,7 @@ use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
     job::{Job, Work},
-    presented::{self, Payment, Presented, is_same},
+    presented::{self, Presented, is_same},
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -103,13 +103,9 @@ impl Purchase {
     async fn begin(sale: Sale, parts: &Parts) -> Result<Self, Answer> {
         let config = &sale.config;
         let header = presented::header(&parts.headers).map_err(|refusal| sale.refuse(&refusal))?.unwrap_or_default();
-        let Presented { payment, facilitator } =
+        let Presented { payment, is_known, facilitator } =
             presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        let (payment, known) = match payment {
-            Payment::Good(payment) => (payment, false),
-            Payment::Known(record) => (Prechecked::of_record(&record), true),
-        };
         let mut purchase = Self {
             key: payment.key(),
             request: Fingerprint::of(parts),
@@ -119,7 +115,7 @@ impl Purchase {
             permit: Arc::new(permit),
             sale,
         };
-        if !known && purchase.payment.authenticity() != Authenticity::Proven {
+        if !is_known && purchase.payment.authenticity() != Authenticity::Proven {
             purchase.authenticate().await?;
         }
         Ok(purchase)
@@ -336,21 +332,5 @@ impl<'a, B: Body<Data = Bytes>> Unread<'a, B> {
             (None, Some(body)) => Work::Streaming(body),
             (None, None) => Work::Whole(Bytes::new()),
         }
-    }
-}
-
-impl Sale {
-    /// A transaction that was lost sight of, for a message.
-    pub(super) fn last_transaction(record: &Record) -> Option<B256> {
-        record.transactions.last().copied()
-    }
-
-    pub(super) fn unpriced(error: &super::price::PriceError) -> Answer {
-        let status = if error.status.is_client_error() || error.status.is_server_error() {
-            error.status
-        } else {
-            StatusCode::INTERNAL_SERVER_ERROR
-        };
-        Answer::problem(status, "not_priced", &error.message, None)
     }
 }

@@ -5,9 +5,8 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;

@@ -17,7 +17,7 @@ use std::{
 use alloy_primitives::Address;
 use tokio::{
     sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::rpc::{Rpc, RpcFailure};
@@ -25,6 +25,10 @@ use crate::facilitator::FacilitatorError;
 
 /// Settlements that may wait for the window; beyond it callers are told to come back.
 const MAX_WAITING: usize = 4096;
+/// Gaps that are looked for at once; more are found when these are filled.
+const MAX_GAPS: usize = 64;
+/// After a failed look at the chain, how long nobody asks again.
+const SYNC_PAUSE: Duration = Duration::from_secs(1);
 
 /// One key's window of nonces. A clone is the same lane.
 #[derive(Clone)]
@@ -36,7 +40,8 @@ struct Inner {
     window: Arc<Semaphore>,
     waiting: AtomicUsize,
     nonces: Mutex<Nonces>,
-    syncing: AsyncMutex<()>,
+    /// Held while the chain is asked; when that failed last.
+    syncing: AsyncMutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +72,7 @@ impl Lane {
         Self(Arc::new(Inner {
             account,
             rpc,
-            window: Arc::new(Semaphore::new(window.max(1))),
+            window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
             waiting: AtomicUsize::new(0),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
@@ -126,12 +131,20 @@ impl Lane {
 
     /// Asks the chain where to go on; of many callers one asks.
     async fn sync(&self) -> Result<(), RpcFailure> {
-        let _syncing = self.0.syncing.lock().await;
+        let mut failed = self.0.syncing.lock().await;
         if self.nonces().next.is_some() {
             return Ok(());
         }
-        let pending = self.0.rpc.nonce(self.0.account, "pending").await?;
-        self.nonces().resume(pending);
+        if failed.is_some_and(|at| at.elapsed() < SYNC_PAUSE) {
+            return Err(RpcFailure::Silent);
+        }
+        match self.0.rpc.nonce(self.0.account, "pending").await {
+            Ok(pending) => self.nonces().resume(pending),
+            Err(failure) => {
+                *failed = Some(Instant::now());
+                return Err(failure);
+            }
+        }
         Ok(())
     }
 
@@ -185,7 +198,7 @@ impl Nonces {
         // A node that lags behind the others may say less than we know.
         let pending = pending.max(self.consumed);
         let next = self.taken.last().map_or(pending, |last| pending.max(last.saturating_add(1)));
-        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).collect();
+        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).take(MAX_GAPS).collect();
         self.next = Some(next);
     }
 
@@ -202,7 +215,7 @@ impl Nonces {
             return;
         }
         match self.next {
-            Some(next) if next == nonce + 1 => self.next = Some(nonce),
+            Some(next) if nonce.checked_add(1) == Some(next) => self.next = Some(nonce),
             _ => drop(self.free.insert(nonce)),
         }
     }
@@ -230,7 +243,14 @@ impl Slot {
         self.lane.nonces().release(self.nonce);
     }
 
-    /// Another transaction has the nonce: somebody else uses the key. The chain is asked before the next one is handed out.
+    /// Another transaction is in a block with the nonce: somebody else uses the key. The chain is asked where to go on.
+    pub(crate) fn consumed_by_another(mut self) {
+        self.settled = true;
+        self.displace();
+        self.lane.nonces().consume(self.nonce);
+    }
+
+    /// Another transaction has the nonce, and may or may not be included with it. The chain is asked where to go on.
     pub(crate) fn displaced(mut self) {
         self.settled = true;
         self.displace();

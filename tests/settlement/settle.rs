@@ -51,7 +51,7 @@ async fn two_hundred_payments_at_once_settle_through_one_key() {
     two_hundred_at_once(stage().await).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_payments_at_once_settle_in_timed_blocks() {
     two_hundred_at_once(Stage::with(every(200), |b| b).await).await;
 }
@@ -235,7 +235,7 @@ async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
     let verified = stage.admit(&payment).await;
     stage.devnet.set_base_fee(100_000_000);
     stage.devnet.faults().set(|call| match call.method {
-        "eth_sendRawTransactionSync" => Fault::ErrorAfter { code: 4, message: "not processed in time".into() },
+        "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "method not found".into() },
         _ => Fault::None,
     });
     paid_by(&stage.settle(&payment, &verified).await);

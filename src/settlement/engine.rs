@@ -21,7 +21,7 @@ use super::{
     confirm::{Flight, Seen},
     fees::{FeeCache, Fees},
     judge::Expected,
-    lane::{Lane, Slot},
+    lane::{Lane, Place, Slot},
     pace::Pace,
     probe::Probe,
     rpc::{Receipt, Rpc},
@@ -128,6 +128,15 @@ impl Progress {
             let _ = sender.send(outcome);
         }
     }
+
+    /// Whether no node took anything.
+    fn is_clean(&self) -> bool {
+        self.journalled.iter().all(|transaction| self.refused.contains(transaction))
+    }
+
+    fn unknown(&self) -> Outcome {
+        Outcome::Unknown { transaction: self.journalled.last().copied() }
+    }
 }
 
 /// What came of one transaction.
@@ -161,11 +170,8 @@ impl Engine {
             progress.answer(outcome);
         };
         tokio::spawn(task.instrument(span));
-        // The task answers unless the runtime shuts down.
-        outcome.await.unwrap_or(Err(FacilitatorError::Unreachable {
-            what: "the settlement task",
-            retry_after: Duration::from_secs(5),
-        }))
+        // The task answers unless the runtime shuts down; then nobody can tell how far it came.
+        outcome.await.unwrap_or(Ok(Outcome::Unknown { transaction: None }))
     }
 
     async fn drive(
@@ -175,22 +181,27 @@ impl Engine {
         progress: &mut Progress,
     ) -> Result<Outcome, FacilitatorError> {
         let seen_unused = verified.funds.map(|funds| funds.block);
-        let mut gas = verified.gas;
-        if gas.is_none() || self.clock.now().saturating_sub(verified.at) > FRESH {
-            let (facts, rejection) = self.verify(&job.payment).await?;
-            if facts.used {
-                return self.look_for_use(job, seen_unused, &facts, None).await;
-            }
-            if let Some(Rejection { reason, detail }) = rejection {
-                return Ok(Outcome::Failed { reason, detail, transaction: None, dead: false });
-            }
-            gas = Some(facts.gas);
-        }
-        let gas_limit = self.gas_limit(&job.calldata, gas);
+        let Verified { mut gas, mut at, .. } = verified;
         for _ in 0..ATTEMPTS {
-            match self.attempt(job, gas_limit, progress).await? {
+            let place = self.lane.enter(QUEUE_PATIENCE).await?;
+            if gas.is_none() || self.clock.now().saturating_sub(at) > FRESH {
+                at = self.clock.now();
+                let (facts, rejection) = self.verify(&job.payment).await?;
+                if facts.used {
+                    return self.look_for_use(job, seen_unused, &facts, None).await;
+                }
+                match rejection {
+                    // What an earlier attempt sent may still be executed.
+                    Some(_) if !progress.is_clean() => return Ok(progress.unknown()),
+                    Some(Rejection { reason, detail }) => {
+                        return Ok(Outcome::Failed { reason, detail, transaction: None, dead: false });
+                    }
+                    None => gas = Some(facts.gas),
+                }
+            }
+            match self.attempt(job, place, self.gas_limit(&job.calldata, gas), progress).await? {
                 Attempt::Included(receipt) => return self.conclude(job, seen_unused, &receipt).await,
-                Attempt::Abandoned => return Ok(Outcome::Unknown { transaction: progress.journalled.last().copied() }),
+                Attempt::Abandoned => return Ok(progress.unknown()),
                 Attempt::Again => {}
             }
         }
@@ -201,11 +212,12 @@ impl Engine {
     async fn attempt(
         self: &Arc<Self>,
         job: &Job,
+        place: Place,
         gas_limit: u64,
         progress: &mut Progress,
     ) -> Result<Attempt, FacilitatorError> {
         let fees = self.fees.get(&self.rpc).await?;
-        let mut slot = self.lane.take(QUEUE_PATIENCE).await?;
+        let mut slot = self.lane.take(place).await?;
         let transaction = self.transaction(slot.nonce(), fees, gas_limit, job.expected.token, job.calldata.clone());
         let signed = match self.sign_and_journal(job, transaction.clone(), progress).await {
             Ok(signed) => signed,
@@ -285,7 +297,9 @@ impl Engine {
         progress: &Progress,
         error: FacilitatorError,
     ) -> Result<Outcome, FacilitatorError> {
-        let Some(transaction) = progress.journalled.last().copied() else { return Err(error) };
+        if progress.journalled.is_empty() {
+            return Err(error);
+        }
         let was_refused = |transaction: &B256| progress.refused.contains(transaction);
         let record = self.ledger.get(&job.key).await.ok().flatten();
         if record.is_some_and(|record| record.transactions.iter().all(was_refused))
@@ -297,7 +311,7 @@ impl Engine {
         {
             return Err(error);
         }
-        Ok(Outcome::Unknown { transaction: Some(transaction) })
+        Ok(progress.unknown())
     }
 
     /// Follows a transaction until its nonce is resolved. Who waits for the outcome is told `Unknown` in good time.

@@ -39,7 +39,12 @@ impl Engine {
         for _ in 0..MAX_FILLERS {
             sleep(pause).await;
             if !self.lane.has_gap() {
-                break;
+                self.filling.store(false, Ordering::Release);
+                // One that came between these two lines is nobody else's.
+                match self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
+                    true => continue,
+                    false => return,
+                }
             }
             let Some(slot) = self.lane.take_gap(QUEUE_PATIENCE).await else { continue };
             let nonce = slot.nonce();

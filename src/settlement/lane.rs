@@ -56,6 +56,10 @@ struct Nonces {
     consumed: u64,
 }
 
+/// A place in the window of transactions in flight.
+#[derive(Debug)]
+pub(crate) struct Place(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
+
 /// A nonce in use. What becomes of it must be said: [`consumed`](Self::consumed), [`release`](Self::release) or
 /// [`displaced`](Self::displaced). A slot that is dropped is given back if nothing was sent with it.
 #[derive(Debug)]
@@ -64,7 +68,7 @@ pub(crate) struct Slot {
     nonce: u64,
     sent: bool,
     settled: bool,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Lane {
@@ -79,12 +83,22 @@ impl Lane {
         }))
     }
 
-    /// The lowest free nonce, as soon as the window has room.
-    pub(crate) async fn take(&self, patience: Duration) -> Result<Slot, FacilitatorError> {
-        let permit = self.permit(patience).await?;
+    /// A place in the window, as soon as there is one. It keeps no nonce from others yet.
+    pub(crate) async fn enter(&self, patience: Duration) -> Result<Place, FacilitatorError> {
+        let busy =
+            FacilitatorError::Busy { what: "transactions of the settlement key", retry_after: Duration::from_secs(2) };
+        let _waiting = Waiting::enter(&self.0.waiting).ok_or_else(|| busy.clone())?;
+        match timeout(patience, self.0.window.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(Place(permit)),
+            _ => Err(busy),
+        }
+    }
+
+    /// The lowest free nonce.
+    pub(crate) async fn take(&self, place: Place) -> Result<Slot, FacilitatorError> {
         loop {
             if let Some(nonce) = self.nonces().take() {
-                return Ok(self.slot(nonce, permit));
+                return Ok(self.slot(nonce, place));
             }
             self.sync().await?;
         }
@@ -92,7 +106,7 @@ impl Lane {
 
     /// A free nonce that keeps others from being included, if there is one.
     pub(crate) async fn take_gap(&self, patience: Duration) -> Option<Slot> {
-        let permit = self.permit(patience).await.ok()?;
+        let place = self.enter(patience).await.ok()?;
         let nonce = {
             let mut nonces = self.nonces();
             if !nonces.has_gap() {
@@ -102,7 +116,7 @@ impl Lane {
             nonces.taken.insert(nonce);
             nonce
         };
-        Some(self.slot(nonce, permit))
+        Some(self.slot(nonce, place))
     }
 
     /// Whether a free nonce keeps others from being included.
@@ -115,18 +129,8 @@ impl Lane {
         self.nonces().taken.len()
     }
 
-    fn slot(&self, nonce: u64, permit: OwnedSemaphorePermit) -> Slot {
-        Slot { lane: self.clone(), nonce, sent: false, settled: false, _permit: permit }
-    }
-
-    async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, FacilitatorError> {
-        let busy =
-            FacilitatorError::Busy { what: "transactions of the settlement key", retry_after: Duration::from_secs(2) };
-        let _waiting = Waiting::enter(&self.0.waiting).ok_or_else(|| busy.clone())?;
-        match timeout(patience, self.0.window.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(busy),
-        }
+    fn slot(&self, nonce: u64, place: Place) -> Slot {
+        Slot { lane: self.clone(), nonce, sent: false, settled: false, _place: place }
     }
 
     /// Asks the chain where to go on; of many callers one asks.

@@ -218,6 +218,9 @@ async fn a_builder_says_what_to_change_and_never_shows_the_url() {
     let error = unreachable.build().await.unwrap_err();
     assert_eq!(error, OnchainBuildError::Node);
     assert!(!format!("{error:?} {error}").contains("SECRET"));
+    let asleep = std::sync::Arc::new(tower_x402::ManualClock::at(1_000_000));
+    let clock = builder().client(devnet.rpc_client()).clock(asleep).build().await.unwrap_err();
+    assert!(matches!(clock, OnchainBuildError::Clock { .. }));
     // Through a port and a provider it is the same chain.
     let port = devnet.serve("127.0.0.1:0").await.unwrap();
     let facilitator = builder().rpc_url(port.url()).build().await.unwrap();

@@ -115,6 +115,25 @@ async fn a_node_that_falls_silent_leaves_the_outcome_unknown_until_it_speaks() {
     stage.devnet.faults().clear();
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
     assert_eq!(stage.received(), 1);
+    // Its nonce was kept meanwhile, and the key goes on after it.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn fees_and_nonces_that_cannot_be_read_leave_the_payment_due() {
+    for method in ["eth_feeHistory", "eth_getTransactionCount"] {
+        let stage = stage().await;
+        let payment = stage.payment(&stage.payer(1));
+        let verified = stage.admit(&payment).await;
+        stage.devnet.faults().set(move |call| if call.method == method { Fault::DropBefore } else { Fault::None });
+        let error = stage.settle(&payment, &verified).await.unwrap_err();
+        assert!(matches!(error, FacilitatorError::Unreachable { .. }), "{error:?}");
+        assert_eq!(stage.record(&payment).await.settlement, Settlement::Due);
+        stage.devnet.faults().clear();
+        tokio::time::sleep(Duration::from_millis(1_050)).await;
+        paid_by(&stage.settle(&payment, &verified).await);
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 mod faults;
 mod lane;
 mod reconcile;
+mod secrets;
 mod settle;
 mod stage;
 mod verify;

@@ -51,7 +51,7 @@ async fn two_hundred_payments_at_once_settle_through_one_key() {
     two_hundred_at_once(stage().await).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_payments_at_once_settle_in_timed_blocks() {
     two_hundred_at_once(Stage::with(every(200), |b| b).await).await;
 }
@@ -235,10 +235,41 @@ async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
     let verified = stage.admit(&payment).await;
     stage.devnet.set_base_fee(100_000_000);
     stage.devnet.faults().set(|call| match call.method {
-        "eth_sendRawTransactionSync" => Fault::ErrorAfter { code: 4, message: "not processed in time".into() },
+        "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "method not found".into() },
         _ => Fault::None,
     });
     paid_by(&stage.settle(&payment, &verified).await);
     assert_eq!(stage.record(&payment).await.transactions.len(), 2);
     assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn a_transaction_that_succeeds_without_the_events_has_not_paid() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    // A token that accepts every call and does nothing.
+    stage.devnet.set_code(stage.terms.offer().asset.address, vec![0x00]);
+    let outcome = stage.settle(&payment, &verified).await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { transaction: Some(_), dead: false, .. }), "{outcome:?}");
+    assert_eq!((stage.facilitator.stats().settled, stage.next_nonce().await), (0, 1));
+}
+
+#[tokio::test]
+async fn a_payment_that_queued_for_long_is_looked_at_again_before_it_is_signed_for() {
+    let stage = Stage::with(|d| d, |b| b.in_flight(1)).await;
+    let (key, first) = (stage.payer(1), stage.payment(&stage.payer(1)));
+    let second = stage.payment(&key);
+    let verified = (stage.admit(&first).await, stage.admit(&second).await);
+    stage.devnet.stall(true);
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stage.clock.advance(10);
+        stage.drain(key.address());
+        stage.devnet.stall(false);
+    };
+    let (first, second, ()) =
+        tokio::join!(stage.settle(&first, &verified.0), stage.settle(&second, &verified.1), meanwhile);
+    paid_by(&first);
+    assert!(matches!(second, Ok(Outcome::Failed { transaction: None, dead: false, .. })), "{second:?}");
 }

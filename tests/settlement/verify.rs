@@ -218,9 +218,29 @@ async fn a_builder_says_what_to_change_and_never_shows_the_url() {
     let error = unreachable.build().await.unwrap_err();
     assert_eq!(error, OnchainBuildError::Node);
     assert!(!format!("{error:?} {error}").contains("SECRET"));
+    let asleep = std::sync::Arc::new(tower_x402::ManualClock::at(1_000_000));
+    let clock = builder().client(devnet.rpc_client()).clock(asleep).build().await.unwrap_err();
+    assert!(matches!(clock, OnchainBuildError::Clock { .. }));
     // Through a port and a provider it is the same chain.
     let port = devnet.serve("127.0.0.1:0").await.unwrap();
     let facilitator = builder().rpc_url(port.url()).build().await.unwrap();
     assert_eq!(facilitator.network(), devnet.network());
     builder().provider(devnet.provider()).build().await.unwrap();
+}
+
+#[tokio::test]
+async fn made_up_wallets_wait_for_their_turn_and_others_do_not() {
+    let stage = Stage::with(|d| d, |b| b.contract_wallets(1)).await;
+    stage.devnet.faults().set(|call| match call.index {
+        0 => Fault::Delay(std::time::Duration::from_secs(3)),
+        _ => Fault::None,
+    });
+    let stranger = new_key();
+    let made_up = [stage.payment_from(&stranger, PAYEE), stage.payment_from(&stranger, Address::repeat_byte(9))];
+    let honest = stage.payment(&stage.payer(1));
+    let (first, second, honest) =
+        tokio::join!(stage.verify(&made_up[0]), stage.verify(&made_up[1]), stage.verify(&honest));
+    assert!(matches!(first, Err(VerifyError::Invalid(_))));
+    assert!(matches!(second, Err(VerifyError::Unavailable(FacilitatorError::Busy { .. }))), "{second:?}");
+    honest.unwrap();
 }

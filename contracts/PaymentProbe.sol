@@ -13,6 +13,7 @@ interface IToken {
 /// @notice Never deployed: run it with `eth_call`, without `to`, with the creation code and its arguments as data. The
 /// constructor answers with `abi.encode(uint256[13] facts, bytes reason)`; `Fact` below names the words. The facts are
 /// those before the simulated transfer. A token without one of the functions, or one that burns gas in it, yields zero.
+/// `TransferGas` is less than a transaction needs: here the reads have warmed the slots, and nothing is paid for calldata.
 /// @dev The first byte of the answer is the top byte of a block number, hence never 0xEF, which EIP-3541 would refuse.
 contract PaymentProbe {
     enum Fact {

@@ -10,9 +10,11 @@ use super::{
     failure::Failure,
 };
 
-/// The smallest gas limit with which the request succeeds.
+/// The smallest gas limit with which the request succeeds. Whether the sender can pay for it is not looked at.
 pub(super) fn gas(chain: &Chain, request: TransactionRequest, block: BlockId) -> Result<u64, Failure> {
     let cap = request.gas.unwrap_or(evm::TX_GAS_LIMIT).min(evm::TX_GAS_LIMIT);
+    let request =
+        TransactionRequest { gas_price: None, max_fee_per_gas: None, max_priority_fee_per_gas: None, ..request };
     let run = |gas_limit: u64| -> Result<ExecutionResult, Failure> {
         let (view, env) = chain.call_context(block)?;
         let tx = evm::call_env(request.clone(), chain.chain_id, gas_limit);

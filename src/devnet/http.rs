@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::{
     net::{TcpListener, ToSocketAddrs},
-    task::JoinHandle,
+    sync::oneshot,
 };
 use url::Url;
 
@@ -24,12 +24,14 @@ use super::{Devnet, rpc};
 /// Requests larger than this are refused.
 const MAX_BODY: usize = 2 * 1024 * 1024;
 
-/// A port on which a devnet answers, until this is dropped.
+/// A port on which a devnet answers, until this is dropped: then it takes no connection any more, and those it has end with
+/// the call they are at.
 #[derive(Debug)]
 pub struct DevnetPort {
     address: SocketAddr,
     url: Url,
-    server: JoinHandle<()>,
+    /// Dropping it stops the server.
+    _running: oneshot::Sender<()>,
 }
 
 impl DevnetPort {
@@ -44,22 +46,17 @@ impl DevnetPort {
     }
 }
 
-impl Drop for DevnetPort {
-    fn drop(&mut self) {
-        self.server.abort();
-    }
-}
-
 pub(super) async fn serve(devnet: Devnet, address: impl ToSocketAddrs) -> io::Result<DevnetPort> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     let url = Url::parse(&format!("http://{address}/")).map_err(io::Error::other)?;
     let app = Router::new().route("/", post(answer)).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(devnet);
-    let server = tokio::spawn(async move {
-        // Accept errors are retried inside; this ends only when aborted.
-        let _ = axum::serve(listener, app).await;
+    let (running, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
     });
-    Ok(DevnetPort { address, url, server })
+    tokio::spawn(server.into_future());
+    Ok(DevnetPort { address, url, _running: running })
 }
 
 #[derive(Deserialize)]

@@ -65,6 +65,34 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
 }
 
+/// So that one facilitator can serve several layers.
+#[async_trait]
+impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
+    fn ledger(&self) -> &Arc<dyn Ledger> {
+        (**self).ledger()
+    }
+
+    fn serves(&self, terms: &Terms) -> bool {
+        (**self).serves(terms)
+    }
+
+    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
+        (**self).supported().await
+    }
+
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        (**self).verify(payment).await
+    }
+
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+        (**self).settle(payment, verified).await
+    }
+
+    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        (**self).reconcile(record).await
+    }
+}
+
 /// What a verifier found, good for a few seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Verified {

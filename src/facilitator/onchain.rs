@@ -45,6 +45,8 @@ const WALLET_PATIENCE: Duration = Duration::from_secs(2);
 const CODELESS_TTL: Duration = Duration::from_secs(3);
 /// How many such payers are remembered.
 const CODELESS_MAX: usize = 1_024;
+/// Longer times than this are mistakes.
+const LONGEST: Duration = Duration::from_secs(3_600);
 /// A clock this far from the chain's accepts or refuses windows wrongly; reported.
 const SKEW_WARNING: u64 = 30;
 /// A clock this far off cannot be worked with.
@@ -259,8 +261,8 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// The node, over HTTP. The URL may hold a key: it appears in no error, span or `Debug` output.
-    pub fn rpc_url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
+    pub fn rpc_url(mut self, url: impl AsRef<str>) -> Self {
+        self.url = Some(url.as_ref().to_owned());
         self
     }
 
@@ -317,19 +319,19 @@ impl OnchainFacilitatorBuilder {
     /// After how long without a receipt an outcome is [`Outcome::Unknown`]; 15 seconds if not set. The transaction is watched
     /// on, and [`Facilitator::reconcile`] tells later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
-        self.confirm_timeout = timeout;
+        self.confirm_timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long a block takes; measured if not set.
     pub fn block_time(mut self, block_time: Duration) -> Self {
-        self.block_time = Some(block_time);
+        self.block_time = Some(block_time.min(LONGEST));
         self
     }
 
     /// How long a single request may take; 5 seconds if not set.
     pub fn rpc_timeout(mut self, timeout: Duration) -> Self {
-        self.rpc_timeout = timeout;
+        self.rpc_timeout = timeout.min(LONGEST);
         self
     }
 
@@ -376,7 +378,10 @@ impl OnchainFacilitatorBuilder {
             filling: AtomicBool::new(false),
             rpc,
         };
-        let wallets = Wallets { judging: Semaphore::new(self.contract_wallets), codeless: Mutex::default() };
+        let wallets = Wallets {
+            judging: Semaphore::new(self.contract_wallets.min(Semaphore::MAX_PERMITS)),
+            codeless: Mutex::default(),
+        };
         Ok(OnchainFacilitator { engine: Arc::new(engine), wallets: Arc::new(wallets) })
     }
 }

@@ -112,7 +112,7 @@ pub enum Fulfilment {
     Working,
     /// The handler succeeded; its response may not have reached the client.
     Produced,
-    /// The response was handed over whole.
+    /// The response was handed over, or broke off for good.
     Delivered,
     /// The last attempt did not succeed; the payment may be presented again.
     Released,
@@ -190,7 +190,7 @@ pub enum FulfilmentStep {
         /// When, in Unix seconds.
         at: u64,
     },
-    /// The response was handed over.
+    /// The response was handed over, or broke off for good.
     Deliver,
 }
 

@@ -29,9 +29,12 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// An answer in the making.
+/// An answer in the making. Boxed, because it is the error of most functions here and rarely made.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Answer(Box<Content>);
+
+#[derive(Debug)]
+struct Content {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
@@ -49,7 +52,7 @@ impl Answer {
     /// A status with a code and a sentence.
     pub(super) fn problem(status: StatusCode, error: &str, detail: &str, transaction: Option<B256>) -> Self {
         let body = serde_json::to_vec(&Problem { error, detail, transaction }).unwrap_or_default();
-        Self { status, headers: HeaderMap::new(), body: body.into() }
+        Self(Box::new(Content { status, headers: HeaderMap::new(), body: body.into() }))
     }
 
     /// A demand for payment, with 402 or, for a payment that cannot be read, 400.
@@ -63,25 +66,26 @@ impl Answer {
                 None,
             );
         };
-        Self { status, headers: HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]), body }
+        Self(Box::new(Content { status, headers: HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]), body }))
     }
 
     /// Says how the payment was settled, or not.
     pub(super) fn with_settlement(mut self, settlement: &SettlementResponse) -> Self {
-        attach(&mut self.headers, settlement);
+        attach(&mut self.0.headers, settlement);
         self
     }
 
     /// Says when to try again.
     pub(super) fn retry_after(mut self, delay: Duration) -> Self {
-        self.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
         self
     }
 
     pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
-        let mut response = Response::new(ResponseBody::own(self.body));
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers;
+        let Content { status, headers, body } = *self.0;
+        let mut response = Response::new(ResponseBody::own(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
         response.headers_mut().insert(CONTENT_TYPE, JSON);
         response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
         response

@@ -17,15 +17,10 @@ use crate::{
 
 /// A payment that may be worked on.
 pub(super) struct Presented {
-    pub(super) payment: Payment,
+    pub(super) payment: Prechecked,
+    /// Accepted earlier: perhaps under terms that are no longer on offer, or with a window that is running out.
+    pub(super) is_known: bool,
     pub(super) facilitator: Arc<dyn Facilitator>,
-}
-
-pub(super) enum Payment {
-    /// Good for an offer of today, as far as can be told locally.
-    Good(Prechecked),
-    /// Accepted earlier, under terms that may no longer be on offer or with a window that is running out.
-    Known(Box<Record>),
 }
 
 /// Why a payment is not worked on.
@@ -66,7 +61,8 @@ pub(super) async fn read(config: &Config, offers: &[OnOffer], header: &[u8]) -> 
     let window = config.limits.window();
     match precheck(offer.terms.clone(), exact, window, config.clock.now()) {
         Ok(prechecked) => Ok(Presented {
-            payment: Payment::Good(prechecked),
+            payment: prechecked,
+            is_known: false,
             facilitator: config.facilitators[offer.facilitator].clone(),
         }),
         Err(rejection) => match payload.payload.read() {
@@ -98,7 +94,8 @@ async fn known_or(
             && record.authorization == exact.authorization
             && is_signed_alike(&record, exact)
         {
-            return Ok(Presented { payment: Payment::Known(Box::new(record)), facilitator: facilitator.clone() });
+            let payment = Prechecked::of_record(&record);
+            return Ok(Presented { payment, is_known: true, facilitator: facilitator.clone() });
         }
     }
     Err(invalid(rejection))

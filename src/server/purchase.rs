@@ -5,9 +5,8 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;
@@ -16,7 +15,7 @@ use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
     job::{Job, Work},
-    presented::{self, Payment, Presented, is_same},
+    presented::{self, Presented, is_same},
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -103,13 +102,9 @@ impl Purchase {
     async fn begin(sale: Sale, parts: &Parts) -> Result<Self, Answer> {
         let config = &sale.config;
         let header = presented::header(&parts.headers).map_err(|refusal| sale.refuse(&refusal))?.unwrap_or_default();
-        let Presented { payment, facilitator } =
+        let Presented { payment, is_known, facilitator } =
             presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        let (payment, known) = match payment {
-            Payment::Good(payment) => (payment, false),
-            Payment::Known(record) => (Prechecked::of_record(&record), true),
-        };
         let mut purchase = Self {
             key: payment.key(),
             request: Fingerprint::of(parts),
@@ -119,7 +114,7 @@ impl Purchase {
             permit: Arc::new(permit),
             sale,
         };
-        if !known && purchase.payment.authenticity() != Authenticity::Proven {
+        if !is_known && purchase.payment.authenticity() != Authenticity::Proven {
             purchase.authenticate().await?;
         }
         Ok(purchase)
@@ -173,7 +168,11 @@ impl Purchase {
                 }
                 Verdict::Replay => {
                     body.compare(&record)?;
-                    return self.replay(&record, now).await.map(Decision::Replay);
+                    if let Some(response) = self.replay(&record, now).await? {
+                        return Ok(Decision::Replay(response));
+                    }
+                    drop(busy);
+                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
                 }
                 Verdict::Resume => {
                     body.compare(&record)?;
@@ -234,18 +233,21 @@ impl Purchase {
         wait_until(deadline, woken).await
     }
 
-    /// The stored response. Without a secret in the request anybody who reads the chain could ask, so that then it is
+    /// The stored response; `None` while it is still streaming elsewhere. Without a secret in the request anybody who reads the chain could ask, so that then it is
     /// given a few times and for a short time only.
-    async fn replay<R>(&self, record: &Record, now: u64) -> Result<Response<ResponseBody<R>>, Answer> {
+    async fn replay<R>(&self, record: &Record, now: u64) -> Result<Option<Response<ResponseBody<R>>>, Answer> {
         let limits = &self.sale.config.limits;
         let ledger = self.facilitator.ledger();
+        let stored = ledger.response(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
+        if stored.is_none() && record.fulfilment == Fulfilment::Produced && record.lease_until >= now {
+            return Ok(None);
+        }
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let names_caller = record.request.names_caller || record.body.is_some_and(|body| body.length > 0);
         let age = now.saturating_sub(record.produced_at.unwrap_or(0));
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
         }
-        let stored = ledger.response(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let (Some(stored), Some(transaction)) = (stored, record.settlement.paid_by()) else {
             return Err(sale::answered_before(record));
         };
@@ -254,7 +256,7 @@ impl Purchase {
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
         mark_paid(&mut parts, &settlement_of(record, Ok(transaction)));
-        Ok(Response::from_parts(parts, body))
+        Ok(Some(Response::from_parts(parts, body)))
     }
 
     fn new_record(&self) -> Record {
@@ -329,21 +331,5 @@ impl<'a, B: Body<Data = Bytes>> Unread<'a, B> {
             (None, Some(body)) => Work::Streaming(body),
             (None, None) => Work::Whole(Bytes::new()),
         }
-    }
-}
-
-impl Sale {
-    /// A transaction that was lost sight of, for a message.
-    pub(super) fn last_transaction(record: &Record) -> Option<B256> {
-        record.transactions.last().copied()
-    }
-
-    pub(super) fn unpriced(error: &super::price::PriceError) -> Answer {
-        let status = if error.status.is_client_error() || error.status.is_server_error() {
-            error.status
-        } else {
-            StatusCode::INTERNAL_SERVER_ERROR
-        };
-        Answer::problem(status, "not_priced", &error.message, None)
     }
 }

@@ -81,8 +81,11 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
                 }
             }
             Poll::Ready(None) => self.complete(),
-            // A response that broke off is not one to replay.
-            Poll::Ready(Some(Err(_))) => self.recording = None,
+            Poll::Ready(Some(Err(_))) => {
+                // A response that broke off is not one to replay.
+                recording.copy = None;
+                self.complete();
+            }
             Poll::Pending => {}
         }
         polled
@@ -133,9 +136,6 @@ fn spawn_drain<B>(mut recording: Recording<B>)
 where
     B: Body<Data = Bytes> + Send + 'static,
 {
-    if recording.copy.is_none() {
-        return;
-    }
     spawn(async move {
         let drained = tokio::time::timeout(DRAIN_LIMIT, async {
             while recording.copy.is_some() && !recording.body.is_end_stream() {
@@ -147,10 +147,9 @@ where
             }
             true
         });
-        if drained.await == Ok(true) {
-            let Recording { head, copy, destination, .. } = recording;
-            store(head, copy, destination).await;
-        }
+        let is_whole = drained.await == Ok(true);
+        let Recording { head, copy, destination, .. } = recording;
+        store(head, copy.filter(|_| is_whole), destination).await;
     });
 }
 

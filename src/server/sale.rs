@@ -11,6 +11,7 @@ use super::{
     config::Config,
     offer::OnOffer,
     presented::Refusal,
+    price::PriceError,
 };
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
@@ -101,6 +102,13 @@ pub(super) fn exhausted(record: &Record) -> Answer {
         None => ("the work failed every time it was tried; nothing was charged", None),
     };
     Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
+}
+
+/// The request has no price.
+pub(super) fn unpriced(error: &PriceError) -> Answer {
+    let is_error = error.status.is_client_error() || error.status.is_server_error();
+    let status = if is_error { error.status } else { StatusCode::INTERNAL_SERVER_ERROR };
+    Answer::problem(status, "not_priced", &error.message, None)
 }
 
 /// Another worker has it.

@@ -21,7 +21,7 @@ use super::{
     presented, purchase,
     request_body::RequestBody,
     response_body::ResponseBody,
-    sale::Sale,
+    sale::{self, Sale},
 };
 
 /// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
@@ -113,7 +113,7 @@ where
     let (parts, body) = request.into_parts();
     let offers = match config.catalogue.offers(&parts).await {
         Ok(offers) => offers,
-        Err(error) => return Ok(Sale::unpriced(&error).into_response()),
+        Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };
     let Some(offers) = offers else {
         let request = Request::from_parts(parts, RequestBody::untouched(body));

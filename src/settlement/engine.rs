@@ -3,39 +3,35 @@
 use std::{
     collections::HashSet,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
-use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
-use alloy_eips::eip2718::Encodable2718;
+use alloy_consensus::TxEip1559;
 use alloy_network::TxSigner;
-use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256};
+use alloy_primitives::{B256, Bytes, Signature, U256};
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep},
+    time::{Instant, timeout_at},
 };
 use tracing::Instrument;
 
 use super::{
     broadcast::{Broadcaster, Sent},
     confirm::{Flight, Seen},
-    credit::{self, Use},
     fees::{FeeCache, Fees},
     judge::Expected,
-    lane::{Lane, Slot},
+    lane::{Lane, Place, Slot},
     pace::Pace,
-    probe::{Facts, Probe},
-    rpc::{Receipt, Rpc, RpcFailure},
+    probe::Probe,
+    rpc::{Receipt, Rpc},
+    transaction::Signed,
     transfer,
 };
 use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, Outcome, Prechecked, Rejection, Verified},
-    ledger::{Ledger, PaymentKey, Record, Settlement, SettlementStep},
+    ledger::{Ledger, PaymentKey, SettlementStep},
     network::Network,
     protocol::Reason,
 };
@@ -45,20 +41,13 @@ const FRESH: u64 = 5;
 /// How often a payment is signed for anew after its nonce went to somebody else or its offer was too low.
 const ATTEMPTS: usize = 4;
 /// How long a settlement waits for a place in the lane.
-const QUEUE_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(60);
 /// A node that holds a broadcast until inclusion lets go after 6 s on Base; this is how long we hold on.
 const SYNC_LIMIT: Duration = Duration::from_secs(8);
 /// How long a transaction out of sight keeps its nonce.
-const WATCH_LIMIT: Duration = Duration::from_secs(1_800);
-/// Gas for a transfer of nothing to oneself.
-const FILLER_GAS: u64 = 21_000;
-/// What a simulation may fall short of: it reads the token's storage before the transfer, which makes that cheaper, and the
-/// payee's balance may be gone by the time of the real one.
-const GAS_MARGIN: u64 = 60_000;
-/// How long a gap in the nonces may wait for a payment to fill it.
-const GAP_PATIENCE: Duration = Duration::from_millis(300);
-/// How often filling gaps is tried before it is left to the next payment.
-const MAX_FILLERS: usize = 64;
+pub(super) const WATCH_LIMIT: Duration = Duration::from_secs(1_800);
+/// How long the last look before a deadline may take.
+const GRACE: Duration = Duration::from_millis(500);
 /// How often the price of one nonce is raised.
 const MAX_RAISES: usize = 3;
 
@@ -102,22 +91,16 @@ pub(crate) struct Engine {
     pub(crate) filling: AtomicBool,
 }
 
-/// A signed transaction.
-struct Signed {
-    raw: Bytes,
-    hash: B256,
-}
-
 /// A payment with what settling it needs.
-struct Job {
-    payment: Prechecked,
-    key: PaymentKey,
-    calldata: Bytes,
-    expected: Expected,
+pub(super) struct Job {
+    pub(super) payment: Prechecked,
+    pub(super) key: PaymentKey,
+    pub(super) calldata: Bytes,
+    pub(super) expected: Expected,
 }
 
 impl Job {
-    fn new(payment: Prechecked) -> Self {
+    pub(super) fn new(payment: Prechecked) -> Self {
         let token = payment.terms().offer().asset.address;
         Self {
             key: payment.key(),
@@ -145,6 +128,15 @@ impl Progress {
             let _ = sender.send(outcome);
         }
     }
+
+    /// Whether no node took anything.
+    fn is_clean(&self) -> bool {
+        self.journalled.iter().all(|transaction| self.refused.contains(transaction))
+    }
+
+    fn unknown(&self) -> Outcome {
+        Outcome::Unknown { transaction: self.journalled.last().copied() }
+    }
 }
 
 /// What came of one transaction.
@@ -158,15 +150,6 @@ enum Attempt {
 }
 
 impl Engine {
-    /// One look at the payment, and what is wrong with it.
-    pub(crate) async fn verify(&self, payment: &Prechecked) -> Result<(Facts, Option<Rejection>), RpcFailure> {
-        let calldata = transfer::calldata(payment.authorization(), payment.signature());
-        let facts = self.probe.look(&self.rpc, payment, &calldata).await?;
-        self.pace.observe(facts.block);
-        let rejection = self.probe.diagnose(&facts, payment);
-        Ok((facts, rejection))
-    }
-
     /// Settles a payment in a task of its own, which ends neither with the caller nor before the nonce is resolved.
     pub(crate) async fn settle(
         self: &Arc<Self>,
@@ -187,11 +170,8 @@ impl Engine {
             progress.answer(outcome);
         };
         tokio::spawn(task.instrument(span));
-        // The task answers unless the runtime shuts down.
-        outcome.await.unwrap_or(Err(FacilitatorError::Unreachable {
-            what: "the settlement task",
-            retry_after: Duration::from_secs(5),
-        }))
+        // The task answers unless the runtime shuts down; then nobody can tell how far it came.
+        outcome.await.unwrap_or(Ok(Outcome::Unknown { transaction: None }))
     }
 
     async fn drive(
@@ -201,22 +181,27 @@ impl Engine {
         progress: &mut Progress,
     ) -> Result<Outcome, FacilitatorError> {
         let seen_unused = verified.funds.map(|funds| funds.block);
-        let mut gas = verified.gas;
-        if gas.is_none() || self.clock.now().saturating_sub(verified.at) > FRESH {
-            let (facts, rejection) = self.verify(&job.payment).await?;
-            if facts.used {
-                return self.look_for_use(job, seen_unused, &facts, None).await;
-            }
-            if let Some(Rejection { reason, detail }) = rejection {
-                return Ok(Outcome::Failed { reason, detail, transaction: None, dead: false });
-            }
-            gas = Some(facts.gas);
-        }
-        let gas_limit = self.gas_limit(&job.calldata, gas);
+        let Verified { mut gas, mut at, .. } = verified;
         for _ in 0..ATTEMPTS {
-            match self.attempt(job, gas_limit, progress).await? {
+            let place = self.lane.enter(QUEUE_PATIENCE).await?;
+            if gas.is_none() || self.clock.now().saturating_sub(at) > FRESH {
+                at = self.clock.now();
+                let (facts, rejection) = self.verify(&job.payment).await?;
+                if facts.used {
+                    return self.look_for_use(job, seen_unused, &facts, None).await;
+                }
+                match rejection {
+                    // What an earlier attempt sent may still be executed.
+                    Some(_) if !progress.is_clean() => return Ok(progress.unknown()),
+                    Some(Rejection { reason, detail }) => {
+                        return Ok(Outcome::Failed { reason, detail, transaction: None, dead: false });
+                    }
+                    None => gas = Some(facts.gas),
+                }
+            }
+            match self.attempt(job, place, self.gas_limit(&job.calldata, gas), progress).await? {
                 Attempt::Included(receipt) => return self.conclude(job, seen_unused, &receipt).await,
-                Attempt::Abandoned => return Ok(Outcome::Unknown { transaction: progress.journalled.last().copied() }),
+                Attempt::Abandoned => return Ok(progress.unknown()),
                 Attempt::Again => {}
             }
         }
@@ -227,11 +212,12 @@ impl Engine {
     async fn attempt(
         self: &Arc<Self>,
         job: &Job,
+        place: Place,
         gas_limit: u64,
         progress: &mut Progress,
     ) -> Result<Attempt, FacilitatorError> {
         let fees = self.fees.get(&self.rpc).await?;
-        let mut slot = self.lane.take(QUEUE_PATIENCE).await?;
+        let mut slot = self.lane.take(place).await?;
         let transaction = self.transaction(slot.nonce(), fees, gas_limit, job.expected.token, job.calldata.clone());
         let signed = match self.sign_and_journal(job, transaction.clone(), progress).await {
             Ok(signed) => signed,
@@ -256,7 +242,7 @@ impl Engine {
                 let flight = Flight::new(signed.raw, signed.hash, certainly, &self.pace);
                 self.follow(job, slot, flight, (transaction, fees), started, progress).await
             }
-            Sent::NonceUsed | Sent::NonceContested => {
+            sent @ (Sent::NonceUsed | Sent::NonceContested) => {
                 // A retry below us may have sent it twice.
                 if let Ok(Some(receipt)) = self.rpc.receipt(signed.hash).await {
                     self.account(&receipt, started);
@@ -265,19 +251,23 @@ impl Engine {
                 }
                 tracing::warn!(lane_nonce = slot.nonce(), "another process uses the settlement key");
                 progress.refused.push(signed.hash);
-                slot.displaced();
+                match sent {
+                    Sent::NonceUsed => slot.consumed_by_another(),
+                    _ => slot.displaced(),
+                }
                 Ok(Attempt::Again)
             }
             refusal => {
                 progress.refused.push(signed.hash);
                 self.give_back(slot);
-                self.refused(refusal).await
+                self.refused(refusal).await?;
+                Ok(Attempt::Again)
             }
         }
     }
 
-    /// No node took the transaction: shall it be tried again?
-    async fn refused(&self, refusal: Sent) -> Result<Attempt, FacilitatorError> {
+    /// No node took the transaction. `Ok` if another one may fare better.
+    pub(super) async fn refused(&self, refusal: Sent) -> Result<(), FacilitatorError> {
         match refusal {
             Sent::NoGas => {
                 let account = self.signer.address();
@@ -294,7 +284,7 @@ impl Engine {
             }
             _ => {
                 self.fees.forget().await;
-                Ok(Attempt::Again)
+                Ok(())
             }
         }
     }
@@ -307,7 +297,9 @@ impl Engine {
         progress: &Progress,
         error: FacilitatorError,
     ) -> Result<Outcome, FacilitatorError> {
-        let Some(transaction) = progress.journalled.last().copied() else { return Err(error) };
+        if progress.journalled.is_empty() {
+            return Err(error);
+        }
         let was_refused = |transaction: &B256| progress.refused.contains(transaction);
         let record = self.ledger.get(&job.key).await.ok().flatten();
         if record.is_some_and(|record| record.transactions.iter().all(was_refused))
@@ -319,7 +311,7 @@ impl Engine {
         {
             return Err(error);
         }
-        Ok(Outcome::Unknown { transaction: Some(transaction) })
+        Ok(progress.unknown())
     }
 
     /// Follows a transaction until its nonce is resolved. Who waits for the outcome is told `Unknown` in good time.
@@ -340,7 +332,9 @@ impl Engine {
                 Some(_) => answer_at.min(Instant::now() + raise_after),
                 None => Instant::now() + 4 * raise_after,
             };
-            match flight.watch(&self.rpc, &self.node, &self.pace, deadline).await {
+            // A last look that hangs must not keep the caller.
+            let watch = timeout_at(deadline + GRACE, flight.watch(&self.rpc, &self.node, &self.pace, deadline));
+            match watch.await.unwrap_or(Seen::NotYet) {
                 Seen::Included(receipt) => {
                     self.account(&receipt, started);
                     slot.consumed();
@@ -348,7 +342,7 @@ impl Engine {
                 }
                 Seen::Displaced => {
                     tracing::warn!(lane_nonce = slot.nonce(), "another transaction took the nonce");
-                    slot.displaced();
+                    slot.consumed_by_another();
                     // Whoever was told "unknown" asks again, and decides what happens next.
                     return Ok(if progress.answer.is_some() { Attempt::Again } else { Attempt::Abandoned });
                 }
@@ -393,123 +387,6 @@ impl Engine {
         Ok(Some(signed))
     }
 
-    /// What an included transaction of ours did.
-    async fn conclude(
-        &self,
-        job: &Job,
-        seen_unused: Option<u64>,
-        receipt: &Receipt,
-    ) -> Result<Outcome, FacilitatorError> {
-        let transaction = receipt.transaction_hash;
-        if job.expected.is_paid_by(receipt) {
-            self.totals().settled += 1;
-            return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
-        }
-        self.totals().reverted += 1;
-        tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
-        let unknown = Outcome::Unknown { transaction: Some(transaction) };
-        // A node that lags behind the receipt cannot say why.
-        for _ in 0..5 {
-            match self.verify(&job.payment).await {
-                Ok((facts, _)) if facts.block < receipt.block() => {}
-                Ok((facts, _)) if facts.used => {
-                    let found = self.look_for_use(job, seen_unused, &facts, Some(transaction)).await;
-                    return Ok(found.unwrap_or(unknown));
-                }
-                Ok((_, rejection)) => {
-                    let (reason, detail) = match rejection {
-                        Some(Rejection { reason, detail }) => (reason, detail),
-                        None => {
-                            (Reason::InvalidTransactionState, "the transaction was included and did not pay".into())
-                        }
-                    };
-                    return Ok(Outcome::Failed { reason, detail, transaction: Some(transaction), dead: false });
-                }
-                Err(_) => {}
-            }
-            sleep(self.pace.poll_interval()).await;
-        }
-        Ok(unknown)
-    }
-
-    /// The authorization is used: by whom, and for what?
-    async fn look_for_use(
-        &self,
-        job: &Job,
-        seen_unused: Option<u64>,
-        facts: &Facts,
-        transaction: Option<B256>,
-    ) -> Result<Outcome, FacilitatorError> {
-        let record = self.ledger.get(&job.key).await?;
-        let reserved = record.map(|record| record.block_seen.or(seen_unused));
-        let Some(seen_unused) = reserved.flatten() else {
-            let detail = "the authorization was used before it was reserved here".to_owned();
-            return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
-        };
-        match credit::find(&self.rpc, &job.expected, seen_unused, facts.block).await? {
-            Use::Paid { transaction, block } => {
-                self.totals().credited += 1;
-                tracing::info!(%transaction, block, "settled by another sender's transaction");
-                Ok(Outcome::Settled { transaction, block: Some(block) })
-            }
-            Use::Wasted { transaction, block } => {
-                let finalized = self.rpc.block("finalized").await.ok().flatten();
-                let dead = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
-                let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
-                Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead })
-            }
-            Use::NotFound => Ok(Outcome::Unknown { transaction }),
-        }
-    }
-
-    /// What became of a payment that an earlier call, or an earlier process, lost sight of.
-    pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        if let Settlement::Settled { transaction, block } | Settlement::Final { transaction, block } = record.settlement
-        {
-            return Ok(Outcome::Settled { transaction, block });
-        }
-        let job = Job::new(Prechecked::of_record(record));
-        let newest_first = || record.transactions.iter().rev().take(16).copied();
-        for transaction in newest_first() {
-            if let Some(receipt) = self.rpc.receipt(transaction).await?
-                && job.expected.is_paid_by(&receipt)
-            {
-                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
-            }
-        }
-        // Final before newest: what is unused now was unused then.
-        let finalized = self.rpc.block("finalized").await?;
-        let (facts, rejection) = self.verify(&job.payment).await?;
-        if facts.used {
-            return self.look_for_use(&job, record.block_seen, &facts, newest_first().next()).await;
-        }
-        let valid_before = record.authorization.valid_before;
-        let expired = |timestamp: u64| U256::from(timestamp) >= valid_before;
-        let expired_for_good = finalized.is_some_and(|block| {
-            expired(block.timestamp.saturating_to()) && facts.block >= block.number.saturating_to::<u64>()
-        });
-        let failed = |reason, detail: String, dead| {
-            Ok(Outcome::Failed { reason, detail, transaction: newest_first().next(), dead })
-        };
-        if expired_for_good {
-            return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
-        }
-        for transaction in newest_first() {
-            if self.watches(transaction) || self.is_pending(transaction).await? {
-                return Ok(Outcome::Unknown { transaction: Some(transaction) });
-            }
-        }
-        match rejection {
-            Some(Rejection { reason, detail }) => failed(reason, detail, false),
-            None => failed(Reason::InvalidTransactionState, "no transaction executed it so far".to_owned(), false),
-        }
-    }
-
-    async fn is_pending(&self, transaction: B256) -> Result<bool, RpcFailure> {
-        let found: Option<serde_json::Value> = self.rpc.call("eth_getTransactionByHash", [transaction]).await?;
-        Ok(found.is_some_and(|found| found.get("blockNumber").is_none_or(serde_json::Value::is_null)))
-    }
-
     /// Makes a transaction's hash known to the journal before anybody else can know it.
     async fn sign_and_journal(
         &self,
@@ -523,35 +400,7 @@ impl Engine {
         Ok(signed)
     }
 
-    fn transaction(&self, nonce: u64, fees: Fees, gas_limit: u64, to: Address, input: Bytes) -> TxEip1559 {
-        TxEip1559 {
-            chain_id: self.network.chain_id(),
-            nonce,
-            gas_limit,
-            max_fee_per_gas: fees.max_fee,
-            max_priority_fee_per_gas: fees.tip,
-            to: TxKind::Call(to),
-            input,
-            ..TxEip1559::default()
-        }
-    }
-
-    async fn sign(&self, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
-        // A signer's error may quote what it was asked to sign, or where its key service is.
-        let signature = self.signer.sign_transaction(&mut transaction).await.map_err(|_| {
-            tracing::error!(account = %self.signer.address(), "the settlement key's signer failed");
-            FacilitatorError::Unreachable { what: "the settlement key's signer", retry_after: Duration::from_secs(5) }
-        })?;
-        let envelope = TxEnvelope::from(transaction.into_signed(signature));
-        Ok(Signed { hash: *envelope.tx_hash(), raw: envelope.encoded_2718().into() })
-    }
-
-    fn gas_limit(&self, calldata: &[u8], simulated: Option<u64>) -> u64 {
-        let call = simulated.map_or(self.gas_cap, |gas| gas.saturating_add(gas / 8).min(self.gas_cap));
-        transfer::intrinsic_gas(calldata).saturating_add(call).saturating_add(GAS_MARGIN)
-    }
-
-    fn account(&self, receipt: &Receipt, started: Instant) {
+    pub(super) fn account(&self, receipt: &Receipt, started: Instant) {
         let gas = receipt.gas_used.saturating_to::<u64>();
         let block = receipt.block();
         self.pace.observe(block);
@@ -561,74 +410,12 @@ impl Engine {
         totals.spent = totals.spent.saturating_add(receipt.cost());
     }
 
-    pub(crate) fn totals(&self) -> MutexGuard<'_, SettlementStats> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn watches(&self, transaction: B256) -> bool {
+    pub(super) fn watches(&self, transaction: B256) -> bool {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).contains(&transaction)
     }
 
-    /// Gives a nonce back and sees to it that nobody waits for it.
-    fn give_back(self: &Arc<Self>, slot: Slot) {
-        slot.release();
-        if self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
-            tokio::spawn(self.clone().fill_gaps());
-        }
-    }
-
-    /// Fills gaps that no payment fills soon with transfers of nothing to ourselves, so that what is in flight above them can
-    /// be included.
-    async fn fill_gaps(self: Arc<Self>) {
-        let mut pause = GAP_PATIENCE.max(2 * self.pace.poll_interval());
-        for _ in 0..MAX_FILLERS {
-            sleep(pause).await;
-            if !self.lane.has_gap() {
-                break;
-            }
-            let Some(slot) = self.lane.take_gap(QUEUE_PATIENCE).await else { continue };
-            let nonce = slot.nonce();
-            match self.fill(slot).await {
-                Ok(()) => tracing::info!(lane_nonce = nonce, "filling a gap in the nonces"),
-                Err(error) => {
-                    tracing::warn!(lane_nonce = nonce, %error, "a gap in the nonces cannot be filled");
-                    pause = (2 * pause).min(Duration::from_secs(10));
-                }
-            }
-        }
-        self.filling.store(false, Ordering::Release);
-    }
-
-    async fn fill(self: &Arc<Self>, mut slot: Slot) -> Result<(), FacilitatorError> {
-        let fees = self.fees.get(&self.rpc).await?;
-        let transaction = self.transaction(slot.nonce(), fees, FILLER_GAS, self.signer.address(), Bytes::new());
-        let signed = self.sign(transaction).await?;
-        slot.sent();
-        let sent = self.node.resend(&self.rpc, &signed.raw).await;
-        match sent {
-            Sent::Included(_) | Sent::Pooled | Sent::Perhaps => {}
-            Sent::NonceUsed | Sent::NonceContested => {
-                slot.displaced();
-                return Ok(());
-            }
-            refusal => {
-                slot.release();
-                return self.refused(refusal).await.map(drop);
-            }
-        }
-        let engine = self.clone();
-        let mut flight = Flight::new(signed.raw, signed.hash, matches!(sent, Sent::Pooled), &self.pace);
-        tokio::spawn(async move {
-            let started = Instant::now();
-            match flight.watch(&engine.rpc, &engine.node, &engine.pace, started + WATCH_LIMIT).await {
-                Seen::Included(receipt) => {
-                    engine.account(&receipt, started);
-                    slot.consumed();
-                }
-                Seen::Displaced | Seen::NotYet => slot.displaced(),
-            }
-        });
-        Ok(())
+    pub(crate) fn totals(&self) -> MutexGuard<'_, SettlementStats> {
+        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

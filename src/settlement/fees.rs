@@ -12,6 +12,12 @@ use crate::facilitator::FacilitatorError;
 /// How long a look at the fees is good for. What is offered covers a doubling of the base fee meanwhile.
 const TTL: Duration = Duration::from_secs(10);
 
+/// How long it is used if the node does not answer any more.
+const STALE: Duration = Duration::from_secs(60);
+
+/// After a failed look, how long nobody asks again.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Offered at least, in wei: a tip that sequencers of the OP stack take.
 const LEAST_TIP: u128 = 1_000_000;
 
@@ -26,7 +32,13 @@ pub(crate) struct Fees {
 #[derive(Debug)]
 pub(crate) struct FeeCache {
     ceiling: Option<u128>,
-    cached: Mutex<Option<(Instant, Fees)>>,
+    cached: Mutex<Cached>,
+}
+
+#[derive(Debug, Default)]
+struct Cached {
+    fees: Option<(Instant, Fees)>,
+    failed: Option<Instant>,
 }
 
 #[derive(Deserialize)]
@@ -45,19 +57,30 @@ impl FeeCache {
     /// What to offer now; of many callers one asks the node.
     pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FacilitatorError> {
         let mut cached = self.cached.lock().await;
-        if let Some((at, fees)) = *cached
-            && at.elapsed() < TTL
-        {
+        let known = |limit| cached.fees.filter(|(at, _)| at.elapsed() < limit).map(|(_, fees)| fees);
+        if let Some(fees) = known(TTL) {
             return Ok(fees);
         }
-        let fees = self.within_ceiling(look_up(rpc).await?)?;
-        *cached = Some((Instant::now(), fees));
-        Ok(fees)
+        let stale = known(STALE);
+        if cached.failed.is_some_and(|at| at.elapsed() < PAUSE) {
+            return stale.ok_or_else(|| RpcFailure::Silent.into());
+        }
+        match look_up(rpc).await {
+            Ok(seen) => {
+                let fees = self.within_ceiling(seen)?;
+                *cached = Cached { fees: Some((Instant::now(), fees)), failed: None };
+                Ok(fees)
+            }
+            Err(failure) => {
+                cached.failed = Some(Instant::now());
+                stale.ok_or_else(|| failure.into())
+            }
+        }
     }
 
     /// The fees have moved: look anew next time.
     pub(crate) async fn forget(&self) {
-        *self.cached.lock().await = None;
+        self.cached.lock().await.fees = None;
     }
 
     /// A replacement for a transaction that offered `old`: nodes want at least a tenth more of both.

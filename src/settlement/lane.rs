@@ -17,7 +17,7 @@ use std::{
 use alloy_primitives::Address;
 use tokio::{
     sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::rpc::{Rpc, RpcFailure};
@@ -25,6 +25,10 @@ use crate::facilitator::FacilitatorError;
 
 /// Settlements that may wait for the window; beyond it callers are told to come back.
 const MAX_WAITING: usize = 4096;
+/// Gaps that are looked for at once; more are found when these are filled.
+const MAX_GAPS: usize = 64;
+/// After a failed look at the chain, how long nobody asks again.
+const SYNC_PAUSE: Duration = Duration::from_secs(1);
 
 /// One key's window of nonces. A clone is the same lane.
 #[derive(Clone)]
@@ -36,7 +40,8 @@ struct Inner {
     window: Arc<Semaphore>,
     waiting: AtomicUsize,
     nonces: Mutex<Nonces>,
-    syncing: AsyncMutex<()>,
+    /// Held while the chain is asked; when that failed last.
+    syncing: AsyncMutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +56,10 @@ struct Nonces {
     consumed: u64,
 }
 
+/// A place in the window of transactions in flight.
+#[derive(Debug)]
+pub(crate) struct Place(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
+
 /// A nonce in use. What becomes of it must be said: [`consumed`](Self::consumed), [`release`](Self::release) or
 /// [`displaced`](Self::displaced). A slot that is dropped is given back if nothing was sent with it.
 #[derive(Debug)]
@@ -59,7 +68,7 @@ pub(crate) struct Slot {
     nonce: u64,
     sent: bool,
     settled: bool,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Lane {
@@ -67,19 +76,29 @@ impl Lane {
         Self(Arc::new(Inner {
             account,
             rpc,
-            window: Arc::new(Semaphore::new(window.max(1))),
+            window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
             waiting: AtomicUsize::new(0),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
         }))
     }
 
-    /// The lowest free nonce, as soon as the window has room.
-    pub(crate) async fn take(&self, patience: Duration) -> Result<Slot, FacilitatorError> {
-        let permit = self.permit(patience).await?;
+    /// A place in the window, as soon as there is one. It keeps no nonce from others yet.
+    pub(crate) async fn enter(&self, patience: Duration) -> Result<Place, FacilitatorError> {
+        let busy =
+            FacilitatorError::Busy { what: "transactions of the settlement key", retry_after: Duration::from_secs(2) };
+        let _waiting = Waiting::enter(&self.0.waiting).ok_or_else(|| busy.clone())?;
+        match timeout(patience, self.0.window.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(Place(permit)),
+            _ => Err(busy),
+        }
+    }
+
+    /// The lowest free nonce.
+    pub(crate) async fn take(&self, place: Place) -> Result<Slot, FacilitatorError> {
         loop {
             if let Some(nonce) = self.nonces().take() {
-                return Ok(self.slot(nonce, permit));
+                return Ok(self.slot(nonce, place));
             }
             self.sync().await?;
         }
@@ -87,7 +106,7 @@ impl Lane {
 
     /// A free nonce that keeps others from being included, if there is one.
     pub(crate) async fn take_gap(&self, patience: Duration) -> Option<Slot> {
-        let permit = self.permit(patience).await.ok()?;
+        let place = self.enter(patience).await.ok()?;
         let nonce = {
             let mut nonces = self.nonces();
             if !nonces.has_gap() {
@@ -97,7 +116,7 @@ impl Lane {
             nonces.taken.insert(nonce);
             nonce
         };
-        Some(self.slot(nonce, permit))
+        Some(self.slot(nonce, place))
     }
 
     /// Whether a free nonce keeps others from being included.
@@ -110,28 +129,26 @@ impl Lane {
         self.nonces().taken.len()
     }
 
-    fn slot(&self, nonce: u64, permit: OwnedSemaphorePermit) -> Slot {
-        Slot { lane: self.clone(), nonce, sent: false, settled: false, _permit: permit }
-    }
-
-    async fn permit(&self, patience: Duration) -> Result<OwnedSemaphorePermit, FacilitatorError> {
-        let busy =
-            FacilitatorError::Busy { what: "transactions of the settlement key", retry_after: Duration::from_secs(2) };
-        let _waiting = Waiting::enter(&self.0.waiting).ok_or_else(|| busy.clone())?;
-        match timeout(patience, self.0.window.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(busy),
-        }
+    fn slot(&self, nonce: u64, place: Place) -> Slot {
+        Slot { lane: self.clone(), nonce, sent: false, settled: false, _place: place }
     }
 
     /// Asks the chain where to go on; of many callers one asks.
     async fn sync(&self) -> Result<(), RpcFailure> {
-        let _syncing = self.0.syncing.lock().await;
+        let mut failed = self.0.syncing.lock().await;
         if self.nonces().next.is_some() {
             return Ok(());
         }
-        let pending = self.0.rpc.nonce(self.0.account, "pending").await?;
-        self.nonces().resume(pending);
+        if failed.is_some_and(|at| at.elapsed() < SYNC_PAUSE) {
+            return Err(RpcFailure::Silent);
+        }
+        match self.0.rpc.nonce(self.0.account, "pending").await {
+            Ok(pending) => self.nonces().resume(pending),
+            Err(failure) => {
+                *failed = Some(Instant::now());
+                return Err(failure);
+            }
+        }
         Ok(())
     }
 
@@ -185,7 +202,7 @@ impl Nonces {
         // A node that lags behind the others may say less than we know.
         let pending = pending.max(self.consumed);
         let next = self.taken.last().map_or(pending, |last| pending.max(last.saturating_add(1)));
-        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).collect();
+        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).take(MAX_GAPS).collect();
         self.next = Some(next);
     }
 
@@ -202,7 +219,7 @@ impl Nonces {
             return;
         }
         match self.next {
-            Some(next) if next == nonce + 1 => self.next = Some(nonce),
+            Some(next) if nonce.checked_add(1) == Some(next) => self.next = Some(nonce),
             _ => drop(self.free.insert(nonce)),
         }
     }
@@ -230,7 +247,14 @@ impl Slot {
         self.lane.nonces().release(self.nonce);
     }
 
-    /// Another transaction has the nonce: somebody else uses the key. The chain is asked before the next one is handed out.
+    /// Another transaction is in a block with the nonce: somebody else uses the key. The chain is asked where to go on.
+    pub(crate) fn consumed_by_another(mut self) {
+        self.settled = true;
+        self.displace();
+        self.lane.nonces().consume(self.nonce);
+    }
+
+    /// Another transaction has the nonce, and may or may not be included with it. The chain is asked where to go on.
     pub(crate) fn displaced(mut self) {
         self.settled = true;
         self.displace();

@@ -1,19 +1,30 @@
 //! The machinery that moves EIP-3009 authorizations onto a chain.
 //!
-//! [`engine`] drives one payment from a signed transaction to an outcome. It leans on [`probe`] (everything worth knowing
-//! about a payment in one `eth_call`), [`lane`] (the nonces of one key), [`fees`], [`broadcast`] (what an answer to a send
-//! means), [`confirm`] (waiting for a receipt), [`judge`] (what the logs of a receipt prove) and [`credit`] (finding the
-//! transfer when somebody else sent it). [`rpc`] and [`http`] carry the requests, [`pace`] knows how fast blocks come.
+//! | file | question it answers |
+//! |---|---|
+//! | `engine` | how one payment becomes a transaction that is watched to its end |
+//! | `outcome` | what became of a payment, as far as the chain proves it |
+//! | `probe` | whether a payment would be executed now, in one `eth_call` |
+//! | `judge` | what the logs of a receipt prove |
+//! | `credit` | who used an authorization, if it was not us |
+//! | `lane`, `gaps` | which nonce is next, and what if one is missing |
+//! | `transaction`, `transfer` | what is signed, and what it calls |
+//! | `broadcast`, `confirm` | what a node's answer means, and when to look again |
+//! | `fees`, `pace` | what to offer for gas, and how fast blocks come |
+//! | `rpc`, `http` | how a node is asked |
 
 pub(crate) mod broadcast;
-pub(crate) mod confirm;
-pub(crate) mod credit;
+mod confirm;
+mod credit;
 pub(crate) mod engine;
 pub(crate) mod fees;
+mod gaps;
 pub(crate) mod http;
-pub(crate) mod judge;
+mod judge;
 pub(crate) mod lane;
+mod outcome;
 pub(crate) mod pace;
 pub(crate) mod probe;
 pub(crate) mod rpc;
-pub(crate) mod transfer;
+mod transaction;
+mod transfer;

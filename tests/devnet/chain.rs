@@ -343,6 +343,44 @@ async fn everything_alloy_asks_of_a_node_is_answered() {
 }
 
 #[tokio::test]
+async fn what_the_devnet_does_itself_is_on_the_chain_too() {
+    let (devnet, _) = devnet().await;
+    let (payer, provider) = (payer(&devnet), devnet.provider());
+    let block = provider.get_block_by_number(BlockNumberOrTag::Latest).full().await.unwrap().unwrap();
+    let [mint] = block.transactions.as_transactions().unwrap() else { panic!("{block:?}") };
+    let owner = devnet.call(devnet.asset().address, Usdc::ownerCall {}.abi_encode()).unwrap();
+    assert_eq!((mint.inner.signer().into_word(), mint.effective_gas_price), (B256::from_slice(&owner), Some(0)));
+    let receipt = provider.get_transaction_receipt(*mint.inner.tx_hash()).await.unwrap().unwrap();
+    let minted = Usdc::Transfer::decode_log(&receipt.logs()[1].inner).unwrap();
+    assert_eq!((minted.from, minted.to, minted.value), (Address::ZERO, payer.address(), U256::from(1_000_000)));
+
+    let error = devnet.execute(RELAYER, devnet.asset().address, Usdc::pauseCall {}.abi_encode()).unwrap_err();
+    assert_eq!(error.to_string(), "execution reverted: Ownable: caller is not the owner");
+    let block = provider.get_block_by_number(BlockNumberOrTag::Latest).await.unwrap().unwrap();
+    let hash = block.transactions.as_hashes().unwrap()[0];
+    assert!(!provider.get_transaction_receipt(hash).await.unwrap().unwrap().status());
+}
+
+#[tokio::test]
+async fn state_can_be_set_over_json_rpc() {
+    let (devnet, _) = devnet().await;
+    let (provider, account) = (devnet.provider(), Address::repeat_byte(0x01));
+    let call = |method: &'static str| provider.client().request_noparams::<serde_json::Value>(method);
+    call("evm_mine").await.unwrap();
+    assert_eq!(devnet.block_number(), 1);
+    for (method, params, balance) in [
+        ("devnet_fund", serde_json::json!([account, "0x5"]), 5),
+        ("devnet_fund", serde_json::json!([account, "0x5"]), 10),
+        ("anvil_setBalance", serde_json::json!([account, "0x3"]), 3),
+    ] {
+        let _: serde_json::Value = provider.raw_request(method.into(), params).await.unwrap();
+        assert_eq!(devnet.eth_balance(account), U256::from(balance), "{method}");
+    }
+    let _: serde_json::Value = provider.raw_request("anvil_setCode".into(), (account, "0x00")).await.unwrap();
+    assert_eq!(provider.get_code_at(account).await.unwrap(), bytes!("00"));
+}
+
+#[tokio::test]
 async fn a_port_answers_calls_and_batches() {
     let (devnet, _) = devnet().await;
     let port = devnet.serve("127.0.0.1:0").await.unwrap();
@@ -364,4 +402,7 @@ async fn a_port_answers_calls_and_batches() {
     let too_large = client.post(port.url().clone()).body(vec![b' '; 3 << 20]).send().await;
     assert!(too_large.is_err() || too_large.unwrap().status() == 413);
     drop(port);
+    while provider.get_chain_id().await.is_ok() {
+        tokio::task::yield_now().await;
+    }
 }

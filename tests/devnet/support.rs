@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256};
+use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256, uint};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolStruct, SolValue as _, eip712_domain, sol};
@@ -34,6 +34,7 @@ sol! {
         function cancelAuthorization(address authorizer, bytes32 nonce, bytes signature);
         function authorizationState(address authorizer, bytes32 nonce) returns (bool);
         function transfer(address to, uint256 value) returns (bool);
+        function owner() returns (address);
         function pause();
         function unpause();
         function blacklist(address account);
@@ -47,6 +48,8 @@ sol! {
     }
 }
 
+/// Of secp256k1.
+pub(crate) const CURVE_ORDER: U256 = uint!(0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141_U256);
 pub(crate) const NOW: u64 = 1_700_000_000;
 pub(crate) const PAYEE: Address = Address::repeat_byte(0x9a);
 /// Anybody may send an authorization.

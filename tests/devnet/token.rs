@@ -1,13 +1,11 @@
 //! The token answers as USDC does.
 
-use alloy_primitives::{Bytes, U256, b256, uint};
+use alloy_primitives::{Bytes, U256, b256};
 use alloy_signer::SignerSync as _;
 use alloy_sol_types::{SolCall as _, SolEvent as _};
 use tower_x402::devnet::Devnet;
 
 use crate::support::*;
-
-const CURVE_ORDER: U256 = uint!(0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141_U256);
 
 #[tokio::test]
 async fn domains_are_those_of_usdc_on_base() {

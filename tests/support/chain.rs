@@ -149,9 +149,14 @@ pub struct Relayer {
 impl Relayer {
     /// Sends a call of `chain`'s token and waits for its receipt. It is sent even if it will revert.
     pub async fn send(&self, chain: &dyn Chain, message: impl SolCall) -> TransactionReceipt {
+        self.send_to(chain, chain.asset().address, message.abi_encode().into()).await
+    }
+
+    /// Sends a call and waits for its receipt. It is sent even if it will revert.
+    pub async fn send_to(&self, chain: &dyn Chain, to: Address, calldata: Bytes) -> TransactionReceipt {
         let request = TransactionRequest::default()
-            .to(chain.asset().address)
-            .input(message.abi_encode().into())
+            .to(to)
+            .input(calldata.into())
             .gas_limit(500_000)
             .max_fee_per_gas(100_000_000_000)
             .max_priority_fee_per_gas(0);
@@ -162,10 +167,19 @@ impl Relayer {
 
 /// The creation code of one of this repository's contracts.
 pub fn creation_code(contract: &str) -> Bytes {
+    artifact(contract, "bytecode")
+}
+
+/// The runtime code of one of this repository's contracts.
+pub fn deployed_code(contract: &str) -> Bytes {
+    artifact(contract, "deployedBytecode")
+}
+
+fn artifact(contract: &str, field: &str) -> Bytes {
     let path = format!("{}/contracts/artifacts/{contract}.json", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let artifact: serde_json::Value = serde_json::from_str(&text).expect("artifacts are JSON");
-    artifact["bytecode"].as_str().expect("artifacts have bytecode").parse().expect("bytecode is hex")
+    artifact[field].as_str().expect("artifacts have bytecode").parse().expect("bytecode is hex")
 }
 
 /// What a call returns when nothing is sent, or why it reverts.

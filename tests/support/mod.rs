@@ -7,6 +7,7 @@
 //! token.rs          the token's ABI and one-line calls of it
 //! authorization.rs  EIP-3009 messages, hashed and signed without this crate's own code
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
+//! shop.rs          a service that charges, and customers who pay it by hand
 //! ```
 
 // Every test crate compiles all of this and uses its share.
@@ -18,4 +19,5 @@ pub mod chain;
 pub mod circle;
 pub mod devnet;
 pub mod rpc_proxy;
+pub mod shop;
 pub mod token;

@@ -1,0 +1,98 @@
+//! Gaps in the nonces, and filling them.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use alloy_primitives::Bytes;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    broadcast::Sent,
+    confirm::{Flight, Seen},
+    engine::{Engine, QUEUE_PATIENCE, WATCH_LIMIT},
+    lane::Slot,
+};
+use crate::facilitator::FacilitatorError;
+
+/// How long a gap may wait for a payment to fill it.
+const GAP_PATIENCE: Duration = Duration::from_millis(300);
+/// How often filling gaps is tried before it is left to the next payment.
+const MAX_FILLERS: usize = 64;
+/// Gas for a transfer of nothing to oneself.
+const FILLER_GAS: u64 = 21_000;
+
+impl Engine {
+    /// Gives a nonce back and sees to it that nobody waits for it.
+    pub(super) fn give_back(self: &Arc<Self>, slot: Slot) {
+        slot.release();
+        if self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
+            tokio::spawn(self.clone().fill_gaps());
+        }
+    }
+
+    /// Fills gaps that no payment fills soon with transfers of nothing to ourselves, so that what is in flight above them can
+    /// be included.
+    async fn fill_gaps(self: Arc<Self>) {
+        let mut pause = GAP_PATIENCE.max(2 * self.pace.poll_interval());
+        for _ in 0..MAX_FILLERS {
+            sleep(pause).await;
+            if !self.lane.has_gap() {
+                self.filling.store(false, Ordering::Release);
+                // One that came between these two lines is nobody else's.
+                match self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
+                    true => continue,
+                    false => return,
+                }
+            }
+            let Some(slot) = self.lane.take_gap(QUEUE_PATIENCE).await else { continue };
+            let nonce = slot.nonce();
+            match self.fill(slot).await {
+                Ok(()) => tracing::info!(lane_nonce = nonce, "filling a gap in the nonces"),
+                Err(error) => {
+                    tracing::warn!(lane_nonce = nonce, %error, "a gap in the nonces cannot be filled");
+                    pause = (2 * pause).min(Duration::from_secs(10));
+                }
+            }
+        }
+        self.filling.store(false, Ordering::Release);
+    }
+
+    async fn fill(self: &Arc<Self>, mut slot: Slot) -> Result<(), FacilitatorError> {
+        let fees = self.fees.get(&self.rpc).await?;
+        let transaction = self.transaction(slot.nonce(), fees, FILLER_GAS, self.signer.address(), Bytes::new());
+        let signed = self.sign(transaction).await?;
+        slot.sent();
+        let sent = self.node.resend(&self.rpc, &signed.raw).await;
+        match sent {
+            Sent::Included(_) | Sent::Pooled | Sent::Perhaps => {}
+            Sent::NonceUsed => {
+                slot.consumed_by_another();
+                return Ok(());
+            }
+            Sent::NonceContested => {
+                slot.displaced();
+                return Ok(());
+            }
+            refusal => {
+                slot.release();
+                return self.refused(refusal).await;
+            }
+        }
+        let engine = self.clone();
+        let mut flight = Flight::new(signed.raw, signed.hash, matches!(sent, Sent::Pooled), &self.pace);
+        tokio::spawn(async move {
+            let started = Instant::now();
+            match flight.watch(&engine.rpc, &engine.node, &engine.pace, started + WATCH_LIMIT).await {
+                Seen::Included(receipt) => {
+                    engine.account(&receipt, started);
+                    slot.consumed();
+                }
+                Seen::Displaced => slot.consumed_by_another(),
+                Seen::NotYet => slot.displaced(),
+            }
+        });
+        Ok(())
+    }
+}

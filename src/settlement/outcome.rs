@@ -1,0 +1,148 @@
+//! What became of a payment, as far as the chain proves it.
+
+use alloy_primitives::{B256, U256};
+use tokio::time::sleep;
+
+use super::{
+    credit::{self, Use},
+    engine::{Engine, Job},
+    probe::Facts,
+    rpc::{Receipt, RpcFailure},
+    transfer,
+};
+use crate::{
+    facilitator::{FacilitatorError, Outcome, Prechecked, Rejection},
+    ledger::{Record, Settlement},
+    protocol::Reason,
+};
+
+/// How often a node that lags behind a receipt is asked again.
+const LAGGING: usize = 5;
+
+impl Engine {
+    /// One look at the payment, and what is wrong with it.
+    pub(crate) async fn verify(&self, payment: &Prechecked) -> Result<(Facts, Option<Rejection>), RpcFailure> {
+        let calldata = transfer::calldata(payment.authorization(), payment.signature());
+        let facts = self.probe.look(&self.rpc, payment, &calldata).await?;
+        self.pace.observe(facts.block);
+        let rejection = self.probe.diagnose(&facts, payment);
+        Ok((facts, rejection))
+    }
+
+    /// What an included transaction of ours did.
+    pub(super) async fn conclude(
+        &self,
+        job: &Job,
+        seen_unused: Option<u64>,
+        receipt: &Receipt,
+    ) -> Result<Outcome, FacilitatorError> {
+        let transaction = receipt.transaction_hash;
+        if job.expected.is_paid_by(receipt) {
+            self.totals().settled += 1;
+            return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
+        }
+        self.totals().reverted += 1;
+        tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
+        let unknown = Outcome::Unknown { transaction: Some(transaction) };
+        // A node that lags behind the receipt cannot say why.
+        for _ in 0..LAGGING {
+            match self.verify(&job.payment).await {
+                Ok((facts, _)) if facts.block < receipt.block() => {}
+                Ok((facts, _)) if facts.used => {
+                    let found = self.look_for_use(job, seen_unused, &facts, Some(transaction)).await;
+                    return Ok(found.unwrap_or(unknown));
+                }
+                Ok((_, rejection)) => {
+                    let (reason, detail) = match rejection {
+                        Some(Rejection { reason, detail }) => (reason, detail),
+                        None => {
+                            (Reason::InvalidTransactionState, "the transaction was included and did not pay".into())
+                        }
+                    };
+                    return Ok(Outcome::Failed { reason, detail, transaction: Some(transaction), dead: false });
+                }
+                Err(_) => {}
+            }
+            sleep(self.pace.poll_interval()).await;
+        }
+        Ok(unknown)
+    }
+
+    /// The authorization is used: by whom, and for what?
+    pub(super) async fn look_for_use(
+        &self,
+        job: &Job,
+        seen_unused: Option<u64>,
+        facts: &Facts,
+        transaction: Option<B256>,
+    ) -> Result<Outcome, FacilitatorError> {
+        let record = self.ledger.get(&job.key).await?;
+        let reserved = record.map(|record| record.block_seen.or(seen_unused));
+        let Some(seen_unused) = reserved.flatten() else {
+            let detail = "the authorization was used before it was reserved here".to_owned();
+            return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
+        };
+        match credit::find(&self.rpc, &job.expected, seen_unused, facts.block).await? {
+            Use::Paid { transaction, block } => {
+                self.totals().credited += 1;
+                tracing::info!(%transaction, block, "settled by another sender's transaction");
+                Ok(Outcome::Settled { transaction, block: Some(block) })
+            }
+            Use::Wasted { transaction, block } => {
+                let finalized = self.rpc.block("finalized").await.ok().flatten();
+                let dead = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
+                let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
+                Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead })
+            }
+            Use::NotFound => Ok(Outcome::Unknown { transaction }),
+        }
+    }
+
+    /// What became of a payment that an earlier call, or an earlier process, lost sight of. A settled one is looked at again:
+    /// its block may have been replaced.
+    pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        if let Settlement::Final { transaction, block } = record.settlement {
+            return Ok(Outcome::Settled { transaction, block });
+        }
+        let job = Job::new(Prechecked::of_record(record));
+        let newest_first = || record.transactions.iter().rev().take(16).copied();
+        for transaction in newest_first() {
+            if let Some(receipt) = self.rpc.receipt(transaction).await?
+                && job.expected.is_paid_by(&receipt)
+            {
+                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
+            }
+        }
+        // Final before newest: what is unused now was unused then.
+        let finalized = self.rpc.block("finalized").await?;
+        let (facts, rejection) = self.verify(&job.payment).await?;
+        if facts.used {
+            return self.look_for_use(&job, record.block_seen, &facts, newest_first().next()).await;
+        }
+        let valid_before = record.authorization.valid_before;
+        let expired = |timestamp: u64| U256::from(timestamp) >= valid_before;
+        let expired_for_good = finalized.is_some_and(|block| {
+            expired(block.timestamp.saturating_to()) && facts.block >= block.number.saturating_to::<u64>()
+        });
+        let failed = |reason, detail: String, dead| {
+            Ok(Outcome::Failed { reason, detail, transaction: newest_first().next(), dead })
+        };
+        if expired_for_good {
+            return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
+        }
+        for transaction in newest_first() {
+            if self.watches(transaction) || self.is_pending(transaction).await? {
+                return Ok(Outcome::Unknown { transaction: Some(transaction) });
+            }
+        }
+        match rejection {
+            Some(Rejection { reason, detail }) => failed(reason, detail, false),
+            None => failed(Reason::InvalidTransactionState, "no transaction executed it so far".to_owned(), false),
+        }
+    }
+
+    async fn is_pending(&self, transaction: B256) -> Result<bool, RpcFailure> {
+        let found: Option<serde_json::Value> = self.rpc.call("eth_getTransactionByHash", [transaction]).await?;
+        Ok(found.is_some_and(|found| found.get("blockNumber").is_none_or(serde_json::Value::is_null)))
+    }
+}

@@ -1,0 +1,11 @@
+//! On-chain verification and settlement, on the devnet's EVM.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod faults;
+mod lane;
+mod reconcile;
+mod secrets;
+mod settle;
+mod stage;
+mod verify;

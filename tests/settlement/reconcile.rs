@@ -1,0 +1,106 @@
+//! Finding out later what became of a payment.
+
+use std::time::Duration;
+
+use tower_x402::{
+    devnet::{Fault, Orphans},
+    facilitator::{Facilitator, OnchainFacilitator, Outcome},
+};
+
+use crate::stage::*;
+
+/// The same facilitator after a restart: nothing but the ledger survives.
+async fn restarted(stage: &Stage) -> OnchainFacilitator {
+    OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+        .build()
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_transaction_that_waits_is_unknown_and_later_settled() {
+    let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(200))).await;
+    stage.devnet.stall(true);
+    let payment = stage.payment(&stage.payer(1));
+    let outcome = stage.admit_and_settle(&payment).await.unwrap();
+    let Outcome::Unknown { transaction: Some(transaction) } = outcome else { panic!("{outcome:?}") };
+
+    let restarted = restarted(&stage).await;
+    let record = stage.record(&payment).await;
+    assert_eq!(restarted.reconcile(&record).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    stage.devnet.stall(false);
+    assert_eq!(paid_by(&restarted.reconcile(&record).await), transaction);
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
+}
+
+#[tokio::test]
+async fn a_transaction_that_vanished_is_not_executed_so_far() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    // The process dies before it can note the outcome.
+    paid_by(&stage.facilitator.settle(&payment, &verified).await);
+    stage.devnet.reorg(1, Orphans::Lost);
+    let outcome = restarted(&stage).await.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "{outcome:?}");
+    // Settling it again is safe, and pays once.
+    paid_by(&restarted(&stage).await.settle(&payment, &verified).await);
+    assert_eq!(stage.received(), 1);
+}
+
+#[tokio::test]
+async fn a_crash_between_broadcast_and_answer_loses_nothing() {
+    let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(100))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_sendRawTransactionSync" => Fault::DropAfter,
+        "eth_getTransactionReceipt" => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    assert!(matches!(stage.settle(&payment, &verified).await, Ok(Outcome::Unknown { transaction: Some(_) })));
+    stage.devnet.faults().clear();
+    paid_by(&restarted(&stage).await.reconcile(&stage.record(&payment).await).await);
+    assert_eq!(stage.received(), 1);
+}
+
+#[tokio::test]
+async fn somebody_elses_transfer_is_found_after_a_restart() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.admit(&payment).await;
+    for _ in 0..30 {
+        stage.devnet.mine();
+    }
+    let theirs = stage.front_run(&payment);
+    assert_eq!(paid_by(&restarted(&stage).await.reconcile(&stage.record(&payment).await).await), theirs);
+}
+
+#[tokio::test]
+async fn a_node_that_limits_log_ranges_is_asked_for_less() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.admit(&payment).await;
+    for _ in 0..700 {
+        stage.devnet.mine();
+    }
+    let theirs = stage.front_run(&payment);
+    stage.devnet.faults().set(|call| {
+        let number = |name: &str| {
+            let text = call.params[0][name].as_str().unwrap().trim_start_matches("0x");
+            u64::from_str_radix(text, 16).unwrap()
+        };
+        match call.method {
+            "eth_getLogs" if number("toBlock") - number("fromBlock") >= 500 => {
+                Fault::Error { code: -32005, message: "block range is too wide".into() }
+            }
+            _ => Fault::None,
+        }
+    });
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
+}

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use support::{
     authorization::random_address,
     chain::{Chain, call, on_every_chain},
+    devnet::DevnetChain,
+    shop::{Answer, Customer, Purchase, demand},
     token::Token,
 };
 use tokio::{
@@ -157,6 +159,43 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
 }
 
+/// Killed between two presentations of one payment, with its ledger in a file.
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought() {
+    let chain = DevnetChain::start(None).await;
+    let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
+    let rpc_url = chain.rpc_url();
+    let arguments =
+        ["--rpc-url", &rpc_url, "--ledger", &ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
+    let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
+    let ask = async |evaluator: &Evaluator, purchase: Option<&Purchase>| {
+        let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
+        if let Some(purchase) = purchase {
+            let paid = purchase.on(http::Request::new(axum::body::Body::empty()));
+            request = request.header("payment-signature", &paid.headers()["payment-signature"]);
+        }
+        let response = request.body(body).send().await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        Answer { status, headers, body: response.bytes().await.unwrap() }
+    };
+    let mut evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
+    let first = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    evaluator.process.kill().await.unwrap();
+
+    let evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let again = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!((again.status, again.text()), (first.status, first.text()));
+    assert_eq!(again.transaction(), first.transaction());
+    let stats = evaluator.stats().await;
+    assert_eq!((&stats["handled"], &stats["settled"]), (&json!(0), &json!(1)), "nothing was worked on again: {stats}");
+    assert_eq!(chain.balance(evaluator.pay_to).await, PRICE);
+}
+
 async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
     buy(chain, "authorization").await;
 }
@@ -204,7 +243,10 @@ struct Evaluator {
 impl Evaluator {
     async fn start(arguments: &[&str], settler: Option<&PrivateKeySigner>) -> Self {
         let mut command = example("evaluator");
-        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001", "--pay-to"]).arg(random_address().to_string());
+        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001"]);
+        if !arguments.contains(&"--pay-to") {
+            command.args(["--pay-to", &random_address().to_string()]);
+        }
         command.args(arguments);
         if let Some(settler) = settler {
             command.env("SETTLEMENT_PRIVATE_KEY", settler.to_bytes().to_string());

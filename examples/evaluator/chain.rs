@@ -38,7 +38,7 @@ impl Chain {
             format!("set {KEY} to the private key that pays for gas (32 bytes in hex), or leave out --rpc-url")
         })?;
         let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key);
-        let facilitator = settling.build().await.context("--rpc-url")?;
+        let facilitator = settling.ledger(flags.open_ledger().await?).build().await.context("--rpc-url")?;
         Ok(Self { facilitator, asset, rpc_url: url.to_owned(), _port: None })
     }
 
@@ -58,7 +58,7 @@ impl Chain {
         devnet.fund(key.address(), U256::from(GAS_TANK));
         let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
         let settling = OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key);
-        let facilitator = settling.build().await?;
+        let facilitator = settling.ledger(flags.open_ledger().await?).build().await?;
         Ok(Self { facilitator, asset: wanted, rpc_url: port.url().to_string(), _port: Some(port) })
     }
 }

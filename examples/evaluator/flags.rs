@@ -1,11 +1,15 @@
 //! What the operator can say on the command line.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
-use tower_x402::{Asset, Network, ParseUsdcError, Usdc, protocol::PaymentFlow};
+use tower_x402::{
+    Asset, Network, ParseUsdcError, Usdc,
+    ledger::{Ledger, MemoryLedger, SqliteLedger},
+    protocol::PaymentFlow,
+};
 use url::Url;
 
 /// Sells evaluations of worked arithmetic answers over x402.
@@ -45,7 +49,7 @@ EXIT STATUS
 
 EXAMPLES
   evaluator
-  evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront
+  evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront --ledger sqlite:payments.sqlite
   SETTLEMENT_PRIVATE_KEY=0x… evaluator --rpc-url https://sepolia.base.org --pay-to 0x… --public-url https://judge.example
   evaluator --network eip155:31337 --rpc-url http://127.0.0.1:8545 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
       --asset-name 'USD Coin' --asset-version 2"
@@ -81,7 +85,7 @@ pub(crate) struct Flags {
     /// When the money moves: after the work, before it, or later in batches (deferred: not available in this version)
     #[arg(long, value_enum, default_value = "authorization")]
     flow: Flow,
-    /// Where payments are recorded: memory, sqlite:PATH or postgres://… (only memory is available in this version)
+    /// Where payments are recorded: memory, sqlite:PATH or postgres://… (postgres: not available in this version)
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
     /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate
@@ -155,12 +159,20 @@ impl Flags {
         if self.flow == Flow::Deferred {
             bail!("--flow deferred is not available in this version: use authorization or upfront");
         }
+        if self.ledger == LedgerAt::Postgres {
+            bail!("--ledger postgres: is not available in this version: use memory or sqlite:PATH");
+        }
+        Ok(())
+    }
+
+    /// Where payments are recorded.
+    pub(crate) async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
         match &self.ledger {
-            LedgerAt::Memory => Ok(()),
             LedgerAt::Sqlite(path) => {
-                bail!("--ledger sqlite:{} is not available in this version: use memory", path.display())
+                let ledger = SqliteLedger::open(path).await;
+                Ok(Arc::new(ledger.with_context(|| format!("--ledger sqlite:{}", path.display()))?))
             }
-            LedgerAt::Postgres => bail!("--ledger postgres: is not available in this version: use memory"),
+            LedgerAt::Memory | LedgerAt::Postgres => Ok(Arc::new(MemoryLedger::new())),
         }
     }
 
@@ -205,7 +217,6 @@ mod tests {
         for arguments in [
             ["--facilitator-url", "http://127.0.0.1:1"],
             ["--flow", "deferred"],
-            ["--ledger", "sqlite:payments.db"],
             ["--ledger", "postgres://user:secret@localhost/payments"],
         ] {
             let flags = Flags::try_parse_from(["evaluator"].iter().chain(&arguments)).unwrap();

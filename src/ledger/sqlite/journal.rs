@@ -228,7 +228,9 @@ async fn commit(
                     .execute(&mut *transaction)
                     .await?;
             }
-            None => drop(bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?),
+            None => {
+                bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?;
+            }
         }
     }
     transaction.commit().await

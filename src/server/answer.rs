@@ -113,6 +113,18 @@ pub(super) fn keep_private(headers: &mut HeaderMap) {
         })
         .map(str::to_owned)
         .collect();
+    // These speak to caches that then do not look at Cache-Control (RFC 9213, and what came before it).
+    let targeted: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| {
+            let name = name.as_str();
+            name.ends_with("cdn-cache-control") || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&name)
+        })
+        .cloned()
+        .collect();
+    for name in targeted {
+        headers.remove(name);
+    }
     let value = std::iter::once("private".to_owned()).chain(kept).collect::<Vec<_>>().join(", ");
     headers.insert(CACHE_CONTROL, HeaderValue::try_from(value).unwrap_or(NO_STORE));
 }
@@ -204,5 +216,16 @@ mod tests {
             keep_private(&mut headers);
             assert_eq!(headers.get_all(CACHE_CONTROL).iter().collect::<Vec<_>>(), [kept]);
         }
+    }
+
+    #[test]
+    fn no_cache_is_told_otherwise_in_a_header_of_its_own() {
+        let mut headers = HeaderMap::new();
+        for name in ["cdn-cache-control", "vercel-cdn-cache-control", "surrogate-control", "edge-control"] {
+            headers.insert(name, HeaderValue::from_static("public, max-age=600"));
+        }
+        headers.insert("x-accel-expires", HeaderValue::from_static("600"));
+        keep_private(&mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [CACHE_CONTROL]);
     }
 }

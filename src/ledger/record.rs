@@ -103,6 +103,14 @@ pub struct BodyDigest {
     pub complete: bool,
 }
 
+impl BodyDigest {
+    /// Of two digests of one body, the one that covers more of it: an attempt that read little must not open the payment to
+    /// other bodies.
+    fn more(known: Option<Self>, read: Option<Self>) -> Option<Self> {
+        known.into_iter().chain(read).max_by_key(|digest| (digest.length, digest.complete))
+    }
+}
+
 /// Progress of the work that a payment buys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fulfilment {
@@ -266,12 +274,12 @@ impl Record {
                 self.attempts += 1;
             }
             (FulfilmentStep::Release { body }, Reserved | Working) => {
-                self.body = self.body.or(*body);
+                self.body = BodyDigest::more(self.body, *body);
                 self.fulfilment = Released;
                 self.admitted &= self.settlement != Settlement::None;
             }
             (FulfilmentStep::Produce { body, at }, Working) => {
-                self.body = self.body.or(*body);
+                self.body = BodyDigest::more(self.body, *body);
                 self.fulfilment = Produced;
                 self.produced_at = Some(*at);
                 if self.settlement == Settlement::None {
@@ -328,9 +336,24 @@ impl Record {
         Ok(())
     }
 
+    /// Whether its owner's lease still runs.
+    pub fn is_leased(&self, now: u64) -> bool {
+        matches!(self.fulfilment, Fulfilment::Reserved | Fulfilment::Working) && self.lease_until >= now
+    }
+
+    /// Gives it to a new owner until `until`. What was released is reserved again, so that the new owner's lease counts.
+    pub fn lease_anew(&mut self, until: u64) {
+        self.epoch += 1;
+        self.lease_until = until;
+        if self.fulfilment == Fulfilment::Released {
+            self.fulfilment = Fulfilment::Reserved;
+        }
+    }
+
     /// Whether forgetting it loses nothing: no work was done and nothing was submitted.
     pub fn is_discardable(&self) -> bool {
         self.fulfilment == Fulfilment::Reserved
+            && self.attempts == 0
             && matches!(self.settlement, Settlement::None | Settlement::Due)
             && self.transactions.is_empty()
     }

@@ -51,6 +51,7 @@
 mod answer;
 mod body;
 mod builder;
+mod claim;
 mod config;
 mod fingerprint;
 mod future;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, response::Parts};
+use http::{HeaderMap, StatusCode, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 
 use super::wait::Busy;
@@ -49,7 +49,8 @@ where
 {
     pub(super) fn new(parts: &Parts, body: B, destination: Destination) -> Self {
         let limit = destination.ledger.response_limit();
-        let too_large = body.size_hint().lower() > limit as u64;
+        // What follows 101 is a connection, which cannot be had twice.
+        let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
         let head = StoredResponse {
             status: parts.status,
             headers: parts.headers.clone(),
@@ -57,7 +58,7 @@ where
             trailers: None,
             stored_at: destination.now,
         };
-        let copy = (!too_large).then(BytesMut::new);
+        let copy = is_kept.then(BytesMut::new);
         let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
         Self { recording: Some(recording), drain: spawn_drain }
     }

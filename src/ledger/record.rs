@@ -184,8 +184,11 @@ pub enum FulfilmentStep {
         /// Whether it is to be settled before the work.
         due: bool,
     },
-    /// The handler starts.
-    Start,
+    /// The handler starts. What came before it, settlement included, may have taken most of the lease.
+    Start {
+        /// Until when the lease runs from now on, in Unix seconds; it is never shortened.
+        until: u64,
+    },
     /// The attempt did not succeed.
     Release {
         /// What it read of the request body.
@@ -269,8 +272,9 @@ impl Record {
                     self.settlement = Settlement::Due;
                 }
             }
-            (FulfilmentStep::Start, Reserved | Released | Working) if self.admitted || paid => {
+            (FulfilmentStep::Start { until }, Reserved | Released | Working) if self.admitted || paid => {
                 self.fulfilment = Working;
+                self.lease_until = self.lease_until.max(*until);
                 self.attempts += 1;
             }
             (FulfilmentStep::Release { body }, Reserved | Working) => {

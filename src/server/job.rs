@@ -58,7 +58,8 @@ where
                 return Ok(answer.into_response());
             }
         };
-        if let Err(error) = held.step(FulfilmentStep::Start).await {
+        let until = purchase.lease_until(purchase.sale.config.clock.now());
+        if let Err(error) = held.step(FulfilmentStep::Start { until }).await {
             held.give_back().await;
             return Ok(sale::ledger_failed(&error).into_response());
         }

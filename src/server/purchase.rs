@@ -318,7 +318,7 @@ impl Purchase {
     }
 
     /// Work, settlement on either side of it, and some slack.
-    fn lease_until(&self, now: u64) -> u64 {
+    pub(super) fn lease_until(&self, now: u64) -> u64 {
         let limits = &self.sale.config.limits;
         now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30
     }

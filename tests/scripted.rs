@@ -416,6 +416,38 @@ async fn copies_of_one_payment_leave_places_to_others() {
     }
 }
 
+#[tokio::test]
+async fn a_service_that_does_not_look_at_the_method_gives_nothing_away_to_preflights() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        Response::builder().header(header::CONTENT_LENGTH, "6").header("x-inner", "1").body(Body::from("secret")).unwrap()
+    });
+    let preflight = Request::options("/evaluate?k=1")
+        .header(header::ORIGIN, "https://app.example")
+        .header(header::ACCESS_CONTROL_REQUEST_METHOD, "GET");
+    let answer = send(&app, preflight.body(Body::empty()).unwrap()).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, ""));
+    assert_eq!(answer.headers["x-inner"], "1");
+    assert!(!answer.headers.contains_key(header::CONTENT_LENGTH));
+}
+
+#[tokio::test]
+async fn a_replay_repeats_no_header_of_the_first_connection() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        let response = Response::builder().header(header::CONNECTION, "close, x-hop").header("x-hop", "1");
+        let response = response.header(header::TRANSFER_ENCODING, "chunked").header(header::DATE, "then");
+        response.header("x-end", "1").body(Body::from("answer")).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+    let replay = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((replay.text(), &replay.headers["x-end"]), ("answer", &http::HeaderValue::from_static("1")));
+    for name in ["connection", "x-hop", "transfer-encoding", "date"] {
+        assert!(!replay.headers.contains_key(name), "{name}");
+    }
+}
+
 /// Answers as late as a database does.
 #[derive(Debug)]
 struct SlowLedger(MemoryLedger);

@@ -9,7 +9,7 @@ use http::{
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
         ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, CACHE_CONTROL,
-        CONTENT_TYPE, RETRY_AFTER, VARY,
+        CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, TRANSFER_ENCODING, VARY,
     },
     response::Parts,
 };
@@ -162,6 +162,16 @@ impl Cors {
         headers.insert(VARY, HeaderValue::from_static("Access-Control-Request-Method, Access-Control-Request-Headers"));
         response
     }
+}
+
+/// The answer to a preflight that the service gave: the head is all that a browser reads of it, and a service that does not
+/// look at the method would give away what it sells in the body.
+pub(super) fn head_only<R, B>(response: Response<R>) -> Response<ResponseBody<B>> {
+    let (mut parts, _) = response.into_parts();
+    for name in [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING] {
+        parts.headers.remove(name);
+    }
+    Response::from_parts(parts, ResponseBody::own(Bytes::new()))
 }
 
 /// A settlement as the client is told of it.

@@ -160,7 +160,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Answers CORS preflights for any origin, instead of passing them to the service unpaid.
+    /// Answers CORS preflights for any origin. Otherwise they are passed to the service unpaid, and answered with the head of
+    /// its response only; a service that does costly work for any method should not see them.
     pub fn answer_preflights(mut self, answer: bool) -> Self {
         self.answer_preflights = answer;
         self

@@ -37,7 +37,7 @@
 //! |---|---|---|
 //! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
 //! | 400 | the payment header cannot be read, or there are two; paid HEAD; upgrade | correct the request |
-//! | 409 | the payment was used for another request, or its response is gone | nothing: it was used |
+//! | 409 | the payment was used for another request, or its response is gone | read the reason: it was used, or (`response_not_kept`) never charged |
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |

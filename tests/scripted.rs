@@ -221,10 +221,29 @@ async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at(
 }
 
 #[tokio::test]
+async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
+    let facilitator = Arc::new(Scripted::new());
+    // As nested routers do, both see the same path; one payee, one ledger.
+    let failing = |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() };
+    let (cheap, _) = serve(layer(&facilitator), failing);
+    let (dear, handled) = serve(layer(&facilitator).price("$1"), echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    // Paid before the work, it is owed, but by the service that owes it.
+    let (cheap, _) = serve(layer(&facilitator).flow(PaymentFlow::Upfront).service_name("cheap"), failing);
+    let other = layer(&facilitator).flow(PaymentFlow::Upfront).service_name("dear").price("$1");
+    let (dear, handled_too) = serve(other, echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::CONFLICT);
+    assert_eq!((handled.load(Ordering::SeqCst), handled_too.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test]
 async fn a_response_that_was_not_kept_is_not_charged_for_later() {
-    let facilitator = Arc::new(Scripted::new().settle(|call, _| async move {
-        if call == 0 { Err(away()) } else { Ok(paid()) }
-    }));
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
     let (app, handled) = serve(layer(&facilitator), |_, _| async { Response::new(Body::from(vec![b'x'; 1 << 20])) });
     let purchase = customer().pay(&app, evaluate("x")).await;
     let first = send(&app, purchase.on(evaluate("x"))).await;
@@ -420,7 +439,11 @@ async fn copies_of_one_payment_leave_places_to_others() {
 async fn a_service_that_does_not_look_at_the_method_gives_nothing_away_to_preflights() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator), |_, _| async {
-        Response::builder().header(header::CONTENT_LENGTH, "6").header("x-inner", "1").body(Body::from("secret")).unwrap()
+        Response::builder()
+            .header(header::CONTENT_LENGTH, "6")
+            .header("x-inner", "1")
+            .body(Body::from("secret"))
+            .unwrap()
     });
     let preflight = Request::options("/evaluate?k=1")
         .header(header::ORIGIN, "https://app.example")

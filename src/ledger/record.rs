@@ -76,7 +76,8 @@ pub struct Lease {
     pub epoch: u64,
 }
 
-/// A digest of the request a payment was first used for: method, path, query, `Authorization` and `Cookie`.
+/// A digest of the request a payment was first used for: the seller's configured place and name, method, path, query,
+/// `Authorization` and `Cookie`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// SHA-256 over these parts.

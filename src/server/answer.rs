@@ -118,7 +118,8 @@ pub(super) fn keep_private(headers: &mut HeaderMap) {
         .keys()
         .filter(|name| {
             let name = name.as_str();
-            name.ends_with("cdn-cache-control") || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&name)
+            name.ends_with("cdn-cache-control")
+                || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&name)
         })
         .cloned()
         .collect();

@@ -42,6 +42,13 @@
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |
 //!
+//! # Several services, one payee
+//!
+//! Services that share `payTo` share a ledger. Where they may see equal paths (nested routers cut them short, hosts are not
+//! looked at), give each its [`service_name`](RequirePaymentLayerBuilder::service_name) or
+//! [`resource_url`](RequirePaymentLayerBuilder::resource_url): what one of them was paid for and still owes is then not
+//! asked of another.
+//!
 //! # Order of layers
 //!
 //! Put a `CorsLayer` above this one, so that its answers carry CORS headers too; or use

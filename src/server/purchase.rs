@@ -123,7 +123,7 @@ impl Purchase {
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
         Ok(Self {
             key: payment.key(),
-            request: Fingerprint::of(parts),
+            request: Fingerprint::of(parts, sale.config.catalogue.seller()),
             payment,
             refusal,
             facilitator,
@@ -157,10 +157,9 @@ impl Purchase {
                 wait_until(deadline, waiting.ended()).await?;
                 continue;
             };
-            // Time has passed, for one that waited.
-            let in_window = |payment: &Prechecked| payment.check_window(config.limits.window(), config.clock.now());
             if self.refusal.is_none() {
-                self.refusal = in_window(&self.payment).err();
+                // Time has passed, for one that waited.
+                self.refusal = self.payment.check_window(config.limits.window(), config.clock.now()).err();
             }
             let (busy, record) = match &self.refusal {
                 None => {
@@ -200,10 +199,9 @@ impl Purchase {
                 }
                 Verdict::Resume => {
                     body.compare(&record)?;
-                    if record.settlement == Settlement::None
-                        && let Err(refusal) = in_window(&self.payment)
-                    {
-                        return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, &refusal));
+                    // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
+                    if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
+                        return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
                     }
                     let (busy, claimed) = Claim::again(ledger, record, now, self.lease_until(now), busy).await;
                     if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
@@ -322,6 +320,11 @@ impl Purchase {
         let limits = &self.sale.config.limits;
         now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30
     }
+}
+
+/// Whether nothing was submitted for it: not to serve it costs the payer nothing.
+fn is_untouched(record: &Record) -> bool {
+    matches!(record.settlement, Settlement::None | Settlement::Due) && record.transactions.is_empty()
 }
 
 /// Asks the chain whether a contract at the payer's address accepts the signature, before anything is reserved and before

@@ -15,7 +15,7 @@ pub(super) enum Claimed {
     /// The right to work, and the payment as it now stands.
     Granted(Lease, Record),
     /// The payment is known.
-    Known(Box<Record>),
+    Known(Record),
     /// Another caller was faster.
     TooLate,
 }
@@ -36,7 +36,7 @@ impl Claim {
         Self::ask(ledger, async move {
             let claimed = asked.reserve(record.clone()).await.map(|reservation| match reservation {
                 Reservation::New(lease) => Claimed::Granted(lease, record),
-                Reservation::Known(known) => Claimed::Known(known),
+                Reservation::Known(known) => Claimed::Known(*known),
             });
             (busy, claimed)
         })

@@ -168,7 +168,7 @@ impl Purchase {
                         Claimed::Granted(lease, record) => {
                             return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
                         }
-                        Claimed::Known(known) => (busy, *known),
+                        Claimed::Known(known) => (busy, known),
                         Claimed::TooLate => continue,
                     }
                 }
@@ -334,11 +334,11 @@ async fn authenticate(
     facilitator: &dyn Facilitator,
     payment: &Prechecked,
 ) -> Result<Option<Verified>, Answer> {
-    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
     let record = facilitator.ledger().get(&payment.key()).await.map_err(|error| sale::ledger_failed(&error))?;
     if record.is_some_and(|record| is_same(&record, payment)) {
         return Ok(None);
     }
+    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
     let verified = facilitator.verify(payment).await;
     verified.map(Some).map_err(|error| sale.not_verified(&error))
 }

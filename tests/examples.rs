@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use support::{
     authorization::random_address,
     chain::{Chain, call, on_every_chain},
+    devnet::DevnetChain,
+    shop::{Answer, Customer, Purchase, demand},
     token::Token,
 };
 use tokio::{
@@ -20,6 +22,7 @@ use tokio::{
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
+use tower_x402::client::{Payer, PaymentMiddleware};
 
 /// For everything a program does here; compiling is not part of it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,8 +48,26 @@ async fn quickstart_moves_money() {
 async fn help_names_every_flag() {
     let flags: [(&str, &[&str]); 3] = [
         ("quickstart", &[]),
-        ("evaluator", &["--listen", "--price", "--network", "--pay-to", "--asset", "--rpc-url", "--flow", "--ledger"]),
-        ("student", &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--timeout"]),
+        (
+            "evaluator",
+            &[
+                "--listen",
+                "--price",
+                "--network",
+                "--pay-to",
+                "--asset",
+                "--rpc-url",
+                "--facilitator-url",
+                "--flow",
+                "--ledger",
+                "--public-url",
+                "--handler-delay-ms",
+            ],
+        ),
+        (
+            "student",
+            &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
+        ),
     ];
     for (name, flags) in flags {
         let output = timeout(PATIENCE, example(name).arg("--help").output()).await.unwrap().unwrap();
@@ -99,6 +120,82 @@ async fn a_budget_is_kept() {
     assert_eq!(evaluator.income().await, 2 * PRICE);
 }
 
+#[tokio::test]
+async fn what_the_evaluator_does_not_take_is_not_charged() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let payer = Payer::builder(student).build();
+    let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder()).unwrap();
+
+    let poem = json!({ "task": { "id": "t1", "skill": "poetry", "prompt": "Rhyme" }, "output": "time" }).to_string();
+    for (body, status) in [(poem, 422), ("{".to_owned(), 400), ("1".repeat(100_000), 413)] {
+        let response = client.post(&evaluator.url).body(body).send().await.unwrap();
+        assert_eq!(response.status(), status);
+        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        assert!(answer["error"].is_string(), "{answer}");
+    }
+    assert_eq!(evaluator.stats().await["settled"], 0);
+    assert_eq!(evaluator.income().await, 0);
+}
+
+#[tokio::test]
+async fn a_stopping_evaluator_finishes_what_it_has_begun() {
+    let mut evaluator = Evaluator::start(&["--handler-delay-ms", "500"], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let mut command = example("student");
+    command.args(["--url", &evaluator.url]).env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+    let buying = command.spawn().unwrap();
+    while evaluator.stats().await["handled"] == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, buying.wait_with_output()).await.unwrap().unwrap().status.success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+}
+
+/// Killed between two presentations of one payment, with its ledger in a file.
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought() {
+    let chain = DevnetChain::start(None).await;
+    let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
+    let rpc_url = chain.rpc_url();
+    let arguments =
+        ["--rpc-url", &rpc_url, "--ledger", &ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
+    let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
+    let ask = async |evaluator: &Evaluator, purchase: Option<&Purchase>| {
+        let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
+        if let Some(purchase) = purchase {
+            let paid = purchase.on(http::Request::new(axum::body::Body::empty()));
+            request = request.header("payment-signature", &paid.headers()["payment-signature"]);
+        }
+        let response = request.body(body).send().await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        Answer { status, headers, body: response.bytes().await.unwrap() }
+    };
+    let mut evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
+    let first = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    evaluator.process.kill().await.unwrap();
+
+    let evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let again = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!((again.status, again.text()), (first.status, first.text()));
+    assert_eq!(again.transaction(), first.transaction());
+    let stats = evaluator.stats().await;
+    assert_eq!((&stats["handled"], &stats["settled"]), (&json!(0), &json!(1)), "nothing was worked on again: {stats}");
+    assert_eq!(chain.balance(evaluator.pay_to).await, PRICE);
+}
+
 async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
     buy(chain, "authorization").await;
 }
@@ -138,7 +235,7 @@ struct Evaluator {
     pay_to: Address,
     rpc_url: String,
     provider: DynProvider,
-    _process: Child,
+    process: Child,
     // Closing the pipe would make the program's next line fail.
     _output: Lines<BufReader<ChildStdout>>,
 }
@@ -146,7 +243,10 @@ struct Evaluator {
 impl Evaluator {
     async fn start(arguments: &[&str], settler: Option<&PrivateKeySigner>) -> Self {
         let mut command = example("evaluator");
-        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001", "--pay-to"]).arg(random_address().to_string());
+        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001"]);
+        if !arguments.contains(&"--pay-to") {
+            command.args(["--pay-to", &random_address().to_string()]);
+        }
         command.args(arguments);
         if let Some(settler) = settler {
             command.env("SETTLEMENT_PRIVATE_KEY", settler.to_bytes().to_string());
@@ -167,7 +267,7 @@ impl Evaluator {
             pay_to: text("pay_to").parse().unwrap(),
             rpc_url: text("rpc_url"),
             provider: ProviderBuilder::default().connect_http(text("rpc_url").parse().unwrap()).erased(),
-            _process: process,
+            process,
             _output: output,
         }
     }

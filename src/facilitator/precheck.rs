@@ -130,6 +130,7 @@ impl Prechecked {
     }
 
     /// A payment that the ledger knows was checked when it was reserved.
+    #[cfg(any(feature = "server", feature = "onchain"))]
     pub(crate) fn of_record(record: &crate::ledger::Record) -> Self {
         Self {
             terms: record.terms.clone(),

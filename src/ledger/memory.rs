@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use alloy_primitives::{Address, U256};
@@ -37,7 +40,8 @@ pub struct MemoryLedger {
     hasher: RandomState,
     responses: Mutex<ResponseStore>,
     limits: ResponseLimits,
-    max_records_per_shard: usize,
+    records: AtomicUsize,
+    max_records: usize,
     clock: Arc<dyn Clock>,
 }
 
@@ -54,8 +58,64 @@ impl MemoryLedger {
             hasher: RandomState::new(),
             responses: Mutex::new(ResponseStore::new(responses)),
             limits: responses,
-            max_records_per_shard: max_records.div_ceil(SHARDS),
+            records: AtomicUsize::new(0),
+            max_records,
             clock,
+        }
+    }
+
+    /// Reserves, and says which records were forgotten on the occasion.
+    pub(super) fn reserve_and_age(&self, record: Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
+        let mut shard = self.shard(&record.key);
+        if let Some(known) = shard.records.get(&record.key) {
+            return (Ok(Reservation::Known(Box::new(known.clone()))), Vec::new());
+        }
+        let forgotten = shard.age(self.clock.now());
+        self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        if self.records.load(Ordering::Relaxed) >= self.max_records {
+            return (Err(LedgerError::Full), forgotten);
+        }
+        self.records.fetch_add(1, Ordering::Relaxed);
+        let lease = Lease { key: record.key, epoch: record.epoch };
+        shard.insert(record);
+        (Ok(Reservation::New(lease)), forgotten)
+    }
+
+    /// Keeps a response, and says which others had to go for it.
+    pub(super) fn keep_response(&self, key: &PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
+        lock(&self.responses).insert(*key, response)
+    }
+
+    /// The record as it is now.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn snapshot(&self, key: &PaymentKey) -> Option<Record> {
+        self.shard(key).records.get(key).cloned()
+    }
+
+    /// The response as it is kept, whatever its age.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn kept_response(&self, key: &PaymentKey) -> Option<Arc<StoredResponse>> {
+        lock(&self.responses).get(key, 0)
+    }
+
+    /// Brings back a record of an earlier process.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn restore(&self, record: Record) {
+        let mut shard = self.shard(&record.key);
+        let in_flight = record.in_flight();
+        if !in_flight.is_zero() {
+            let book = shard.payers.entry(payer_of(&record.key)).or_default();
+            book.in_flight = book.in_flight.saturating_add(in_flight);
+        }
+        shard.insert(record);
+        self.records.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Brings back what was settled in records that have aged out.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn restore_total(&self, settled: u64) {
+        if let Some(shard) = self.shards.first() {
+            lock(shard).settled_and_forgotten = settled;
         }
     }
 
@@ -75,18 +135,7 @@ impl Default for MemoryLedger {
 #[async_trait]
 impl Ledger for MemoryLedger {
     async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
-        let mut shard = self.shard(&record.key);
-        if let Some(known) = shard.records.get(&record.key) {
-            return Ok(Reservation::Known(Box::new(known.clone())));
-        }
-        shard.age(self.clock.now());
-        if shard.records.len() >= self.max_records_per_shard {
-            return Err(LedgerError::Full);
-        }
-        let lease = Lease { key: record.key, epoch: record.epoch };
-        shard.expiry.insert((expiry(&record), record.key));
-        shard.records.insert(record.key, record);
-        Ok(Reservation::New(lease))
+        self.reserve_and_age(record).0
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
@@ -135,11 +184,12 @@ impl Ledger for MemoryLedger {
             return Err(super::Forbidden { fulfilment: record.fulfilment, settlement: record.settlement }.into());
         }
         shard.remove(&lease.key, self.clock.now());
+        self.records.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        lock(&self.responses).insert(*key, response);
+        self.keep_response(key, response);
         Ok(())
     }
 
@@ -213,6 +263,11 @@ impl Shard {
         result
     }
 
+    fn insert(&mut self, record: Record) {
+        self.expiry.insert((expiry(&record), record.key));
+        self.records.insert(record.key, record);
+    }
+
     fn remove(&mut self, key: &PaymentKey, now: u64) {
         let Some(record) = self.records.remove(key) else { return };
         self.expiry.remove(&(expiry(&record), *key));
@@ -229,16 +284,19 @@ impl Shard {
     }
 
     /// Forgets a few records that can no longer be presented; those with an open fate stay.
-    fn age(&mut self, now: u64) {
+    fn age(&mut self, now: u64) -> Vec<PaymentKey> {
+        let mut forgotten = Vec::new();
         let expired: Vec<_> = self.expiry.iter().take_while(|(at, _)| *at < now).take(8).copied().collect();
         for (at, key) in expired {
             self.expiry.remove(&(at, key));
             if self.records.get(&key).is_none_or(Record::is_resolved) {
                 self.remove(&key, now);
+                forgotten.push(key);
             } else {
                 self.expiry.insert((now.saturating_add(RETENTION), key));
             }
         }
+        forgotten
     }
 }
 

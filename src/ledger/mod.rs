@@ -29,6 +29,10 @@
 mod memory;
 mod record;
 mod responses;
+#[cfg(feature = "sqlite")]
+mod row;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::sync::Arc;
 
@@ -40,6 +44,8 @@ pub use record::{
     SettlementStep,
 };
 pub use responses::{ResponseLimits, StoredResponse};
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteLedger;
 
 /// A store of payments; see the [module](self) for its contract.
 #[async_trait]

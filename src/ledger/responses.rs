@@ -65,40 +65,46 @@ impl ResponseStore {
         Self { limits, kept: HashMap::new(), order: VecDeque::new(), bytes: 0 }
     }
 
-    pub(super) fn insert(&mut self, key: PaymentKey, response: StoredResponse) {
+    /// Keeps a response if it is within the bounds; the keys of those that went for it.
+    pub(super) fn insert(&mut self, key: PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
         let weight = weight(&response);
         if response.body.len() > self.limits.body_bytes
             || weight > self.limits.total_bytes
             || self.kept.contains_key(&key)
         {
-            return;
+            return Vec::new();
         }
-        self.expire(response.stored_at);
+        let mut gone = self.expire(response.stored_at);
         self.bytes += weight;
         self.kept.insert(key, Arc::new(response));
         self.order.push_back(key);
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
-            self.drop_oldest();
+            gone.extend(self.drop_oldest());
         }
+        gone
     }
 
-    pub(super) fn get(&mut self, key: &PaymentKey, now: u64) -> Option<Arc<StoredResponse>> {
-        self.expire(now);
-        self.kept.get(key).cloned()
+    pub(super) fn get(&self, key: &PaymentKey, now: u64) -> Option<Arc<StoredResponse>> {
+        let response = self.kept.get(key)?;
+        (response.stored_at.saturating_add(self.limits.age_seconds) >= now).then(|| response.clone())
     }
 
-    fn expire(&mut self, now: u64) {
+    fn expire(&mut self, now: u64) -> Vec<PaymentKey> {
         let age = self.limits.age_seconds;
         let expired = |response: &StoredResponse| response.stored_at.saturating_add(age) < now;
+        let mut gone = Vec::new();
         while self.order.front().and_then(|key| self.kept.get(key)).is_some_and(|response| expired(response)) {
-            self.drop_oldest();
+            gone.extend(self.drop_oldest());
         }
+        gone
     }
 
-    fn drop_oldest(&mut self) {
-        if let Some(response) = self.order.pop_front().and_then(|key| self.kept.remove(&key)) {
+    fn drop_oldest(&mut self) -> Option<PaymentKey> {
+        let key = self.order.pop_front()?;
+        if let Some(response) = self.kept.remove(&key) {
             self.bytes -= weight(&response);
         }
+        Some(key)
     }
 }
 

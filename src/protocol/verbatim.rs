@@ -36,6 +36,7 @@ impl<T: Serialize> Verbatim<T> {
     }
 }
 
+#[cfg(feature = "facilitator")]
 impl Verbatim<crate::protocol::PaymentRequirements> {
     /// The text of an offer. Cannot fail: all its fields are text, numbers and maps with text keys.
     pub(crate) fn of_requirements(offer: &crate::protocol::PaymentRequirements) -> Self {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use tempfile::TempDir;
 use tower_x402::{
     ManualClock,
-    ledger::{Ledger, MemoryLedger, ResponseLimits},
+    ledger::{Ledger, MemoryLedger, ResponseLimits, SqliteLedger},
 };
 
 /// When the clock of every test ledger starts, in Unix seconds.
@@ -14,25 +15,39 @@ pub(crate) const CLOCK_START: u64 = 1_800_000_000;
 pub(crate) struct TestLedger {
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) clock: Arc<ManualClock>,
+    /// Where it lives on disk.
+    pub(crate) directory: Option<TempDir>,
 }
 
-pub(crate) fn memory() -> TestLedger {
+pub(crate) async fn memory() -> TestLedger {
     let clock = Arc::new(ManualClock::at(CLOCK_START));
     let ledger = MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone());
-    TestLedger { ledger: Arc::new(ledger), clock }
+    TestLedger { ledger: Arc::new(ledger), clock, directory: None }
+}
+
+pub(crate) async fn sqlite() -> TestLedger {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = SqliteLedger::open_with(path, ResponseLimits::default(), 10_000, clock.clone()).await.unwrap();
+    TestLedger { ledger: Arc::new(ledger), clock, directory: Some(directory) }
 }
 
 /// Makes `memory::a` of `async fn a(ledger: TestLedger)`, and so on for every backend.
 macro_rules! on_every_ledger {
-    ($($test:ident),* $(,)?) => {
-        mod memory {
+    (@ $backend:ident: $($test:ident),*) => {
+        mod $backend {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
                 async fn $test() {
-                    super::$test($crate::backends::memory()).await;
+                    super::$test($crate::backends::$backend().await).await;
                 }
             )*
         }
+    };
+    ($($test:ident),* $(,)?) => {
+        on_every_ledger! { @ memory: $($test),* }
+        on_every_ledger! { @ sqlite: $($test),* }
     };
 }
 pub(crate) use on_every_ledger;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backends;
+mod durable;
 
 use std::sync::Arc;
 
@@ -109,7 +110,7 @@ async fn state(ledger: &dyn Ledger, key: &PaymentKey) -> (Fulfilment, Settlement
     (record.fulfilment, record.settlement)
 }
 
-async fn of_many_who_reserve_one_wins(TestLedger { ledger, .. }: TestLedger) {
+async fn of_many_who_reserve_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let tasks = (0..100).map(|_| {
         let ledger = ledger.clone();
         tokio::spawn(async move { matches!(ledger.reserve(record(1, 1)).await.unwrap(), Reservation::New(_)) })
@@ -119,7 +120,7 @@ async fn of_many_who_reserve_one_wins(TestLedger { ledger, .. }: TestLedger) {
     assert_eq!(ledger.counts().await.unwrap(), Counts { pending: 1, ..Counts::default() });
 }
 
-async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, .. }: TestLedger) {
+async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     let key = lease.key;
     produce(&*ledger, &lease).await;
@@ -137,7 +138,7 @@ async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, .. }: Te
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, ..Counts::default() });
 }
 
-async fn what_was_paid_is_never_unpaid(TestLedger { ledger, .. }: TestLedger) {
+async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
     ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: None }).await.unwrap();
@@ -156,7 +157,7 @@ async fn what_was_paid_is_never_unpaid(TestLedger { ledger, .. }: TestLedger) {
     assert_eq!(state(&*ledger, &lease.key).await.1.paid_by(), Some(hash(1)));
 }
 
-async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, .. }: TestLedger) {
+async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
     ledger.settle(&lease.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
@@ -169,7 +170,7 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, .. }: TestL
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
 }
 
-async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, .. }: TestLedger) {
+async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let old = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &old, 1_000, 1).await.unwrap();
     ledger.fulfil(&old, FulfilmentStep::Start { until: 0 }).await.unwrap();
@@ -189,7 +190,7 @@ async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, .. }: TestLedge
     assert_eq!(ledger.get(&old.key).await.unwrap().unwrap().attempts, 2, "the dead owner's attempt counts");
 }
 
-async fn work_that_begins_late_has_a_whole_lease(TestLedger { ledger, .. }: TestLedger) {
+async fn work_that_begins_late_has_a_whole_lease(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
     let until = CLOCK_START + 300;
@@ -197,7 +198,7 @@ async fn work_that_begins_late_has_a_whole_lease(TestLedger { ledger, .. }: Test
     assert_eq!(ledger.take_over(&lease.key, 0, until, until + 90).await.unwrap(), None, "it still runs");
 }
 
-async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, .. }: TestLedger) {
+async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let first = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &first, 1_000, 1).await.unwrap();
     ledger.fulfil(&first, FulfilmentStep::Start { until: 0 }).await.unwrap();
@@ -210,7 +211,7 @@ async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, ..
     assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some(), "given back");
 }
 
-async fn of_many_who_take_over_one_wins(TestLedger { ledger, .. }: TestLedger) {
+async fn of_many_who_take_over_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     ledger.fulfil(&lease, FulfilmentStep::Release { body: None }).await.unwrap();
     let tasks = (0..50).map(|_| {
@@ -221,7 +222,7 @@ async fn of_many_who_take_over_one_wins(TestLedger { ledger, .. }: TestLedger) {
     assert_eq!(won, [Lease { key: lease.key, epoch: 1 }]);
 }
 
-async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, .. }: TestLedger) {
+async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let tasks = (0..50).map(|nonce| {
         let ledger = ledger.clone();
         tokio::spawn(async move {
@@ -242,7 +243,9 @@ async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, .. }: T
     admit(&*ledger, &next, 100, 1).await.expect("a released attempt is out of flight");
 }
 
-async fn a_balance_read_before_a_transfer_still_counts_it(TestLedger { ledger, .. }: TestLedger) {
+async fn a_balance_read_before_a_transfer_still_counts_it(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 10, 5).await.unwrap();
     ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
@@ -254,7 +257,7 @@ async fn a_balance_read_before_a_transfer_still_counts_it(TestLedger { ledger, .
     admit(&*ledger, &next, 10, 7).await.expect("the balance of block 7 is what is left");
 }
 
-async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, .. }: TestLedger) {
+async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
     ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
@@ -265,7 +268,7 @@ async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, .. }: TestLedg
     assert!(matches!(ledger.discard(&upfront).await, Err(LedgerError::Forbidden(_))));
 }
 
-async fn a_discarded_reservation_may_be_made_again(TestLedger { ledger, .. }: TestLedger) {
+async fn a_discarded_reservation_may_be_made_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
     ledger.discard(&lease).await.unwrap();
@@ -274,7 +277,7 @@ async fn a_discarded_reservation_may_be_made_again(TestLedger { ledger, .. }: Te
     admit(&*ledger, &again, 10, 1).await.expect("nothing of the first one is in flight");
 }
 
-async fn responses_are_kept_and_replays_counted(TestLedger { ledger, clock }: TestLedger) {
+async fn responses_are_kept_and_replays_counted(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     let response = |size: usize| StoredResponse {
         status: StatusCode::CREATED,
@@ -300,7 +303,9 @@ async fn responses_are_kept_and_replays_counted(TestLedger { ledger, clock }: Te
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "aged out");
 }
 
-async fn records_are_kept_while_they_matter_and_no_longer(TestLedger { ledger, clock }: TestLedger) {
+async fn records_are_kept_while_they_matter_and_no_longer(
+    TestLedger { ledger, clock, directory: _directory }: TestLedger,
+) {
     let settled = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &settled).await;
     ledger.settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(1) }).await.unwrap();

@@ -1,0 +1,259 @@
+//! Cuts text into what arithmetic is made of, and the words between.
+
+use super::{number::Number, units::Unit};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Token {
+    /// A number and how many decimal places it was written with.
+    Number(Number, u32),
+    Plus,
+    Minus,
+    Times,
+    /// Times, but only after a percentage or a fraction.
+    Of,
+    Over,
+    Power,
+    Open,
+    Close,
+    /// Something that may be a unit.
+    Unit(Unit),
+    /// `$` and its like, which stand before the number.
+    Currency(Unit),
+    /// `=`.
+    Equal,
+    /// `≈`.
+    About,
+    /// A number that does not fit.
+    TooLong,
+    Word(String),
+    /// The end of a clause, and everything else.
+    Stop,
+}
+
+/// A token and where its text begins and ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Spanned {
+    pub(crate) token: Token,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+impl Token {
+    /// Whether it can be a part of an expression.
+    pub(crate) const fn is_mathematical(&self) -> bool {
+        !matches!(self, Self::Equal | Self::About | Self::Word(_) | Self::Stop)
+    }
+
+    pub(crate) const fn is_operator(&self) -> bool {
+        matches!(self, Self::Plus | Self::Minus | Self::Times | Self::Of | Self::Over | Self::Power)
+    }
+
+    pub(crate) const fn is_number(&self) -> bool {
+        matches!(self, Self::Number(..) | Self::TooLong)
+    }
+
+    /// Whether it can end a quantity, so that a unit may follow.
+    const fn ends_quantity(&self) -> bool {
+        matches!(self, Self::Number(..) | Self::TooLong | Self::Close | Self::Unit(_))
+    }
+
+    pub(crate) fn is_word(&self, word: &str) -> bool {
+        matches!(self, Self::Word(own) if own.eq_ignore_ascii_case(word))
+    }
+}
+
+pub(crate) fn tokens(text: &str) -> Vec<Spanned> {
+    let mut lexer = Lexer { text, at: 0, tokens: Vec::new() };
+    while let Some(next) = lexer.peek() {
+        lexer.step(next);
+    }
+    lexer.tokens
+}
+
+struct Lexer<'a> {
+    text: &'a str,
+    at: usize,
+    tokens: Vec<Spanned>,
+}
+
+impl<'a> Lexer<'a> {
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    fn push(&mut self, token: Token, length: usize) {
+        self.tokens.push(Spanned { token, start: self.at, end: self.at + length });
+        self.at += length;
+    }
+
+    fn step(&mut self, next: char) {
+        let rest = self.rest();
+        let starts_with_digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        if starts_with_digit(rest) || rest.strip_prefix('.').is_some_and(starts_with_digit) {
+            return self.number(rest);
+        }
+        if let Some(after) = rest.strip_prefix("**") {
+            // Also Markdown's bold: then no number follows closely, or none precedes.
+            let power = self.follows_quantity() && starts_with_digit(after.trim_start());
+            return if power { self.push(Token::Power, 2) } else { self.at += 2 };
+        }
+        let length = next.len_utf8();
+        let token = match next {
+            // The mark of a list's item.
+            '-' | '*' | '+' if self.begins_line() && rest[1..].starts_with(' ') => Token::Stop,
+            '+' => Token::Plus,
+            '-' | '−' | '–' => Token::Minus,
+            '*' | '×' | '·' | '⋅' => Token::Times,
+            '/' | '÷' => Token::Over,
+            '^' => Token::Power,
+            '(' | '[' => Token::Open,
+            ')' | ']' => Token::Close,
+            '=' => Token::Equal,
+            '≈' | '≅' => Token::About,
+            '²' | '³' => {
+                self.push(Token::Power, 0);
+                Token::Number(Number::integer(if next == '²' { 2 } else { 3 }), 0)
+            }
+            '$' | '€' | '£' => Unit::named(next.encode_utf8(&mut [0; 4])).map_or(Token::Stop, Token::Currency),
+            '%' => Unit::named("%").map_or(Token::Stop, Token::Unit),
+            // Emphasis and code marks are as good as blank.
+            '`' | '_' | '\\' => return self.at += length,
+            c if c.is_alphabetic() => return self.word(rest),
+            c if c.is_whitespace() && c != '\n' => return self.at += length,
+            _ => Token::Stop,
+        };
+        self.push(token, length);
+    }
+
+    /// Digits, with commas or thin spaces before every group of three, and decimals.
+    fn number(&mut self, text: &str) {
+        let bytes = text.as_bytes();
+        let digits = |from: usize| bytes.iter().skip(from).take_while(|byte| byte.is_ascii_digit()).count();
+        let mut end = digits(0);
+        if (1..=3).contains(&end) {
+            while bytes.get(end) == Some(&b',') && digits(end + 1) == 3 {
+                end += 4;
+            }
+        }
+        let mut places = 0;
+        if bytes.get(end) == Some(&b'.') {
+            places = digits(end + 1);
+            end += if places > 0 { places + 1 } else { 0 };
+        }
+        let number = Number::decimal(&text[..end]).zip(u32::try_from(places).ok());
+        self.push(number.map_or(Token::TooLong, |(number, places)| Token::Number(number, places)), end);
+    }
+
+    fn word(&mut self, text: &str) {
+        let end = text.find(|c: char| !c.is_alphabetic() && !c.is_ascii_digit() && c != '\'').unwrap_or(text.len());
+        let mut word = &text[..end];
+        // "3x4", "2kg": letters end where digits begin, except in m2.
+        if let Some(digit) = word.find(|c: char| c.is_ascii_digit()).filter(|_| Unit::named(word).is_none()) {
+            word = &word[..digit];
+        }
+        let token = match word.to_lowercase().as_str() {
+            "plus" => Token::Plus,
+            "minus" => Token::Minus,
+            "times" => Token::Times,
+            // Not the unknown of an equation.
+            "x" if self.follows_quantity()
+                && text[1..]
+                    .trim_start()
+                    .starts_with(['(', '$', '.', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']) =>
+            {
+                Token::Times
+            }
+            "over" if self.follows_quantity() => Token::Over,
+            "of" if self.follows_quantity() => Token::Of,
+            "divided" | "multiplied" if self.follows_quantity() => match after(text, word, "by") {
+                Some(length) => {
+                    let operator = if word.starts_with(['d', 'D']) { Token::Over } else { Token::Times };
+                    return self.push(operator, length);
+                }
+                None => Token::Word(word.to_owned()),
+            },
+            "squared" | "cubed" if self.follows_quantity() => {
+                self.push(Token::Power, 0);
+                Token::Number(Number::integer(if word.starts_with(['s', 'S']) { 2 } else { 3 }), 0)
+            }
+            "equals" => Token::Equal,
+            shape @ ("square" | "cubic") => {
+                let exponent = if shape == "square" { 2 } else { 3 };
+                return self.shaped(text, word, exponent);
+            }
+            "per" if self.follows_quantity() => Token::Over,
+            _ => Unit::named(word).map_or_else(|| Token::Word(word.to_owned()), Token::Unit),
+        };
+        self.push(token, word.len());
+    }
+
+    /// "square metres", "cubic centimetres".
+    fn shaped(&mut self, text: &str, word: &str, exponent: i128) {
+        let base = text[word.len()..].trim_start();
+        let name = &base[..base.find(|c: char| !c.is_alphabetic()).unwrap_or(base.len())];
+        match Unit::named(name).and_then(|unit| unit.power(exponent)) {
+            Some(unit) => self.push(Token::Unit(unit), text.len() - base.len() + name.len()),
+            None => self.push(Token::Word(word.to_owned()), word.len()),
+        }
+    }
+
+    fn begins_line(&self) -> bool {
+        let before = self.text.get(..self.at).unwrap_or_default();
+        before.rsplit('\n').next().is_none_or(|line| line.trim_start().is_empty())
+    }
+
+    fn follows_quantity(&self) -> bool {
+        self.tokens.last().is_some_and(|last| last.token.ends_quantity())
+    }
+}
+
+/// The length of `first` and `second` at the beginning of `text`, with blanks between.
+fn after(text: &str, first: &str, second: &str) -> Option<usize> {
+    let rest = text[first.len()..].trim_start();
+    let tail = rest.strip_prefix(second).filter(|tail| !tail.starts_with(char::is_alphanumeric))?;
+    Some(text.len() - tail.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(text: &str) -> Vec<Token> {
+        tokens(text).into_iter().map(|spanned| spanned.token).collect()
+    }
+
+    fn integer(value: i128) -> Token {
+        Token::Number(Number::integer(value), 0)
+    }
+
+    #[test]
+    fn commas_separate_thousands_or_clauses() {
+        assert_eq!(kinds("1,234,567"), [integer(1_234_567)]);
+        assert_eq!(kinds("391, 4"), [integer(391), Token::Stop, integer(4)]);
+        assert_eq!(kinds("1,2"), [integer(1), Token::Stop, integer(2)]);
+    }
+
+    #[test]
+    fn a_point_ends_a_sentence_or_begins_decimals() {
+        assert_eq!(kinds("3."), [integer(3), Token::Stop]);
+        assert_eq!(kinds(".5"), [Token::Number(Number::fraction(1, 2).unwrap(), 1)]);
+    }
+
+    #[test]
+    fn operators_may_be_words() {
+        let expected = [integer(6), Token::Over, integer(2), Token::Times, integer(3)];
+        assert_eq!(kinds("6 divided by 2 multiplied by 3"), expected);
+        assert_eq!(kinds("6 ÷ 2 x 3"), expected);
+        assert_eq!(kinds("6/2x3"), expected);
+    }
+
+    #[test]
+    fn bold_is_not_a_power() {
+        assert_eq!(kinds("**395**"), [integer(395)]);
+        assert_eq!(kinds("2**3"), [integer(2), Token::Power, integer(3)]);
+    }
+}

@@ -1,0 +1,234 @@
+//! What the operator can say on the command line.
+
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use alloy_primitives::Address;
+use anyhow::{Context as _, bail};
+use clap::{Parser, ValueEnum};
+use tower_x402::{
+    Asset, Network, ParseUsdcError, Usdc,
+    ledger::{Ledger, MemoryLedger, SqliteLedger},
+    protocol::PaymentFlow,
+};
+use url::Url;
+
+/// Sells evaluations of worked arithmetic answers over x402.
+///
+/// POST /evaluate is paid per request in USDC and really evaluates: it finds the expression in the prompt, computes it exactly,
+/// checks every equality that the answer states, and compares the final answer and its unit. What cannot be evaluated is
+/// answered 4xx and not charged, unless --flow upfront took the money first. GET /stats is free.
+///
+/// Without --rpc-url a chain is started in the process, with a USDC of its own; nothing else is needed to try it.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+OUTPUT
+  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+    {\"listening\", \"rpc_url\", \"asset\", \"pay_to\", \"network\"}
+  listening is the address and the actual port; rpc_url is a node of the chain that is paid on.
+
+REQUEST AND ANSWER
+  POST /evaluate
+    {\"task\": {\"id\": \"t1\", \"skill\": \"arithmetic\", \"prompt\": \"What is 17 * 23 + 4?\"},
+     \"output\": \"17 * 23 = 391, and 4 more is 395. Answer: 395\"}
+    {\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
+     \"critique\": {\"summary\", \"strengths\": [], \"issues\": []}}
+  GET /stats
+    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\"}
+
+ENVIRONMENT
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url.
+                          It needs a little ETH and no USDC. Without --rpc-url it is optional and funded.
+  RUST_LOG                what is logged [default: warn,evaluator=info]; tower_x402=info tells of every transaction
+
+EXIT STATUS
+  0  stopped by SIGINT or SIGTERM, after the requests in progress were answered; a second signal stops at once
+  1  serving failed
+  2  the evaluator could not start: a flag, the environment or the node
+
+EXAMPLES
+  evaluator
+  evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront --ledger sqlite:payments.sqlite
+  SETTLEMENT_PRIVATE_KEY=0x… evaluator --rpc-url https://sepolia.base.org --pay-to 0x… --public-url https://judge.example
+  evaluator --network eip155:31337 --rpc-url http://127.0.0.1:8545 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
+      --asset-name 'USD Coin' --asset-version 2"
+)]
+pub(crate) struct Flags {
+    /// The address to listen on; port 0 for any free one
+    #[arg(long, default_value = "127.0.0.1:4021")]
+    pub(crate) listen: String,
+    /// The price of one evaluation
+    #[arg(long, default_value = "$0.001", value_parser = some_price)]
+    pub(crate) price: Usdc,
+    /// The network to be paid on: base, base-sepolia or eip155:N
+    #[arg(long, default_value = "base-sepolia")]
+    pub(crate) network: Network,
+    /// Who is paid [default: the address of the settlement key]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) pay_to: Option<Address>,
+    /// Be paid in this EIP-3009 token with six decimal places [default: the network's USDC]
+    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
+    asset: Option<Address>,
+    /// The EIP-712 name of --asset
+    #[arg(long, value_name = "NAME", requires = "asset")]
+    asset_name: Option<String>,
+    /// The EIP-712 version of --asset
+    #[arg(long, value_name = "VERSION", requires = "asset")]
+    asset_version: Option<String>,
+    /// A node of the network [default: a chain in this process]
+    #[arg(long, value_name = "URL", conflicts_with = "facilitator_url")]
+    pub(crate) rpc_url: Option<HttpUrl>,
+    /// A facilitator that verifies and settles (not available in this version)
+    #[arg(long, value_name = "URL")]
+    facilitator_url: Option<HttpUrl>,
+    /// When the money moves: after the work, before it, or later in batches (deferred: not available in this version)
+    #[arg(long, value_enum, default_value = "authorization")]
+    flow: Flow,
+    /// Where payments are recorded: memory, sqlite:PATH or postgres://… (postgres: not available in this version)
+    #[arg(long, default_value = "memory")]
+    ledger: LedgerAt,
+    /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate
+    #[arg(long, value_name = "URL")]
+    pub(crate) public_url: Option<HttpUrl>,
+    /// Wait so many milliseconds before each evaluation, to try what a slow handler does
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=50_000))]
+    handler_delay_ms: u64,
+}
+
+/// An HTTP URL, as it was given: a parsed one may differ by a slash.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpUrl(pub(crate) String);
+
+impl FromStr for HttpUrl {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_http = text.parse::<Url>().is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if is_http { Ok(Self(text.to_owned())) } else { Err("expected an http or https URL") }
+    }
+}
+
+impl HttpUrl {
+    /// Whether it is more than an origin.
+    pub(crate) fn has_path(&self) -> bool {
+        self.0.parse::<Url>().is_ok_and(|url| url.path() != "/")
+    }
+}
+
+/// A price, of which there must be one.
+fn some_price(text: &str) -> Result<Usdc, String> {
+    let price: Usdc = text.parse().map_err(|error: ParseUsdcError| error.to_string())?;
+    if price == Usdc::ZERO { Err("an evaluation must cost something".to_owned()) } else { Ok(price) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Flow {
+    Authorization,
+    Upfront,
+    Deferred,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LedgerAt {
+    Memory,
+    Sqlite(PathBuf),
+    Postgres,
+}
+
+impl FromStr for LedgerAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
+            // The rest holds a password.
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Ok(Self::Postgres),
+            _ => Err("expected memory, sqlite:PATH or postgres://…"),
+        }
+    }
+}
+
+impl Flags {
+    /// Refuses what this version does not have.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        if self.facilitator_url.is_some() {
+            bail!("--facilitator-url is not available in this version: give --rpc-url, or neither");
+        }
+        if self.flow == Flow::Deferred {
+            bail!("--flow deferred is not available in this version: use authorization or upfront");
+        }
+        if self.ledger == LedgerAt::Postgres {
+            bail!("--ledger postgres: is not available in this version: use memory or sqlite:PATH");
+        }
+        Ok(())
+    }
+
+    /// Where payments are recorded.
+    pub(crate) async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
+        match &self.ledger {
+            LedgerAt::Sqlite(path) => {
+                let ledger = SqliteLedger::open(path).await;
+                Ok(Arc::new(ledger.with_context(|| format!("--ledger sqlite:{}", path.display()))?))
+            }
+            LedgerAt::Memory | LedgerAt::Postgres => Ok(Arc::new(MemoryLedger::new())),
+        }
+    }
+
+    /// The token to be paid in.
+    pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
+        match (self.asset, &self.asset_name, &self.asset_version) {
+            (Some(address), Some(name), Some(version)) => {
+                Ok(Asset { network: self.network, address, name: name.clone(), version: version.clone() })
+            }
+            _ => self.network.usdc().with_context(|| {
+                format!("no USDC is known on {}: give --asset, --asset-name and --asset-version", self.network)
+            }),
+        }
+    }
+
+    /// When the money moves.
+    pub(crate) const fn payment_flow(&self) -> PaymentFlow {
+        match self.flow {
+            Flow::Upfront => PaymentFlow::Upfront,
+            Flow::Authorization | Flow::Deferred => PaymentFlow::Authorization,
+        }
+    }
+
+    pub(crate) const fn handler_delay(&self) -> Duration {
+        Duration::from_millis(self.handler_delay_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::Flags;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn what_comes_later_is_read_and_refused() {
+        for arguments in [
+            ["--facilitator-url", "http://127.0.0.1:1"],
+            ["--flow", "deferred"],
+            ["--ledger", "postgres://user:secret@localhost/payments"],
+        ] {
+            let flags = Flags::try_parse_from(["evaluator"].iter().chain(&arguments)).unwrap();
+            let refusal = flags.check().unwrap_err().to_string();
+            assert!(refusal.contains("not available in this version") && !refusal.contains("secret"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_token_needs_its_domain() {
+        let address = "0x5FbDB2315678afecb367f032d93F642f64180aa3";
+        assert!(Flags::try_parse_from(["evaluator", "--asset", address]).is_err());
+        assert!(Flags::try_parse_from(["evaluator", "--network", "eip155:1"]).unwrap().asset().is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! A specialist that sells its verdicts: judges worked arithmetic answers for USDC over x402.
+#![allow(clippy::print_stdout)]
+
+mod arithmetic;
+mod chain;
+mod flags;
+mod service;
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use serde::Serialize;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, sleep, timeout},
+};
+use tower_x402::{Network, server::RequirePaymentLayer};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::{chain::Chain, flags::Flags, service::Evaluator};
+
+/// How long a stopping evaluator waits for the requests in progress: a handler's deadline and a settlement.
+const LAST_REQUESTS: Duration = Duration::from_secs(90);
+/// How long it then waits for settlements whose client has gone.
+const LAST_SETTLEMENTS: Duration = Duration::from_secs(20);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,evaluator=info".into());
+    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    logs.with_env_filter(filter).init();
+    let server = match Server::start(&flags).await {
+        Ok(server) => server,
+        Err(error) => {
+            eprintln!("evaluator: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    match server.run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("evaluator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The line that says so.
+#[derive(Serialize)]
+struct Ready<'a> {
+    listening: SocketAddr,
+    rpc_url: &'a str,
+    asset: String,
+    pay_to: String,
+    network: Network,
+}
+
+/// A service that is ready to answer.
+struct Server {
+    listener: TcpListener,
+    evaluator: Evaluator,
+    paywall: RequirePaymentLayer,
+    signals: Signals,
+    _chain: Chain,
+}
+
+impl Server {
+    async fn start(flags: &Flags) -> anyhow::Result<Self> {
+        flags.check()?;
+        let signals = Signals::catch().context("signals cannot be caught")?;
+        let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+        let chain = Chain::connect(flags).await?;
+        let pay_to = flags.pay_to.unwrap_or_else(|| chain.facilitator.settlement_address());
+        let mut paywall = RequirePaymentLayer::builder()
+            .price(flags.price)
+            .pay_to_in(chain.asset.clone(), pay_to)
+            .flow(flags.payment_flow())
+            .facilitator(chain.facilitator.clone())
+            .service_name("evaluator")
+            .description("Exact arithmetic and unit checking of a worked answer")
+            .mime_type("application/json")
+            .tags(["evaluation", arithmetic::SKILL]);
+        if let Some(url) = &flags.public_url {
+            paywall = match url.has_path() {
+                true => paywall.resource_url(&url.0),
+                false => paywall.public_origin(&url.0),
+            };
+        }
+        let paywall = paywall.build()?;
+        let ready = Ready {
+            listening: listener.local_addr()?,
+            rpc_url: &chain.rpc_url,
+            asset: chain.asset.address.to_string(),
+            pay_to: pay_to.to_string(),
+            network: chain.asset.network,
+        };
+        let ready = serde_json::to_string(&ready)?;
+        // Who started it may not listen any more; that is no reason to fail.
+        let _ = writeln!(io::stdout().lock(), "{ready}");
+        info!(price = %flags.price, %pay_to, "selling verdicts");
+        let evaluator = Evaluator::new(chain.facilitator.clone(), flags.handler_delay());
+        Ok(Self { listener, evaluator, paywall, signals, _chain: chain })
+    }
+
+    /// Serves until a signal comes, and finishes what has begun.
+    async fn run(mut self) -> anyhow::Result<()> {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let router = self.evaluator.router(self.paywall);
+        let serving = axum::serve(self.listener, router).with_graceful_shutdown(async {
+            let _ = stopped.await;
+        });
+        let serving = tokio::spawn(async { serving.await });
+        self.signals.next().await;
+        info!("stopping: answering the requests in progress");
+        let _ = stop.send(());
+        let finished = async {
+            timeout(LAST_REQUESTS, serving).await.context("a client kept its request open")???;
+            let deadline = Instant::now() + LAST_SETTLEMENTS;
+            // A settlement goes on when its client disconnects.
+            while self.evaluator.stats().await?.pending > 0 && Instant::now() < deadline {
+                sleep(Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            finished = finished => finished?,
+            () = self.signals.next() => warn!("stopped at once"),
+        }
+        info!(stats = ?self.evaluator.stats().await?, "stopped");
+        Ok(())
+    }
+}
+
+/// What asks a process to stop.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The whole thing in one process: a chain, an evaluator that sells its verdicts, and a student that buys some.
+#![allow(clippy::print_stdout)]
+
+#[path = "evaluator/arithmetic/mod.rs"]
+mod arithmetic;
+#[path = "evaluator/service.rs"]
+mod service;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{U256, utils::format_ether};
+use alloy_signer_local::PrivateKeySigner;
+use anyhow::{Context as _, bail, ensure};
+use clap::Parser;
+use reqwest::{StatusCode, header::CONTENT_TYPE};
+use reqwest_middleware::ClientWithMiddleware;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower_x402::{
+    Usdc,
+    client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt as _},
+    devnet::{BlockTime, Devnet},
+    facilitator::OnchainFacilitator,
+    protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
+    server::RequirePaymentLayer,
+};
+
+use crate::service::Evaluator;
+
+/// One machine payment after the other, on a chain in this process. Takes no arguments and needs no network.
+///
+/// Starts a chain with a USDC of its own and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for
+/// $0.001 an answer; and a student that buys four verdicts over HTTP. Says what is asked, signed and settled, and checks the
+/// books: exit status 0 if exactly what was agreed moved, 1 if not.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {}
+
+const PRICE: &str = "$0.001";
+const ALLOWANCE: &str = "$0.01";
+const BLOCKS: Duration = Duration::from_millis(200);
+
+/// What the student wants to know: a prompt, and an answer to it.
+const WORK: [(&str, &str, &str); 4] = [
+    ("a right answer", "What is 17 * 23 + 4?", "17 * 23 = 391, and 4 more is 395. Answer: 395"),
+    ("a slip on the way", "What is 17 * 23 + 4?", "17 * 23 = 381, and 4 more is 385. Answer: 385"),
+    ("a unit forgotten", "What is 2 km + 300 m in m?", "2 km = 2000 m, so it is 2000 m + 300 m. Answer: 2300"),
+    ("a unit mixed up", "How far is 90 km/h * 40 min in km?", "90 * 40 = 3600. Answer: 60 kg"),
+];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    Arguments::parse();
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("quickstart: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> anyhow::Result<()> {
+    let price: Usdc = PRICE.parse()?;
+
+    heading("1. A chain");
+    let devnet = Devnet::builder().block_time(BlockTime::Every(BLOCKS)).start().await?;
+    println!("   {}, a block every {BLOCKS:?}, USDC at {}", devnet.network(), devnet.asset().address);
+
+    heading("2. An evaluator, which is paid for its verdicts");
+    let payee = PrivateKeySigner::random().address();
+    let settler = PrivateKeySigner::random();
+    devnet.fund(settler.address(), U256::from(10).pow(U256::from(18)));
+    let gas_before = devnet.eth_balance(settler.address());
+    let facilitator = OnchainFacilitator::builder()
+        .network(devnet.network())
+        .client(devnet.rpc_client())
+        .signer(settler.clone())
+        .build()
+        .await?;
+    let paywall = RequirePaymentLayer::builder()
+        .price(PRICE)
+        .pay_to(devnet.network(), payee)
+        .facilitator(facilitator.clone())
+        .build()?;
+    let evaluator = Evaluator::new(facilitator, Duration::ZERO);
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}/evaluate", listener.local_addr()?);
+    let router = evaluator.router(paywall);
+    tokio::spawn(async { axum::serve(listener, router).await });
+    println!("   POST {url} at {price}");
+    println!("   paid to {payee}; gas paid by {}", settler.address());
+
+    heading("3. A student, with a budget and no ETH");
+    let student = PrivateKeySigner::random();
+    let payer = student.address();
+    devnet.mint(payer, ALLOWANCE.parse()?)?;
+    let budget = Budget::builder().per_payment(price).total(ALLOWANCE.parse()?).build();
+    let paying = Payer::builder(student).budget(budget.clone()).asset(devnet.asset()).build();
+    let client = PaymentMiddleware::new(paying).client(reqwest::Client::builder())?;
+    println!("   {payer} holds {}", devnet.balance_of(payer)?);
+    let (payer_before, payee_before) = (devnet.balance_of(payer)?, devnet.balance_of(payee)?);
+
+    heading("4. Asked without a payment");
+    let demand = ask_unpaid(&url).await?;
+    println!("   402 Payment Required: {demand}");
+
+    heading("5. Asked with one: the client pays by itself");
+    for (number, work) in WORK.iter().enumerate() {
+        buy(&client, &url, number, work).await?;
+    }
+
+    heading("6. The books");
+    let stats = evaluator.stats().await?;
+    let (payer_after, payee_after) = (devnet.balance_of(payer)?, devnet.balance_of(payee)?);
+    println!("   payer   {payer_before} -> {payer_after}");
+    println!("   payee   {payee_before} -> {payee_after}");
+    println!("   budget  {} spent, {} reserved, {} left", budget.spent(), budget.reserved(), budget.remaining());
+    println!(
+        "   ledger  {} settled, {} pending, {} unknown, {} failed; the judge worked {} times",
+        stats.settled, stats.pending, stats.unknown, stats.failed, stats.handled
+    );
+    let gas_cost = gas_before.saturating_sub(devnet.eth_balance(settler.address()));
+    println!("   gas     {} for {} transfers: {} ETH", stats.gas_used, stats.settled, format_ether(gas_cost));
+
+    let count = u64::try_from(WORK.len())?;
+    let due = price.checked_mul(count).context("the sum is too large")?;
+    ensure!(payer_before.checked_sub(payer_after) == Some(due), "the payer did not pay exactly {due}");
+    ensure!(payee_after.checked_sub(payee_before) == Some(due), "the payee did not receive exactly {due}");
+    ensure!(budget.spent() == due, "the client's books say {}", budget.spent());
+    ensure!((stats.settled, stats.handled) == (count, count), "the evaluator's books say {stats:?}");
+    println!("\nThe books balance: {count} verdicts, {count} transfers, {due} moved from payer to payee.");
+    Ok(())
+}
+
+/// The offer in the answer to a request that does not pay.
+async fn ask_unpaid(url: &str) -> anyhow::Result<String> {
+    let response = reqwest::Client::new().post(url).send().await?;
+    ensure!(response.status() == StatusCode::PAYMENT_REQUIRED, "expected 402, not {}", response.status());
+    let header = response.headers().get(header_name::PAYMENT_REQUIRED).context("a 402 without PAYMENT-REQUIRED")?;
+    let required: PaymentRequired = decode_header(header.as_bytes(), MAX_REQUIRED_HEADER)?;
+    let offer = required.accepts.first().context("a 402 without an offer")?.read()?;
+    Ok(format!("{} units of {} to {} on {}", offer.amount, offer.asset, offer.pay_to, offer.network))
+}
+
+async fn buy(client: &ClientWithMiddleware, url: &str, number: usize, work: &(&str, &str, &str)) -> anyhow::Result<()> {
+    let (what, prompt, output) = *work;
+    println!("\n   {what}: \"{prompt}\" - \"{output}\"");
+    let task = json!({ "id": format!("t{}", number + 1), "skill": arithmetic::SKILL, "prompt": prompt });
+    let submission = json!({ "task": task, "output": output }).to_string();
+
+    let started = Instant::now();
+    let response = client.post(url).header(CONTENT_TYPE, "application/json").body(submission).send().await?;
+    let latency = started.elapsed();
+    let status = response.status();
+    let receipt = response.receipt().cloned().context("an answer without a receipt")?;
+    let verdict: Value = serde_json::from_slice(&response.bytes().await?)?;
+    let (Outcome::Settled, Some(transaction)) = (receipt.outcome, receipt.transaction) else {
+        bail!("{status}, {}: {}", receipt.outcome, receipt.reason.unwrap_or_default());
+    };
+    println!("     signed   {} to {}", receipt.amount, receipt.pay_to);
+    println!("     nonce    {}", receipt.nonce);
+    println!("     settled  {transaction}");
+    println!("     answer   {status} after {} ms, most of them until the next block", latency.as_millis());
+    println!(
+        "     verdict  score {}, reward {}, confidence {}",
+        verdict["score"], verdict["reward"], verdict["confidence"]
+    );
+    let remarks = verdict["critique"]["issues"].as_array().into_iter().flatten();
+    for remark in std::iter::once(&verdict["critique"]["summary"]).chain(remarks).filter_map(Value::as_str) {
+        println!("              {remark}");
+    }
+    Ok(())
+}
+
+fn heading(text: &str) {
+    println!("\n{text}");
+}

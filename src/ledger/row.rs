@@ -1,0 +1,187 @@
+//! A record as a database keeps it.
+
+use std::sync::Arc;
+
+use alloy_primitives::B256;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+
+use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, StoredResponse};
+use crate::{
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::Terms,
+    protocol::{ExactOffer, PaymentRequirements, Reason},
+};
+
+/// Everything of a [`Record`] as JSON. A later version may add fields with defaults, and never changes what one means.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Row {
+    offer: PaymentRequirements,
+    authorization: Authorization,
+    signature: PaymentSignature,
+    request: B256,
+    names_caller: bool,
+    body: Option<BodyRow>,
+    fulfilment: FulfilmentRow,
+    settlement: SettlementRow,
+    last_failure: Option<Reason>,
+    attempts: u32,
+    replays: u32,
+    block_seen: Option<u64>,
+    transactions: Vec<B256>,
+    admitted: bool,
+    epoch: u64,
+    reserved_at: u64,
+    produced_at: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct BodyRow {
+    length: u64,
+    digest: B256,
+    complete: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FulfilmentRow {
+    Reserved,
+    Working,
+    Produced,
+    Delivered,
+    Released,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SettlementRow {
+    None,
+    Due,
+    Submitted,
+    Unknown,
+    Settled { transaction: B256, block: Option<u64> },
+    Final { transaction: B256, block: Option<u64> },
+    Dead,
+}
+
+impl Row {
+    pub(super) fn of(record: &Record) -> Self {
+        Self {
+            offer: record.terms.offer().to_requirements(),
+            authorization: record.authorization.clone(),
+            signature: record.signature.clone(),
+            request: record.request.digest,
+            names_caller: record.request.names_caller,
+            body: record.body.map(|BodyDigest { length, digest, complete }| BodyRow { length, digest, complete }),
+            fulfilment: match record.fulfilment {
+                Fulfilment::Reserved => FulfilmentRow::Reserved,
+                Fulfilment::Working => FulfilmentRow::Working,
+                Fulfilment::Produced => FulfilmentRow::Produced,
+                Fulfilment::Delivered => FulfilmentRow::Delivered,
+                Fulfilment::Released => FulfilmentRow::Released,
+            },
+            settlement: match record.settlement {
+                Settlement::None => SettlementRow::None,
+                Settlement::Due => SettlementRow::Due,
+                Settlement::Submitted => SettlementRow::Submitted,
+                Settlement::Unknown => SettlementRow::Unknown,
+                Settlement::Settled { transaction, block } => SettlementRow::Settled { transaction, block },
+                Settlement::Final { transaction, block } => SettlementRow::Final { transaction, block },
+                Settlement::Dead => SettlementRow::Dead,
+            },
+            last_failure: record.last_failure.clone(),
+            attempts: record.attempts,
+            replays: record.replays,
+            block_seen: record.block_seen,
+            transactions: record.transactions.clone(),
+            admitted: record.admitted,
+            epoch: record.epoch,
+            reserved_at: record.reserved_at,
+            produced_at: record.produced_at,
+        }
+    }
+
+    /// The record; its lease has ended with the process that held it. `None` if the row is not one of ours.
+    pub(super) fn into_record(self) -> Option<Record> {
+        let terms = Arc::new(Terms::new(ExactOffer::try_from(&self.offer).ok()?));
+        Some(Record {
+            key: PaymentKey::of(&terms, &self.authorization),
+            signing_hash: self.authorization.signing_hash(terms.domain()),
+            terms,
+            authorization: self.authorization,
+            signature: self.signature,
+            request: Fingerprint { digest: self.request, names_caller: self.names_caller },
+            body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
+            fulfilment: match self.fulfilment {
+                FulfilmentRow::Reserved => Fulfilment::Reserved,
+                FulfilmentRow::Working => Fulfilment::Working,
+                FulfilmentRow::Produced => Fulfilment::Produced,
+                FulfilmentRow::Delivered => Fulfilment::Delivered,
+                FulfilmentRow::Released => Fulfilment::Released,
+            },
+            settlement: match self.settlement {
+                SettlementRow::None => Settlement::None,
+                SettlementRow::Due => Settlement::Due,
+                SettlementRow::Submitted => Settlement::Submitted,
+                SettlementRow::Unknown => Settlement::Unknown,
+                SettlementRow::Settled { transaction, block } => Settlement::Settled { transaction, block },
+                SettlementRow::Final { transaction, block } => Settlement::Final { transaction, block },
+                SettlementRow::Dead => Settlement::Dead,
+            },
+            last_failure: self.last_failure,
+            attempts: self.attempts,
+            replays: self.replays,
+            block_seen: self.block_seen,
+            transactions: self.transactions,
+            admitted: self.admitted,
+            epoch: self.epoch,
+            lease_until: 0,
+            reserved_at: self.reserved_at,
+            produced_at: self.produced_at,
+        })
+    }
+}
+
+/// The head of a stored response. Header values are bytes, not always text.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Head {
+    status: u16,
+    headers: Vec<(String, Vec<u8>)>,
+    trailers: Option<Vec<(String, Vec<u8>)>>,
+}
+
+impl Head {
+    pub(super) fn of(response: &StoredResponse) -> Self {
+        Self {
+            status: response.status.as_u16(),
+            headers: fields(&response.headers),
+            trailers: response.trailers.as_ref().map(fields),
+        }
+    }
+
+    pub(super) fn into_response(self, body: Vec<u8>, stored_at: u64) -> Option<StoredResponse> {
+        Some(StoredResponse {
+            status: StatusCode::from_u16(self.status).ok()?,
+            headers: headers(self.headers)?,
+            trailers: match self.trailers {
+                Some(fields) => Some(headers(fields)?),
+                None => None,
+            },
+            body: body.into(),
+            stored_at,
+        })
+    }
+}
+
+fn fields(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
+    headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
+}
+
+fn headers(fields: Vec<(String, Vec<u8>)>) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&value).ok()?);
+    }
+    Some(headers)
+}

@@ -1,0 +1,331 @@
+//! Group commit: what changed in memory, written in one transaction by one task.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sqlx::{
+    Connection, Row as _, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous},
+};
+use tokio::sync::{Notify, watch};
+
+use super::super::{
+    LedgerError, MemoryLedger, PaymentKey, Settlement, StoredResponse,
+    row::{Head, Row},
+};
+
+/// Which records and responses are newer in memory than on disk, and how far the disk has come.
+pub(super) struct Journal {
+    shared: Arc<Shared>,
+    durable: watch::Receiver<Durable>,
+}
+
+struct Shared {
+    dirty: Mutex<Dirty>,
+    wake: Notify,
+    commits: AtomicU64,
+}
+
+/// Keys only: what is written is what memory holds when it is written, so that no order of changes can be confused.
+#[derive(Default)]
+struct Dirty {
+    payments: HashSet<PaymentKey>,
+    responses: HashSet<PaymentKey>,
+    /// Grows with every change.
+    version: u64,
+    closed: bool,
+}
+
+/// Everything up to this version is on disk; `None` once writing has failed.
+type Durable = Option<u64>;
+
+impl Journal {
+    /// Opens the file, brings what it holds into memory, and starts to write.
+    pub(super) async fn open(path: &Path, memory: Arc<MemoryLedger>) -> Result<Self, LedgerError> {
+        create_private(path).map_err(|error| LedgerError::Backend(Box::new(error)))?;
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .journal_mode(SqliteJournalMode::Wal)
+            .locking_mode(SqliteLockingMode::Exclusive)
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(std::time::Duration::ZERO);
+        let mut connection = SqliteConnection::connect_with(&options).await.map_err(backend)?;
+        sqlx::migrate!("src/ledger/sqlite/migrations")
+            .run(&mut connection)
+            .await
+            .map_err(|error| LedgerError::Backend(Box::new(error)))?;
+        load(&mut connection, &memory).await?;
+        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Notify::new(), commits: AtomicU64::new(0) });
+        let (progress, durable) = watch::channel(Some(0));
+        tokio::spawn(write(connection, memory, shared.clone(), progress));
+        Ok(Self { shared, durable })
+    }
+
+    pub(super) fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    /// Writes what is left and lets go of the file.
+    pub(super) async fn close(&self) {
+        self.shared.close();
+        let mut durable = self.durable.clone();
+        while durable.changed().await.is_ok() {}
+    }
+
+    /// Refuses to go on once the disk has fallen behind for good.
+    pub(super) fn check(&self) -> Result<(), LedgerError> {
+        match *self.durable.borrow() {
+            Some(_) => Ok(()),
+            None => Err(failed()),
+        }
+    }
+
+    /// Returns when these changes are durable. They will be even if the caller stops waiting.
+    pub(super) async fn payments_changed(&self, keys: impl IntoIterator<Item = PaymentKey>) -> Result<(), LedgerError> {
+        self.changed(keys, |dirty| &mut dirty.payments).await
+    }
+
+    /// The same for responses.
+    pub(super) async fn responses_changed(
+        &self,
+        keys: impl IntoIterator<Item = PaymentKey>,
+    ) -> Result<(), LedgerError> {
+        self.changed(keys, |dirty| &mut dirty.responses).await
+    }
+
+    /// Returns when everything that can be seen in memory now is durable.
+    pub(super) async fn settled_down(&self) -> Result<(), LedgerError> {
+        let version = self.shared.dirty().version;
+        self.until(version).await
+    }
+
+    async fn changed(
+        &self,
+        keys: impl IntoIterator<Item = PaymentKey>,
+        table: impl FnOnce(&mut Dirty) -> &mut HashSet<PaymentKey>,
+    ) -> Result<(), LedgerError> {
+        let mut keys = keys.into_iter().peekable();
+        let version = {
+            let mut dirty = self.shared.dirty();
+            if keys.peek().is_some() {
+                table(&mut dirty).extend(keys);
+                dirty.version += 1;
+                self.shared.wake.notify_one();
+            }
+            dirty.version
+        };
+        self.until(version).await
+    }
+
+    async fn until(&self, version: u64) -> Result<(), LedgerError> {
+        let mut durable = self.durable.clone();
+        let reached = durable.wait_for(|durable| durable.is_none_or(|durable| durable >= version)).await;
+        match reached.as_deref() {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) | Err(_) => Err(failed()),
+        }
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("commits", &self.commits()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn dirty(&self) -> MutexGuard<'_, Dirty> {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        self.dirty().closed = true;
+        self.wake.notify_one();
+    }
+}
+
+async fn write(
+    mut connection: SqliteConnection,
+    memory: Arc<MemoryLedger>,
+    shared: Arc<Shared>,
+    progress: watch::Sender<Durable>,
+) {
+    loop {
+        let (payments, responses, version, closed) = {
+            let mut dirty = shared.dirty();
+            let dirty = &mut *dirty;
+            (std::mem::take(&mut dirty.payments), std::mem::take(&mut dirty.responses), dirty.version, dirty.closed)
+        };
+        if payments.is_empty() && responses.is_empty() {
+            if closed {
+                // Closing checkpoints the WAL and gives the lock back.
+                let _ = connection.close().await;
+                return;
+            }
+            shared.wake.notified().await;
+            continue;
+        }
+        if let Err(error) = commit(&mut connection, &memory, payments, responses).await {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the ledger's file cannot be written; it refuses everything"
+            );
+            progress.send_replace(None);
+            return;
+        }
+        shared.commits.fetch_add(1, Ordering::Relaxed);
+        progress.send_replace(Some(version));
+    }
+}
+
+async fn commit(
+    connection: &mut SqliteConnection,
+    memory: &MemoryLedger,
+    payments: HashSet<PaymentKey>,
+    responses: HashSet<PaymentKey>,
+) -> Result<(), sqlx::Error> {
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    for key in payments {
+        match memory.snapshot(&key) {
+            Some(record) => {
+                let json =
+                    serde_json::to_string(&Row::of(&record)).map_err(|error| sqlx::Error::Encode(error.into()))?;
+                bind(sqlx::query(UPSERT_PAYMENT), &key)
+                    .bind(fulfilment(&record))
+                    .bind(settlement(&record.settlement))
+                    .bind(json)
+                    .execute(&mut *transaction)
+                    .await?;
+            }
+            None => {
+                bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *transaction).await?;
+                bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *transaction).await?;
+            }
+        }
+    }
+    for key in responses {
+        match memory.kept_response(&key) {
+            Some(response) => {
+                let head =
+                    serde_json::to_string(&Head::of(&response)).map_err(|error| sqlx::Error::Encode(error.into()))?;
+                bind(sqlx::query(UPSERT_RESPONSE), &key)
+                    .bind(response.stored_at.cast_signed())
+                    .bind(head)
+                    .bind(&response.body[..])
+                    .execute(&mut *transaction)
+                    .await?;
+            }
+            None => {
+                bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?;
+            }
+        }
+    }
+    transaction.commit().await
+}
+
+const UPSERT_PAYMENT: &str = "INSERT INTO payments (chain_id, asset, payer, nonce, fulfilment, settlement, record) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET fulfilment = ?5, settlement = ?6, record = ?7";
+const DELETE_PAYMENT: &str = "DELETE FROM payments WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
+const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments \
+     WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4 AND settlement IN ('settled', 'final'))";
+const UPSERT_RESPONSE: &str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, head, body) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET stored_at = ?5, head = ?6, body = ?7";
+const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
+
+fn bind<'q>(query: Query<'q>, key: &PaymentKey) -> Query<'q> {
+    query
+        .bind(key.network.chain_id().cast_signed())
+        .bind(key.asset.to_vec())
+        .bind(key.payer.to_vec())
+        .bind(key.nonce.to_vec())
+}
+
+fn fulfilment(record: &super::super::Record) -> &'static str {
+    use super::super::Fulfilment::*;
+    match record.fulfilment {
+        Reserved => "reserved",
+        Working => "working",
+        Produced => "produced",
+        Delivered => "delivered",
+        Released => "released",
+    }
+}
+
+fn settlement(settlement: &Settlement) -> &'static str {
+    match settlement {
+        Settlement::None => "none",
+        Settlement::Due => "due",
+        Settlement::Submitted => "submitted",
+        Settlement::Unknown => "unknown",
+        Settlement::Settled { .. } => "settled",
+        Settlement::Final { .. } => "final",
+        Settlement::Dead => "dead",
+    }
+}
+
+async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(), LedgerError> {
+    for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
+        let json: String = row.try_get(0).map_err(backend)?;
+        let record = serde_json::from_str::<Row>(&json).ok().and_then(Row::into_record).ok_or_else(unreadable)?;
+        memory.restore(record);
+    }
+    let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
+    for row in sqlx::query(responses).fetch_all(&mut *connection).await.map_err(backend)? {
+        let (key, response) = read_response(&row).map_err(backend)?.ok_or_else(unreadable)?;
+        memory.keep_response(&key, response);
+    }
+    let settled: i64 = sqlx::query_scalar("SELECT settled FROM totals").fetch_one(connection).await.map_err(backend)?;
+    memory.restore_total(settled.cast_unsigned());
+    Ok(())
+}
+
+fn read_response(row: &sqlx::sqlite::SqliteRow) -> Result<Option<(PaymentKey, StoredResponse)>, sqlx::Error> {
+    use alloy_primitives::{Address, B256};
+    let bytes = |index: usize| row.try_get::<Vec<u8>, _>(index);
+    let (Ok(asset), Ok(payer), Ok(nonce)) =
+        (Address::try_from(&bytes(1)?[..]), Address::try_from(&bytes(2)?[..]), B256::try_from(&bytes(3)?[..]))
+    else {
+        return Ok(None);
+    };
+    let network = crate::network::Network::eip155(row.try_get::<i64, _>(0)?.cast_unsigned());
+    let stored_at = row.try_get::<i64, _>(4)?.cast_unsigned();
+    let head = serde_json::from_str::<Head>(&row.try_get::<String, _>(5)?).ok();
+    let response = head.and_then(|head| head.into_response(bytes(6).ok()?, stored_at));
+    Ok(response.map(|response| (PaymentKey { network, asset, payer, nonce }, response)))
+}
+
+/// SQLite gives the files beside the database the database's own mode.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
+}
+
+fn backend(error: sqlx::Error) -> LedgerError {
+    LedgerError::Backend(Box::new(error))
+}
+
+fn unreadable() -> LedgerError {
+    LedgerError::Backend("the file holds a row that is not a payment of ours; restore it from a backup".into())
+}
+
+fn failed() -> LedgerError {
+    LedgerError::Backend("the file could not be written; restart the process when it can be".into())
+}

@@ -1,0 +1,146 @@
+//! The ledger in one SQLite file.
+
+mod journal;
+
+use std::{path::Path, sync::Arc};
+
+use async_trait::async_trait;
+
+use self::journal::Journal;
+use super::{
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, PaymentKey, Record, Reservation, ResponseLimits,
+    SettlementStep, StoredResponse,
+};
+use crate::clock::{Clock, SystemClock};
+
+/// A durable ledger for one process, in one file.
+///
+/// Records are worked on in memory, by the same code as [`MemoryLedger`], and every change is in the file before the call that
+/// made it returns: in WAL mode with `synchronous=FULL`. Changes that happen at the same time share one transaction and so
+/// one `fsync`. Nobody is shown what is not durable yet.
+///
+/// The file is locked while it is open, has mode 0600, and holds bearer data (signatures, responses) until records age out.
+/// If it cannot be written, the ledger refuses everything until the process is restarted: memory and disk would part.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_x402::ledger::{Ledger, SqliteLedger};
+///
+/// # let directory = tempfile::tempdir()?;
+/// let ledger = SqliteLedger::open(directory.path().join("ledger.sqlite")).await?;
+/// assert_eq!(ledger.counts().await?.settled, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SqliteLedger {
+    memory: Arc<MemoryLedger>,
+    journal: Journal,
+}
+
+impl SqliteLedger {
+    /// Opens a ledger, or makes one.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the file cannot be opened, belongs to another process, or is not a ledger.
+    pub async fn open(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
+        Self::open_with(path, ResponseLimits::default(), 1_000_000, Arc::new(SystemClock)).await
+    }
+
+    /// Opens a ledger with bounds and a clock of the caller's.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_with(
+        path: impl AsRef<Path>,
+        responses: ResponseLimits,
+        max_records: usize,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, LedgerError> {
+        let memory = Arc::new(MemoryLedger::with(responses, max_records, clock));
+        let journal = Journal::open(path.as_ref(), memory.clone()).await?;
+        Ok(Self { memory, journal })
+    }
+
+    /// Writes what is left and lets go of the file. Every later call fails.
+    pub async fn close(&self) {
+        self.journal.close().await;
+    }
+
+    /// How many transactions have been committed since it was opened; each cost one `fsync`.
+    pub fn commits(&self) -> u64 {
+        self.journal.commits()
+    }
+}
+
+#[async_trait]
+impl Ledger for SqliteLedger {
+    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+        self.journal.check()?;
+        let key = record.key;
+        let (reservation, forgotten) = self.memory.reserve_and_age(record);
+        let changed = matches!(reservation, Ok(Reservation::New(_))).then_some(key);
+        self.journal.payments_changed(forgotten.into_iter().chain(changed)).await?;
+        reservation
+    }
+
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        let record = self.memory.get(key).await?;
+        self.journal.settled_down().await?;
+        Ok(record)
+    }
+
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+        self.journal.check()?;
+        let lease = self.memory.take_over(key, seen, now, until).await?;
+        self.journal.payments_changed(lease.map(|lease| lease.key)).await?;
+        Ok(lease)
+    }
+
+    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        self.memory.fulfil(lease, step).await?;
+        self.journal.payments_changed([lease.key]).await
+    }
+
+    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        self.memory.settle(key, step).await?;
+        self.journal.payments_changed([*key]).await
+    }
+
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        self.memory.discard(lease).await?;
+        self.journal.payments_changed([lease.key]).await
+    }
+
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        let gone = self.memory.keep_response(key, response);
+        self.journal.responses_changed(gone.into_iter().chain([*key])).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        let response = self.memory.response(key).await?;
+        self.journal.settled_down().await?;
+        Ok(response)
+    }
+
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        self.journal.check()?;
+        let count = self.memory.count_replay(key).await?;
+        self.journal.payments_changed([*key]).await?;
+        Ok(count)
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        self.journal.settled_down().await?;
+        self.memory.counts().await
+    }
+
+    fn response_limit(&self) -> usize {
+        self.memory.response_limit()
+    }
+}

@@ -1,0 +1,136 @@
+//! What a ledger in a file promises beyond the contract: it outlives its process.
+
+use std::{path::Path, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderMap, StatusCode};
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use tower_x402::{
+    ManualClock,
+    ledger::{
+        Counts, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Settlement, SettlementStep,
+        SqliteLedger, StoredResponse,
+    },
+};
+
+use super::{CLOCK_START, admit, hash, produce, record, reserve};
+
+async fn open(path: &Path) -> SqliteLedger {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    SqliteLedger::open_with(path, ResponseLimits::default(), 10_000, clock).await.unwrap()
+}
+
+#[tokio::test]
+async fn everything_is_there_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let settled = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &settled).await;
+    ledger.settle(&settled.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
+    let headers =
+        HeaderMap::from_iter([("x-bytes".parse().unwrap(), http::HeaderValue::from_bytes(b"\xff\xfe").unwrap())]);
+    let response = StoredResponse {
+        status: StatusCode::CREATED,
+        headers,
+        body: Bytes::from_static(b"\0answer"),
+        trailers: Some(HeaderMap::new()),
+        stored_at: CLOCK_START,
+    };
+    ledger.store_response(&settled.key, response).await.unwrap();
+    ledger.count_replay(&settled.key).await.unwrap();
+    let working = reserve(&ledger, record(2, 1)).await;
+    admit(&ledger, &working, 10, 1).await.unwrap();
+    ledger.fulfil(&working, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    let gone = reserve(&ledger, record(3, 1)).await;
+    ledger.discard(&gone).await.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    let record_of_settled = ledger.get(&settled.key).await.unwrap().expect("kept");
+    assert_eq!(record_of_settled.settlement, Settlement::Settled { transaction: hash(1), block: Some(7) });
+    assert_eq!(record_of_settled.fulfilment, Fulfilment::Produced);
+    assert_eq!((record_of_settled.transactions, record_of_settled.replays), (vec![hash(1)], 1));
+    let before = record(1, 1);
+    assert_eq!(record_of_settled.signing_hash, before.signing_hash, "the same payment");
+    assert_eq!(record_of_settled.terms.text(), before.terms.text(), "under the same terms");
+    assert_eq!(record_of_settled.signature, before.signature);
+    let response = ledger.response(&settled.key).await.unwrap().expect("kept");
+    assert_eq!((response.status, &response.body[..]), (StatusCode::CREATED, &b"\0answer"[..]));
+    assert_eq!(response.headers["x-bytes"].as_bytes(), b"\xff\xfe");
+    assert!(ledger.get(&gone.key).await.unwrap().is_none());
+    assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
+
+    let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
+    assert!(taken.is_some(), "the owner died with its process");
+    let next = reserve(&ledger, record(2, 2)).await;
+    assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::Exposed)), "still in flight");
+}
+
+#[tokio::test]
+async fn one_process_holds_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    reserve(&ledger, record(1, 1)).await;
+    let second = SqliteLedger::open(&path).await;
+    assert!(matches!(second, Err(LedgerError::Backend(_))), "{second:?}");
+    ledger.close().await;
+    assert!(matches!(ledger.reserve(record(1, 2)).await, Err(LedgerError::Backend(_))), "closed is closed");
+    open(&path).await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_files_are_for_their_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    reserve(&ledger, record(1, 1)).await;
+    for file in std::fs::read_dir(directory.path()).unwrap() {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", file.path());
+    }
+}
+
+#[tokio::test]
+async fn payments_at_the_same_time_share_a_commit() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = Arc::new(open(&directory.path().join("ledger.sqlite")).await);
+    let before = ledger.commits();
+    join_all((0..200).map(|nonce| reserve(ledger.as_ref(), record(1, nonce)))).await;
+    let commits = ledger.commits() - before;
+    assert!(commits <= 20, "200 reservations took {commits} commits");
+    let before = ledger.commits();
+    for nonce in 0..20 {
+        ledger.get(&record(1, nonce).key).await.unwrap();
+    }
+    assert_eq!(ledger.commits(), before, "reading writes nothing");
+}
+
+/// A write that fails is never taken for done, and nothing is done after it.
+#[tokio::test]
+async fn a_file_that_cannot_be_written_stops_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    open(&path).await.close().await;
+    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
+    let trigger = "CREATE TRIGGER full BEFORE INSERT ON payments WHEN NEW.payer = \
+                   x'0909090909090909090909090909090909090909' BEGIN SELECT RAISE(FAIL, 'disk full'); END";
+    sqlx::query(trigger).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+
+    let ledger = open(&path).await;
+    let fine = reserve(&ledger, record(1, 1)).await;
+    assert!(matches!(ledger.reserve(record(9, 1)).await, Err(LedgerError::Backend(_))));
+    assert!(matches!(ledger.reserve(record(1, 2)).await, Err(LedgerError::Backend(_))));
+    assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
+    assert!(
+        matches!(ledger.get(&record(9, 1).key).await, Err(LedgerError::Backend(_))),
+        "what is not durable is not shown"
+    );
+    drop(ledger);
+}

@@ -103,6 +103,13 @@ impl Catalogue {
         }
     }
 
+    /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
+    /// what is configured, and does not change with the price.
+    pub(super) fn seller(&self) -> [&str; 2] {
+        let (Location::Url(place) | Location::Origin(place)) = &self.location;
+        [place, self.resource.service_name.as_deref().unwrap_or_default()]
+    }
+
     fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {
         let terms = |way: &Way| {
             Arc::new(Terms::new(ExactOffer {

@@ -18,8 +18,9 @@ use crate::{
 /// A payment that may be worked on.
 pub(super) struct Presented {
     pub(super) payment: Prechecked,
-    /// Accepted earlier: perhaps under terms that are no longer on offer, or with a window that is running out.
-    pub(super) is_known: bool,
+    /// Why it would be refused if it were new: its terms are no longer on offer, or its window is running out. It was
+    /// known a moment ago.
+    pub(super) refusal: Option<Rejection>,
     pub(super) facilitator: Arc<dyn Facilitator>,
 }
 
@@ -62,7 +63,7 @@ pub(super) async fn read(config: &Config, offers: &[OnOffer], header: &[u8]) -> 
     match precheck(offer.terms.clone(), exact, window, config.clock.now()) {
         Ok(prechecked) => Ok(Presented {
             payment: prechecked,
-            is_known: false,
+            refusal: None,
             facilitator: config.facilitators[offer.facilitator].clone(),
         }),
         Err(rejection) => match payload.payload.read() {
@@ -95,7 +96,7 @@ async fn known_or(
             && is_signed_alike(&record, exact)
         {
             let payment = Prechecked::of_record(&record);
-            return Ok(Presented { payment, is_known: true, facilitator: facilitator.clone() });
+            return Ok(Presented { payment, refusal: Some(rejection), facilitator: facilitator.clone() });
         }
     }
     Err(invalid(rejection))

@@ -24,11 +24,11 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use reqwest_middleware::ClientWithMiddleware;
 use serde_json::{Value, json};
 use tower_x402::{
-    Asset, Clock, ManualClock, Network, Usdc,
+    Asset, Clock, ManualClock, Network, Nonces, RandomnessError, Usdc,
     client::{
         Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt, Refusal,
     },
-    eip3009::TokenDomain,
+    eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
     protocol::{DecodeError, ExactOffer, PaymentFlow, PaymentPayload, decode_header},
 };
 
@@ -306,6 +306,39 @@ async fn a_free_resource_costs_one_request() {
     assert!(response.receipt().is_none());
     assert_eq!(response.text().await.unwrap(), "free");
     assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
+    struct Locked;
+    #[async_trait::async_trait]
+    impl AuthorizationSigner for Locked {
+        fn address(&self) -> Address {
+            PAYER.parse().unwrap()
+        }
+        async fn sign(&self, _: &Authorization, _: &TokenDomain) -> Result<PaymentSignature, SignError> {
+            Err(alloy_signer::Error::other("the device is locked").into())
+        }
+    }
+    #[derive(Debug)]
+    struct Dry;
+    impl Nonces for Dry {
+        fn next(&self) -> Result<B256, RandomnessError> {
+            Err(RandomnessError)
+        }
+    }
+    let budget = budget(10_000);
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let locked = Payer::builder(Locked).budget(budget.clone()).build();
+    let dry = Payer::builder(key).nonces(Dry).budget(budget.clone()).build();
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    for payer in [locked, dry] {
+        let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
+        let error = client.post(server.url()).send().await.unwrap_err();
+        assert!(matches!(PaymentError::of(&error), Some(PaymentError::Sign(_) | PaymentError::Randomness(_))));
+        assert_eq!(budget.reserved(), Usdc::ZERO);
+    }
+    assert!(server.payments().is_empty());
 }
 
 #[tokio::test]

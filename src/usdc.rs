@@ -74,6 +74,22 @@ impl From<Usdc> for U256 {
     }
 }
 
+impl TryFrom<&str> for Usdc {
+    type Error = ParseUsdcError;
+
+    fn try_from(dollars: &str) -> Result<Self, Self::Error> {
+        dollars.parse()
+    }
+}
+
+impl TryFrom<String> for Usdc {
+    type Error = ParseUsdcError;
+
+    fn try_from(dollars: String) -> Result<Self, Self::Error> {
+        dollars.parse()
+    }
+}
+
 impl TryFrom<U256> for Usdc {
     type Error = ParseUsdcError;
 
@@ -144,6 +160,13 @@ impl<'de> Deserialize<'de> for Usdc {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map(Self).map_err(|_| de::Error::custom("expected atomic units as a decimal string"))
+    }
+}
+
+/// So that an amount can stand wherever a text that may be none can.
+impl From<std::convert::Infallible> for ParseUsdcError {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
     }
 }
 

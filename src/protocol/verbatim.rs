@@ -36,6 +36,14 @@ impl<T: Serialize> Verbatim<T> {
     }
 }
 
+impl Verbatim<crate::protocol::PaymentRequirements> {
+    /// The text of an offer. Cannot fail: all its fields are text, numbers and maps with text keys.
+    pub(crate) fn of_requirements(offer: &crate::protocol::PaymentRequirements) -> Self {
+        let raw = serde_json::value::to_raw_value(offer).unwrap_or_else(|_| RawValue::NULL.to_owned());
+        Self { raw, read_as: PhantomData }
+    }
+}
+
 impl<'de, T: Deserialize<'de>> Verbatim<T> {
     /// Reads the text.
     pub fn read(&'de self) -> Result<T, serde_json::Error> {

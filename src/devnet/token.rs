@@ -1,0 +1,49 @@
+//! What every devnet has from its first block: USDC at its canonical address, and the CREATE2 deployer.
+
+use alloy_primitives::{Address, Bytes, address, bytes};
+use alloy_sol_types::{SolCall as _, sol};
+use serde::Deserialize;
+
+use super::{DevnetError, chain::Chain};
+use crate::{Asset, Network};
+
+sol! {
+    /// The calls that the devnet itself makes to its token.
+    interface DevnetUsdc {
+        function initialize(string name, string version, address owner);
+        function mint(address to, uint256 amount) returns (bool);
+        function balanceOf(address account) returns (uint256);
+    }
+}
+
+/// May mint, pause and blacklist. Nobody has its key: the devnet acts in its name.
+pub(super) const OWNER: Address = address!("00000000000000000000000000000000DE7Ae70a");
+
+/// The deterministic deployment proxy, at the address where it is on every chain.
+const CREATE2_DEPLOYER: Address = address!("4e59b44847b379578588920cA78FbF26c0B4956C");
+const CREATE2_DEPLOYER_CODE: Bytes = bytes!(
+    "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe03601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3"
+);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Artifact {
+    deployed_bytecode: Bytes,
+}
+
+/// USDC as it is on `network`; on a chain without one as on Base Sepolia.
+pub(super) fn asset(network: Network) -> Option<Asset> {
+    network.usdc().or_else(|| Network::BASE_SEPOLIA.usdc().map(|asset| Asset { network, ..asset }))
+}
+
+/// Plants the contracts, before the first block.
+pub(super) fn plant(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError> {
+    let artifact: Artifact = serde_json::from_str(include_str!("../../contracts/artifacts/DevnetUsdc.json"))
+        .map_err(|error| DevnetError::Genesis(error.to_string()))?;
+    chain.state.set_code(CREATE2_DEPLOYER, CREATE2_DEPLOYER_CODE);
+    chain.state.set_code(asset.address, artifact.deployed_bytecode);
+    let initialize =
+        DevnetUsdc::initializeCall { name: asset.name.clone(), version: asset.version.clone(), owner: OWNER };
+    chain.execute_at_genesis(OWNER, asset.address, initialize.abi_encode().into())?;
+    Ok(())
+}

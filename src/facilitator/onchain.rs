@@ -1,0 +1,454 @@
+//! Verifying and settling on a chain, over JSON-RPC.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    time::Duration,
+};
+
+use alloy_network::TxSigner;
+use alloy_primitives::{Address, Signature, U256};
+use alloy_provider::Provider;
+use alloy_rpc_client::RpcClient;
+use async_trait::async_trait;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use url::Url;
+
+pub use crate::settlement::engine::SettlementStats;
+use crate::{
+    clock::{Clock, SystemClock},
+    facilitator::{
+        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
+    },
+    ledger::{Funds, Ledger, MemoryLedger, Record},
+    network::Network,
+    protocol::{Reason, SupportedKind, SupportedResponse},
+    settlement::{
+        broadcast::Broadcaster,
+        engine::{Engine, SharedSigner},
+        fees::FeeCache,
+        http::Endpoint,
+        lane::Lane,
+        pace::Pace,
+        probe::Probe,
+        rpc::Rpc,
+    },
+};
+
+/// How long a payment that only a contract can judge waits for its turn.
+const WALLET_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a payer is remembered to have no code.
+const CODELESS_TTL: Duration = Duration::from_secs(3);
+/// How many such payers are remembered.
+const CODELESS_MAX: usize = 1_024;
+/// A clock this far from the chain's accepts or refuses windows wrongly; reported.
+const SKEW_WARNING: u64 = 30;
+/// A clock this far off cannot be worked with.
+const SKEW_LIMIT: u64 = 86_400;
+
+/// Verifies and settles EIP-3009 payments on one chain, with one settlement key.
+///
+/// The key pays for gas and holds no customer's money: a payment moves from payer to payee directly. Every alloy transaction
+/// signer will do, a key in a KMS included.
+///
+/// - **Verifying** is one `eth_call`: balance, nonce, pause, blacklist, domain and a simulation of the transfer together.
+/// - **Settling** takes one more request where the node has `eth_sendRawTransactionSync` ([EIP-7966]), and polls for the
+///   receipt otherwise. Fees and nonces are remembered, not asked for each time.
+/// - **One key, many payments.** Up to [`in_flight`](OnchainFacilitatorBuilder::in_flight) transactions wait for a block at
+///   once; more queue. A nonce that was given back is used by the next payment, or by a transfer of nothing to the key itself
+///   if none comes, so that nothing waits behind a gap. Other processes should not use the key; if one does, the nonces are
+///   read from the chain again.
+/// - **Outcomes** come from the logs of receipts only: [`Outcome::Settled`] means `AuthorizationUsed` and exactly the
+///   matching `Transfer` ([EIP-3009]). A transfer that somebody else sent is credited if the payment was seen unused, and
+///   reserved here, before its block.
+/// - **Contract wallets** ([ERC-1271]) and accounts with delegated code ([EIP-7702]) can pay where the token asks the payer's
+///   code, as USDC 2.2 does. Signatures that only such code can judge cost a request to tell from garbage, so few of them
+///   are judged at a time, and payers seen without code are refused without asking for a few seconds.
+///
+/// ```no_run
+/// # async fn example(key: impl alloy_network::TxSigner<alloy_primitives::Signature> + Send + Sync + 'static)
+/// # -> Result<(), tower_x402::facilitator::OnchainBuildError> {
+/// use tower_x402::{Network, facilitator::OnchainFacilitator};
+///
+/// let facilitator = OnchainFacilitator::builder()
+///     .network(Network::BASE)
+///     .rpc_url("https://mainnet.base.org")
+///     .signer(key)
+///     .build()
+///     .await?;
+/// println!("fund {} with a little ETH", facilitator.settlement_address());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [EIP-3009]: https://eips.ethereum.org/EIPS/eip-3009
+/// [ERC-1271]: https://eips.ethereum.org/EIPS/eip-1271
+/// [EIP-7702]: https://eips.ethereum.org/EIPS/eip-7702
+/// [EIP-7966]: https://eips.ethereum.org/EIPS/eip-7966
+#[derive(Clone, Debug)]
+pub struct OnchainFacilitator {
+    engine: Arc<Engine>,
+    wallets: Arc<Wallets>,
+}
+
+impl OnchainFacilitator {
+    /// Settings to start from.
+    pub fn builder() -> OnchainFacilitatorBuilder {
+        OnchainFacilitatorBuilder::default()
+    }
+
+    /// The address of the settlement key, which pays for gas.
+    pub fn settlement_address(&self) -> Address {
+        self.engine.signer.address()
+    }
+
+    /// The chain it settles on.
+    pub fn network(&self) -> Network {
+        self.engine.network
+    }
+
+    /// What the settlement key has for gas, in wei. One request.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Unreachable`] if the node does not say.
+    pub async fn gas_tank(&self) -> Result<U256, FacilitatorError> {
+        Ok(self.engine.rpc.balance(self.settlement_address()).await?)
+    }
+
+    /// Totals since the start.
+    pub fn stats(&self) -> SettlementStats {
+        SettlementStats { in_flight: self.engine.lane.in_flight() as u64, ..*self.engine.totals() }
+    }
+}
+
+#[async_trait]
+impl Facilitator for OnchainFacilitator {
+    fn ledger(&self) -> &Arc<dyn Ledger> {
+        &self.engine.ledger
+    }
+
+    fn serves(&self, terms: &Terms) -> bool {
+        terms.offer().network() == self.engine.network
+    }
+
+    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
+        let kind = SupportedKind {
+            x402_version: 2,
+            scheme: "exact".into(),
+            network: self.engine.network.to_string(),
+            extra: None,
+        };
+        let signers = [("eip155:*".to_owned(), vec![self.settlement_address().to_string()])];
+        Ok(SupportedResponse { kinds: vec![kind], extensions: Vec::new(), signers: signers.into() })
+    }
+
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        let authorization = payment.authorization();
+        if authorization.value.is_zero() {
+            return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
+        }
+        let judged = match payment.authenticity() {
+            Authenticity::Proven => None,
+            Authenticity::ChainMustJudge(_) => Some(self.wallets.enter(authorization.from).await?),
+        };
+        let at = self.engine.clock.now();
+        let (facts, rejection) = self.engine.verify(payment).await.map_err(FacilitatorError::from)?;
+        if judged.is_some() && !facts.payer_has_code() {
+            self.wallets.remember_codeless(authorization.from);
+        }
+        match rejection {
+            Some(rejection) => Err(rejection.into()),
+            None => Ok(Verified {
+                funds: Some(Funds { balance: facts.balance, block: facts.block }),
+                gas: Some(facts.gas),
+                at,
+            }),
+        }
+    }
+
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+        self.engine.settle(payment.clone(), *verified).await
+    }
+
+    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        self.engine.reconcile(record).await
+    }
+}
+
+/// Bounds what payments cost whose signature only a contract can judge: anybody can make these up.
+#[derive(Debug)]
+struct Wallets {
+    judging: Semaphore,
+    codeless: Mutex<HashMap<Address, Instant>>,
+}
+
+impl Wallets {
+    async fn enter(&self, payer: Address) -> Result<tokio::sync::SemaphorePermit<'_>, VerifyError> {
+        let seen = self.codeless.lock().unwrap_or_else(PoisonError::into_inner).get(&payer).copied();
+        if seen.is_some_and(|at| at.elapsed() < CODELESS_TTL) {
+            let detail = "the payer's key did not make the signature, and the payer has no contract code";
+            return Err(Rejection::new(Reason::Signature, detail).into());
+        }
+        match timeout(WALLET_PATIENCE, self.judging.acquire()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => {
+                Err(FacilitatorError::Busy { what: "signatures of contract wallets", retry_after: WALLET_PATIENCE }
+                    .into())
+            }
+        }
+    }
+
+    fn remember_codeless(&self, payer: Address) {
+        let mut codeless = self.codeless.lock().unwrap_or_else(PoisonError::into_inner);
+        if codeless.len() >= CODELESS_MAX {
+            codeless.retain(|_, at| at.elapsed() < CODELESS_TTL);
+        }
+        if codeless.len() < CODELESS_MAX {
+            codeless.insert(payer, Instant::now());
+        }
+    }
+}
+
+/// Settings of an [`OnchainFacilitator`]. Network, node and signer are needed; the rest has defaults.
+#[must_use]
+pub struct OnchainFacilitatorBuilder {
+    network: Option<Network>,
+    url: Option<String>,
+    client: Option<RpcClient>,
+    signer: Option<SharedSigner>,
+    ledger: Option<Arc<dyn Ledger>>,
+    clock: Arc<dyn Clock>,
+    max_gas_price: Option<u128>,
+    in_flight: usize,
+    contract_wallets: usize,
+    confirm_timeout: Duration,
+    block_time: Option<Duration>,
+    rpc_timeout: Duration,
+    max_transfer_gas: u64,
+}
+
+impl Default for OnchainFacilitatorBuilder {
+    fn default() -> Self {
+        Self {
+            network: None,
+            url: None,
+            client: None,
+            signer: None,
+            ledger: None,
+            clock: Arc::new(SystemClock),
+            max_gas_price: None,
+            in_flight: 16,
+            contract_wallets: 8,
+            confirm_timeout: Duration::from_secs(15),
+            block_time: None,
+            rpc_timeout: Duration::from_secs(5),
+            max_transfer_gas: 400_000,
+        }
+    }
+}
+
+impl OnchainFacilitatorBuilder {
+    /// The chain to settle on. [`build`](Self::build) makes sure that the node is on it.
+    pub fn network(mut self, network: Network) -> Self {
+        self.network = Some(network);
+        self
+    }
+
+    /// The node, over HTTP. The URL may hold a key: it appears in no error, span or `Debug` output.
+    pub fn rpc_url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// The node, as an alloy client with a transport of your choice.
+    pub fn client(mut self, client: RpcClient) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// The node, as an alloy provider. Only its transport is used: its fillers, wallet and poll interval are not.
+    pub fn provider<P: Provider<N>, N: alloy_network::Network>(self, provider: P) -> Self {
+        let client = provider.client();
+        let client = RpcClient::new(client.transport().clone(), client.is_local());
+        self.client(client)
+    }
+
+    /// The settlement key, which pays for gas: any alloy transaction signer.
+    pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
+        self.signer = Some(Arc::new(signer));
+        self
+    }
+
+    /// The ledger in which transactions are journalled; a [`MemoryLedger`] if not set.
+    pub fn ledger(mut self, ledger: Arc<dyn Ledger>) -> Self {
+        self.ledger = Some(ledger);
+        self
+    }
+
+    /// Where the time comes from; the machine's clock if not set.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The most that is offered for a unit of gas, in wei. While the chain asks for more, payments are not settled and
+    /// [`FacilitatorError::Busy`] says so. No bound if not set.
+    pub fn max_gas_price(mut self, wei: u128) -> Self {
+        self.max_gas_price = Some(wei);
+        self
+    }
+
+    /// How many transactions may wait for a block at once; 16 if not set, which is about what nodes keep per sender.
+    pub fn in_flight(mut self, transactions: usize) -> Self {
+        self.in_flight = transactions;
+        self
+    }
+
+    /// How many signatures that only a contract can judge are looked at at a time; 8 if not set.
+    pub fn contract_wallets(mut self, at_a_time: usize) -> Self {
+        self.contract_wallets = at_a_time;
+        self
+    }
+
+    /// After how long without a receipt an outcome is [`Outcome::Unknown`]; 15 seconds if not set. The transaction is watched
+    /// on, and [`Facilitator::reconcile`] tells later.
+    pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
+        self.confirm_timeout = timeout;
+        self
+    }
+
+    /// How long a block takes; measured if not set.
+    pub fn block_time(mut self, block_time: Duration) -> Self {
+        self.block_time = Some(block_time);
+        self
+    }
+
+    /// How long a single request may take; 5 seconds if not set.
+    pub fn rpc_timeout(mut self, timeout: Duration) -> Self {
+        self.rpc_timeout = timeout;
+        self
+    }
+
+    /// How much gas the token may use for one transfer; 400,000 if not set, which leaves room for a contract wallet's check of
+    /// its signature. A plain transfer takes about 60,000.
+    pub fn max_transfer_gas(mut self, gas: u64) -> Self {
+        self.max_transfer_gas = gas;
+        self
+    }
+
+    /// Looks at the node (its chain, its clock, the key's balance) and builds the facilitator.
+    ///
+    /// # Errors
+    /// [`OnchainBuildError`] says what to change.
+    pub async fn build(self) -> Result<OnchainFacilitator, OnchainBuildError> {
+        let network = self.network.ok_or(OnchainBuildError::Missing("network"))?;
+        let signer = self.signer.ok_or(OnchainBuildError::Missing("signer"))?;
+        let client = match (self.client, self.url) {
+            (Some(client), _) => client,
+            (None, Some(url)) => {
+                let url = Url::parse(&url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+                let endpoint = Endpoint::new(url.ok_or(OnchainBuildError::Url)?).ok_or(OnchainBuildError::Tls)?;
+                RpcClient::new(endpoint, false)
+            }
+            (None, None) => return Err(OnchainBuildError::Missing("rpc_url, client or provider")),
+        };
+        let rpc = Rpc::new(client, self.rpc_timeout);
+        let pace = Pace::new(self.block_time);
+        preflight(&rpc, network, &*self.clock, signer.address(), &pace).await?;
+        let engine = Engine {
+            network,
+            probe: Probe::new(self.max_transfer_gas).ok_or(OnchainBuildError::Probe)?,
+            pace,
+            fees: FeeCache::new(self.max_gas_price),
+            lane: Lane::new(signer.address(), rpc.clone(), self.in_flight),
+            node: Broadcaster::new(),
+            signer,
+            ledger: self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new())),
+            clock: self.clock,
+            gas_cap: self.max_transfer_gas,
+            confirm_timeout: self.confirm_timeout,
+            totals: Mutex::default(),
+            watched: Mutex::default(),
+            filling: AtomicBool::new(false),
+            rpc,
+        };
+        let wallets = Wallets { judging: Semaphore::new(self.contract_wallets), codeless: Mutex::default() };
+        Ok(OnchainFacilitator { engine: Arc::new(engine), wallets: Arc::new(wallets) })
+    }
+}
+
+impl fmt::Debug for OnchainFacilitatorBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.network).finish_non_exhaustive()
+    }
+}
+
+/// Three requests that find most mistakes before they cost a payment.
+async fn preflight(
+    rpc: &Rpc,
+    network: Network,
+    clock: &dyn Clock,
+    account: Address,
+    pace: &Pace,
+) -> Result<(), OnchainBuildError> {
+    let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
+    if found != network.chain_id() {
+        return Err(OnchainBuildError::WrongChain { expected: network, found: Network::eip155(found) });
+    }
+    let (block, balance) = (rpc.block("latest").await, rpc.balance(account).await);
+    let block = block.ok().flatten().ok_or(OnchainBuildError::Node)?;
+    let balance = balance.map_err(|_| OnchainBuildError::Node)?;
+    pace.observe(block.number.saturating_to());
+    let timestamp = block.timestamp.saturating_to::<u64>();
+    let skew = clock.now().abs_diff(timestamp);
+    if skew > SKEW_LIMIT {
+        return Err(OnchainBuildError::Clock { seconds: skew });
+    }
+    if skew > SKEW_WARNING {
+        tracing::warn!(seconds = skew, "this machine's clock and the newest block are apart");
+    }
+    if balance.is_zero() {
+        tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
+    }
+    tracing::info!(%network, %account, %balance, "settling on chain");
+    Ok(())
+}
+
+/// Why an [`OnchainFacilitator`] was not built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OnchainBuildError {
+    /// Something has no default.
+    #[error("set {0} on the builder")]
+    Missing(&'static str),
+    /// The node's URL cannot be read. It is not shown, since it may hold a key.
+    #[error("rpc_url is not an http or https URL (not shown: it may hold a key)")]
+    Url,
+    /// No TLS configuration could be made.
+    #[error("the machine's TLS configuration cannot be used")]
+    Tls,
+    /// The node did not answer, or answered nonsense.
+    #[error("the node does not answer: check rpc_url, its key and the network, or raise rpc_timeout")]
+    Node,
+    /// The node is on another chain.
+    #[error("the node is on {found}, not on {expected}: change rpc_url or network")]
+    WrongChain {
+        /// What was configured.
+        expected: Network,
+        /// What the node says.
+        found: Network,
+    },
+    /// The machine's clock is absurd, or the node has stopped following its chain.
+    #[error("the clock and the newest block are {seconds} seconds apart: set the clock, or use a node that is in sync")]
+    Clock {
+        /// How far apart they are.
+        seconds: u64,
+    },
+    /// The crate was built from damaged sources.
+    #[error("the probe's bytecode cannot be read: the crate's sources are damaged")]
+    Probe,
+}

@@ -1,0 +1,153 @@
+//! What can be told of a payment without asking anybody.
+
+use std::sync::Arc;
+
+use alloy_primitives::{B256, U256};
+
+use super::Terms;
+use crate::{
+    eip3009::{Authorization, PaymentSignature, RecoverError},
+    ledger::PaymentKey,
+    protocol::{ExactPayload, Reason},
+};
+
+/// A payment that passed every local check against an offer of ours. Only [`precheck`] makes one.
+#[derive(Clone, Debug)]
+pub struct Prechecked {
+    terms: Arc<Terms>,
+    payload: ExactPayload,
+    signing_hash: B256,
+    authenticity: Authenticity,
+}
+
+/// Who can tell whether the signature is the payer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authenticity {
+    /// The payer's key made it.
+    Proven,
+    /// Not the payer's key: only a contract at the payer's address can accept it (ERC-1271). The error says why no
+    /// address was recovered; without one, another key signed.
+    ChainMustJudge(Option<RecoverError>),
+}
+
+/// The window of time in which an authorization must be usable, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// How much must remain before `validBefore`: the handler's deadline and the margin for settlement.
+    pub remaining: u64,
+    /// How far the payer's clock may run ahead of ours.
+    pub skew: u64,
+}
+
+/// Checks a payment against `terms` at the time `now` (Unix seconds), without I/O.
+///
+/// # Errors
+/// [`Rejection`] with the protocol's reason and one sentence that says what is wrong.
+pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u64) -> Result<Prechecked, Rejection> {
+    let ExactPayload { authorization, signature } = &payload;
+    let offer = terms.offer();
+    if authorization.to != offer.pay_to {
+        return Err(Rejection::new(
+            Reason::RecipientMismatch,
+            "the authorization pays another address than the offer's payTo",
+        ));
+    }
+    if authorization.value != offer.amount {
+        let detail =
+            format!("the authorization is for {} atomic units, the offer for {}", authorization.value, offer.amount);
+        return Err(Rejection::new(Reason::ValueMismatch, detail));
+    }
+    check_window(authorization, offer.max_timeout_seconds, window, now)?;
+    if signature.is_erc6492() {
+        let detail = "the signature is for a wallet that is not deployed (ERC-6492); deploy the wallet first";
+        return Err(Rejection::new(Reason::Eip6492FactoryNotAllowed, detail));
+    }
+    if signature.as_bytes().is_empty() {
+        return Err(Rejection::new(Reason::Signature, "the signature is empty"));
+    }
+    let signing_hash = authorization.signing_hash(terms.domain());
+    let authenticity = match signature.recover(signing_hash) {
+        Ok(signer) if signer == authorization.from => Authenticity::Proven,
+        Ok(_) => Authenticity::ChainMustJudge(None),
+        Err(error) => Authenticity::ChainMustJudge(Some(error)),
+    };
+    Ok(Prechecked { terms, payload, signing_hash, authenticity })
+}
+
+fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
+    let until_latest = max_timeout.saturating_add(window.skew);
+    if authorization.valid_after >= U256::from(now) {
+        return Err(Rejection::new(Reason::ValidAfter, format!("validAfter is not in the past (now is {now})")));
+    }
+    if authorization.valid_before <= U256::from(now) {
+        return Err(Rejection::new(Reason::ValidBefore, format!("validBefore has passed (now is {now})")));
+    }
+    if authorization.valid_before < U256::from(now.saturating_add(window.remaining)) {
+        let detail = format!("validBefore leaves less than {} seconds (now is {now})", window.remaining);
+        return Err(Rejection::new(Reason::ValidBefore, detail));
+    }
+    if authorization.valid_before > U256::from(now.saturating_add(until_latest)) {
+        let detail = format!("validBefore lies more than {until_latest} seconds ahead (now is {now})");
+        return Err(Rejection::new(Reason::ValidBefore, detail));
+    }
+    Ok(())
+}
+
+impl Prechecked {
+    /// The terms it was checked against.
+    pub const fn terms(&self) -> &Arc<Terms> {
+        &self.terms
+    }
+
+    /// What the payer signed.
+    pub const fn authorization(&self) -> &Authorization {
+        &self.payload.authorization
+    }
+
+    /// The payer's signature.
+    pub const fn signature(&self) -> &PaymentSignature {
+        &self.payload.signature
+    }
+
+    /// The EIP-712 hash of the authorization.
+    pub const fn signing_hash(&self) -> B256 {
+        self.signing_hash
+    }
+
+    /// Who can tell whether the signature is the payer's.
+    pub const fn authenticity(&self) -> Authenticity {
+        self.authenticity
+    }
+
+    /// What identifies the payment.
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey::of(&self.terms, self.authorization())
+    }
+
+    /// A payment that the ledger knows was checked when it was reserved.
+    pub(crate) fn of_record(record: &crate::ledger::Record) -> Self {
+        Self {
+            terms: record.terms.clone(),
+            payload: ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() },
+            signing_hash: record.signing_hash,
+            authenticity: Authenticity::Proven,
+        }
+    }
+}
+
+/// Why a payment is not good.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {detail}")]
+pub struct Rejection {
+    /// The protocol's code.
+    pub reason: Reason,
+    /// One sentence that says what is wrong.
+    pub detail: String,
+}
+
+impl Rejection {
+    /// A rejection.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+}

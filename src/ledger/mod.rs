@@ -1,0 +1,157 @@
+//! The ledger: what is known of every payment, and who may act on it.
+//!
+//! A payment is identified by network, asset, payer and nonce ([`PaymentKey`]). Its [`Record`] moves along two axes:
+//!
+//! | axis | states |
+//! |---|---|
+//! | [`Fulfilment`] | `Reserved → Working → Produced → Delivered`, or `Released` after a failed attempt |
+//! | [`Settlement`] | `None → Due → Submitted → Settled → Final`, or `Dead`; `Unknown` when sight was lost of a submission |
+//!
+//! # Contract
+//!
+//! Every backend promises, whatever the number of callers, processes and crashes:
+//!
+//! 1. [`reserve`](Ledger::reserve) creates a record exactly once per key. Of any number of concurrent callers one gets
+//!    [`Reservation::New`], the others see the record.
+//! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
+//!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
+//! 3. A step is durable before the call returns. In particular [`SettlementStep::Submit`] is durable before the
+//!    transaction it names leaves the process.
+//! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
+//!    and change nothing. `Settled` is never left except to `Final`; `Unknown` is never treated as failed.
+//! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
+//!    within the balance the caller observed.
+//! 6. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
+//!    without bound: responses age out by count, bytes and time.
+//!
+//! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
+
+mod memory;
+mod record;
+mod responses;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+pub use memory::MemoryLedger;
+pub use record::{
+    BodyDigest, Fingerprint, Forbidden, Fulfilment, FulfilmentStep, Funds, Lease, PaymentKey, Record, Settlement,
+    SettlementStep,
+};
+pub use responses::{ResponseLimits, StoredResponse};
+
+/// A store of payments; see the [module](self) for its contract.
+#[async_trait]
+pub trait Ledger: Send + Sync + 'static {
+    /// Creates the record of a payment seen for the first time, leased to the caller until `lease_until` (Unix seconds).
+    ///
+    /// # Errors
+    /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
+    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError>;
+
+    /// The record of a payment, if it is known.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError>;
+
+    /// Leases a known payment anew: `None` if another caller was faster, or the holder's lease still runs.
+    ///
+    /// `seen` is the epoch of the record the caller decided on; compare-and-set.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError>;
+
+    /// Takes a step along the axis of fulfilment.
+    ///
+    /// # Errors
+    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`] or [`LedgerError::Backend`].
+    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError>;
+
+    /// Takes a step along the axis of settlement.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unknown`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
+    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError>;
+
+    /// Forgets a reservation for which no work was done and nothing was submitted.
+    ///
+    /// # Errors
+    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError>;
+
+    /// Keeps a response for replays, if it is within the bounds; otherwise drops it silently.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError>;
+
+    /// The response kept for a payment, if it is still there.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
+
+    /// Counts one more replay of a payment's response and returns how many there have been, this one included.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unknown`] or [`LedgerError::Backend`].
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError>;
+
+    /// How many payments are in which state of settlement.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn counts(&self) -> Result<Counts, LedgerError>;
+
+    /// The largest response body this ledger keeps, in bytes; larger ones need not be copied for it.
+    fn response_limit(&self) -> usize;
+}
+
+/// What [`Ledger::reserve`] found.
+#[derive(Clone, Debug)]
+pub enum Reservation {
+    /// The payment is new, and the caller's to work on.
+    New(Lease),
+    /// The payment is known.
+    Known(Box<Record>),
+}
+
+/// Payments by state of settlement, over the life of the ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Paid.
+    pub settled: u64,
+    /// Reserved, being worked on, due or submitted.
+    pub pending: u64,
+    /// Submitted, and out of sight.
+    pub unknown: u64,
+    /// Not executed when last tried, or proven never to be.
+    pub failed: u64,
+}
+
+/// Why the ledger did not do as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// Another caller has taken the payment over; stop working on it.
+    #[error("the payment has been taken over by another worker")]
+    LeaseLost,
+    /// The payment is not in the ledger.
+    #[error("the payment is not in the ledger")]
+    Unknown,
+    /// The state machine does not allow the step; the caller's view is out of date.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    /// The payer's balance does not cover what it has in flight.
+    #[error("the payer's balance does not cover this payment and what else it has in flight")]
+    Exposed,
+    /// The bound on records is reached; try again later.
+    #[error("the ledger is full")]
+    Full,
+    /// The store behind the ledger failed; the step may be repeated.
+    #[error("the ledger's store failed")]
+    Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
+}

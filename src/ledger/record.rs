@@ -1,0 +1,351 @@
+//! One payment's record and the steps it may take.
+
+use std::{fmt, sync::Arc};
+
+use alloy_primitives::{Address, B256, U256};
+
+use crate::{
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::Terms,
+    network::Network,
+    protocol::Reason,
+};
+
+/// What identifies a payment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PaymentKey {
+    /// The chain.
+    pub network: Network,
+    /// The token.
+    pub asset: Address,
+    /// Who pays.
+    pub payer: Address,
+    /// The authorization's nonce.
+    pub nonce: B256,
+}
+
+/// Everything known of one payment.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// What identifies it.
+    pub key: PaymentKey,
+    /// The offer it was accepted under; later prices do not change it.
+    pub terms: Arc<Terms>,
+    /// What the payer signed.
+    pub authorization: Authorization,
+    /// The payer's signature.
+    pub signature: PaymentSignature,
+    /// The EIP-712 hash of the authorization.
+    pub signing_hash: B256,
+    /// The request it pays for.
+    pub request: Fingerprint,
+    /// What was read of that request's body.
+    pub body: Option<BodyDigest>,
+    /// Progress of the work.
+    pub fulfilment: Fulfilment,
+    /// Progress of the money.
+    pub settlement: Settlement,
+    /// Why the last attempt to settle did not succeed.
+    pub last_failure: Option<Reason>,
+    /// How often the handler was started.
+    pub attempts: u32,
+    /// How often the response was replayed.
+    pub replays: u32,
+    /// The latest block at which the authorization was seen unused.
+    pub block_seen: Option<u64>,
+    /// Every transaction submitted for it.
+    pub transactions: Vec<B256>,
+    /// Whether its amount counts as in flight.
+    pub admitted: bool,
+    /// Who may work on it: a number that grows with every owner.
+    pub epoch: u64,
+    /// Until when the owner's lease runs, in Unix seconds.
+    pub lease_until: u64,
+    /// When it was reserved, in Unix seconds.
+    pub reserved_at: u64,
+    /// When a response was first produced, in Unix seconds.
+    pub produced_at: Option<u64>,
+}
+
+/// The right to work on a payment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The payment.
+    pub key: PaymentKey,
+    /// The owner's number.
+    pub epoch: u64,
+}
+
+/// A digest of the request a payment was first used for: method, path, query, `Authorization` and `Cookie`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    /// SHA-256 over these parts.
+    pub digest: B256,
+    /// Whether the request named its caller (`Authorization` or `Cookie`), which the chain does not publish.
+    pub names_caller: bool,
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A few bytes tell two requests apart in a log without giving the digest away.
+        write!(f, "Fingerprint({:02x}{:02x}…)", self.digest[0], self.digest[1])
+    }
+}
+
+/// What a handler read of a request body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyDigest {
+    /// How many bytes.
+    pub length: u64,
+    /// SHA-256 of them.
+    pub digest: B256,
+    /// Whether the body ended there.
+    pub complete: bool,
+}
+
+/// Progress of the work that a payment buys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fulfilment {
+    /// Known, not yet worked on.
+    Reserved,
+    /// The handler runs.
+    Working,
+    /// The handler succeeded; its response may not have reached the client.
+    Produced,
+    /// The response was handed over whole.
+    Delivered,
+    /// The last attempt did not succeed; the payment may be presented again.
+    Released,
+}
+
+/// Progress of the money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// Not asked for.
+    None,
+    /// To be submitted.
+    Due,
+    /// Submitted; the outcome is being watched.
+    Submitted,
+    /// Submitted, perhaps; sight was lost. Never treated as failed.
+    Unknown,
+    /// Included in a block: the payee was paid.
+    Settled {
+        /// The transaction that paid.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+    },
+    /// Included in a block that will not be undone.
+    Final {
+        /// The transaction that paid.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+    },
+    /// Proven never to be executed.
+    Dead,
+}
+
+impl Settlement {
+    /// The transaction that paid, if the payment is settled.
+    pub const fn paid_by(&self) -> Option<B256> {
+        match self {
+            Self::Settled { transaction, .. } | Self::Final { transaction, .. } => Some(*transaction),
+            _ => None,
+        }
+    }
+}
+
+/// The payer's balance as observed at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Funds {
+    /// Atomic units.
+    pub balance: U256,
+    /// The block at which it was read.
+    pub block: u64,
+}
+
+/// A step along the axis of fulfilment.
+#[derive(Clone, Debug)]
+pub enum FulfilmentStep {
+    /// The payment was verified: count it as in flight. `due` asks for settlement at once (flow `upfront`).
+    Admit {
+        /// What the payer was seen to own; `None` where the verifier answers for the balance itself.
+        funds: Option<Funds>,
+        /// Whether it is to be settled before the work.
+        due: bool,
+    },
+    /// The handler starts.
+    Start,
+    /// The attempt did not succeed.
+    Release {
+        /// What it read of the request body.
+        body: Option<BodyDigest>,
+    },
+    /// The handler succeeded; an unsettled payment becomes due.
+    Produce {
+        /// What it read of the request body.
+        body: Option<BodyDigest>,
+        /// When, in Unix seconds.
+        at: u64,
+    },
+    /// The response was handed over.
+    Deliver,
+}
+
+/// A step along the axis of settlement.
+#[derive(Clone, Debug)]
+pub enum SettlementStep {
+    /// A transaction is about to leave the process.
+    Submit {
+        /// Its hash.
+        transaction: B256,
+    },
+    /// The payee was paid.
+    Settle {
+        /// The transaction that paid, ours or not.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+    },
+    /// Its block will not be undone.
+    Finalize,
+    /// Not executed, so far: it is due again.
+    Fail {
+        /// Why.
+        reason: Reason,
+    },
+    /// Proven never to be executed.
+    Die {
+        /// Why.
+        reason: Reason,
+    },
+    /// Sight was lost of a submission.
+    LoseSight,
+}
+
+/// A step that the record's state does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
+pub struct Forbidden {
+    /// Where the work stands.
+    pub fulfilment: Fulfilment,
+    /// Where the money stands.
+    pub settlement: Settlement,
+}
+
+impl Record {
+    /// Takes a step of fulfilment, or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Admit` | `Reserved`, `Released` | unchanged, in flight |
+    /// | `Start` | admitted or settled, `Reserved` or `Released` or `Working` (a dead owner's) | `Working` |
+    /// | `Release` | `Reserved`, `Working` | `Released`, out of flight unless due |
+    /// | `Produce` | `Working` | `Produced` |
+    /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn fulfil(&mut self, step: &FulfilmentStep) -> Result<(), Forbidden> {
+        use Fulfilment::*;
+        let paid = self.settlement.paid_by().is_some();
+        match (step, self.fulfilment) {
+            (FulfilmentStep::Admit { funds, due }, Reserved | Released | Working)
+                if self.settlement == Settlement::None =>
+            {
+                self.admitted = true;
+                self.block_seen = funds.map(|funds| funds.block).or(self.block_seen);
+                if *due {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Start, Reserved | Released | Working) if self.admitted || paid => {
+                self.fulfilment = Working;
+                self.attempts += 1;
+            }
+            (FulfilmentStep::Release { body }, Reserved | Working) => {
+                self.body = self.body.or(*body);
+                self.fulfilment = Released;
+                self.admitted &= self.settlement != Settlement::None;
+            }
+            (FulfilmentStep::Produce { body, at }, Working) => {
+                self.body = self.body.or(*body);
+                self.fulfilment = Produced;
+                self.produced_at = Some(*at);
+                if self.settlement == Settlement::None {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Deliver, Produced | Delivered) => self.fulfilment = Delivered,
+            _ => return Err(self.forbidden()),
+        }
+        Ok(())
+    }
+
+    /// Takes a step of settlement, or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
+    /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
+    /// | `Finalize` | `Settled`, `Final` | `Final` |
+    /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
+    /// | `Die` | anything unpaid | `Dead` |
+    /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn settle(&mut self, step: &SettlementStep) -> Result<(), Forbidden> {
+        use Settlement::*;
+        match (step, self.settlement) {
+            (SettlementStep::Submit { transaction }, Due | Submitted | Unknown) => {
+                if !self.transactions.contains(transaction) {
+                    self.transactions.push(*transaction);
+                }
+                self.settlement = Submitted;
+            }
+            (SettlementStep::Settle { transaction, block }, None | Due | Submitted | Unknown | Settled { .. }) => {
+                self.settlement = Settled { transaction: *transaction, block: *block };
+                self.admitted = false;
+            }
+            (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
+                self.settlement = Final { transaction, block };
+            }
+            (SettlementStep::Fail { reason }, Due | Submitted | Unknown) => {
+                self.settlement = Due;
+                self.last_failure = Some(reason.clone());
+            }
+            (SettlementStep::Die { reason }, None | Due | Submitted | Unknown | Dead) => {
+                self.settlement = Dead;
+                self.last_failure = Some(reason.clone());
+                self.admitted = false;
+            }
+            (SettlementStep::LoseSight, Due | Submitted | Unknown) => self.settlement = Unknown,
+            _ => return Err(self.forbidden()),
+        }
+        Ok(())
+    }
+
+    /// Whether forgetting it loses nothing: no work was done and nothing was submitted.
+    pub fn is_discardable(&self) -> bool {
+        self.fulfilment == Fulfilment::Reserved
+            && matches!(self.settlement, Settlement::None | Settlement::Due)
+            && self.transactions.is_empty()
+    }
+
+    /// Whether its fate is known and cannot change by what this process does.
+    pub fn is_resolved(&self) -> bool {
+        !matches!(self.settlement, Settlement::Submitted | Settlement::Unknown)
+    }
+
+    /// Atomic units that count as in flight.
+    pub fn in_flight(&self) -> U256 {
+        if self.admitted { self.authorization.value } else { U256::ZERO }
+    }
+
+    fn forbidden(&self) -> Forbidden {
+        Forbidden { fulfilment: self.fulfilment, settlement: self.settlement }
+    }
+}

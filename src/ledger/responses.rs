@@ -1,0 +1,161 @@
+//! Responses kept for replays, within bounds.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+
+use super::PaymentKey;
+
+/// A handler's response as it was first produced. Bearer data: `Debug` shows its size only.
+#[derive(Clone)]
+pub struct StoredResponse {
+    /// The handler's status.
+    pub status: StatusCode,
+    /// The handler's headers.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+    /// Trailers, if there were any.
+    pub trailers: Option<HeaderMap>,
+    /// When it was produced, in Unix seconds.
+    pub stored_at: u64,
+}
+
+impl fmt::Debug for StoredResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoredResponse({}, {} bytes)", self.status, self.body.len())
+    }
+}
+
+/// Bounds on the responses kept for replays.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponseLimits {
+    /// Bytes of one body; default 64 KiB.
+    pub body_bytes: usize,
+    /// Bytes of all bodies and headers; default 64 MiB.
+    pub total_bytes: usize,
+    /// Responses; default 10,000.
+    pub count: usize,
+    /// Seconds a response is kept; default 600.
+    pub age_seconds: u64,
+}
+
+impl Default for ResponseLimits {
+    fn default() -> Self {
+        Self { body_bytes: 64 << 10, total_bytes: 64 << 20, count: 10_000, age_seconds: 600 }
+    }
+}
+
+/// Bounded, oldest out first.
+#[derive(Debug)]
+pub(super) struct ResponseStore {
+    limits: ResponseLimits,
+    kept: HashMap<PaymentKey, Arc<StoredResponse>>,
+    order: VecDeque<PaymentKey>,
+    bytes: usize,
+}
+
+impl ResponseStore {
+    pub(super) fn new(limits: ResponseLimits) -> Self {
+        Self { limits, kept: HashMap::new(), order: VecDeque::new(), bytes: 0 }
+    }
+
+    pub(super) fn insert(&mut self, key: PaymentKey, response: StoredResponse) {
+        let weight = weight(&response);
+        if response.body.len() > self.limits.body_bytes
+            || weight > self.limits.total_bytes
+            || self.kept.contains_key(&key)
+        {
+            return;
+        }
+        self.expire(response.stored_at);
+        self.bytes += weight;
+        self.kept.insert(key, Arc::new(response));
+        self.order.push_back(key);
+        while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
+            self.drop_oldest();
+        }
+    }
+
+    pub(super) fn get(&mut self, key: &PaymentKey, now: u64) -> Option<Arc<StoredResponse>> {
+        self.expire(now);
+        self.kept.get(key).cloned()
+    }
+
+    fn expire(&mut self, now: u64) {
+        let age = self.limits.age_seconds;
+        let expired = |response: &StoredResponse| response.stored_at.saturating_add(age) < now;
+        while self.order.front().and_then(|key| self.kept.get(key)).is_some_and(|response| expired(response)) {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some(response) = self.order.pop_front().and_then(|key| self.kept.remove(&key)) {
+            self.bytes -= weight(&response);
+        }
+    }
+}
+
+/// What a response costs to keep, in bytes; the constant stands for the tables around it.
+fn weight(response: &StoredResponse) -> usize {
+    let fields =
+        |headers: &HeaderMap| headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum::<usize>();
+    512 + response.body.len() + fields(&response.headers) + response.trailers.as_ref().map_or(0, fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{Address, B256};
+
+    use super::*;
+    use crate::network::Network;
+
+    fn key(n: u8) -> PaymentKey {
+        PaymentKey { network: Network::BASE, asset: Address::ZERO, payer: Address::ZERO, nonce: B256::repeat_byte(n) }
+    }
+
+    fn response(size: usize, stored_at: u64) -> StoredResponse {
+        StoredResponse {
+            status: StatusCode::OK,
+            headers: HeaderMap::new(),
+            body: vec![0; size].into(),
+            trailers: None,
+            stored_at,
+        }
+    }
+
+    #[test]
+    fn every_bound_holds_and_the_oldest_goes_first() {
+        let limits = ResponseLimits { body_bytes: 100, total_bytes: 3 * 612, count: 10, age_seconds: 60 };
+        let mut store = ResponseStore::new(limits);
+        store.insert(key(0), response(101, 0));
+        assert!(store.get(&key(0), 0).is_none(), "too large alone");
+        for n in 1..=4 {
+            store.insert(key(n), response(100, u64::from(n)));
+        }
+        assert!(store.get(&key(1), 4).is_none(), "pushed out by the total");
+        assert!(store.get(&key(2), 62).is_some());
+        assert!(store.get(&key(2), 63).is_none(), "aged out");
+        assert!(store.get(&key(4), 63).is_some());
+        let mut few = ResponseStore::new(ResponseLimits { count: 2, ..limits });
+        for n in 1..=3 {
+            few.insert(key(n), response(1, 0));
+        }
+        assert_eq!(few.kept.len(), 2);
+        assert_eq!(few.order.len(), 2);
+    }
+
+    #[test]
+    fn the_first_response_stays() {
+        let mut store = ResponseStore::new(ResponseLimits::default());
+        store.insert(key(1), response(1, 0));
+        store.insert(key(1), response(2, 0));
+        assert_eq!(store.get(&key(1), 0).unwrap().body.len(), 1);
+    }
+}

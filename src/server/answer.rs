@@ -1,0 +1,204 @@
+//! The answers that the layer writes itself.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256, U256};
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    header::{
+        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+        ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, CACHE_CONTROL,
+        CONTENT_TYPE, RETRY_AFTER, VARY,
+    },
+    response::Parts,
+};
+use serde::Serialize;
+
+use super::{offer::Demand, response_body::ResponseBody};
+use crate::{
+    ledger::Record,
+    network::Network,
+    protocol::{Reason, SettlementResponse, encode_header, header_name},
+};
+
+const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
+const PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::PAYMENT_RESPONSE);
+const EXPOSED: HeaderValue = HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const ANY: HeaderValue = HeaderValue::from_static("*");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// An answer in the making.
+#[derive(Debug)]
+pub(super) struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+#[derive(Serialize)]
+struct Problem<'a> {
+    error: &'a str,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transaction: Option<B256>,
+}
+
+impl Answer {
+    /// A status with a code and a sentence.
+    pub(super) fn problem(status: StatusCode, error: &str, detail: &str, transaction: Option<B256>) -> Self {
+        let body = serde_json::to_vec(&Problem { error, detail, transaction }).unwrap_or_default();
+        Self { status, headers: HeaderMap::new(), body: body.into() }
+    }
+
+    /// A demand for payment, with 402 or, for a payment that cannot be read, 400.
+    pub(super) fn demand(status: StatusCode, demand: Option<Demand>) -> Self {
+        // Only a price or a description that does not fit in a header leaves nothing to say.
+        let Some(Demand { header, body }) = demand else {
+            return Self::problem(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal_error",
+                "the offer cannot be written",
+                None,
+            );
+        };
+        Self { status, headers: HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]), body }
+    }
+
+    /// Says how the payment was settled, or not.
+    pub(super) fn with_settlement(mut self, settlement: &SettlementResponse) -> Self {
+        attach(&mut self.headers, settlement);
+        self
+    }
+
+    /// Says when to try again.
+    pub(super) fn retry_after(mut self, delay: Duration) -> Self {
+        self.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        self
+    }
+
+    pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
+        let mut response = Response::new(ResponseBody::own(self.body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().insert(CONTENT_TYPE, JSON);
+        response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
+        response
+    }
+}
+
+/// Puts `PAYMENT-RESPONSE` on a response.
+pub(super) fn attach(headers: &mut HeaderMap, settlement: &SettlementResponse) {
+    if let Some(value) = encode_header(settlement).ok().and_then(|text| HeaderValue::try_from(text).ok()) {
+        headers.insert(PAYMENT_RESPONSE, value);
+    }
+}
+
+/// Keeps a paid response out of shared caches.
+pub(super) fn keep_private(headers: &mut HeaderMap) {
+    let kept: Vec<String> = headers
+        .get_all(CACHE_CONTROL)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|directive| {
+            let name = directive.split('=').next().unwrap_or_default().trim();
+            !["", "public", "private", "s-maxage"].iter().any(|removed| name.eq_ignore_ascii_case(removed))
+        })
+        .map(str::to_owned)
+        .collect();
+    let value = std::iter::once("private".to_owned()).chain(kept).collect::<Vec<_>>().join(", ");
+    headers.insert(CACHE_CONTROL, HeaderValue::try_from(value).unwrap_or(NO_STORE));
+}
+
+/// What a script on another origin needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cors {
+    /// Whether every origin is welcome; otherwise that is left to a layer above.
+    pub(super) any_origin: bool,
+}
+
+impl Cors {
+    /// Lets the script read the payment headers.
+    pub(super) fn apply(self, headers: &mut HeaderMap) {
+        headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        if self.any_origin {
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+        }
+    }
+
+    /// Allows what a preflight asks for. Without credentials, this lets a script do no more than any program can.
+    pub(super) fn preflight<B>(request: &HeaderMap) -> Response<ResponseBody<B>> {
+        let mut response = Response::new(ResponseBody::own(Bytes::new()));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+        for (asked, allowed) in [
+            (ACCESS_CONTROL_REQUEST_METHOD, ACCESS_CONTROL_ALLOW_METHODS),
+            (ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_ALLOW_HEADERS),
+        ] {
+            if let Some(asked) = request.get(asked) {
+                headers.insert(allowed, asked.clone());
+            }
+        }
+        headers.insert(VARY, HeaderValue::from_static("Access-Control-Request-Method, Access-Control-Request-Headers"));
+        response
+    }
+}
+
+/// A settlement as the client is told of it.
+pub(super) fn settlement_of(record: &Record, result: Result<B256, (Reason, Option<B256>)>) -> SettlementResponse {
+    let offer = record.terms.offer();
+    settlement(record.key.payer, offer.network(), offer.amount, result)
+}
+
+pub(super) fn settlement(
+    payer: Address,
+    network: Network,
+    amount: U256,
+    result: Result<B256, (Reason, Option<B256>)>,
+) -> SettlementResponse {
+    let (success, error_reason, transaction) = match result {
+        Ok(transaction) => (true, None, Some(transaction)),
+        Err((reason, transaction)) => (false, Some(reason), transaction),
+    };
+    SettlementResponse {
+        success,
+        error_reason,
+        payer: Some(payer.to_string()),
+        transaction: transaction.map_or(String::new(), |hash| hash.to_string()),
+        network: network.to_string(),
+        amount: success.then(|| amount.to_string()),
+        extensions: None,
+    }
+}
+
+/// A handler's response that was paid for.
+pub(super) fn mark_paid(parts: &mut Parts, settlement: &SettlementResponse) {
+    attach(&mut parts.headers, settlement);
+    keep_private(&mut parts.headers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paid_response_is_private_whatever_the_handler_said() {
+        for (said, kept) in [
+            (&[][..], "private"),
+            (&["public, max-age=60, s-maxage=600"], "private, max-age=60"),
+            (&["no-store", "Public"], "private, no-store"),
+            (&["S-MaxAge = 5,private"], "private"),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in said {
+                headers.append(CACHE_CONTROL, HeaderValue::from_static(value));
+            }
+            keep_private(&mut headers);
+            assert_eq!(headers.get_all(CACHE_CONTROL).iter().collect::<Vec<_>>(), [kept]);
+        }
+    }
+}

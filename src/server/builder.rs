@@ -1,0 +1,394 @@
+//! Describes what a layer sells.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, U256};
+use http::{Uri, request, response};
+use tokio::sync::Semaphore;
+
+use super::{
+    config::{Classifier, Config, Limits},
+    layer::RequirePaymentLayer,
+    offer::{Catalogue, Location, Way},
+    price::{Price, PriceError, Quote},
+    wait::InProgress,
+};
+use crate::{
+    clock::{Clock, SystemClock},
+    facilitator::{Facilitator, Terms},
+    network::{Asset, Network},
+    protocol::{ExactOffer, PaymentFlow, ResourceInfo},
+    usdc::{ParseUsdcError, Usdc},
+};
+
+/// Describes a [`RequirePaymentLayer`]. A price, a payee and a facilitator are needed; everything else has a default.
+pub struct RequirePaymentLayerBuilder {
+    price: Option<Result<Price, ParseUsdcError>>,
+    payees: Vec<(Result<Asset, Network>, Address)>,
+    flows: Vec<PaymentFlow>,
+    facilitators: Vec<Arc<dyn Facilitator>>,
+    resource: ResourceInfo,
+    location: Location,
+    limits: Limits,
+    is_success: Classifier,
+    allow_upgrades: bool,
+    answer_preflights: bool,
+    clock: Arc<dyn Clock>,
+}
+
+impl Default for RequirePaymentLayerBuilder {
+    fn default() -> Self {
+        Self {
+            price: None,
+            payees: Vec::new(),
+            flows: Vec::new(),
+            facilitators: Vec::new(),
+            resource: ResourceInfo::default(),
+            location: Location::Origin(String::new()),
+            limits: Limits::default(),
+            is_success: Arc::new(|response| response.status.is_success()),
+            allow_upgrades: false,
+            answer_preflights: false,
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// What is sold, and for how much.
+impl RequirePaymentLayerBuilder {
+    /// The price of every request: dollars as text (`"$0.001"`) or [`Usdc`].
+    pub fn price(mut self, price: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
+        self.price = Some(price.try_into().map(Price::Fixed).map_err(Into::into));
+        self
+    }
+
+    /// A price that depends on the request's head. Called for unpaid and paid requests alike, so keep it quick.
+    ///
+    /// ```
+    /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
+    /// let builder = RequirePaymentLayer::builder().price_with(|request| {
+    ///     let is_preview = request.uri.query() == Some("preview");
+    ///     async move { Ok(if is_preview { Quote::Free } else { Usdc::from_atomic(1_000).into() }) }
+    /// });
+    /// ```
+    pub fn price_with<P, F>(mut self, price: P) -> Self
+    where
+        P: Fn(&request::Parts) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Quote, PriceError>> + Send + 'static,
+    {
+        self.price = Some(Ok(Price::Of(Arc::new(move |request| Box::pin(price(request))))));
+        self
+    }
+
+    /// Accepts USDC on `network`, paid to `payee`. Call it again to offer several networks.
+    pub fn pay_to(mut self, network: Network, payee: Address) -> Self {
+        self.payees.push((network.usdc().ok_or(network), payee));
+        self
+    }
+
+    /// Accepts another EIP-3009 token with six decimals, paid to `payee`.
+    pub fn pay_to_in(mut self, asset: Asset, payee: Address) -> Self {
+        self.payees.push((Ok(asset), payee));
+        self
+    }
+
+    /// Offers a flow; call it again to offer several, the first being the preferred one. Default: `authorization`.
+    pub fn flow(mut self, flow: PaymentFlow) -> Self {
+        if !self.flows.contains(&flow) {
+            self.flows.push(flow);
+        }
+        self
+    }
+
+    /// Who verifies and settles. Call it again for other networks; each offer goes to the first that serves it.
+    pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
+        self.facilitators.push(Arc::new(facilitator));
+        self
+    }
+
+    /// The public URL of the one resource that this layer charges for.
+    pub fn resource_url(mut self, url: impl Into<String>) -> Self {
+        self.location = Location::Url(url.into());
+        self
+    }
+
+    /// The public origin, such as `https://api.example`, to which the request's path is added. Without it the 402 names the
+    /// path alone; it never repeats a `Host` header.
+    pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
+        let origin = origin.into();
+        self.location = Location::Origin(origin.trim_end_matches('/').to_owned());
+        self
+    }
+
+    /// What is sold, for people and agents.
+    pub fn description(mut self, description: impl Into<String>) -> Self {
+        self.resource.description = Some(description.into());
+        self
+    }
+
+    /// The media type of a paid response.
+    pub fn mime_type(mut self, mime_type: impl Into<String>) -> Self {
+        self.resource.mime_type = Some(mime_type.into());
+        self
+    }
+
+    /// The name of the service.
+    pub fn service_name(mut self, name: impl Into<String>) -> Self {
+        self.resource.service_name = Some(name.into());
+        self
+    }
+
+    /// At most five labels.
+    pub fn tags(mut self, tags: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.resource.tags = tags.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+/// How requests are treated.
+impl RequirePaymentLayerBuilder {
+    /// Which responses are charged for in the `authorization` flow. Default: status 2xx. A gRPC service would also look at
+    /// `grpc-status`.
+    pub fn success(mut self, is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.is_success = Arc::new(is_success);
+        self
+    }
+
+    /// Lets requests for a protocol upgrade be paid for; they are refused otherwise.
+    pub fn allow_upgrades(mut self, allow: bool) -> Self {
+        self.allow_upgrades = allow;
+        self
+    }
+
+    /// Answers CORS preflights for any origin, instead of passing them to the service unpaid.
+    pub fn answer_preflights(mut self, answer: bool) -> Self {
+        self.answer_preflights = answer;
+        self
+    }
+
+    /// How long a payer's authorization may be valid; whole seconds, default 120 s.
+    pub fn max_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.max_timeout = timeout;
+        self
+    }
+
+    /// How long the handler may take; then the request is answered 504 and nothing is charged. Default 60 s.
+    pub fn handler_deadline(mut self, deadline: Duration) -> Self {
+        self.limits.handler_deadline = deadline;
+        self
+    }
+
+    /// How long before `validBefore` a settlement must begin. Default 15 s.
+    pub fn settlement_margin(mut self, margin: Duration) -> Self {
+        self.limits.settlement_margin = margin;
+        self
+    }
+
+    /// How far ahead a payer's clock may run. Default 30 s.
+    pub fn clock_skew(mut self, skew: Duration) -> Self {
+        self.limits.clock_skew = skew;
+        self
+    }
+
+    /// The largest payment header, in bytes. Default 16 KiB.
+    pub fn max_payment_header(mut self, bytes: usize) -> Self {
+        self.limits.payment_header = bytes;
+        self
+    }
+
+    /// The largest request body that is read whole, in bytes: in the `upfront` flow and when a payment is presented again.
+    /// Default 1 MiB.
+    pub fn max_request_body(mut self, bytes: usize) -> Self {
+        self.limits.request_body = bytes;
+        self
+    }
+
+    /// How many payments may be worked on or waited for at once; further ones are answered 503. Default 4096.
+    pub fn max_concurrent(mut self, payments: usize) -> Self {
+        self.limits.concurrent = payments;
+        self
+    }
+
+    /// How long a copy of a payment waits for the first one's answer, before 409. Default 90 s.
+    pub fn max_wait(mut self, wait: Duration) -> Self {
+        self.limits.wait = wait;
+        self
+    }
+
+    /// How often the handler may be started for one payment. Default 3.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.limits.attempts = attempts;
+        self
+    }
+
+    /// How often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
+    /// `Cookie`) is replayed. Default 3 times within 60 s.
+    pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
+        self.limits.anonymous_replays = times;
+        self.limits.anonymous_replay_age = within;
+        self
+    }
+
+    /// The clock to judge windows of validity by.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+}
+
+impl RequirePaymentLayerBuilder {
+    /// Checks the description and makes the layer.
+    ///
+    /// # Errors
+    /// [`BuildError`] says what is missing or does not fit together.
+    pub fn build(self) -> Result<RequirePaymentLayer, BuildError> {
+        let price = self.price.ok_or(BuildError::NoPrice)?.map_err(BuildError::Price)?;
+        if matches!(price, Price::Fixed(Usdc::ZERO)) {
+            return Err(BuildError::ZeroPrice);
+        }
+        check_limits(&self.limits)?;
+        check_location(&self.location)?;
+        if self.resource.tags.len() > 5 {
+            return Err(BuildError::TooManyTags(self.resource.tags.len()));
+        }
+        if self.payees.is_empty() {
+            return Err(BuildError::NoPayee);
+        }
+        if self.facilitators.is_empty() {
+            return Err(BuildError::NoFacilitator);
+        }
+        let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
+        let mut ways = Vec::new();
+        for flow in flows {
+            for (asset, pay_to) in &self.payees {
+                let asset = asset.clone().map_err(BuildError::NoUsdc)?;
+                if pay_to.is_zero() {
+                    return Err(BuildError::ZeroPayee);
+                }
+                let sample = ExactOffer {
+                    asset: asset.clone(),
+                    amount: U256::from(1),
+                    pay_to: *pay_to,
+                    max_timeout_seconds: self.limits.max_timeout.as_secs(),
+                    flow,
+                };
+                let terms = Terms::new(sample);
+                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&terms));
+                let facilitator = facilitator.ok_or(BuildError::NotServed(asset.network))?;
+                ways.push(Way { asset, pay_to: *pay_to, flow, facilitator });
+            }
+        }
+        let timeout = self.limits.max_timeout.as_secs();
+        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location);
+        if let Some(offers) = catalogue.fixed() {
+            let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
+            if size > MAX_DEMAND {
+                return Err(BuildError::DemandTooLarge { size });
+            }
+        }
+        Ok(RequirePaymentLayer::new(Config {
+            catalogue,
+            facilitators: self.facilitators,
+            permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
+            limits: self.limits,
+            is_success: self.is_success,
+            allow_upgrades: self.allow_upgrades,
+            answer_preflights: self.answer_preflights,
+            clock: self.clock,
+            in_progress: InProgress::default(),
+        }))
+    }
+}
+
+impl fmt::Debug for RequirePaymentLayerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequirePaymentLayerBuilder")
+            .field("price", &self.price)
+            .field("payees", &self.payees)
+            .field("facilitators", &self.facilitators)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Some clients stop reading headers near 8 KB in all.
+const MAX_DEMAND: usize = 6 * 1024;
+
+fn check_limits(limits: &Limits) -> Result<(), BuildError> {
+    let needed = limits.handler_deadline + limits.settlement_margin;
+    if limits.max_timeout <= needed {
+        return Err(BuildError::TimeoutTooShort { max_timeout: limits.max_timeout, needed });
+    }
+    if limits.concurrent == 0 || limits.attempts == 0 {
+        return Err(BuildError::ZeroLimit);
+    }
+    Ok(())
+}
+
+fn check_location(location: &Location) -> Result<(), BuildError> {
+    let text = match location {
+        Location::Origin(origin) if origin.is_empty() => return Ok(()),
+        Location::Origin(text) | Location::Url(text) => text,
+    };
+    let uri: Option<Uri> = text.parse().ok();
+    let is_http = uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
+    if is_http { Ok(()) } else { Err(BuildError::Url(text.clone())) }
+}
+
+/// What is wrong with the description of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// No price.
+    #[error("no price: call .price(\"$0.001\") or .price_with(…)")]
+    NoPrice,
+    /// The price cannot be read.
+    #[error("the price cannot be read: {0}")]
+    Price(#[source] ParseUsdcError),
+    /// A price of nothing.
+    #[error("the price is zero: leave the route without the layer, or use .price_with(…) and Quote::Free")]
+    ZeroPrice,
+    /// Nobody to pay.
+    #[error("no payee: call .pay_to(Network::BASE, address)")]
+    NoPayee,
+    /// The zero address as payee.
+    #[error("the payee is the zero address, where the money would be lost")]
+    ZeroPayee,
+    /// No USDC known on that network.
+    #[error(
+        "no USDC is known on {0}: call .pay_to_in(Asset {{ … }}, address) with the token's EIP-712 name and version"
+    )]
+    NoUsdc(Network),
+    /// Nobody to settle.
+    #[error("no facilitator: call .facilitator(…)")]
+    NoFacilitator,
+    /// Nobody to settle there.
+    #[error("no facilitator serves {0}: add one with .facilitator(…)")]
+    NotServed(Network),
+    /// The window leaves no time to work and settle.
+    #[error(
+        "max_timeout is {max_timeout:?}, but handler_deadline and settlement_margin need {needed:?}: raise the first or lower the others"
+    )]
+    TimeoutTooShort {
+        /// What was set.
+        max_timeout: Duration,
+        /// What must be exceeded.
+        needed: Duration,
+    },
+    /// A limit of zero serves nobody.
+    #[error("max_concurrent and max_attempts must be at least 1")]
+    ZeroLimit,
+    /// Not an absolute http or https URL.
+    #[error("{0:?} is not an absolute http or https URL")]
+    Url(String),
+    /// More labels than the protocol allows.
+    #[error("{0} tags: the protocol allows five")]
+    TooManyTags(usize),
+    /// The 402 would not fit in the headers that clients read.
+    #[error(
+        "the PAYMENT-REQUIRED header would have {size} bytes, more than clients read: shorten the description or offer less"
+    )]
+    DemandTooLarge {
+        /// Its size in bytes.
+        size: usize,
+    },
+}

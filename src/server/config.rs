@@ -1,0 +1,81 @@
+//! What a layer was built with, shared by all its services.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::response::Parts;
+use tokio::sync::Semaphore;
+
+use super::{offer::Catalogue, wait::InProgress};
+use crate::{
+    clock::Clock,
+    facilitator::{Facilitator, Window},
+};
+
+pub(super) type Classifier = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+
+pub(super) struct Config {
+    pub(super) catalogue: Catalogue,
+    pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
+    pub(super) limits: Limits,
+    pub(super) is_success: Classifier,
+    pub(super) allow_upgrades: bool,
+    pub(super) answer_preflights: bool,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) in_progress: InProgress,
+    pub(super) permits: Arc<Semaphore>,
+}
+
+/// Bounds of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) max_timeout: Duration,
+    pub(super) handler_deadline: Duration,
+    pub(super) settlement_margin: Duration,
+    pub(super) clock_skew: Duration,
+    pub(super) payment_header: usize,
+    pub(super) request_body: usize,
+    pub(super) body_deadline: Duration,
+    pub(super) concurrent: usize,
+    pub(super) wait: Duration,
+    pub(super) attempts: u32,
+    pub(super) anonymous_replays: u32,
+    pub(super) anonymous_replay_age: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_timeout: Duration::from_secs(120),
+            handler_deadline: Duration::from_secs(60),
+            settlement_margin: Duration::from_secs(15),
+            clock_skew: Duration::from_secs(30),
+            payment_header: crate::protocol::MAX_PAYMENT_HEADER,
+            request_body: 1 << 20,
+            body_deadline: Duration::from_secs(30),
+            concurrent: 4096,
+            wait: Duration::from_secs(90),
+            attempts: 3,
+            anonymous_replays: 3,
+            anonymous_replay_age: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Limits {
+    pub(super) fn window(&self) -> Window {
+        Window {
+            remaining: (self.handler_deadline + self.settlement_margin).as_secs(),
+            skew: self.clock_skew.as_secs(),
+        }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("catalogue", &self.catalogue)
+            .field("facilitators", &self.facilitators)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,97 @@
+//! What makes two requests the same purchase.
+
+use alloy_primitives::B256;
+use http::{
+    header::{AUTHORIZATION, COOKIE, HeaderName},
+    request::Parts,
+};
+use sha2::{Digest, Sha256};
+
+use crate::ledger::{BodyDigest, Fingerprint};
+
+impl Fingerprint {
+    /// The fingerprint of a request's head. Every part is preceded by its length, so that none can pass for another.
+    pub(super) fn of(parts: &Parts) -> Self {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_be_bytes());
+            hash.update(bytes);
+        };
+        add(parts.method.as_str().as_bytes());
+        add(parts.uri.path().as_bytes());
+        match parts.uri.query() {
+            Some(query) => add(query.as_bytes()),
+            // "/a" and "/a?" are different requests.
+            None => add(b"\0none"),
+        }
+        let mut names_caller = false;
+        for name in [AUTHORIZATION, COOKIE] {
+            add(name.as_str().as_bytes());
+            for value in parts.headers.get_all(HeaderName::from(&name)) {
+                add(value.as_bytes());
+                names_caller = true;
+            }
+        }
+        Self { digest: B256::from_slice(&hash.finalize()), names_caller }
+    }
+}
+
+impl BodyDigest {
+    /// Whether the handler would have read the same from `body`.
+    pub(super) fn matches(&self, body: &[u8]) -> bool {
+        let Some(read) = usize::try_from(self.length).ok().and_then(|length| body.get(..length)) else { return false };
+        (!self.complete || read.len() == body.len()) && Sha256::digest(read).as_slice() == self.digest.as_slice()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn fingerprint(method: &str, uri: &str, headers: &[(&str, &str)]) -> Fingerprint {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Fingerprint::of(&request.body(()).unwrap().into_parts().0)
+    }
+
+    #[test]
+    fn every_part_counts_and_nothing_else_does() {
+        let requests = [
+            fingerprint("POST", "/a", &[]),
+            fingerprint("PUT", "/a", &[]),
+            fingerprint("POST", "/b", &[]),
+            fingerprint("POST", "/a?", &[]),
+            fingerprint("POST", "/a?x=1", &[]),
+            fingerprint("POST", "/%61", &[]),
+            fingerprint("POST", "/a", &[("authorization", "x")]),
+            fingerprint("POST", "/a", &[("cookie", "x")]),
+            fingerprint("POST", "/a", &[("cookie", "x"), ("cookie", "")]),
+        ];
+        for (i, one) in requests.iter().enumerate() {
+            for other in &requests[i + 1..] {
+                assert_ne!(one, other);
+            }
+        }
+        assert_eq!(requests[0], fingerprint("POST", "/a", &[("user-agent", "x"), ("payment-signature", "y")]));
+        assert_eq!(requests.iter().filter(|request| request.names_caller).count(), 3);
+    }
+
+    #[test]
+    fn only_what_was_read_of_a_body_counts() {
+        let read = |length: usize, complete| BodyDigest {
+            length: length as u64,
+            digest: B256::from_slice(&Sha256::digest(&b"abcdef"[..length])),
+            complete,
+        };
+        assert!(read(6, true).matches(b"abcdef"));
+        assert!(!read(6, true).matches(b"abcdefg"));
+        assert!(!read(6, true).matches(b"abcdeX"));
+        assert!(read(3, false).matches(b"abcX"));
+        assert!(!read(3, false).matches(b"ab"));
+        assert!(read(0, false).matches(b"anything"));
+    }
+}

@@ -1,0 +1,255 @@
+//! The work that a payment buys, and its settlement.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response, request::Parts, response};
+use http_body::Body;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use super::{
+    answer::{Answer, mark_paid, settlement_of},
+    payment::Payment,
+    purchase::{Purchase, Start},
+    record::{Destination, Recorder},
+    request_body::{Read, RequestBody, digest_of},
+    response_body::ResponseBody,
+    sale,
+    settle::Settler,
+    wait::Busy,
+};
+use crate::{
+    facilitator::Verified,
+    ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
+    protocol::PaymentFlow,
+};
+
+/// A paid request whose work may start.
+pub(super) struct Job<S, B> {
+    pub(super) purchase: Purchase,
+    pub(super) start: Start,
+    pub(super) parts: Parts,
+    pub(super) work: Work<B>,
+    pub(super) inner: S,
+}
+
+/// The request body of the work.
+pub(super) enum Work<B> {
+    Streaming(B),
+    Whole(Bytes),
+}
+
+impl<S, B, R> Job<S, B>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    /// Verifies, works, settles: in the order that the flow demands.
+    pub(super) async fn run(self) -> Result<Response<ResponseBody<R>>, S::Error> {
+        let Self { purchase, start: Start { lease, record, busy }, parts, work, inner } = self;
+        let ledger = purchase.facilitator.ledger().clone();
+        let mut held = Held { record, lease, guard: Abandon { ledger: Some(ledger), lease } };
+        let verified = match before_work(&purchase, &mut held).await {
+            Ok(verified) => verified,
+            Err(answer) => {
+                held.give_back().await;
+                return Ok(answer.into_response());
+            }
+        };
+        if let Err(error) = held.step(FulfilmentStep::Start).await {
+            held.give_back().await;
+            return Ok(sale::ledger_failed(&error).into_response());
+        }
+        let deadline = purchase.sale.config.limits.handler_deadline;
+        let (request, read) = paid_request(parts, work, Payment::of(&held.record));
+        match tokio::time::timeout(deadline, inner.oneshot(request)).await {
+            Err(_elapsed) => {
+                held.release(read.digest()).await;
+                Ok(sale::too_slow().into_response())
+            }
+            Ok(Err(error)) => {
+                held.release(read.digest()).await;
+                Err(error)
+            }
+            Ok(Ok(response)) => {
+                let (parts, body) = response.into_parts();
+                if (purchase.sale.config.is_success)(&parts) {
+                    return Ok(after_work(&purchase, held, busy, read.digest(), parts, body, &verified).await);
+                }
+                held.release(read.digest()).await;
+                Ok(held.unsuccessful(parts, body))
+            }
+        }
+    }
+}
+
+/// Verification and, where the flow wants it, settlement. The error is what the client is told.
+async fn before_work(purchase: &Purchase, held: &mut Held) -> Result<Verified, Answer> {
+    if held.record.settlement.paid_by().is_some() {
+        return Ok(Verified::default());
+    }
+    let upfront = purchase.payment.terms().offer().flow == PaymentFlow::Upfront;
+    let mut verified = Verified::default();
+    if held.record.settlement == Settlement::None {
+        verified = match purchase.verified {
+            Some(verified) => verified,
+            None => {
+                let verified = purchase.facilitator.verify(&purchase.payment).await;
+                verified.map_err(|error| purchase.sale.not_verified(&error))?
+            }
+        };
+        let admit = FulfilmentStep::Admit { funds: verified.funds, due: upfront };
+        held.step(admit).await.map_err(|error| match error {
+            LedgerError::Exposed => purchase.sale.exposed(),
+            error => sale::ledger_failed(&error),
+        })?;
+    }
+    if upfront {
+        Settler::of(purchase).settle(&mut held.record, &verified).await?;
+    }
+    Ok(verified)
+}
+
+/// The work succeeded: nothing but settlement stands between the response and the client.
+async fn after_work<R>(
+    purchase: &Purchase,
+    mut held: Held,
+    busy: Busy,
+    read: BodyDigest,
+    mut parts: response::Parts,
+    body: R,
+    verified: &Verified,
+) -> Response<ResponseBody<R>>
+where
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let now = purchase.sale.config.clock.now();
+    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now }).await {
+        held.give_back().await;
+        return sale::ledger_failed(&error).into_response();
+    }
+    held.guard.disarm();
+    let ledger = purchase.facilitator.ledger().clone();
+    let recorder = Recorder::new(&parts, body, Destination { ledger, lease: held.lease, busy, now });
+    if held.record.settlement.paid_by().is_none()
+        && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
+    {
+        // The work is done and must not be done again: kept, in case the payment settles yet.
+        recorder.finish_alone();
+        return answer.into_response();
+    }
+    if let Some(transaction) = held.record.settlement.paid_by() {
+        mark_paid(&mut parts, &settlement_of(&held.record, Ok(transaction)));
+    }
+    Response::from_parts(parts, ResponseBody::recorded(recorder))
+}
+
+/// The record and the right to change it.
+struct Held {
+    record: Record,
+    lease: Lease,
+    guard: Abandon,
+}
+
+impl Held {
+    /// Takes a step in the ledger, then in the local copy.
+    async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
+        let Some(ledger) = &self.guard.ledger else { return Err(LedgerError::LeaseLost) };
+        ledger.fulfil(&self.lease, step.clone()).await?;
+        Ok(self.record.fulfil(&step)?)
+    }
+
+    async fn release(&mut self, body: BodyDigest) {
+        if let Err(error) = self.step(FulfilmentStep::Release { body: Some(body) }).await {
+            let key = &self.lease.key;
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a failed attempt was not released");
+        }
+        self.guard.disarm();
+    }
+
+    /// Leaves the payment as if it had not been presented, where that loses nothing.
+    async fn give_back(&mut self) {
+        if let Some(ledger) = self.guard.disarm()
+            && let Err(error) = give_back(ledger.as_ref(), &self.lease, &self.record).await
+        {
+            let key = &self.lease.key;
+            tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
+        }
+    }
+
+    /// A response that the classifier does not call a success: charged only if the money had moved before.
+    fn unsuccessful<R>(&self, mut parts: response::Parts, body: R) -> Response<ResponseBody<R>> {
+        if let Some(transaction) = self.record.settlement.paid_by() {
+            mark_paid(&mut parts, &settlement_of(&self.record, Ok(transaction)));
+        }
+        Response::from_parts(parts, ResponseBody::inner(body))
+    }
+}
+
+async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Record) -> Result<(), LedgerError> {
+    if record.is_discardable() && record.last_failure.is_none() {
+        ledger.discard(lease).await
+    } else {
+        ledger.fulfil(lease, FulfilmentStep::Release { body: None }).await
+    }
+}
+
+/// Releases the payment if the handler panics, so that presenting it again is not refused until the lease ends.
+struct Abandon {
+    ledger: Option<Arc<dyn Ledger>>,
+    lease: Lease,
+}
+
+impl Abandon {
+    fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
+        self.ledger.take()
+    }
+}
+
+impl Drop for Abandon {
+    fn drop(&mut self) {
+        if let (Some(ledger), Ok(runtime)) = (self.ledger.take(), tokio::runtime::Handle::try_current()) {
+            let lease = self.lease;
+            runtime.spawn(async move {
+                // A lease that was lost in the meantime is somebody else's to release.
+                let _ = ledger.fulfil(&lease, FulfilmentStep::Release { body: None }).await;
+            });
+        }
+    }
+}
+
+/// What was or will have been read of the request body.
+enum ReadSoFar {
+    Streaming(Read),
+    Whole(BodyDigest),
+}
+
+impl ReadSoFar {
+    fn digest(&self) -> BodyDigest {
+        match self {
+            Self::Streaming(read) => read.digest(),
+            Self::Whole(digest) => *digest,
+        }
+    }
+}
+
+fn paid_request<B: Body<Data = Bytes>>(
+    mut parts: Parts,
+    work: Work<B>,
+    payment: Payment,
+) -> (Request<RequestBody<B>>, ReadSoFar) {
+    parts.extensions.insert(payment);
+    let (body, read) = match work {
+        Work::Streaming(body) => {
+            let (body, read) = RequestBody::hashed(body);
+            (body, ReadSoFar::Streaming(read))
+        }
+        Work::Whole(bytes) => {
+            let digest = digest_of(&bytes);
+            (RequestBody::whole(bytes), ReadSoFar::Whole(digest))
+        }
+    };
+    (Request::from_parts(parts, body), read)
+}

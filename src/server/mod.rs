@@ -1,0 +1,79 @@
+//! The tower layer that charges per request.
+//!
+//! ```
+//! # #[cfg(feature = "devnet")]
+//! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
+//! use alloy_primitives::address;
+//! use axum::{Router, routing::post};
+//! use tower_x402::{Network, server::RequirePaymentLayer};
+//!
+//! let paywall = RequirePaymentLayer::builder()
+//!     .price("$0.001")
+//!     .pay_to(Network::BASE_SEPOLIA, address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"))
+//!     .facilitator(facilitator)
+//!     .build()?;
+//! let app: Router = Router::new().route("/evaluate", post(async || "well done")).layer(paywall);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What happens to a request
+//!
+//! Without a payment it is answered `402 Payment Required` with the offer in `PAYMENT-REQUIRED`. With one, the payment is
+//! checked locally, reserved in the ledger, verified with the chain, and then, by the flow it was accepted under:
+//!
+//! - `authorization`: the handler works, its success is settled, the response leaves with `PAYMENT-RESPONSE`. What is not
+//!   a success is not charged.
+//! - `upfront`: the payment is settled, then the handler works. If it fails, presenting the same payment again runs it
+//!   again and charges nothing.
+//!
+//! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
+//! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
+//! the same request finds the answer.
+//!
+//! # Statuses
+//!
+//! | status | when | what the client should do |
+//! |---|---|---|
+//! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
+//! | 400 | the payment header cannot be read, or there are two; paid HEAD; upgrade | correct the request |
+//! | 409 | the payment was used for another request, or its response is gone | nothing: it was used |
+//! | 409 with `Retry-After` | another worker is still at it | repeat the request |
+//! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
+//! | 504 | the handler exceeded its deadline | repeat the request |
+//!
+//! # Order of layers
+//!
+//! Put a `CorsLayer` above this one, so that its answers carry CORS headers too; or use
+//! [`answer_preflights`](RequirePaymentLayerBuilder::answer_preflights). Put limits on the work (`ConcurrencyLimit`,
+//! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
+
+mod answer;
+mod body;
+mod builder;
+mod config;
+mod fingerprint;
+mod future;
+mod job;
+mod layer;
+mod offer;
+mod payment;
+mod presented;
+mod price;
+mod purchase;
+mod record;
+mod request_body;
+mod response_body;
+mod sale;
+mod service;
+mod settle;
+mod wait;
+
+pub use builder::{BuildError, RequirePaymentLayerBuilder};
+pub use future::ResponseFuture;
+pub use layer::RequirePaymentLayer;
+pub use payment::Payment;
+pub use price::{PriceError, Quote};
+pub use request_body::RequestBody;
+pub use response_body::ResponseBody;
+pub use service::RequirePayment;

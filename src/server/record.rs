@@ -1,0 +1,176 @@
+//! Copies a paid response for replays as it streams to the client.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, response::Parts};
+use http_body::{Body, Frame, SizeHint};
+
+use super::wait::Busy;
+use crate::ledger::{FulfilmentStep, Lease, Ledger, StoredResponse};
+
+/// How long a response that nobody reads any more may take to finish.
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// Copies up to the ledger's limit. If the client goes away before the end, the rest is drained into the copy, so that
+/// presenting the payment again finds the answer.
+pub(super) struct Recorder<B> {
+    recording: Option<Recording<B>>,
+    /// Set where the bounds are known, so that the type itself needs none.
+    drain: fn(Recording<B>),
+}
+
+/// Where the copy goes.
+pub(super) struct Destination {
+    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) lease: Lease,
+    /// Copies of the payment wait until this is dropped.
+    pub(super) busy: Busy,
+    pub(super) now: u64,
+}
+
+struct Recording<B> {
+    body: Pin<Box<B>>,
+    head: StoredResponse,
+    copy: Option<BytesMut>,
+    limit: usize,
+    destination: Destination,
+}
+
+impl<B> Recorder<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+{
+    pub(super) fn new(parts: &Parts, body: B, destination: Destination) -> Self {
+        let limit = destination.ledger.response_limit();
+        let too_large = body.size_hint().lower() > limit as u64;
+        let head = StoredResponse {
+            status: parts.status,
+            headers: parts.headers.clone(),
+            body: Bytes::new(),
+            trailers: None,
+            stored_at: destination.now,
+        };
+        let copy = (!too_large).then(BytesMut::new);
+        let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
+        Self { recording: Some(recording), drain: spawn_drain }
+    }
+
+    /// Finishes the copy without a client.
+    pub(super) fn finish_alone(self) {
+        drop(self);
+    }
+}
+
+impl<B: Body<Data = Bytes>> Recorder<B> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Some(recording) = &mut self.recording else { return Poll::Ready(None) };
+        let polled = recording.body.as_mut().poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                recording.copy(frame);
+                // Hyper does not ask again after the last frame of a body of known length.
+                if recording.body.is_end_stream() {
+                    self.complete();
+                }
+            }
+            Poll::Ready(None) => self.complete(),
+            // A response that broke off is not one to replay.
+            Poll::Ready(Some(Err(_))) => self.recording = None,
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.recording.as_ref().is_none_or(|recording| recording.body.is_end_stream())
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.recording.as_ref().map_or(SizeHint::with_exact(0), |recording| recording.body.size_hint())
+    }
+
+    fn complete(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            let Recording { head, copy, destination, .. } = recording;
+            spawn(store(head, copy, destination));
+        }
+    }
+}
+
+impl<B> Drop for Recorder<B> {
+    fn drop(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            (self.drain)(recording);
+        }
+    }
+}
+
+impl<B> Recording<B> {
+    fn copy(&mut self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref()
+            && let Some(copy) = &mut self.copy
+        {
+            if copy.len() + data.len() > self.limit {
+                self.copy = None;
+            } else {
+                copy.extend_from_slice(data);
+            }
+        }
+        if let Some(trailers) = frame.trailers_ref() {
+            self.head.trailers = Some(HeaderMap::clone(trailers));
+        }
+    }
+}
+
+fn spawn_drain<B>(mut recording: Recording<B>)
+where
+    B: Body<Data = Bytes> + Send + 'static,
+{
+    if recording.copy.is_none() {
+        return;
+    }
+    spawn(async move {
+        let drained = tokio::time::timeout(DRAIN_LIMIT, async {
+            while recording.copy.is_some() && !recording.body.is_end_stream() {
+                match poll_fn(|cx| recording.body.as_mut().poll_frame(cx)).await {
+                    Some(Ok(frame)) => recording.copy(&frame),
+                    Some(Err(_)) => return false,
+                    None => break,
+                }
+            }
+            true
+        });
+        if drained.await == Ok(true) {
+            let Recording { head, copy, destination, .. } = recording;
+            store(head, copy, destination).await;
+        }
+    });
+}
+
+async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination) {
+    let Destination { ledger, lease, busy, .. } = destination;
+    if let Some(copy) = copy
+        && let Err(error) = ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await
+    {
+        tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a paid response was not kept for replays");
+    }
+    // Losing this step costs nothing: a produced response is replayed like a delivered one.
+    if let Err(error) = ledger.fulfil(&lease, FulfilmentStep::Deliver).await {
+        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
+    }
+    drop(busy);
+}
+
+/// Outside a runtime there is nobody left to replay to.
+fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(work);
+    }
+}

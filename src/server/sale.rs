@@ -1,0 +1,156 @@
+//! What one request is offered, and how it is told so.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::B256;
+use http::{StatusCode, Uri};
+
+use super::{
+    answer::{Answer, settlement_of},
+    body::ReadError,
+    config::Config,
+    offer::OnOffer,
+    presented::Refusal,
+};
+use crate::{
+    facilitator::{FacilitatorError, Rejection, VerifyError},
+    ledger::{LedgerError, Record},
+    protocol::Reason,
+};
+
+/// When a client should come back to see what became of its payment.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(super) struct Sale {
+    pub(super) config: Arc<Config>,
+    pub(super) offers: Arc<[OnOffer]>,
+    pub(super) uri: Uri,
+}
+
+impl Sale {
+    /// The plain 402.
+    pub(super) fn demand(&self) -> Answer {
+        Answer::demand(StatusCode::PAYMENT_REQUIRED, self.config.catalogue.demand(&self.uri, &self.offers, None))
+    }
+
+    /// The offer again, with what was wrong.
+    pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
+        let error = (rejection.reason.as_str(), rejection.detail.as_str());
+        Answer::demand(status, self.config.catalogue.demand(&self.uri, &self.offers, Some(error)))
+    }
+
+    pub(super) fn refuse(&self, refusal: &Refusal) -> Answer {
+        match refusal {
+            Refusal::Invalid(status, rejection) => self.reject(*status, rejection),
+            Refusal::Ledger(error) => ledger_failed(error),
+        }
+    }
+
+    pub(super) fn not_verified(&self, error: &VerifyError) -> Answer {
+        match error {
+            VerifyError::Invalid(rejection) => self.reject(StatusCode::PAYMENT_REQUIRED, rejection),
+            VerifyError::Unavailable(error) => unavailable(error),
+        }
+    }
+
+    pub(super) fn exposed(&self) -> Answer {
+        let detail = "the payer's balance does not cover this payment and what else it has in flight";
+        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(Reason::InsufficientFunds, detail))
+    }
+
+    /// Settlement did not happen: the offer again, and how it failed.
+    pub(super) fn not_settled(
+        &self,
+        record: &Record,
+        reason: Reason,
+        detail: &str,
+        transaction: Option<B256>,
+    ) -> Answer {
+        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
+            .with_settlement(&settlement_of(record, Err((reason, transaction))))
+    }
+}
+
+/// Not known whether the payment moved.
+pub(super) fn pending(record: &Record, transaction: Option<B256>) -> Answer {
+    let transaction = transaction.or_else(|| record.transactions.last().copied());
+    let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
+    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
+        .with_settlement(&settlement_of(record, Err((Reason::SettlementPending, transaction))))
+        .retry_after(RETRY_SOON)
+}
+
+/// The same payment for something else.
+pub(super) fn other_request() -> Answer {
+    let detail = "this payment was presented with another request; it pays for that one only";
+    Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None)
+}
+
+/// Answered before, and the answer is no longer kept, or not for whoever asks.
+pub(super) fn answered_before(record: &Record) -> Answer {
+    let detail = "this payment was used and its response is no longer available";
+    Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, record.settlement.paid_by())
+}
+
+pub(super) fn exhausted(record: &Record) -> Answer {
+    let (detail, transaction) = match record.settlement.paid_by() {
+        Some(transaction) => {
+            ("paid, but the work failed every time it was tried; contact the seller", Some(transaction))
+        }
+        None => ("the work failed every time it was tried; nothing was charged", None),
+    };
+    Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
+}
+
+/// Another worker has it.
+pub(super) fn in_progress() -> Answer {
+    let detail = "a request with this payment is still being worked on; repeat it";
+    Answer::problem(StatusCode::CONFLICT, "payment_in_progress", detail, None).retry_after(RETRY_SOON)
+}
+
+pub(super) fn unavailable(error: &FacilitatorError) -> Answer {
+    tracing::warn!(%error, "payments cannot be verified or settled");
+    let detail = "payments cannot be verified or settled now; nothing was charged by this request";
+    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "facilitator_unavailable", detail, None)
+        .retry_after(error.retry_after())
+}
+
+pub(super) fn overloaded() -> Answer {
+    let detail = "too many payments are being worked on; nothing was charged";
+    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "busy", detail, None).retry_after(RETRY_SOON)
+}
+
+pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
+    match error {
+        LedgerError::LeaseLost | LedgerError::Forbidden(_) => in_progress(),
+        LedgerError::Full => overloaded(),
+        error => {
+            tracing::error!(error = error as &dyn std::error::Error, "the ledger failed");
+            let detail = "the payment could not be recorded; nothing was charged by this request";
+            Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable", detail, None)
+                .retry_after(Duration::from_secs(5))
+        }
+    }
+}
+
+pub(super) fn too_slow() -> Answer {
+    let detail = "the work took longer than the deadline; nothing was charged for it";
+    Answer::problem(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail, None)
+}
+
+pub(super) fn crashed() -> Answer {
+    let detail = "the work failed; presenting the same payment again charges nothing more";
+    Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None)
+}
+
+pub(super) fn unread(error: &ReadError) -> Answer {
+    let (status, code, detail) = match error {
+        ReadError::TooLarge => {
+            (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "the request body is larger than a paid request may be")
+        }
+        ReadError::TooSlow => (StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the request body did not arrive in time"),
+        ReadError::Broken => (StatusCode::BAD_REQUEST, "body_broken", "the request body broke off"),
+    };
+    Answer::problem(status, code, detail, None)
+}

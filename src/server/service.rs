@@ -1,0 +1,127 @@
+//! The service that charges.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, UPGRADE},
+};
+use http_body::Body;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use super::{
+    answer::{Answer, Cors},
+    config::Config,
+    future::ResponseFuture,
+    presented, purchase,
+    request_body::RequestBody,
+    response_body::ResponseBody,
+    sale::Sale,
+};
+
+/// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
+///
+/// It is always ready: whether a request is paid for is found out before the wrapped service's capacity is claimed, so
+/// that unpaid and bad requests cannot exhaust a `ConcurrencyLimit` below. The wrapped service is cloned for each paid
+/// request and made ready then.
+#[derive(Clone, Debug)]
+pub struct RequirePayment<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S> RequirePayment<S> {
+    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
+    }
+
+    /// The service below.
+    pub const fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for RequirePayment<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B, R>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let headers = request.headers();
+        let is_preflight = request.method() == Method::OPTIONS
+            && headers.contains_key(ORIGIN)
+            && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        if is_preflight {
+            if self.config.answer_preflights {
+                return ResponseFuture::ready(Cors::preflight(headers), None);
+            }
+            return ResponseFuture::passed(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
+        }
+        let cors = headers.contains_key(ORIGIN).then_some(Cors { any_origin: self.config.answer_preflights });
+        if !self.config.allow_upgrades && (headers.contains_key(UPGRADE) || request.method() == Method::CONNECT) {
+            let detail = "a connection upgrade cannot be paid for here";
+            let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
+            return ResponseFuture::ready(answer.into_response(), cors);
+        }
+        let is_paid = !matches!(presented::header(headers), Ok(None));
+        if is_paid && request.method() == Method::HEAD {
+            let detail = "a HEAD request has no response to pay for; nothing was charged";
+            let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
+            return ResponseFuture::ready(answer.into_response(), cors);
+        }
+        if let Some(offers) = self.config.catalogue.fixed()
+            && !is_paid
+        {
+            let demand = self.config.catalogue.demand(request.uri(), offers, None);
+            let answer = Answer::demand(StatusCode::PAYMENT_REQUIRED, demand);
+            return ResponseFuture::ready(answer.into_response(), cors);
+        }
+        ResponseFuture::paid(Box::pin(charge(self.config.clone(), self.inner.clone(), request, is_paid)), cors)
+    }
+}
+
+/// Prices the request, and serves it if it is free or paid.
+async fn charge<S, B, R>(
+    config: Arc<Config>,
+    inner: S,
+    request: Request<B>,
+    is_paid: bool,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let (parts, body) = request.into_parts();
+    let offers = match config.catalogue.offers(&parts).await {
+        Ok(offers) => offers,
+        Err(error) => return Ok(Sale::unpriced(&error).into_response()),
+    };
+    let Some(offers) = offers else {
+        let request = Request::from_parts(parts, RequestBody::untouched(body));
+        return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
+    };
+    let sale = Sale { uri: parts.uri.clone(), config, offers };
+    if !is_paid {
+        return Ok(sale.demand().into_response());
+    }
+    purchase::serve(sale, inner, Request::from_parts(parts, body)).await
+}

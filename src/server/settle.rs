@@ -1,0 +1,155 @@
+//! Moving the money from within a request, and recording what became of it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    answer::Answer,
+    purchase::Purchase,
+    sale::{self, Sale},
+    wait::Busy,
+};
+use crate::{
+    clock::Clock,
+    facilitator::{Facilitator, Outcome, Prechecked, Verified},
+    ledger::{Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+};
+
+/// The pause before an unknown outcome is looked at again, doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+
+/// How long after `validBefore` an unknown outcome is still looked at, in seconds: blocks become final in between.
+const PATIENCE: u64 = 3600;
+
+/// Everything that settling one payment takes; owned, so that it can run detached.
+#[derive(Clone)]
+pub(super) struct Settler {
+    pub(super) sale: Sale,
+    pub(super) facilitator: Arc<dyn Facilitator>,
+    pub(super) payment: Prechecked,
+    pub(super) permit: Arc<OwnedSemaphorePermit>,
+}
+
+impl Settler {
+    pub(super) fn of(purchase: &Purchase) -> Self {
+        Self {
+            sale: purchase.sale.clone(),
+            facilitator: purchase.facilitator.clone(),
+            payment: purchase.payment.clone(),
+            permit: purchase.permit.clone(),
+        }
+    }
+
+    /// Settles, and keeps `record` in step with the ledger. The error is what the client is told.
+    pub(super) async fn settle(&self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
+        let outcome = match self.facilitator.settle(&self.payment, verified).await {
+            Ok(outcome) => outcome,
+            Err(error) => return Err(sale::unavailable(&error)),
+        };
+        if let Some(step) = step_of(&outcome) {
+            record_step(self.facilitator.ledger().as_ref(), &record.key, step.clone()).await;
+            // The local copy only serves the answer; the ledger has judged the step.
+            let _ = record.settle(&step);
+        }
+        match outcome {
+            Outcome::Settled { .. } => Ok(()),
+            Outcome::Failed { reason, detail, transaction, .. } => {
+                Err(self.sale.not_settled(record, reason, &detail, transaction))
+            }
+            Outcome::Unknown { transaction } => {
+                let watch =
+                    watch(self.facilitator.clone(), record.key, self.sale.config.clock.clone(), self.permit.clone());
+                tokio::spawn(watch);
+                Err(sale::pending(record, transaction.or_else(|| Sale::last_transaction(record))))
+            }
+        }
+    }
+}
+
+/// Settles a payment whose work is done and whose first settlement failed; detached like the work.
+pub(super) async fn settle_due(purchase: &Purchase, mut record: Record, busy: Busy) -> Result<(), Answer> {
+    let settler = Settler::of(purchase);
+    let settled = tokio::spawn(async move {
+        let _busy = busy;
+        // Nothing that was verified then is worth anything now; the facilitator looks again.
+        settler.settle(&mut record, &Verified::default()).await
+    });
+    settled.await.unwrap_or_else(|_| Err(sale::crashed()))
+}
+
+/// Asks what became of a payment and records it. Whether that is now known.
+pub(super) async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
+    match facilitator.reconcile(record).await {
+        Ok(Outcome::Unknown { .. }) => false,
+        Ok(outcome) => {
+            if let Some(step) = step_of(&outcome) {
+                record_step(facilitator.ledger().as_ref(), &record.key, step).await;
+            }
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, payer = %record.key.payer, nonce = %record.key.nonce, "a payment could not be reconciled");
+            false
+        }
+    }
+}
+
+/// Follows an unknown outcome to its end. Holds the permit of the request it came from, so that an outage shows as
+/// "busy" before work is done instead of as a growing number of open payments.
+async fn watch(
+    facilitator: Arc<dyn Facilitator>,
+    key: PaymentKey,
+    clock: Arc<dyn Clock>,
+    permit: Arc<OwnedSemaphorePermit>,
+) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let record = match facilitator.ledger().get(&key).await {
+            Ok(Some(record)) => record,
+            Ok(None) => break,
+            Err(error) => {
+                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "an unknown outcome could not be looked up");
+                continue;
+            }
+        };
+        if !matches!(record.settlement, Settlement::Unknown | Settlement::Submitted) {
+            break;
+        }
+        let last = u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(PATIENCE);
+        if resolve(facilitator.as_ref(), &record).await || clock.now() > last {
+            break;
+        }
+    }
+    drop(permit);
+}
+
+fn step_of(outcome: &Outcome) -> Option<SettlementStep> {
+    Some(match outcome.clone() {
+        Outcome::Settled { transaction, block } => SettlementStep::Settle { transaction, block },
+        Outcome::Failed { reason, dead: true, .. } => SettlementStep::Die { reason },
+        Outcome::Failed { reason, .. } => SettlementStep::Fail { reason },
+        Outcome::Unknown { .. } => SettlementStep::LoseSight,
+    })
+}
+
+/// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to
+/// reconciliation, which finds the same fact.
+async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) {
+    for attempt in 1..=5_u32 {
+        match ledger.settle(key, step.clone()).await {
+            Ok(()) => return,
+            Err(error @ LedgerError::Backend(_)) if attempt < 5 => {
+                tracing::warn!(%error, attempt, "the ledger did not take an outcome");
+                tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
+                return;
+            }
+        }
+    }
+}

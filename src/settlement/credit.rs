@@ -1,0 +1,75 @@
+//! Finding the transaction that used an authorization, when it was not ours.
+//!
+//! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Such a
+//! transfer is credited if it came after the payment was reserved here; an earlier one may have paid for something else.
+
+use alloy_primitives::{B256, U64};
+use alloy_sol_types::SolEvent;
+use serde_json::json;
+
+use super::{
+    judge::Expected,
+    rpc::{Log, Rpc, RpcFailure},
+    transfer::Token,
+};
+
+/// Blocks per `eth_getLogs`, the largest first; providers differ in what they allow.
+const RANGES: [u64; 3] = [2_000, 500, 100];
+/// Requests per search.
+const MAX_REQUESTS: usize = 64;
+
+/// What became of an authorization that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It paid the payee.
+    Paid { transaction: B256, block: u64 },
+    /// It was cancelled, or paid somebody else.
+    Wasted { transaction: B256, block: u64 },
+    /// Not found in the blocks that could be searched.
+    NotFound,
+}
+
+/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization.
+pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, latest: u64) -> Result<Use, RpcFailure> {
+    let topics = json!([
+        [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
+        expected.payer.into_word(),
+        expected.nonce,
+    ]);
+    let mut ranges = RANGES.into_iter();
+    let mut range = ranges.next().unwrap_or(1);
+    let mut from = seen_unused.saturating_add(1);
+    for _ in 0..MAX_REQUESTS {
+        if from > latest {
+            break;
+        }
+        let to = latest.min(from.saturating_add(range - 1));
+        let filter = json!({
+            "address": expected.token, "topics": topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
+        });
+        let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
+            Ok(logs) => logs,
+            Err(RpcFailure::Refused { code, message }) => {
+                range = ranges.next().ok_or(RpcFailure::Refused { code, message })?;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        if let Some(log) = logs.iter().find(|log| !log.removed && log.address == expected.token) {
+            return judge(rpc, expected, log).await;
+        }
+        from = to.saturating_add(1);
+    }
+    Ok(Use::NotFound)
+}
+
+async fn judge(rpc: &Rpc, expected: &Expected, log: &Log) -> Result<Use, RpcFailure> {
+    let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else { return Ok(Use::NotFound) };
+    let block = block.saturating_to();
+    // The node just showed a log of this transaction: without its receipt it has forgotten, or the block is gone.
+    let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
+    if expected.is_paid_by(&receipt) {
+        return Ok(Use::Paid { transaction, block: receipt.block() });
+    }
+    Ok(Use::Wasted { transaction, block })
+}

@@ -1,0 +1,81 @@
+//! JSON-RPC over HTTP, without ever showing the URL.
+//!
+//! Node providers put the customer's key into the URL. alloy's own HTTP transport writes it into its tracing span and
+//! reqwest into its errors; this one does neither, and follows no redirect with a signed transaction in its hands.
+
+use std::{
+    fmt,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use alloy_json_rpc::{RequestPacket, ResponsePacket};
+use alloy_transport::{TransportError, TransportErrorKind, TransportFut, TransportResult};
+use alloy_transport_http::reqwest::{Client, header::CONTENT_TYPE, redirect::Policy};
+use tower_service::Service;
+use url::Url;
+
+/// The largest answer that is read; receipts and log ranges stay far below it.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A JSON-RPC endpoint reached over HTTP.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    client: Client,
+    url: Url,
+}
+
+impl Endpoint {
+    /// The endpoint at `url`, or `None` if the machine's TLS cannot be used.
+    pub(crate) fn new(url: Url) -> Option<Self> {
+        let client = Client::builder()
+            .redirect(Policy::none())
+            .connect_timeout(Duration::from_secs(5))
+            .pool_idle_timeout(Duration::from_secs(90))
+            .tcp_nodelay(true)
+            .build()
+            .ok()?;
+        Some(Self { client, url })
+    }
+
+    async fn post(self, packet: RequestPacket) -> TransportResult<ResponsePacket> {
+        let body = packet.serialize().map_err(TransportError::ser_err)?;
+        let request =
+            self.client.post(self.url).header(CONTENT_TYPE, "application/json").body(body.get().as_bytes().to_vec());
+        let mut answer = request.send().await.map_err(|error| TransportErrorKind::custom(error.without_url()))?;
+        let status = answer.status();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(|error| TransportErrorKind::custom(error.without_url()))? {
+            if bytes.len() + chunk.len() > MAX_ANSWER {
+                return Err(TransportErrorKind::custom_str("the answer is too large"));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        match serde_json::from_slice::<ResponsePacket>(&bytes) {
+            // Some nodes put a JSON-RPC error under a status of 4xx or 5xx; it says more than the status.
+            Ok(packet) if status.is_success() || packet.is_error() => Ok(packet),
+            Err(error) if status.is_success() => Err(TransportError::deser_err(error, "")),
+            _ => Err(TransportErrorKind::http_error(status.as_u16(), String::new())),
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Endpoint(..)")
+    }
+}
+
+impl Service<RequestPacket> for Endpoint {
+    type Response = ResponsePacket;
+    type Error = TransportError;
+    type Future = TransportFut<'static>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, packet: RequestPacket) -> Self::Future {
+        Box::pin(self.clone().post(packet))
+    }
+}

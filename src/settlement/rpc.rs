@@ -1,0 +1,249 @@
+//! JSON-RPC requests with a deadline, and the few answers that settlement reads.
+//!
+//! Requests go to the transport directly: alloy's client traces whole requests, and ours hold payers' signatures.
+
+use std::{fmt, time::Duration};
+
+use alloy_json_rpc::{Request, ResponsePacket, ResponsePayload, RpcError};
+use alloy_primitives::{Address, B256, Bytes, U64, U256};
+use alloy_rpc_client::RpcClient;
+use alloy_transport::{BoxTransport, TransportErrorKind};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::time::timeout;
+use tower_service::Service;
+
+use crate::facilitator::FacilitatorError;
+
+/// A node.
+#[derive(Clone)]
+pub(crate) struct Rpc {
+    client: RpcClient,
+    transport: BoxTransport,
+    timeout: Duration,
+}
+
+/// Why a request has no result.
+#[derive(Clone, Debug)]
+pub(crate) enum RpcFailure {
+    /// The node answered with an error.
+    Refused {
+        /// The JSON-RPC code.
+        code: i64,
+        /// Its words, bounded.
+        message: String,
+    },
+    /// No answer, or none that can be read. The request may have taken effect.
+    Silent,
+}
+
+impl Rpc {
+    pub(crate) fn new(client: RpcClient, timeout: Duration) -> Self {
+        let transport = client.transport().clone();
+        Self { client, transport, timeout }
+    }
+
+    /// Asks the node, for as long as a request may take.
+    pub(crate) async fn call<R: DeserializeOwned>(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+    ) -> Result<R, RpcFailure> {
+        self.call_within(self.timeout, method, params).await
+    }
+
+    /// Asks the node, for as long as `limit`.
+    pub(crate) async fn call_within<R: DeserializeOwned>(
+        &self,
+        limit: Duration,
+        method: &'static str,
+        params: impl Serialize,
+    ) -> Result<R, RpcFailure> {
+        let params = serde_json::value::to_raw_value(&params).map_err(|_| RpcFailure::Silent)?;
+        let request =
+            Request::new(method, self.client.next_id(), params).serialize().map_err(|_| RpcFailure::Silent)?;
+        let mut transport = self.transport.clone();
+        let exchange = async {
+            std::future::poll_fn(|cx| transport.poll_ready(cx)).await?;
+            transport.call(request.into()).await
+        };
+        let answer = match timeout(limit, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                tracing::debug!(method, ?limit, "the node did not answer in time");
+                return Err(RpcFailure::Silent);
+            }
+        };
+        let payload = match answer {
+            Ok(ResponsePacket::Single(response)) => response.payload,
+            Ok(ResponsePacket::Batch(_)) => return Err(RpcFailure::Silent),
+            Err(RpcError::ErrorResp(error)) => ResponsePayload::Failure(error),
+            Err(error) => {
+                tracing::debug!(method, error = describe(&error), "the node could not be asked");
+                return Err(RpcFailure::Silent);
+            }
+        };
+        match payload {
+            ResponsePayload::Success(result) => serde_json::from_str(result.get()).map_err(|error| {
+                tracing::debug!(method, %error, "the node's answer cannot be read");
+                RpcFailure::Silent
+            }),
+            ResponsePayload::Failure(error) => {
+                let message = printable(error.message.as_bytes());
+                tracing::debug!(method, code = error.code, message, "the node answered with an error");
+                Err(RpcFailure::Refused { code: error.code, message })
+            }
+        }
+    }
+
+    pub(crate) async fn chain_id(&self) -> Result<u64, RpcFailure> {
+        Ok(self.call::<U64>("eth_chainId", [(); 0]).await?.saturating_to())
+    }
+
+    pub(crate) async fn balance(&self, account: Address) -> Result<U256, RpcFailure> {
+        self.call("eth_getBalance", (account, "latest")).await
+    }
+
+    /// How many transactions of `account` are in blocks (`latest`), or in blocks and in the pool (`pending`).
+    pub(crate) async fn nonce(&self, account: Address, at: &'static str) -> Result<u64, RpcFailure> {
+        Ok(self.call::<U64>("eth_getTransactionCount", (account, at)).await?.saturating_to())
+    }
+
+    pub(crate) async fn receipt(&self, transaction: B256) -> Result<Option<Receipt>, RpcFailure> {
+        self.call("eth_getTransactionReceipt", [transaction]).await
+    }
+
+    /// The newest block (`latest`), or the newest that will not be undone (`finalized`).
+    pub(crate) async fn block(&self, tag: &'static str) -> Result<Option<Block>, RpcFailure> {
+        self.call("eth_getBlockByNumber", (tag, false)).await
+    }
+}
+
+impl fmt::Debug for Rpc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rpc").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// The kind of a transport error; its text may hold a URL.
+fn describe(error: &RpcError<TransportErrorKind>) -> &'static str {
+    match error {
+        RpcError::Transport(TransportErrorKind::HttpError(_)) => "an HTTP status",
+        RpcError::Transport(_) => "the connection",
+        RpcError::DeserError { .. } => "not JSON-RPC",
+        _ => "the transport",
+    }
+}
+
+/// Foreign text for a log or an error message: its beginning, and nothing that a terminal would obey.
+pub(crate) fn printable(text: &[u8]) -> String {
+    const MAX: usize = 160;
+    let text = String::from_utf8_lossy(text.get(..MAX).unwrap_or(text));
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+impl RpcFailure {
+    /// The node does not know the method, or does not offer it.
+    pub(crate) fn is_method_missing(&self) -> bool {
+        let Self::Refused { code, message } = self else { return false };
+        let message = message.to_ascii_lowercase();
+        *code == -32601
+            || *code == -32004
+            || (message.contains("method")
+                && ["not found", "not support", "unsupported", "not exist", "not available", "not whitelisted"]
+                    .iter()
+                    .any(|words| message.contains(words)))
+    }
+}
+
+impl From<RpcFailure> for FacilitatorError {
+    fn from(_: RpcFailure) -> Self {
+        Self::Unreachable { what: "the chain's node", retry_after: Duration::from_secs(2) }
+    }
+}
+
+/// A transaction in a block. Only what is needed is read, so that transaction types of other chains do not matter.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Receipt {
+    pub(crate) transaction_hash: B256,
+    pub(crate) block_number: U64,
+    pub(crate) status: U64,
+    #[serde(default)]
+    pub(crate) to: Option<Address>,
+    pub(crate) gas_used: U64,
+    #[serde(default)]
+    pub(crate) effective_gas_price: U256,
+    /// What an OP-stack chain charges for data availability, beside gas.
+    #[serde(default)]
+    pub(crate) l1_fee: Option<U256>,
+    pub(crate) logs: Vec<Log>,
+}
+
+impl Receipt {
+    pub(crate) fn succeeded(&self) -> bool {
+        self.status == U64::from(1)
+    }
+
+    pub(crate) fn block(&self) -> u64 {
+        self.block_number.saturating_to()
+    }
+
+    /// What it cost its sender, in wei.
+    pub(crate) fn cost(&self) -> U256 {
+        let gas = U256::from(self.gas_used).saturating_mul(self.effective_gas_price);
+        gas.saturating_add(self.l1_fee.unwrap_or_default())
+    }
+}
+
+/// An event.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Log {
+    pub(crate) address: Address,
+    pub(crate) topics: Vec<B256>,
+    pub(crate) data: Bytes,
+    #[serde(default)]
+    pub(crate) block_number: Option<U64>,
+    #[serde(default)]
+    pub(crate) transaction_hash: Option<B256>,
+    #[serde(default)]
+    pub(crate) removed: bool,
+}
+
+/// A block's place in the chain and in time.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Block {
+    pub(crate) number: U64,
+    pub(crate) timestamp: U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_is_bounded_and_obeyed_by_no_terminal() {
+        assert_eq!(printable(b"boom\x1b[2J\n"), "boom [2J");
+        assert!(printable(&[b'x'; 10_000]).len() <= 160);
+    }
+
+    #[test]
+    fn a_receipt_of_an_unknown_transaction_type_is_read() {
+        let text = r#"{"transactionHash":"0x1111111111111111111111111111111111111111111111111111111111111111",
+            "blockNumber":"0x10","status":"0x1","type":"0x7e","to":null,"gasUsed":"0x5208","logs":[],"depositNonce":"0x1"}"#;
+        let receipt: Receipt = serde_json::from_str(text).unwrap();
+        assert!(receipt.succeeded());
+        assert_eq!(receipt.block(), 16);
+        assert_eq!(receipt.cost(), U256::ZERO);
+    }
+
+    #[test]
+    fn every_way_to_say_that_a_method_is_missing_is_understood() {
+        let said = |code, message: &str| RpcFailure::Refused { code, message: message.into() }.is_method_missing();
+        assert!(said(-32601, "Method not found"));
+        assert!(said(-32000, "the method eth_sendRawTransactionSync does not exist/is not available"));
+        assert!(said(-32600, "Unsupported method: eth_sendRawTransactionSync"));
+        assert!(!said(-32000, "nonce too low"));
+        assert!(!RpcFailure::Silent.is_method_missing());
+    }
+}

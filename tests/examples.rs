@@ -1,0 +1,228 @@
+//! The examples do what they teach, run as programs: a stranger's evaluator charges, a stranger's student pays.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::{collections::BTreeSet, path::PathBuf, process::Stdio, sync::OnceLock, time::Duration};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_provider::{DynProvider, Provider, ProviderBuilder};
+use alloy_signer_local::PrivateKeySigner;
+use serde_json::{Value, json};
+use support::{
+    authorization::random_address,
+    chain::{Chain, call, on_every_chain},
+    token::Token,
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+
+/// For everything a program does here; compiling is not part of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the evaluator asks for, in units.
+const PRICE: u64 = 1_000;
+
+on_every_chain! {
+    a_student_buys_in_the_default_flow,
+    a_student_buys_upfront,
+}
+
+#[tokio::test]
+async fn quickstart_moves_money() {
+    let output = timeout(PATIENCE, example("quickstart").output()).await.unwrap().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+    let transactions: BTreeSet<_> = words.filter(|word| word.len() == 66 && word.starts_with("0x")).collect();
+    assert!(transactions.len() >= 2, "several purchases, each in a transaction:\n{text}");
+}
+
+#[tokio::test]
+async fn help_names_every_flag() {
+    let flags: [(&str, &[&str]); 3] = [
+        ("quickstart", &[]),
+        ("evaluator", &["--listen", "--price", "--network", "--pay-to", "--asset", "--rpc-url", "--flow", "--ledger"]),
+        ("student", &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--timeout"]),
+    ];
+    for (name, flags) in flags {
+        let output = timeout(PATIENCE, example(name).arg("--help").output()).await.unwrap().unwrap();
+        assert!(output.status.success(), "{name} --help");
+        let help = String::from_utf8(output.stdout).unwrap();
+        for flag in flags {
+            assert!(help.contains(flag), "{name} --help does not name {flag}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_student_buys_on_the_evaluators_own_devnet() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let purchases = evaluator.sell(&student, &["--count", "3"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; 3]);
+    assert_eq!(evaluator.income().await, 3 * PRICE);
+}
+
+#[tokio::test]
+async fn without_payment_there_is_no_evaluation() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let response = reqwest::Client::new().post(&evaluator.url).send().await.unwrap();
+    assert_eq!(response.status(), 402);
+    assert!(response.headers().contains_key("payment-required"));
+
+    let penniless = PrivateKeySigner::random();
+    let purchases = evaluator.sell(&penniless, &["--count", "1"]).await;
+    assert!(!purchases.succeeded);
+    assert_eq!(purchases.lines.len(), 1);
+    assert_ne!(purchases.lines[0]["outcome"], "settled");
+    assert_eq!(evaluator.stats().await["handled"], 0);
+}
+
+#[tokio::test]
+async fn a_budget_is_kept() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let purchases = evaluator.sell(&student, &["--count", "3", "--budget", "$0.002"]).await;
+    assert!(!purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["refused", "settled", "settled"]);
+    assert_eq!(evaluator.income().await, 2 * PRICE);
+}
+
+async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
+    buy(chain, "authorization").await;
+}
+
+async fn a_student_buys_upfront(chain: &dyn Chain) {
+    buy(chain, "upfront").await;
+}
+
+async fn buy(chain: &dyn Chain, flow: &str) {
+    const COUNT: u64 = 8;
+    let (student, settler) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    chain.mint(student.address(), 100_000).await;
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+
+    let evaluator = Evaluator::start(&["--rpc-url", &chain.rpc_url(), "--flow", flow], Some(&settler)).await;
+    let purchases = evaluator.sell(&student, &["--count", &COUNT.to_string(), "--concurrency", "4"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; COUNT as usize]);
+
+    let told: BTreeSet<B256> =
+        purchases.lines.iter().map(|line| line["transaction"].as_str().unwrap().parse().unwrap()).collect();
+    let transfers = chain.token_transfers(evaluator.pay_to).await;
+    assert_eq!(transfers.iter().map(|transfer| transfer.transaction).collect::<BTreeSet<_>>(), told);
+    assert!(transfers.iter().all(|transfer| transfer.from == student.address() && transfer.units == PRICE));
+    assert_eq!(transfers.len() as u64, COUNT);
+    assert_eq!(evaluator.income().await, COUNT * PRICE);
+
+    let stats = evaluator.stats().await;
+    assert_eq!((&stats["handled"], &stats["settled"]), (&json!(COUNT), &json!(COUNT)), "{stats}");
+    assert_eq!((&stats["pending"], &stats["unknown"], &stats["failed"]), (&json!(0), &json!(0), &json!(0)), "{stats}");
+}
+
+/// A running `evaluator`, killed when dropped.
+struct Evaluator {
+    url: String,
+    asset: Address,
+    pay_to: Address,
+    rpc_url: String,
+    provider: DynProvider,
+    _process: Child,
+    // Closing the pipe would make the program's next line fail.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Evaluator {
+    async fn start(arguments: &[&str], settler: Option<&PrivateKeySigner>) -> Self {
+        let mut command = example("evaluator");
+        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001", "--pay-to"]).arg(random_address().to_string());
+        command.args(arguments);
+        if let Some(settler) = settler {
+            command.env("SETTLEMENT_PRIVATE_KEY", settler.to_bytes().to_string());
+        }
+        let mut process = command.spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();
+        let ready: Value = serde_json::from_str(&line.expect("it says that it is ready")).unwrap();
+        let text = |name: &str| ready[name].as_str().unwrap_or_else(|| panic!("{name} in {ready}")).to_owned();
+        assert_eq!(text("network"), "eip155:84532");
+        let origin = match text("listening") {
+            url if url.starts_with("http://") => url.trim_end_matches('/').to_owned(),
+            address => format!("http://{address}"),
+        };
+        Self {
+            url: format!("{origin}/evaluate"),
+            asset: text("asset").parse().unwrap(),
+            pay_to: text("pay_to").parse().unwrap(),
+            rpc_url: text("rpc_url"),
+            provider: ProviderBuilder::default().connect_http(text("rpc_url").parse().unwrap()).erased(),
+            _process: process,
+            _output: output,
+        }
+    }
+
+    /// Runs a `student` that buys here.
+    async fn sell(&self, student: &PrivateKeySigner, arguments: &[&str]) -> Purchases {
+        let mut command = example("student");
+        command.args(["--url", &self.url, "--rpc-url", &self.rpc_url]).args(arguments);
+        command.env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+        let output = timeout(PATIENCE, command.output()).await.expect("the student ends").unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.pop().expect("a summary");
+        Purchases { succeeded: output.status.success(), lines }
+    }
+
+    async fn income(&self) -> u64 {
+        let balance = call(&self.provider, self.asset, Token::balanceOfCall { account: self.pay_to }).await;
+        balance.unwrap().try_into().unwrap()
+    }
+
+    async fn stats(&self) -> Value {
+        let stats = reqwest::get(self.url.replace("/evaluate", "/stats")).await.unwrap();
+        serde_json::from_slice(&stats.bytes().await.unwrap()).unwrap()
+    }
+}
+
+/// What a `student` said.
+struct Purchases {
+    succeeded: bool,
+    /// A line per purchase, without the summary.
+    lines: Vec<Value>,
+}
+
+impl Purchases {
+    /// The outcomes in alphabetical order.
+    fn outcomes(&self) -> Vec<&str> {
+        let mut outcomes: Vec<&str> = self.lines.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+        outcomes.sort_unstable();
+        outcomes
+    }
+}
+
+/// An example's program, compiled if need be, without keys from our own environment.
+fn example(name: &str) -> Command {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    let directory = DIRECTORY.get_or_init(|| {
+        let mut cargo = std::process::Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--examples"]).args((!cfg!(debug_assertions)).then_some("--release"));
+        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success(), "the examples compile");
+        let test = std::env::current_exe().unwrap();
+        test.parent().unwrap().parent().unwrap().join("examples")
+    });
+    let mut command = Command::new(directory.join(name));
+    command.env_remove("SETTLEMENT_PRIVATE_KEY").env_remove("STUDENT_PRIVATE_KEY");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    command
+}

@@ -44,6 +44,9 @@ pub enum Refusal {
     /// The request's body is a stream that could not be sent a second time with the payment.
     #[error("the request's body is a stream and cannot be sent again with a payment; give it as bytes")]
     BodyNotReplayable,
+    /// The request's URI is relative, so that nobody can tell whom the payment would go to.
+    #[error("the request's URI names no host; give requests absolute URIs")]
+    NoHost,
     /// The 402 came from another address than the one the request was for.
     #[error("the request was redirected to {to}; a payment is made only where the caller asked")]
     Redirected {

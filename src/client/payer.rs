@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use url::Url;
 
 use super::{
@@ -69,6 +69,11 @@ impl Payer {
     /// The budget it pays from.
     pub fn budget(&self) -> &Budget {
         &self.0.budget
+    }
+
+    /// Whether an answer asks for a payment; a 402 of somebody else's making does not.
+    pub(super) fn is_asked(status: StatusCode, headers: &HeaderMap) -> bool {
+        status == StatusCode::PAYMENT_REQUIRED && headers.contains_key(header_name::PAYMENT_REQUIRED)
     }
 
     /// Unix time by its clock.

@@ -1,0 +1,6 @@
+//! The paying client, over real connections.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+
+mod layer;
+mod middleware;
+mod script;

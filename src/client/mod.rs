@@ -20,14 +20,17 @@
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.
 
+mod books;
 mod budget;
 mod choose;
 mod error;
 mod journal;
+mod journal_file;
 mod layer;
 mod payer;
 mod payment;
 mod present;
+mod promise;
 mod receipt;
 #[cfg(feature = "reqwest")]
 mod reqwest;

@@ -9,6 +9,7 @@ use url::Url;
 use super::{
     Budget, JournalEntry, Payment, PaymentError,
     choose::{Asked, Choice, choose},
+    promise::{Promise, host_of},
 };
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
@@ -94,7 +95,8 @@ impl Payer {
         let choice = choose(&asked, &self.0.assets)?;
 
         let now = self.now();
-        let mut reservation = self.0.budget.reserve(choice.amount, now)?;
+        let promise = Promise { amount: choice.amount, payee: choice.offer.pay_to, host: host_of(url), at: now };
+        let mut reservation = self.0.budget.reserve(promise, now)?;
         let window = choice.offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
         let valid_before = now.saturating_add(window);
         let authorization = Authorization {

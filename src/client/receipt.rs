@@ -19,8 +19,8 @@ pub enum Outcome {
     Settled,
     /// The server took the payment and will settle it later; the money counts as spent.
     Accepted,
-    /// The server says that the payment failed. The authorization stays usable until it expires, so its amount stays
-    /// reserved until then.
+    /// The server says that the payment failed. That is no proof, and whoever holds the signature can use it until it
+    /// expires, so its amount stays reserved until the chain shows more.
     Failed,
     /// Nobody can tell: the money may have moved or may yet move. Its amount stays reserved.
     Unknown,

@@ -291,7 +291,13 @@ async fn a_failure_after_an_unclear_attempt_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() {
+async fn a_failed_payment_frees_its_amount_on_expiry_only_if_the_server_is_to_be_believed() {
+    for believed in [false, true] {
+        a_failed_payment_expires(believed).await;
+    }
+}
+
+async fn a_failed_payment_expires(believed: bool) {
     let clock = Arc::new(ManualClock::at(NOW));
     #[derive(Debug)]
     struct Shared(Arc<ManualClock>);
@@ -300,7 +306,8 @@ async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() 
             self.0.now()
         }
     }
-    let budget = budget(1_000);
+    let budget = Budget::builder().total(Usdc::from_atomic(1_000));
+    let budget = if believed { budget.release_failed() } else { budget }.build();
     let key: PrivateKeySigner = KEY.parse().unwrap();
     let payer = Payer::builder(key).budget(budget.clone()).clock(Shared(clock.clone())).build();
     let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
@@ -312,6 +319,11 @@ async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() 
     let error = client.post(server.url()).send().await.unwrap_err();
     assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
     clock.advance(1);
+    if !believed {
+        assert!(client.post(server.url()).send().await.is_err());
+        assert_eq!((budget.reserved().atomic(), budget.journal().unresolved().len()), (1_000, 1));
+        return;
+    }
     assert_eq!(client.post(server.url()).send().await.unwrap().receipt().unwrap().outcome, Outcome::Settled);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
 }

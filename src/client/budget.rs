@@ -19,7 +19,8 @@ use crate::usdc::Usdc;
 /// period of time. All are cumulative: they cover the whole life of the budget and, with a [`Journal`] kept in a file,
 /// the lives of earlier processes too. An amount is *reserved* before anything is signed and becomes *spent* when a server
 /// says that it was paid. A payment whose outcome is not proven keeps its reservation, because whoever holds the signature
-/// may still use it: only the chain can tell.
+/// may still use it: only the chain can
+/// tell (`reconcile`, with the feature `onchain`).
 ///
 /// ```
 /// use std::time::Duration;
@@ -106,6 +107,20 @@ impl Budget {
         }
         self.books().reserve(&self.0.limits, &promise, now)?;
         Ok(Reservation { budget: self.clone(), promise, on_drop: OnDrop::Release })
+    }
+
+    /// Enters what is proven about a payment; `false` if it was closed in the meantime.
+    #[cfg(feature = "onchain")]
+    pub(super) async fn resolve(&self, proven: super::journal::Record) -> bool {
+        let Some(entry) = self.0.journal.close(&proven) else { return false };
+        match proven {
+            super::journal::Record::Void { .. } => self.books().release(&entry.promise()),
+            _ => self.books().spend(&entry.promise()),
+        }
+        if let Err(error) = self.0.journal.closed(proven).await {
+            tracing::warn!(%error, nonce = %entry.nonce, "what the chain proves could not be recorded");
+        }
+        true
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {

@@ -15,7 +15,7 @@
 //!
 //! **The truth.** A signature is money for as long as it is valid, whatever an answer says. So an [`Outcome`] has more than two
 //! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
-//! file carries all of that over a restart.
+//! file carries all of that over a restart, and `reconcile` (feature `onchain`) asks the chain about what is open.
 //!
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.
@@ -32,6 +32,8 @@ mod payment;
 mod present;
 mod promise;
 mod receipt;
+#[cfg(feature = "onchain")]
+mod reconcile;
 #[cfg(feature = "reqwest")]
 mod reqwest;
 mod retry;
@@ -44,6 +46,8 @@ pub use layer::AddPaymentLayer;
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt, ReceiptExt};
+#[cfg(feature = "onchain")]
+pub use reconcile::{ReconcileError, Reconciliation, reconcile};
 pub use service::{AddPayment, AddPaymentError, AddPaymentFuture};
 
 #[cfg(feature = "reqwest")]

@@ -3,4 +3,7 @@
 
 mod layer;
 mod middleware;
+mod reconcile;
 mod script;
+#[path = "../support/mod.rs"]
+mod support;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ExactPayload, Reason, ResourceInfo, V1, Verbatim};
+use crate::network::Network;
 
 /// The body of a 402: what a resource costs and how it can be paid.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -110,15 +111,26 @@ pub struct SettlementResponse {
     pub payer: Option<String>,
 }
 
+impl From<&super::SettlementResponse> for SettlementResponse {
+    /// Leaves out what v1 does not say. A network without a name in v1 keeps its own.
+    fn from(settlement: &super::SettlementResponse) -> Self {
+        let network: Option<Network> = settlement.network.parse().ok();
+        Self {
+            success: settlement.success,
+            error_reason: settlement.error_reason.clone(),
+            transaction: settlement.transaction.clone(),
+            network: network.and_then(Network::v1_name).unwrap_or(&settlement.network).to_owned(),
+            payer: settlement.payer.clone(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use alloy_primitives::{Address, U256};
 
     use super::*;
-    use crate::{
-        network::Network,
-        protocol::{ExactOffer, PaymentFlow},
-    };
+    use crate::protocol::{ExactOffer, PaymentFlow};
 
     #[test]
     fn an_offer_in_v1_is_what_its_clients_insist_on() {

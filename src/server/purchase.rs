@@ -14,9 +14,10 @@ use tower_service::Service;
 use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
-    claim::{Claim, Claimed},
+    claim::Header,
     config::Config,
     job::{Job, Work},
+    lease::{Claimed, LeaseClaim},
     presented::{self, Presented, is_same},
     request_body::{RequestBody, digest_of},
     response_body::ResponseBody,
@@ -111,9 +112,14 @@ enum Verdict {
 }
 
 impl Purchase {
-    async fn begin(sale: Sale, parts: &Parts) -> Result<Self, Answer> {
+    async fn begin(mut sale: Sale, parts: &Parts) -> Result<Self, Answer> {
+        let header = match Header::of(&parts.headers, sale.config.catalogue.speaks_v1()) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Err(sale.demand()),
+            Err(refusal) => return Err(sale.refuse(&refusal)),
+        };
+        sale.version = header.version;
         let config = &sale.config;
-        let header = presented::header(&parts.headers).map_err(|refusal| sale.refuse(&refusal))?.unwrap_or_default();
         let Presented { payment, refusal, facilitator } =
             presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
         let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
@@ -163,7 +169,7 @@ impl Purchase {
             }
             let (busy, record) = match &self.refusal {
                 None => {
-                    let (busy, claimed) = Claim::first(ledger, self.new_record(body.digest()), busy).await;
+                    let (busy, claimed) = LeaseClaim::first(ledger, self.new_record(body.digest()), busy).await;
                     match claimed.map_err(|error| sale::ledger_failed(&error))? {
                         Claimed::Granted(lease, record) => {
                             return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
@@ -203,7 +209,7 @@ impl Purchase {
                     if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
                         return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
                     }
-                    let (busy, claimed) = Claim::again(ledger, record, now, self.lease_until(now), busy).await;
+                    let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
                     if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
                         return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
                     }
@@ -221,7 +227,7 @@ impl Purchase {
                 }
                 Verdict::Reconcile => {
                     if !resolve(self.facilitator.as_ref(), &record).await {
-                        return Err(sale::pending(&record, None));
+                        return Err(self.sale.pending(&record, None));
                     }
                 }
                 Verdict::Exhausted => return Err(sale::exhausted(&record)),
@@ -286,7 +292,7 @@ impl Purchase {
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
-        mark_paid(&mut parts, &settlement_of(record, Ok(transaction)));
+        mark_paid(&mut parts, &settlement_of(record, Ok(transaction)), self.sale.version);
         Ok(Some(Response::from_parts(parts, body)))
     }
 

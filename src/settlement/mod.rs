@@ -16,12 +16,12 @@
 
 pub(crate) mod broadcast;
 mod confirm;
-mod credit;
+pub(crate) mod credit;
 pub(crate) mod engine;
 pub(crate) mod fees;
 mod gaps;
 pub(crate) mod http;
-mod judge;
+pub(crate) mod judge;
 pub(crate) mod lane;
 mod outcome;
 pub(crate) mod pace;

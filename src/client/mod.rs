@@ -26,6 +26,8 @@ mod choose;
 mod error;
 mod journal;
 mod journal_file;
+#[cfg(feature = "local-signer")]
+pub mod key;
 mod layer;
 mod payer;
 mod payment;

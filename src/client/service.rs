@@ -153,11 +153,13 @@ where
     }
 }
 
+type Answer<R, E> = Result<Response<R>, AddPaymentError<E>>;
+
 /// The response of an [`AddPayment`]. Dropped while a payment is under way, it leaves the amount reserved.
-pub struct AddPaymentFuture<R, E>(Pin<Box<dyn Future<Output = Result<Response<R>, AddPaymentError<E>>> + Send>>);
+pub struct AddPaymentFuture<R, E>(Pin<Box<dyn Future<Output = Answer<R, E>> + Send>>);
 
 impl<R, E> Future for AddPaymentFuture<R, E> {
-    type Output = Result<Response<R>, AddPaymentError<E>>;
+    type Output = Answer<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.as_mut().poll(cx)

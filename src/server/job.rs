@@ -23,7 +23,7 @@ use super::{
 use crate::{
     facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
-    protocol::PaymentFlow,
+    protocol::{PaymentFlow, header_name},
 };
 
 /// A paid request whose work may start.
@@ -246,6 +246,9 @@ fn paid_request<B: Body<Data = Bytes>>(
     payment: Payment,
 ) -> (Request<RequestBody<B>>, ReadSoFar) {
     parts.extensions.insert(payment);
+    // Bearer data until the payment is settled; a handler that logs its headers must not log it.
+    parts.headers.remove(header_name::PAYMENT_SIGNATURE);
+    parts.headers.remove(header_name::X_PAYMENT);
     let (body, read) = match work {
         Work::Streaming(body) => {
             let (body, read) = RequestBody::hashed(body);

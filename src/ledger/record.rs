@@ -6,7 +6,7 @@ use alloy_primitives::{Address, B256, U256};
 
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    facilitator::Terms,
+    facilitator::{Prechecked, Terms},
     network::Network,
     protocol::Reason,
 };
@@ -248,6 +248,31 @@ pub struct Forbidden {
 }
 
 impl Record {
+    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds).
+    pub fn new(payment: &Prechecked, request: Fingerprint, now: u64, lease_until: u64) -> Self {
+        Self {
+            key: payment.key(),
+            terms: payment.terms().clone(),
+            authorization: payment.authorization().clone(),
+            signature: payment.signature().clone(),
+            signing_hash: payment.signing_hash(),
+            request,
+            body: None,
+            fulfilment: Fulfilment::Reserved,
+            settlement: Settlement::None,
+            last_failure: None,
+            attempts: 0,
+            replays: 0,
+            block_seen: None,
+            transactions: Vec::new(),
+            admitted: false,
+            epoch: 0,
+            lease_until,
+            reserved_at: now,
+            produced_at: None,
+        }
+    }
+
     /// Takes a step of fulfilment, or refuses it and changes nothing.
     ///
     /// | step | from | to |

@@ -298,26 +298,10 @@ impl Purchase {
 
     fn new_record(&self, body: Option<BodyDigest>) -> Record {
         let now = self.sale.config.clock.now();
+        let is_upfront = self.payment.terms().offer().flow == PaymentFlow::Upfront;
         Record {
-            key: self.key,
-            terms: self.payment.terms().clone(),
-            authorization: self.payment.authorization().clone(),
-            signature: self.payment.signature().clone(),
-            signing_hash: self.payment.signing_hash(),
-            request: self.request,
-            body: body.filter(|_| self.payment.terms().offer().flow == PaymentFlow::Upfront),
-            fulfilment: Fulfilment::Reserved,
-            settlement: Settlement::None,
-            last_failure: None,
-            attempts: 0,
-            replays: 0,
-            block_seen: None,
-            transactions: Vec::new(),
-            admitted: false,
-            epoch: 0,
-            lease_until: self.lease_until(now),
-            reserved_at: now,
-            produced_at: None,
+            body: body.filter(|_| is_upfront),
+            ..Record::new(&self.payment, self.request, now, self.lease_until(now))
         }
     }
 

@@ -16,12 +16,12 @@ use proptest::{prelude::*, sample::select};
 use tower_x402::{
     Network,
     eip3009::{Authorization, PaymentSignature},
-    facilitator::Terms,
+    facilitator::{Terms, Window, precheck},
     ledger::{
         Counts, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey, Record,
         Reservation, Settlement, SettlementStep, StoredResponse,
     },
-    protocol::{ExactOffer, PaymentFlow, Reason},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
 
 on_every_ledger! {
@@ -59,28 +59,11 @@ fn record(payer: u8, nonce: u64) -> Record {
         valid_before: U256::from(VALID_BEFORE),
         nonce: B256::from(U256::from(nonce)),
     };
-    let terms = Arc::new(Terms::new(offer));
-    Record {
-        key: PaymentKey::of(&terms, &authorization),
-        signing_hash: authorization.signing_hash(terms.domain()),
-        terms,
-        authorization,
-        signature: PaymentSignature::from(vec![1; 65]),
-        request: Fingerprint { digest: B256::ZERO, names_caller: false },
-        body: None,
-        fulfilment: Fulfilment::Reserved,
-        settlement: Settlement::None,
-        last_failure: None,
-        attempts: 0,
-        replays: 0,
-        block_seen: None,
-        transactions: Vec::new(),
-        admitted: false,
-        epoch: 0,
-        lease_until: CLOCK_START + 30,
-        reserved_at: CLOCK_START,
-        produced_at: None,
-    }
+    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let window = Window { remaining: 0, skew: 0 };
+    let payment = precheck(Arc::new(Terms::new(offer)), payload, window, CLOCK_START).unwrap();
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    Record::new(&payment, request, CLOCK_START, CLOCK_START + 30)
 }
 
 async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {

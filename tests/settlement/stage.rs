@@ -18,10 +18,7 @@ use tower_x402::{
         Authenticity, Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome,
         Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
     },
-    ledger::{
-        Fingerprint, Fulfilment, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, Settlement,
-        SettlementStep,
-    },
+    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
@@ -158,27 +155,8 @@ impl Stage {
     /// Verifies the payment and enters it into the ledger, as due.
     pub(crate) async fn admit(&self, payment: &Prechecked) -> Verified {
         let verified = self.verify(payment).await.unwrap();
-        let record = Record {
-            key: payment.key(),
-            terms: payment.terms().clone(),
-            authorization: payment.authorization().clone(),
-            signature: payment.signature().clone(),
-            signing_hash: payment.signing_hash(),
-            request: Fingerprint { digest: B256::ZERO, names_caller: false },
-            body: None,
-            fulfilment: Fulfilment::Reserved,
-            settlement: Settlement::None,
-            last_failure: None,
-            attempts: 0,
-            replays: 0,
-            block_seen: None,
-            transactions: Vec::new(),
-            admitted: false,
-            epoch: 1,
-            lease_until: u64::MAX,
-            reserved_at: self.clock.now(),
-            produced_at: None,
-        };
+        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+        let record = Record::new(payment, request, self.clock.now(), u64::MAX);
         let Reservation::New(lease) = self.ledger.reserve(record).await.unwrap() else { panic!("known") };
         self.ledger.fulfil(&lease, FulfilmentStep::Admit { funds: verified.funds, due: true }).await.unwrap();
         verified

@@ -5,7 +5,6 @@
 mod faults;
 mod lane;
 mod reconcile;
-mod secrets;
 mod settle;
 mod stage;
 mod verify;

@@ -1,4 +1,10 @@
-//! What must never be written down.
+//! What must never be written down. Alone in its program, because the log of a program is one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[allow(dead_code, reason = "the settlement tests use the rest")]
+#[path = "settlement/stage.rs"]
+mod stage;
 
 use std::{
     io,
@@ -7,9 +13,9 @@ use std::{
 
 use alloy_primitives::hex;
 use tower_x402::facilitator::{Facilitator, OnchainFacilitator};
-use tracing_subscriber::{filter::LevelFilter, util::SubscriberInitExt as _};
+use tracing_subscriber::filter::LevelFilter;
 
-use crate::stage::*;
+use stage::*;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -29,13 +35,12 @@ impl io::Write for Log {
 async fn neither_the_nodes_key_nor_a_payers_signature_is_in_any_span_event_or_error() {
     let log = Log::default();
     let writer = log.clone();
-    let _guard = tracing_subscriber::fmt()
+    tracing_subscriber::fmt()
         .with_max_level(LevelFilter::TRACE)
         .with_ansi(false)
         .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
         .with_writer(move || writer.clone())
-        .finish()
-        .set_default();
+        .init();
     let stage = stage().await;
     let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
     let mut url = port.url().clone();

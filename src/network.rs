@@ -35,6 +35,20 @@ impl Network {
         self.0
     }
 
+    /// What x402 v1 calls this chain; it has no name for most.
+    pub const fn v1_name(self) -> Option<&'static str> {
+        match self {
+            Self::BASE => Some("base"),
+            Self::BASE_SEPOLIA => Some("base-sepolia"),
+            _ => None,
+        }
+    }
+
+    /// The chain that x402 v1 calls so.
+    pub fn from_v1_name(name: &str) -> Option<Self> {
+        [Self::BASE, Self::BASE_SEPOLIA].into_iter().find(|network| network.v1_name() == Some(name))
+    }
+
     /// Circle's USDC on this chain, if this crate knows it.
     pub fn usdc(self) -> Option<Asset> {
         let (address, name) = match self {
@@ -57,10 +71,8 @@ impl FromStr for Network {
 
     /// Reads CAIP-2 (`eip155:8453`) and the names that x402 v1 uses (`base`, `base-sepolia`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "base" => return Ok(Self::BASE),
-            "base-sepolia" => return Ok(Self::BASE_SEPOLIA),
-            _ => {}
+        if let Some(network) = Self::from_v1_name(text) {
+            return Ok(network);
         }
         let digits = text.strip_prefix("eip155:").ok_or(ParseNetworkError)?;
         let canonical = !digits.is_empty()

@@ -1,28 +1,9 @@
 //! The messages of x402 v2, as they are on the wire.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ExactPayload, Reason, Verbatim};
-
-/// The number 2 in `x402Version`; no other number is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct V2;
-
-impl Serialize for V2 {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u8(2)
-    }
-}
-
-impl<'de> Deserialize<'de> for V2 {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match u64::deserialize(deserializer)? {
-            2 => Ok(Self),
-            other => Err(de::Error::custom(format_args!("x402Version {other} is not served, only 2"))),
-        }
-    }
-}
+use super::{ExactPayload, Reason, V2, Verbatim};
 
 /// What is being sold (`resource` of a 402).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,14 +172,6 @@ pub struct SupportedKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_version_2_is_read() {
-        assert!(serde_json::from_str::<V2>("2").is_ok());
-        for text in ["1", "3", "\"2\"", "2.0", "null", "258"] {
-            assert!(serde_json::from_str::<V2>(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_payment_returns_offer_resource_and_extensions_unread_and_unchanged() {

@@ -1,6 +1,6 @@
-//! The messages of x402 v2, their header encoding and the reason codes. No I/O.
+//! The messages of x402 v2, their header encoding and the reason codes; those of v1 are in [`v1`]. No I/O.
 //!
-//! Everything here follows the [x402 specification, version 2](https://github.com/coinbase/x402/tree/main/specs). Messages
+//! Everything here follows the [x402 specification](https://github.com/coinbase/x402/tree/main/specs). Messages
 //! keep what the protocol demands to be echoed as the exact text that was received ([`Verbatim`]), so that a payer
 //! returns an offer byte for byte, with the fields it does not know.
 //!
@@ -17,19 +17,22 @@ mod exact;
 mod header;
 mod messages;
 mod reason;
+pub mod v1;
 mod verbatim;
+mod version;
 
 pub(crate) use exact::parse_decimal;
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
 pub use header::{DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, decode_header, encode_header};
 pub use messages::{
     FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
-    SupportedKind, SupportedResponse, V2, VerifyResponse,
+    SupportedKind, SupportedResponse, VerifyResponse,
 };
 pub use reason::Reason;
 pub use verbatim::Verbatim;
+pub use version::{V1, V2};
 
-/// Names of the HTTP headers (x402 v2, HTTP transport), in the lower case that HTTP/2 demands.
+/// Names of the HTTP headers, in the lower case that HTTP/2 demands.
 pub mod header_name {
     /// Server to client, on a 402: what the resource costs.
     pub const PAYMENT_REQUIRED: &str = "payment-required";
@@ -37,4 +40,8 @@ pub mod header_name {
     pub const PAYMENT_SIGNATURE: &str = "payment-signature";
     /// Server to client: how the payment was settled.
     pub const PAYMENT_RESPONSE: &str = "payment-response";
+    /// Client to server: the signed payment, in v1.
+    pub const X_PAYMENT: &str = "x-payment";
+    /// Server to client: how the payment was settled, in v1.
+    pub const X_PAYMENT_RESPONSE: &str = "x-payment-response";
 }

@@ -15,16 +15,17 @@ use http::{
 };
 use serde::Serialize;
 
-use super::{offer::Demand, response_body::ResponseBody};
+use super::{claim::Version, offer::Demand, response_body::ResponseBody};
 use crate::{
     ledger::Record,
     network::Network,
-    protocol::{Reason, SettlementResponse, encode_header, header_name},
+    protocol::{Reason, SettlementResponse, encode_header, header_name, v1},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
 const PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::PAYMENT_RESPONSE);
-const EXPOSED: HeaderValue = HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE");
+const X_PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::X_PAYMENT_RESPONSE);
+const EXPOSED: HeaderValue = HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
@@ -70,8 +71,8 @@ impl Answer {
     }
 
     /// Says how the payment was settled, or not.
-    pub(super) fn with_settlement(mut self, settlement: &SettlementResponse) -> Self {
-        attach(&mut self.0.headers, settlement);
+    pub(super) fn with_settlement(mut self, settlement: &SettlementResponse, version: Version) -> Self {
+        attach(&mut self.0.headers, settlement, version);
         self
     }
 
@@ -92,10 +93,14 @@ impl Answer {
     }
 }
 
-/// Puts `PAYMENT-RESPONSE` on a response.
-pub(super) fn attach(headers: &mut HeaderMap, settlement: &SettlementResponse) {
-    if let Some(value) = encode_header(settlement).ok().and_then(|text| HeaderValue::try_from(text).ok()) {
-        headers.insert(PAYMENT_RESPONSE, value);
+/// Puts `PAYMENT-RESPONSE`, or what v1 calls so, on a response.
+fn attach(headers: &mut HeaderMap, settlement: &SettlementResponse, version: Version) {
+    let (name, value) = match version {
+        Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponse::from(settlement))),
+        Version::V2 => (PAYMENT_RESPONSE, encode_header(settlement)),
+    };
+    if let Some(value) = value.ok().and_then(|text| HeaderValue::try_from(text).ok()) {
+        headers.insert(name, value);
     }
 }
 
@@ -180,8 +185,8 @@ pub(super) fn settlement(
 }
 
 /// A handler's response that was paid for.
-pub(super) fn mark_paid(parts: &mut Parts, settlement: &SettlementResponse) {
-    attach(&mut parts.headers, settlement);
+pub(super) fn mark_paid(parts: &mut Parts, settlement: &SettlementResponse, version: Version) {
+    attach(&mut parts.headers, settlement, version);
     keep_private(&mut parts.headers);
 }
 

@@ -17,7 +17,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, Terms},
     network::{Asset, Network},
-    protocol::{ExactOffer, PaymentFlow, ResourceInfo},
+    protocol::{PaymentFlow, ResourceInfo},
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -33,6 +33,7 @@ pub struct RequirePaymentLayerBuilder {
     is_success: Classifier,
     allow_upgrades: bool,
     answer_preflights: bool,
+    speaks_v1: bool,
     clock: Arc<dyn Clock>,
 }
 
@@ -49,6 +50,7 @@ impl Default for RequirePaymentLayerBuilder {
             is_success: Arc::new(|response| response.status.is_success()),
             allow_upgrades: false,
             answer_preflights: false,
+            speaks_v1: true,
             clock: Arc::new(SystemClock),
         }
     }
@@ -113,7 +115,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// The public origin, such as `https://api.example`, to which the request's path is added. Without it the 402 names the
-    /// path alone; it never repeats a `Host` header.
+    /// path alone, which clients of v1 refuse; it never repeats a `Host` header.
     pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
         let origin = origin.into();
         self.location = Location::Origin(origin.trim_end_matches('/').to_owned());
@@ -163,6 +165,13 @@ impl RequirePaymentLayerBuilder {
     /// Answers CORS preflights for any origin, instead of passing them to the service unpaid.
     pub fn answer_preflights(mut self, answer: bool) -> Self {
         self.answer_preflights = answer;
+        self
+    }
+
+    /// Whether clients of x402 v1 are served too; they are unless this is turned off. Then their `X-PAYMENT` header is
+    /// ignored, and the body of the 402 is that of v2.
+    pub fn v1(mut self, speak: bool) -> Self {
+        self.speaks_v1 = speak;
         self
     }
 
@@ -258,6 +267,7 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::NoFacilitator);
         }
         let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
+        let timeout = self.limits.max_timeout.as_secs();
         let mut ways = Vec::new();
         for flow in flows {
             for (asset, pay_to) in &self.payees {
@@ -265,21 +275,14 @@ impl RequirePaymentLayerBuilder {
                 if pay_to.is_zero() {
                     return Err(BuildError::ZeroPayee);
                 }
-                let sample = ExactOffer {
-                    asset: asset.clone(),
-                    amount: U256::from(1),
-                    pay_to: *pay_to,
-                    max_timeout_seconds: self.limits.max_timeout.as_secs(),
-                    flow,
-                };
-                let terms = Terms::new(sample);
-                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&terms));
-                let facilitator = facilitator.ok_or(BuildError::NotServed(asset.network))?;
-                ways.push(Way { asset, pay_to: *pay_to, flow, facilitator });
+                let mut way = Way { asset, pay_to: *pay_to, flow, facilitator: 0 };
+                let sample = Terms::new(way.offer(U256::from(1), timeout));
+                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
+                way.facilitator = facilitator.ok_or(BuildError::NotServed(way.asset.network))?;
+                ways.push(way);
             }
         }
-        let timeout = self.limits.max_timeout.as_secs();
-        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location);
+        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
             if size > MAX_DEMAND {

@@ -10,6 +10,7 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, mark_paid, settlement_of},
+    claim::Version,
     payment::Payment,
     purchase::{Purchase, Start},
     record::{Destination, Recorder},
@@ -79,7 +80,7 @@ where
                     return Ok(after_work(&purchase, held, busy, read.digest(), parts, body, &verified).await);
                 }
                 held.release(read.digest()).await;
-                Ok(held.unsuccessful(parts, body))
+                Ok(held.unsuccessful(parts, body, purchase.sale.version))
             }
         }
     }
@@ -141,7 +142,7 @@ where
         return answer.into_response();
     }
     if let Some(transaction) = held.record.settlement.paid_by() {
-        mark_paid(&mut parts, &settlement_of(&held.record, Ok(transaction)));
+        mark_paid(&mut parts, &settlement_of(&held.record, Ok(transaction)), purchase.sale.version);
     }
     Response::from_parts(parts, ResponseBody::recorded(recorder))
 }
@@ -180,9 +181,9 @@ impl Held {
     }
 
     /// A response that the classifier does not call a success: charged only if the money had moved before.
-    fn unsuccessful<R>(&self, mut parts: response::Parts, body: R) -> Response<ResponseBody<R>> {
+    fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, version: Version) -> Response<ResponseBody<R>> {
         if let Some(transaction) = self.record.settlement.paid_by() {
-            mark_paid(&mut parts, &settlement_of(&self.record, Ok(transaction)));
+            mark_paid(&mut parts, &settlement_of(&self.record, Ok(transaction)), version);
         }
         Response::from_parts(parts, ResponseBody::inner(body))
     }

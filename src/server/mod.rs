@@ -31,6 +31,16 @@
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
 //! the same request finds the answer.
 //!
+//! # Versions of the protocol
+//!
+//! The 402 serves both: `PAYMENT-REQUIRED` is x402 v2, the JSON body is x402 v1. A payment in `X-PAYMENT` is answered in
+//! `X-PAYMENT-RESPONSE`; everything in between is the same, so that a payment presented once in each version is one
+//! purchase. Clients of v1 check that the resource is an absolute URL: for them, set
+//! [`public_origin`](RequirePaymentLayerBuilder::public_origin) or
+//! [`resource_url`](RequirePaymentLayerBuilder::resource_url). They know no flows: they are offered `authorization` where it
+//! is offered at all, and `upfront` otherwise. Networks without a name in v1 are not offered to them.
+//! [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
+//!
 //! # Statuses
 //!
 //! | status | when | what the client should do |
@@ -51,17 +61,20 @@
 mod answer;
 mod body;
 mod builder;
+mod claim;
 mod config;
 mod fingerprint;
 mod future;
 mod job;
 mod layer;
 mod offer;
+mod offer_v1;
 mod payment;
 mod presented;
 mod price;
 mod purchase;
 mod record;
+mod refusal;
 mod request_body;
 mod response_body;
 mod sale;

@@ -2,11 +2,14 @@
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use http::{HeaderValue, Uri, request::Parts};
 
-use super::price::{Price, PriceError, Quote};
+use super::{
+    offer_v1::InV1,
+    price::{Price, PriceError, Quote},
+};
 use crate::{
     facilitator::Terms,
     network::Asset,
@@ -21,6 +24,13 @@ pub(super) struct Way {
     pub(super) pay_to: Address,
     pub(super) flow: PaymentFlow,
     pub(super) facilitator: usize,
+}
+
+impl Way {
+    pub(super) fn offer(&self, amount: U256, max_timeout_seconds: u64) -> ExactOffer {
+        let Self { asset, pay_to, flow, .. } = self;
+        ExactOffer { asset: asset.clone(), amount, pay_to: *pay_to, max_timeout_seconds, flow: *flow }
+    }
 }
 
 /// Where the resource's URL comes from; never from the request's `Host`, which a client chooses.
@@ -39,6 +49,8 @@ pub(super) struct Catalogue {
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
+    /// `None` if v1 is not spoken.
+    in_v1: Option<InV1>,
     /// The terms at a fixed price.
     fixed: Option<Arc<[OnOffer]>>,
     /// The plain 402 for a fixed price at a fixed URL.
@@ -50,9 +62,11 @@ pub(super) struct Catalogue {
 pub(super) struct OnOffer {
     pub(super) terms: Arc<Terms>,
     pub(super) facilitator: usize,
+    /// What v1 calls its network, if it is made to v1.
+    pub(super) v1_network: Option<&'static str>,
 }
 
-/// A 402 in its two forms.
+/// A 402 in its two forms: the header for v2, the body for v1 and for people.
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
     pub(super) header: HeaderValue,
@@ -66,8 +80,11 @@ impl Catalogue {
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
+        speaks_v1: bool,
     ) -> Self {
-        let mut catalogue = Self { price, ways, max_timeout_seconds, resource, location, fixed: None, prebuilt: None };
+        let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
+        let mut catalogue =
+            Self { price, ways, max_timeout_seconds, resource, location, in_v1, fixed: None, prebuilt: None };
         if let Price::Fixed(amount) = catalogue.price {
             let offers = catalogue.offers_at(amount);
             if let Location::Url(_) = catalogue.location {
@@ -76,6 +93,11 @@ impl Catalogue {
             catalogue.fixed = Some(offers);
         }
         catalogue
+    }
+
+    /// Whether payments of v1 are read.
+    pub(super) fn speaks_v1(&self) -> bool {
+        self.in_v1.is_some()
     }
 
     /// What is on offer whatever the request.
@@ -104,16 +126,15 @@ impl Catalogue {
     }
 
     fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {
-        let terms = |way: &Way| {
-            Arc::new(Terms::new(ExactOffer {
-                asset: way.asset.clone(),
-                amount: amount.into(),
-                pay_to: way.pay_to,
-                max_timeout_seconds: self.max_timeout_seconds,
-                flow: way.flow,
-            }))
+        let offer = |(index, way): (usize, &Way)| {
+            let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
+            OnOffer {
+                terms: Arc::new(Terms::new(way.offer(amount.into(), self.max_timeout_seconds))),
+                facilitator: way.facilitator,
+                v1_network: way.asset.network.v1_name().filter(|_| is_in_v1),
+            }
         };
-        self.ways.iter().map(|way| OnOffer { terms: terms(way), facilitator: way.facilitator }).collect()
+        self.ways.iter().enumerate().map(offer).collect()
     }
 
     fn assemble(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
@@ -121,18 +142,26 @@ impl Catalogue {
             Location::Url(url) => Cow::Borrowed(url.as_str()),
             Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
         };
+        let (code, sentence) = match error {
+            Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
+            None => ("payment required", Cow::Borrowed("payment required")),
+        };
         let mut required = PaymentRequired {
             x402_version: V2,
-            error: Some(error.map_or("payment required", |(code, _)| code).to_owned()),
-            resource: ResourceInfo { url: url.into_owned(), ..self.resource.clone() },
+            error: Some(code.to_owned()),
+            resource: ResourceInfo { url: url.clone().into_owned(), ..self.resource.clone() },
             accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
             extensions: None,
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
-        if let Some((code, detail)) = error {
-            required.error = Some(format!("{code}: {detail}"));
-        }
-        Some(Demand { header, body: serde_json::to_vec(&required).ok()?.into() })
+        let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, &url, &sentence)) {
+            Some(body) => body,
+            None => {
+                required.error = Some(sentence.into_owned());
+                serde_json::to_vec(&required).ok()?.into()
+            }
+        };
+        Some(Demand { header, body })
     }
 }
 

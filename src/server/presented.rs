@@ -1,18 +1,17 @@
-//! Reads the payment that a request carries and finds what it pays for.
+//! Finds what a payment pays for.
 
 use std::sync::Arc;
 
-use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
-
-use super::{config::Config, offer::OnOffer};
+use super::{
+    claim::{Claim, Header},
+    config::Config,
+    offer::OnOffer,
+    refusal::Refusal,
+};
 use crate::{
     facilitator::{Authenticity, Facilitator, Prechecked, Rejection, precheck},
-    ledger::{LedgerError, PaymentKey, Record},
-    protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentPayload, PaymentRequirements, Reason, Verbatim, decode_header,
-        header_name,
-    },
+    ledger::{PaymentKey, Record},
+    protocol::ExactPayload,
 };
 
 /// A payment that may be worked on.
@@ -23,82 +22,77 @@ pub(super) struct Presented {
     pub(super) facilitator: Arc<dyn Facilitator>,
 }
 
-/// Why a payment is not worked on.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// With this status, and the offer again.
-    Invalid(StatusCode, Rejection),
-    /// The ledger could not be asked.
-    Ledger(LedgerError),
-}
-
-/// The one payment header of a request.
-pub(super) fn header(headers: &HeaderMap) -> Result<Option<&[u8]>, Refusal> {
-    let mut values = headers.get_all(header_name::PAYMENT_SIGNATURE).iter();
-    match (values.next(), values.next()) {
-        (first, None) => Ok(first.map(|value| value.as_bytes())),
-        (_, Some(_)) => Err(malformed(Reason::InvalidPayload, "more than one payment header")),
-    }
-}
-
 /// Finds the offer that the payment is for and checks it, or finds it in the ledger.
-pub(super) async fn read(config: &Config, offers: &[OnOffer], header: &[u8]) -> Result<Presented, Refusal> {
-    let payload: PaymentPayload =
-        decode_header(header, config.limits.payment_header).map_err(|error| unreadable(&error, header))?;
-    let accepted = offers.iter().find(|offer| offer.terms.is_accepted_by(&payload.accepted));
-    let Some(offer) = accepted else {
-        let rejection = not_on_offer(&payload.accepted, offers)?;
+pub(super) async fn read(config: &Config, offers: &[OnOffer], header: Header<'_>) -> Result<Presented, Refusal> {
+    let claim = Claim::read(header, config.limits.payment_header)?;
+    let mut candidates = offers.iter().filter(|offer| claim.may_pay(offer));
+    let Some(first) = candidates.next() else {
+        let rejection = claim.not_on_offer(offers)?;
         // An amount that changed since is no reason to forget what was bought at the old one.
-        return match payload.payload.read() {
-            Ok(exact) => known_or(config, &payload.accepted, &exact, rejection).await,
-            Err(_) => Err(invalid(rejection)),
+        return match claim.payload() {
+            Ok(exact) => known_or(config, offers, &claim, &exact, rejection).await,
+            Err(_) => Err(Refusal::invalid(rejection)),
         };
     };
-    let exact: ExactPayload = payload
-        .payload
-        .read()
-        .map_err(|error| malformed(Reason::InvalidPayload, format!("the payload cannot be read: {error}")))?;
-    let window = config.limits.window();
-    match precheck(offer.terms.clone(), exact, window, config.clock.now()) {
-        Ok(prechecked) => Ok(Presented {
-            payment: prechecked,
-            is_known: false,
-            facilitator: config.facilitators[offer.facilitator].clone(),
-        }),
-        Err(rejection) => match payload.payload.read() {
-            Ok(exact) => known_or(config, &payload.accepted, &exact, rejection).await,
-            Err(_) => Err(invalid(rejection)),
-        },
+    let exact = claim.payload()?;
+    match best(config, first, candidates, &exact) {
+        Ok(presented) => Ok(presented),
+        Err(rejection) => known_or(config, offers, &claim, &exact, rejection).await,
     }
+}
+
+/// Of the offers that a payment may be for, the one that it is good for. v2 names it; in v1 the authorization and its
+/// signature tell. Where only the chain can judge the signature, the first offer of the right amount is taken.
+fn best<'a>(
+    config: &Config,
+    first: &OnOffer,
+    others: impl Iterator<Item = &'a OnOffer>,
+    exact: &ExactPayload,
+) -> Result<Presented, Rejection> {
+    let now = config.clock.now();
+    let check = |offer: &OnOffer| {
+        let payment = precheck(offer.terms.clone(), exact.clone(), config.limits.window(), now)?;
+        Ok(Presented { payment, is_known: false, facilitator: config.facilitators[offer.facilitator].clone() })
+    };
+    let mut best = check(first);
+    for other in others {
+        match &best {
+            Ok(presented) if presented.payment.authenticity() == Authenticity::Proven => break,
+            Ok(_) => {
+                if let Ok(other) = check(other)
+                    && other.payment.authenticity() == Authenticity::Proven
+                {
+                    best = Ok(other);
+                }
+            }
+            Err(_) => best = check(other).or(best),
+        }
+    }
+    best
 }
 
 /// The record of exactly this payment, or the rejection. Whoever does not hold the signature learns nothing of it.
 async fn known_or(
     config: &Config,
-    accepted: &Verbatim<PaymentRequirements>,
+    offers: &[OnOffer],
+    claim: &Claim,
     exact: &ExactPayload,
     rejection: Rejection,
 ) -> Result<Presented, Refusal> {
-    let Some(offer) = accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok()) else {
-        return Err(invalid(rejection));
-    };
-    let key = PaymentKey {
-        network: offer.network(),
-        asset: offer.asset.address,
-        payer: exact.authorization.from,
-        nonce: exact.authorization.nonce,
-    };
-    for facilitator in &config.facilitators {
-        if let Some(record) = facilitator.ledger().get(&key).await.map_err(Refusal::Ledger)?
-            && record.terms.is_accepted_by(accepted)
-            && record.authorization == exact.authorization
-            && is_signed_alike(&record, exact)
-        {
-            let payment = Prechecked::of_record(&record);
-            return Ok(Presented { payment, is_known: true, facilitator: facilitator.clone() });
+    for (network, asset) in claim.tokens(offers) {
+        let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
+        for facilitator in &config.facilitators {
+            if let Some(record) = facilitator.ledger().get(&key).await.map_err(Refusal::Ledger)?
+                && claim.agrees_with(&record.terms)
+                && record.authorization == exact.authorization
+                && is_signed_alike(&record, exact)
+            {
+                let payment = Prechecked::of_record(&record);
+                return Ok(Presented { payment, is_known: true, facilitator: facilitator.clone() });
+            }
         }
     }
-    Err(invalid(rejection))
+    Err(Refusal::invalid(rejection))
 }
 
 fn is_signed_alike(record: &Record, exact: &ExactPayload) -> bool {
@@ -109,47 +103,4 @@ fn is_signed_alike(record: &Record, exact: &ExactPayload) -> bool {
 pub(super) fn is_same(record: &Record, prechecked: &Prechecked) -> bool {
     record.signing_hash == prechecked.signing_hash()
         && (prechecked.authenticity() == Authenticity::Proven || record.signature == *prechecked.signature())
-}
-
-fn not_on_offer(accepted: &Verbatim<PaymentRequirements>, offers: &[OnOffer]) -> Result<Rejection, Refusal> {
-    let accepted = accepted
-        .read()
-        .map_err(|error| malformed(Reason::InvalidPayload, format!("the accepted offer cannot be read: {error}")))?;
-    let on_network = |offer: &OnOffer| offer.terms.offer().network().to_string() == accepted.network;
-    let (reason, detail) = if accepted.scheme != "exact" {
-        (Reason::UnsupportedScheme, format!("scheme {:?} is not on offer", accepted.scheme))
-    } else if !offers.iter().any(on_network) {
-        (Reason::InvalidNetwork, format!("network {:?} is not on offer", accepted.network))
-    } else {
-        let detail =
-            "the accepted asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
-        (Reason::InvalidPaymentRequirements, detail.to_owned())
-    };
-    Ok(Rejection::new(reason, detail))
-}
-
-fn unreadable(error: &DecodeError, header: &[u8]) -> Refusal {
-    #[derive(Deserialize)]
-    struct Versioned {
-        #[serde(rename = "x402Version")]
-        version: u64,
-    }
-    if let DecodeError::Json(_) = error
-        && let Ok(Versioned { version }) = decode_header(header, header.len())
-        && version != 2
-    {
-        return malformed(
-            Reason::InvalidX402Version,
-            format!("x402Version {version} is not served in this header, only 2"),
-        );
-    }
-    malformed(Reason::InvalidPayload, error.to_string())
-}
-
-fn malformed(reason: Reason, detail: impl Into<String>) -> Refusal {
-    Refusal::Invalid(StatusCode::BAD_REQUEST, Rejection::new(reason, detail))
-}
-
-fn invalid(rejection: Rejection) -> Refusal {
-    Refusal::Invalid(StatusCode::PAYMENT_REQUIRED, rejection)
 }

@@ -14,6 +14,7 @@ use tower_service::Service;
 use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
+    claim::Header,
     job::{Job, Work},
     presented::{self, Presented, is_same},
     request_body::RequestBody,
@@ -99,9 +100,14 @@ enum Verdict {
 }
 
 impl Purchase {
-    async fn begin(sale: Sale, parts: &Parts) -> Result<Self, Answer> {
+    async fn begin(mut sale: Sale, parts: &Parts) -> Result<Self, Answer> {
+        let header = match Header::of(&parts.headers, sale.config.catalogue.speaks_v1()) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Err(sale.demand()),
+            Err(refusal) => return Err(sale.refuse(&refusal)),
+        };
+        sale.version = header.version;
         let config = &sale.config;
-        let header = presented::header(&parts.headers).map_err(|refusal| sale.refuse(&refusal))?.unwrap_or_default();
         let Presented { payment, is_known, facilitator } =
             presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
@@ -188,7 +194,7 @@ impl Purchase {
                 }
                 Verdict::Reconcile => {
                     if !resolve(self.facilitator.as_ref(), &record).await {
-                        return Err(sale::pending(&record, None));
+                        return Err(self.sale.pending(&record, None));
                     }
                 }
                 Verdict::Exhausted => return Err(sale::exhausted(&record)),
@@ -255,7 +261,7 @@ impl Purchase {
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
-        mark_paid(&mut parts, &settlement_of(record, Ok(transaction)));
+        mark_paid(&mut parts, &settlement_of(record, Ok(transaction)), self.sale.version);
         Ok(Some(Response::from_parts(parts, body)))
     }
 

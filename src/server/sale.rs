@@ -8,10 +8,11 @@ use http::{StatusCode, Uri};
 use super::{
     answer::{Answer, settlement_of},
     body::ReadError,
+    claim::Version,
     config::Config,
     offer::OnOffer,
-    presented::Refusal,
     price::PriceError,
+    refusal::Refusal,
 };
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
@@ -27,6 +28,8 @@ pub(super) struct Sale {
     pub(super) config: Arc<Config>,
     pub(super) offers: Arc<[OnOffer]>,
     pub(super) uri: Uri,
+    /// What the payer speaks.
+    pub(super) version: Version,
 }
 
 impl Sale {
@@ -69,17 +72,18 @@ impl Sale {
         transaction: Option<B256>,
     ) -> Answer {
         self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
-            .with_settlement(&settlement_of(record, Err((reason, transaction))))
+            .with_settlement(&settlement_of(record, Err((reason, transaction))), self.version)
     }
-}
 
-/// Not known whether the payment moved.
-pub(super) fn pending(record: &Record, transaction: Option<B256>) -> Answer {
-    let transaction = transaction.or_else(|| record.transactions.last().copied());
-    let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
-    Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
-        .with_settlement(&settlement_of(record, Err((Reason::SettlementPending, transaction))))
-        .retry_after(RETRY_SOON)
+    /// Not known whether the payment moved.
+    pub(super) fn pending(&self, record: &Record, transaction: Option<B256>) -> Answer {
+        let transaction = transaction.or_else(|| record.transactions.last().copied());
+        let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
+        let settlement = settlement_of(record, Err((Reason::SettlementPending, transaction)));
+        Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
+            .with_settlement(&settlement, self.version)
+            .retry_after(RETRY_SOON)
+    }
 }
 
 /// The same payment for something else.

@@ -16,9 +16,10 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, Cors},
+    claim::{Header, Version},
     config::Config,
     future::ResponseFuture,
-    presented, purchase,
+    purchase,
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -79,7 +80,7 @@ where
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
             return ResponseFuture::ready(answer.into_response(), cors);
         }
-        let is_paid = !matches!(presented::header(headers), Ok(None));
+        let is_paid = !matches!(Header::of(headers, self.config.catalogue.speaks_v1()), Ok(None));
         if is_paid && request.method() == Method::HEAD {
             let detail = "a HEAD request has no response to pay for; nothing was charged";
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
@@ -119,7 +120,7 @@ where
         let request = Request::from_parts(parts, RequestBody::untouched(body));
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };
-    let sale = Sale { uri: parts.uri.clone(), config, offers };
+    let sale = Sale { uri: parts.uri.clone(), config, offers, version: Version::default() };
     if !is_paid {
         return Ok(sale.demand().into_response());
     }

@@ -62,7 +62,7 @@ impl Settler {
                 let watch =
                     watch(self.facilitator.clone(), record.key, self.sale.config.clock.clone(), self.permit.clone());
                 tokio::spawn(watch);
-                Err(sale::pending(record, transaction))
+                Err(self.sale.pending(record, transaction))
             }
         }
     }

@@ -149,6 +149,11 @@ impl Customer {
         self.pay_offer(app, request, 0).await
     }
 
+    /// The same as a client of x402 v1, which reads the body of the 402 alone.
+    pub async fn pay_v1(&self, app: &App, request: Request<Body>) -> Purchase {
+        self.sign(&send(app, request).await.json(), 0)
+    }
+
     pub async fn pay_offer(&self, app: &App, request: Request<Body>, index: usize) -> Purchase {
         let demand = demand(&send(app, request).await);
         self.sign(&demand, index)
@@ -158,7 +163,8 @@ impl Customer {
     pub fn sign(&self, demand: &Value, index: usize) -> Purchase {
         let offer = demand["accepts"][index].clone();
         let text = |name: &str| offer[name].as_str().unwrap_or_else(|| panic!("{name} in {offer}")).to_owned();
-        let units = text("amount").parse().expect("a price in tests fits u64");
+        let amount = if demand["x402Version"] == 1 { "maxAmountRequired" } else { "amount" };
+        let units = text(amount).parse().expect("a price in tests fits u64");
         let mut authorization =
             authorization::authorization(self.from, text("payTo").parse().expect("an address"), units);
         authorization.validBefore = U256::from(unix_now() + offer["maxTimeoutSeconds"].as_u64().expect("seconds"));
@@ -208,16 +214,25 @@ impl Purchase {
             "x402Version": 2,
             "resource": self.resource,
             "accepted": self.offer,
-            "payload": {
-                "signature": format!("0x{}", alloy_primitives::hex::encode(&self.signature)),
-                "authorization": {
-                    "from": self.authorization.from,
-                    "to": self.authorization.to,
-                    "value": self.authorization.value.to_string(),
-                    "validAfter": self.authorization.validAfter.to_string(),
-                    "validBefore": self.authorization.validBefore.to_string(),
-                    "nonce": self.authorization.nonce,
-                },
+            "payload": self.signed(),
+        })
+    }
+
+    /// The payload in x402 v1.
+    pub fn payload_v1(&self) -> Value {
+        json!({ "x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": self.signed() })
+    }
+
+    fn signed(&self) -> Value {
+        json!({
+            "signature": format!("0x{}", alloy_primitives::hex::encode(&self.signature)),
+            "authorization": {
+                "from": self.authorization.from,
+                "to": self.authorization.to,
+                "value": self.authorization.value.to_string(),
+                "validAfter": self.authorization.validAfter.to_string(),
+                "validBefore": self.authorization.validBefore.to_string(),
+                "nonce": self.authorization.nonce,
             },
         })
     }
@@ -226,12 +241,26 @@ impl Purchase {
     pub fn on(&self, request: Request<Body>) -> Request<Body> {
         paid(request, &self.payload())
     }
+
+    /// The request with this payment in x402 v1.
+    pub fn on_v1(&self, request: Request<Body>) -> Request<Body> {
+        paid_v1(request, &self.payload_v1())
+    }
 }
 
 /// A request with a payment header.
-pub fn paid(mut request: Request<Body>, payload: &Value) -> Request<Body> {
+pub fn paid(request: Request<Body>, payload: &Value) -> Request<Body> {
+    with_base64(request, "payment-signature", payload)
+}
+
+/// The same in x402 v1.
+pub fn paid_v1(request: Request<Body>, payload: &Value) -> Request<Body> {
+    with_base64(request, "x-payment", payload)
+}
+
+fn with_base64(mut request: Request<Body>, header: &'static str, payload: &Value) -> Request<Body> {
     let value = BASE64_STANDARD.encode(payload.to_string());
-    request.headers_mut().insert("payment-signature", value.parse().expect("base64 is a header value"));
+    request.headers_mut().insert(header, value.parse().expect("base64 is a header value"));
     request
 }
 
@@ -259,7 +288,16 @@ impl Answer {
 
     /// What `PAYMENT-RESPONSE` says.
     pub fn settlement(&self) -> Option<Value> {
-        let value = self.headers.get("payment-response")?;
+        self.base64("payment-response")
+    }
+
+    /// What `X-PAYMENT-RESPONSE` says.
+    pub fn settlement_v1(&self) -> Option<Value> {
+        self.base64("x-payment-response")
+    }
+
+    fn base64(&self, header: &str) -> Option<Value> {
+        let value = self.headers.get(header)?;
         Some(serde_json::from_slice(&BASE64_STANDARD.decode(value).expect("base64")).expect("JSON"))
     }
 

@@ -1,0 +1,160 @@
+//! The messages of x402 v1: another spelling of the same offers and payments.
+//!
+//! v1 differs from v2 in where things are said: the 402 is the JSON body, the payment travels in `X-PAYMENT` and the
+//! settlement in `X-PAYMENT-RESPONSE`; a network has a name, an offer carries its resource, and a payment names scheme and
+//! network instead of echoing the offer. What is signed is the same.
+//!
+//! It has no `paymentFlow`: its clients pay the same way whether the money moves before or after the work.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{ExactPayload, Reason, ResourceInfo, V1, Verbatim};
+use crate::network::Network;
+
+/// The body of a 402: what a resource costs and how it can be paid.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PaymentRequired {
+    /// Protocol version.
+    pub x402_version: V1,
+    /// Why this answer is a 402.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// The ways to pay.
+    pub accepts: Vec<Verbatim<PaymentRequirements>>,
+}
+
+/// One way to pay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PaymentRequirements {
+    /// How to pay; this crate knows `exact`.
+    pub scheme: String,
+    /// The chain's name in v1, such as `base`.
+    pub network: String,
+    /// Atomic units of the asset, as a decimal string.
+    pub max_amount_required: String,
+    /// The resource's URL; clients check that it is an absolute one.
+    pub resource: String,
+    /// For people; clients insist on its presence.
+    #[serde(default)]
+    pub description: String,
+    /// Media type of the paid response; clients insist on its presence.
+    #[serde(default)]
+    pub mime_type: String,
+    /// Shape of the paid response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_schema: Option<Value>,
+    /// Who is paid.
+    pub pay_to: String,
+    /// How long an authorization may be valid, in seconds.
+    pub max_timeout_seconds: u64,
+    /// The token.
+    pub asset: String,
+    /// For `exact` on EVM the token's EIP-712 name and version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Map<String, Value>>,
+}
+
+impl PaymentRequirements {
+    /// Spells an offer for `resource` in v1, on the chain that v1 calls `network`.
+    pub fn of(offer: &super::PaymentRequirements, network: &str, resource: &ResourceInfo) -> Self {
+        let mut extra = offer.extra.clone();
+        extra.remove("paymentFlow");
+        Self {
+            scheme: offer.scheme.clone(),
+            network: network.to_owned(),
+            max_amount_required: offer.amount.clone(),
+            resource: resource.url.clone(),
+            description: resource.description.clone().unwrap_or_default(),
+            mime_type: resource.mime_type.clone().unwrap_or_default(),
+            output_schema: None,
+            pay_to: offer.pay_to.clone(),
+            max_timeout_seconds: offer.max_timeout_seconds,
+            asset: offer.asset.clone(),
+            extra: Some(extra),
+        }
+    }
+}
+
+/// `X-PAYMENT`: a signed payment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PaymentPayload {
+    /// Protocol version.
+    pub x402_version: V1,
+    /// The scheme of the chosen offer.
+    pub scheme: String,
+    /// The network of the chosen offer, by its name in v1.
+    pub network: String,
+    /// What the scheme asks for.
+    pub payload: Verbatim<ExactPayload>,
+}
+
+/// `X-PAYMENT-RESPONSE`: what became of a payment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SettlementResponse {
+    /// Whether the payment was settled.
+    pub success: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_reason: Option<Reason>,
+    /// Transaction hash; empty if there is none.
+    #[serde(default)]
+    pub transaction: String,
+    /// The chain's name in v1.
+    pub network: String,
+    /// Who paid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payer: Option<String>,
+}
+
+impl From<&super::SettlementResponse> for SettlementResponse {
+    /// Leaves out what v1 does not say. A network without a name in v1 keeps its own.
+    fn from(settlement: &super::SettlementResponse) -> Self {
+        let network: Option<Network> = settlement.network.parse().ok();
+        Self {
+            success: settlement.success,
+            error_reason: settlement.error_reason.clone(),
+            transaction: settlement.transaction.clone(),
+            network: network.and_then(Network::v1_name).unwrap_or(&settlement.network).to_owned(),
+            payer: settlement.payer.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{Address, U256};
+
+    use super::*;
+    use crate::protocol::{ExactOffer, PaymentFlow};
+
+    #[test]
+    fn an_offer_in_v1_is_what_its_clients_insist_on() {
+        let offer = ExactOffer {
+            asset: Network::BASE.usdc().unwrap(),
+            amount: U256::from(1_000),
+            pay_to: Address::repeat_byte(7),
+            max_timeout_seconds: 60,
+            flow: PaymentFlow::Upfront,
+        };
+        let resource = ResourceInfo { url: "https://api.example/a".into(), ..ResourceInfo::default() };
+        let spelled = PaymentRequirements::of(&offer.to_requirements(), "base", &resource);
+        let expected = serde_json::json!({
+            "scheme": "exact",
+            "network": "base",
+            "maxAmountRequired": "1000",
+            "resource": "https://api.example/a",
+            "description": "",
+            "mimeType": "",
+            "payTo": offer.pay_to.to_string(),
+            "maxTimeoutSeconds": 60,
+            "asset": offer.asset.address.to_string(),
+            "extra": { "name": "USD Coin", "version": "2" },
+        });
+        assert_eq!(serde_json::to_value(spelled).unwrap(), expected);
+    }
+}

@@ -1,0 +1,159 @@
+//! What a payment header says, in whichever version of the protocol.
+
+use alloy_primitives::Address;
+use http::HeaderMap;
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{offer::OnOffer, refusal::Refusal};
+use crate::{
+    facilitator::{Rejection, Terms},
+    network::Network,
+    protocol::{
+        DecodeError, ExactOffer, ExactPayload, PaymentPayload, PaymentRequirements, Reason, Verbatim, decode_header,
+        header_name, v1,
+    },
+};
+
+/// The version of the protocol in which a request is paid and its settlement is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Version {
+    V1,
+    #[default]
+    V2,
+}
+
+/// The one payment header of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header<'a> {
+    pub(super) version: Version,
+    value: &'a [u8],
+}
+
+impl<'a> Header<'a> {
+    /// Where v1 is not spoken, its header is one that nobody asked for.
+    pub(super) fn of(headers: &'a HeaderMap, speaks_v1: bool) -> Result<Option<Self>, Refusal> {
+        let v2 = headers.get_all(header_name::PAYMENT_SIGNATURE).iter().map(|value| (Version::V2, value));
+        let v1 = headers.get_all(header_name::X_PAYMENT).iter().map(|value| (Version::V1, value));
+        let mut found = v2.chain(v1.filter(|_| speaks_v1));
+        match (found.next(), found.next()) {
+            (first, None) => Ok(first.map(|(version, value)| Self { version, value: value.as_bytes() })),
+            (_, Some(_)) => Err(Refusal::malformed(Reason::InvalidPayload, "more than one payment header")),
+        }
+    }
+}
+
+/// What a payment says it pays for, and with what.
+pub(super) struct Claim {
+    what: What,
+    payload: Verbatim<ExactPayload>,
+}
+
+enum What {
+    /// v2 echoes the offer.
+    Offer(Verbatim<PaymentRequirements>),
+    /// v1 names scheme and network; the rest is in what was signed.
+    Named { scheme: String, network: String },
+}
+
+impl Claim {
+    pub(super) fn read(header: Header<'_>, limit: usize) -> Result<Self, Refusal> {
+        match header.version {
+            Version::V1 => {
+                let v1::PaymentPayload { scheme, network, payload, .. } = decode(header, limit)?;
+                Ok(Self { what: What::Named { scheme, network }, payload })
+            }
+            Version::V2 => {
+                let PaymentPayload { accepted, payload, .. } = decode(header, limit)?;
+                Ok(Self { what: What::Offer(accepted), payload })
+            }
+        }
+    }
+
+    /// What was signed.
+    pub(super) fn payload(&self) -> Result<ExactPayload, Refusal> {
+        let unreadable = |error| format!("the payload cannot be read: {error}");
+        self.payload.read().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))
+    }
+
+    /// Whether this may be the offer that is paid.
+    pub(super) fn may_pay(&self, offer: &OnOffer) -> bool {
+        match &self.what {
+            What::Offer(accepted) => offer.terms.is_accepted_by(accepted),
+            What::Named { scheme, network } => scheme == "exact" && offer.v1_network == Some(network),
+        }
+    }
+
+    /// Whether it does not contradict these terms, under which the same authorization was accepted before.
+    pub(super) fn agrees_with(&self, terms: &Terms) -> bool {
+        match &self.what {
+            What::Offer(accepted) => terms.is_accepted_by(accepted),
+            What::Named { scheme, network } => scheme == "exact" && terms.offer().network().v1_name() == Some(network),
+        }
+    }
+
+    /// The tokens that it may be in, of those on offer and the one it names itself.
+    pub(super) fn tokens(&self, offers: &[OnOffer]) -> Vec<(Network, Address)> {
+        match &self.what {
+            What::Offer(accepted) => {
+                let offer = accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
+                offer.map(|offer| (offer.network(), offer.asset.address)).into_iter().collect()
+            }
+            What::Named { network, .. } => offers
+                .iter()
+                .filter(|offer| offer.v1_network == Some(network))
+                .map(|offer| (offer.terms.offer().network(), offer.terms.offer().asset.address))
+                .collect(),
+        }
+    }
+
+    /// Why it pays none of the offers.
+    pub(super) fn not_on_offer(&self, offers: &[OnOffer]) -> Result<Rejection, Refusal> {
+        let (scheme, network) = match &self.what {
+            What::Offer(accepted) => {
+                let unreadable = |error| format!("the accepted offer cannot be read: {error}");
+                let accepted =
+                    accepted.read().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))?;
+                (accepted.scheme, accepted.network)
+            }
+            What::Named { scheme, network } => (scheme.clone(), network.clone()),
+        };
+        let on_network = |offer: &OnOffer| match self.what {
+            What::Offer(_) => offer.terms.offer().network().to_string() == network,
+            What::Named { .. } => offer.v1_network == Some(&network),
+        };
+        let (reason, detail) = if scheme != "exact" {
+            (Reason::UnsupportedScheme, format!("scheme {scheme:?} is not on offer"))
+        } else if !offers.iter().any(on_network) {
+            (Reason::InvalidNetwork, format!("network {network:?} is not on offer"))
+        } else {
+            let detail =
+                "the accepted asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
+            (Reason::InvalidPaymentRequirements, detail.to_owned())
+        };
+        Ok(Rejection::new(reason, detail))
+    }
+}
+
+fn decode<T: DeserializeOwned>(header: Header<'_>, limit: usize) -> Result<T, Refusal> {
+    decode_header(header.value, limit).map_err(|error| unreadable(&error, header))
+}
+
+fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {
+    #[derive(Deserialize)]
+    struct Versioned {
+        #[serde(rename = "x402Version")]
+        version: u64,
+    }
+    let expected = match header.version {
+        Version::V1 => 1,
+        Version::V2 => 2,
+    };
+    if let DecodeError::Json(_) = error
+        && let Ok(Versioned { version }) = decode_header(header.value, header.value.len())
+        && version != expected
+    {
+        let detail = format!("x402Version {version} is not read in this header, only {expected}");
+        return Refusal::malformed(Reason::InvalidX402Version, detail);
+    }
+    Refusal::malformed(Reason::InvalidPayload, error.to_string())
+}

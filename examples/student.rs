@@ -10,6 +10,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256, U256, keccak256};
+use alloy_provider::ProviderBuilder;
 use alloy_signer_local::PrivateKeySigner;
 use clap::Parser;
 use futures_util::{StreamExt, stream};
@@ -19,7 +20,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tower_x402::{
     Asset, Network, Usdc,
-    client::{Budget, Journal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt},
+    client::{
+        Budget, Journal, JournalError, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt,
+        Reconciliation, key, reconcile,
+    },
 };
 
 /// Buys evaluations from an x402 evaluator, within a budget.
@@ -74,9 +78,22 @@ struct Arguments {
     /// A node to check the transfers and the balance against, after the run
     #[arg(long)]
     rpc_url: Option<Url>,
-    /// Record what is signed in this file, and count what it already holds against the budget
+    /// Record what is signed in this file, and count what it already holds against the limits; with --rpc-url, ask the
+    /// chain first what became of payments that earlier runs left open
     #[arg(long)]
     journal: Option<PathBuf>,
+    /// Read the key from this encrypted keystore file (version 3), with the password in STUDENT_KEYSTORE_PASSWORD
+    #[arg(long)]
+    keystore: Option<PathBuf>,
+    /// The most to spend in any hour
+    #[arg(long)]
+    max_per_hour: Option<Usdc>,
+    /// The most that one payee may get; with --journal, over all runs
+    #[arg(long)]
+    max_per_payee: Option<Usdc>,
+    /// The most to spend at one host; with --journal, over all runs
+    #[arg(long)]
+    max_per_host: Option<Usdc>,
     /// How many seconds to wait for each answer
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
@@ -111,6 +128,33 @@ impl Arguments {
         }
     }
 
+    /// The limits, with what the journal holds already counted.
+    fn limits(&self) -> Result<Budget, JournalError> {
+        const HOUR: Duration = Duration::from_secs(3_600);
+        let mut budget = Budget::builder().per_payment(self.max_payment).total(self.budget);
+        if let Some(limit) = self.max_per_hour {
+            budget = budget.per_window(HOUR, limit);
+        }
+        if let Some(limit) = self.max_per_payee {
+            budget = budget.per_payee(limit);
+        }
+        if let Some(limit) = self.max_per_host {
+            budget = budget.per_host(limit);
+        }
+        if let Some(path) = &self.journal {
+            budget = budget.journal(Journal::open(path)?);
+        }
+        Ok(budget.build())
+    }
+
+    /// The key, without ever repeating it.
+    async fn key(&self) -> Result<PrivateKeySigner, Box<dyn Error>> {
+        let Some(path) = self.keystore.clone() else { return Ok(key::from_env("STUDENT_PRIVATE_KEY")?) };
+        let password = std::env::var("STUDENT_KEYSTORE_PASSWORD")
+            .map_err(|_| "set STUDENT_KEYSTORE_PASSWORD to the password of the keystore")?;
+        Ok(tokio::task::spawn_blocking(move || key::from_keystore(path, password)).await??)
+    }
+
     fn endpoint(&self) -> Url {
         let mut url = self.url.clone();
         if url.path() == "/" {
@@ -134,14 +178,10 @@ async fn main() -> ExitCode {
 
 /// Whether every purchase was paid.
 async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
-    let key = key()?;
+    let key = arguments.key().await?;
     let payer = key.address();
     let assets = arguments.assets()?;
-    let mut budget = Budget::builder().per_payment(arguments.max_payment).total(arguments.budget);
-    if let Some(path) = &arguments.journal {
-        budget = budget.journal(Journal::open(path)?);
-    }
-    let budget = budget.build();
+    let budget = arguments.limits()?;
     let timeout = Duration::from_secs(arguments.timeout);
     let paying =
         assets.iter().cloned().fold(Payer::builder(key).budget(budget.clone()), |payer, asset| payer.asset(asset));
@@ -150,6 +190,11 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         .client(reqwest::Client::builder().timeout(timeout))?;
     let chain = match arguments.rpc_url {
         Some(ref url) => Some(Chain::connect(url.clone(), &assets, payer).await?),
+        None => None,
+    };
+
+    let reconciled = match &arguments.rpc_url {
+        Some(url) => look_back(&budget, url).await,
         None => None,
     };
 
@@ -180,6 +225,9 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     for (outcome, count) in counts {
         summary[outcome] = count.into();
     }
+    if let Some(Reconciliation { paid, void, open, .. }) = reconciled {
+        summary["reconciled"] = json!({ "paid": paid, "void": void, "open": open });
+    }
     if let Some(chain) = chain {
         match chain.check(&receipts).await {
             Ok((found, balance)) => {
@@ -198,11 +246,24 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(all_paid)
 }
 
-/// The key, without ever repeating it.
-fn key() -> Result<PrivateKeySigner, Box<dyn Error>> {
-    let text = std::env::var("STUDENT_PRIVATE_KEY")
-        .map_err(|_| "set STUDENT_PRIVATE_KEY to the private key that pays (32 bytes in hex)")?;
-    text.trim().parse().map_err(|_| "STUDENT_PRIVATE_KEY is not a private key: expected 32 bytes in hex".into())
+/// Asks the chain what became of payments that earlier runs left open. Without an answer they stay reserved.
+async fn look_back(budget: &Budget, url: &Url) -> Option<Reconciliation> {
+    if budget.journal().unresolved().is_empty() {
+        return None;
+    }
+    match reconcile(budget, &ProviderBuilder::new().connect_http(url.clone())).await {
+        Ok(found) => {
+            let Reconciliation { paid, void, open, .. } = found;
+            eprintln!(
+                "student: of the payments left open, {paid} were made, {void} are void and {open} are still open"
+            );
+            Some(found)
+        }
+        Err(error) => {
+            eprintln!("student: the payments left open stay reserved: {error}");
+            None
+        }
+    }
 }
 
 /// One purchase, as it is printed.

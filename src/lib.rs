@@ -61,6 +61,7 @@
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
 //! | `reqwest` | the paying reqwest middleware | yes |
 //! | `local-signer` | keys in memory | yes |
+//! | `keystore` | keys from encrypted eth keystore files | |
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `devnet` | `devnet`: a chain in the same process | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |

@@ -185,6 +185,8 @@ async fn a_killed_evaluator_remembers_what_was_bought() {
     let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
     let first = ask(&evaluator, Some(&purchase)).await;
     assert_eq!(first.status, 200, "{}", first.text());
+    // The answer is on disk a moment after it was given; a copy waits for that.
+    assert_eq!(ask(&evaluator, Some(&purchase)).await.text(), first.text());
     evaluator.process.kill().await.unwrap();
 
     let evaluator = Evaluator::start(&arguments, Some(&settler)).await;

@@ -47,8 +47,14 @@ EXIT STATUS
   1  serving failed
   2  the evaluator could not start: a flag, the environment or the node
 
-EXAMPLES
+TRY IT
   evaluator
+  # In another terminal, with rpc_url from the first one's line: give a student $1 (1000000 units), then let it buy.
+  curl -H 'content-type: application/json' -d '{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"devnet_mint\",
+      \"params\": [\"0x(student's address)\", \"0xf4240\"]}' http://127.0.0.1:(port)/
+  STUDENT_PRIVATE_KEY=0x… student --url http://127.0.0.1:4021 --count 3
+
+EXAMPLES
   evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront --ledger sqlite:payments.sqlite
   SETTLEMENT_PRIVATE_KEY=0x… evaluator --rpc-url https://sepolia.base.org --pay-to 0x… --public-url https://judge.example
   evaluator --network eip155:31337 --rpc-url http://127.0.0.1:8545 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\

@@ -1,6 +1,6 @@
 //! Why a purchase was not made, or cannot be accounted for.
 
-use std::{error::Error, fmt, io};
+use std::{error::Error, fmt, io, time::Duration};
 
 use alloy_primitives::Address;
 
@@ -35,6 +35,42 @@ pub enum Refusal {
         /// The limit in total.
         limit: Usdc,
     },
+    /// This payee has had, or may yet collect, what one payee may have.
+    #[error("the price is {asked}, but {remaining} remains of the limit of {limit} for payee {payee}")]
+    AbovePayeeLimit {
+        /// Whom the offer pays.
+        payee: Address,
+        /// The price.
+        asked: Usdc,
+        /// What this payee may still have.
+        remaining: Usdc,
+        /// The limit per payee.
+        limit: Usdc,
+    },
+    /// This host has had, or may yet collect, what one host may have.
+    #[error("the price is {asked}, but {remaining} remains of the limit of {limit} for host {host}")]
+    AboveHostLimit {
+        /// The host that asks, without its port.
+        host: String,
+        /// The price.
+        asked: Usdc,
+        /// What this host may still have.
+        remaining: Usdc,
+        /// The limit per host.
+        limit: Usdc,
+    },
+    /// Too much was promised recently.
+    #[error("the price is {asked}, but {remaining} remains of the limit of {limit} in {window:?}")]
+    AboveWindowLimit {
+        /// How far back the limit looks.
+        window: Duration,
+        /// The price.
+        asked: Usdc,
+        /// What may still be promised now.
+        remaining: Usdc,
+        /// The limit in any such time.
+        limit: Usdc,
+    },
     /// None of the offers is one that this client pays; one reason for each offer it looked at.
     #[error("none of the offers can be paid: {}", Listed(reasons))]
     NoPayableOffer {
@@ -44,6 +80,9 @@ pub enum Refusal {
     /// The request's body is a stream that could not be sent a second time with the payment.
     #[error("the request's body is a stream and cannot be sent again with a payment; give it as bytes")]
     BodyNotReplayable,
+    /// The request's URI is relative, so that nobody can tell whom the payment would go to.
+    #[error("the request's URI names no host; give requests absolute URIs")]
+    NoHost,
     /// The 402 came from another address than the one the request was for.
     #[error("the request was redirected to {to}; a payment is made only where the caller asked")]
     Redirected {

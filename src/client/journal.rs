@@ -1,23 +1,28 @@
 //! The record of what was signed.
 
 use std::{
-    collections::BTreeMap,
-    fmt,
-    fs::{File, OpenOptions},
-    io::{self, Read, Write},
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
+use url::Url;
 
-use super::{Outcome, Receipt, budget::saturating_add};
+use super::{
+    Outcome, Receipt,
+    journal_file::JournalFile,
+    promise::{Promise, Tally, host_of},
+};
 use crate::{network::Network, usdc::Usdc};
 
 /// How long after `validBefore` an authorization is taken to be void, in seconds: the difference that the clocks of client
 /// and chain may have.
 const EXPIRY_MARGIN: u64 = 60;
+/// A file is folded when it is this long, or four times as long as after the last time.
+const FOLD_AT: u64 = 1 << 20;
 
 /// Every payment that was signed, recorded before it is sent.
 ///
@@ -28,31 +33,32 @@ const EXPIRY_MARGIN: u64 = 60;
 ///
 /// The file holds payments as they were sent, so that an open one can be presented again. Until it has expired such a
 /// payment is money: the file is created readable by its owner only (on Unix), is locked against a second process, and
-/// `Debug` shows none of it.
+/// `Debug` shows none of it. Payments that were made are folded into sums when the file is opened and when it has grown,
+/// so that it is as long as what is open, plus a line. The sums are by payee, by host and by time: to the second for a day,
+/// by the hour before that.
 #[derive(Clone)]
 pub struct Journal(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Locked while the disk is waited for, and only ever on a thread that may wait.
-    file: Option<Mutex<JournalFile>>,
+    /// Locked while the disk is waited for, and only ever on a thread that may wait. Locked before `state`.
+    file: Option<Mutex<OpenFile>>,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
-struct State {
-    /// Payments without a definite outcome.
-    open: BTreeMap<B256, JournalEntry>,
-    past: Past,
+struct OpenFile {
+    file: JournalFile,
+    fold_at: u64,
 }
 
-/// What earlier processes left behind, for the budget to start from.
-#[derive(Default)]
-pub(super) struct Past {
-    pub(super) spent: Usdc,
-    pub(super) unknown: Usdc,
-    /// Payments that a server called failed, with the time at which they are certainly void.
-    pub(super) failed: Vec<(u64, Usdc)>,
+/// What the lines so far add up to.
+#[derive(Clone, Default)]
+struct State {
+    /// Payments without a proven outcome.
+    open: BTreeMap<B256, JournalEntry>,
+    /// Those of them that a server called failed, by the time at which they are certainly void.
+    failed: BTreeSet<(u64, B256)>,
+    paid: Tally,
 }
 
 impl Journal {
@@ -78,54 +84,85 @@ impl Journal {
                 line: index + 1,
                 column: source.column(),
             })?;
-            state.replay(record);
+            state.apply(record);
         }
-        state.past.unknown = state.open.values().fold(Usdc::ZERO, |sum, entry| saturating_add(sum, entry.amount));
+        let mut file = OpenFile { fold_at: FOLD_AT.max(4 * file.length()), file };
+        if text.lines().count() > state.lines() {
+            file.fold(&mut state);
+        }
         Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state: Mutex::new(state) })))
     }
 
-    /// Payments that were signed and have no definite outcome, in the order of their nonces.
+    /// Payments that were signed and of which nobody has proven that they were made or never will be, in the order of
+    /// their nonces. Those that are just being made are among them.
     pub fn unresolved(&self) -> Vec<JournalEntry> {
         self.state().open.values().cloned().collect()
     }
 
-    pub(super) fn take_past(&self) -> Past {
-        std::mem::take(&mut self.state().past)
+    /// What was paid so far, for a budget to start from.
+    pub(super) fn paid(&self) -> Tally {
+        self.state().paid.clone()
+    }
+
+    /// Takes out payments that a server called failed and that have expired since.
+    pub(super) fn take_expired(&self, now: u64) -> Vec<JournalEntry> {
+        let mut state = self.state();
+        let valid = state.failed.split_off(&(now.saturating_add(1), B256::ZERO));
+        let expired = std::mem::replace(&mut state.failed, valid);
+        expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect()
     }
 
     /// Returns when the payment is recorded and may be sent.
     pub(super) async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
-        self.record(Record::Signed(entry), true).await
-    }
-
-    pub(super) async fn concluded(&self, receipt: &Receipt) -> io::Result<()> {
-        let Receipt { nonce, outcome, transaction, .. } = *receipt;
-        self.record(Record::Outcome { nonce, outcome, transaction }, false).await
-    }
-
-    async fn record(&self, record: Record, durable: bool) -> io::Result<()> {
-        if self.0.file.is_none() {
-            self.state().apply(record);
-            return Ok(());
-        }
         let this = self.clone();
         let write = move || {
-            if let Some(file) = &this.0.file {
-                locked(file).append(&record, durable)?;
-            }
+            let record = Record::Signed(entry);
+            // The file stays locked until the state knows the payment: folding writes what the state knows.
+            let _file = match &this.0.file {
+                Some(file) => {
+                    let mut file = lock(file);
+                    file.append(&record, true, &this.0.state)?;
+                    Some(file)
+                }
+                None => None,
+            };
             this.state().apply(record);
             Ok(())
         };
-        tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
+        self.wherever_it_may_wait(write).await
+    }
+
+    /// Enters an outcome, and returns the payment if this closed it.
+    ///
+    /// Closing happens once, whoever finds out first: the answer to the request, or a look at the chain.
+    pub(super) fn close(&self, outcome: &Record) -> Option<JournalEntry> {
+        self.state().apply(outcome.clone())
+    }
+
+    /// Writes an outcome that was entered.
+    pub(super) async fn closed(&self, outcome: Record) -> io::Result<()> {
+        let this = self.clone();
+        let write = move || match &this.0.file {
+            Some(file) => lock(file).append(&outcome, false, &this.0.state),
+            None => Ok(()),
+        };
+        self.wherever_it_may_wait(write).await
+    }
+
+    async fn wherever_it_may_wait(&self, write: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+        match self.0.file {
+            Some(_) => tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?,
+            None => write(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.0.state)
+        lock(&self.0.state)
     }
 }
 
 /// Nothing in here panics halfway through a change, so a poisoned lock guards sound data.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -135,27 +172,74 @@ impl fmt::Debug for Journal {
     }
 }
 
-impl State {
-    /// Keeps the open payments; definite ones are the budget's matter, or void.
-    fn apply(&mut self, record: Record) -> Option<(JournalEntry, Outcome)> {
-        match record {
-            Record::Signed(entry) => {
-                self.open.insert(entry.nonce, entry);
-                None
-            }
-            Record::Outcome { outcome: Outcome::Unknown, .. } => None,
-            Record::Outcome { nonce, outcome, .. } => self.open.remove(&nonce).map(|entry| (entry, outcome)),
+impl OpenFile {
+    fn append(&mut self, record: &Record, durable: bool, state: &Mutex<State>) -> io::Result<()> {
+        if self.file.length() >= self.fold_at {
+            self.fold(&mut lock(state));
         }
+        self.file.append(&line(record)?, durable)
     }
 
-    fn replay(&mut self, record: Record) {
-        match self.apply(record) {
-            Some((entry, Outcome::Settled | Outcome::Accepted)) => {
-                self.past.spent = saturating_add(self.past.spent, entry.amount);
-            }
-            Some((entry, Outcome::Failed)) => self.past.failed.push((entry.void_at(), entry.amount)),
-            Some(_) | None => {}
+    /// Rewrites the file as what it adds up to. One that cannot be rewritten goes on as it is.
+    fn fold(&mut self, state: &mut State) {
+        state.paid.thin();
+        let folded = state.records().iter().map(line).collect::<io::Result<Vec<_>>>();
+        if let Err(error) = folded.and_then(|lines| self.file.replace(&lines.concat())) {
+            tracing::warn!(%error, "the journal could not be made shorter");
         }
+        self.fold_at = FOLD_AT.max(4 * self.file.length());
+    }
+}
+
+fn line(record: &Record) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+impl State {
+    /// Returns the payment that the record closes.
+    fn apply(&mut self, record: Record) -> Option<JournalEntry> {
+        let (nonce, paid) = match record {
+            Record::Paid(tally) => {
+                self.paid = tally;
+                return None;
+            }
+            Record::Signed(entry) => {
+                self.open.insert(entry.nonce, entry);
+                return None;
+            }
+            Record::Outcome { outcome: Outcome::Unknown | Outcome::Refused, .. } => return None,
+            Record::Outcome { nonce, outcome: Outcome::Failed, .. } => {
+                let void_at = self.open.get(&nonce)?.void_at();
+                self.failed.insert((void_at, nonce));
+                return None;
+            }
+            Record::Outcome { nonce, outcome: Outcome::Settled | Outcome::Accepted, .. } => (nonce, true),
+            Record::Void { nonce } => (nonce, false),
+        };
+        let entry = self.open.remove(&nonce)?;
+        self.failed.remove(&(entry.void_at(), nonce));
+        if paid {
+            self.paid.add(&entry.promise());
+        }
+        Some(entry)
+    }
+
+    /// How many records it takes.
+    fn lines(&self) -> usize {
+        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len()
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let paid = (!self.paid.is_empty()).then(|| Record::Paid(self.paid.clone()));
+        let open = self.open.values().cloned().map(Record::Signed);
+        let failed = self.failed.iter().map(|(_, nonce)| Record::Outcome {
+            nonce: *nonce,
+            outcome: Outcome::Failed,
+            transaction: None,
+        });
+        paid.into_iter().chain(open).chain(failed).collect()
     }
 }
 
@@ -189,8 +273,14 @@ pub struct JournalEntry {
 }
 
 impl JournalEntry {
+    /// What it takes out of a budget.
+    pub(super) fn promise(&self) -> Promise {
+        let host = Url::parse(&self.url).as_ref().map(host_of).unwrap_or_default();
+        Promise { amount: self.amount, payee: self.pay_to, host, at: self.signed_at }
+    }
+
     /// When the authorization is void by any reasonable clock.
-    pub(super) const fn void_at(&self) -> u64 {
+    const fn void_at(&self) -> u64 {
         self.valid_before.saturating_add(EXPIRY_MARGIN)
     }
 }
@@ -211,65 +301,28 @@ impl fmt::Debug for JournalEntry {
 }
 
 /// One line.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
-enum Record {
+pub(super) enum Record {
+    /// What was paid in all lines before; the first line, if at all.
+    Paid(Tally),
     Signed(JournalEntry),
-    Outcome { nonce: B256, outcome: Outcome, transaction: Option<B256> },
+    Outcome {
+        nonce: B256,
+        outcome: Outcome,
+        transaction: Option<B256>,
+    },
+    /// Proven never to be executed.
+    Void {
+        nonce: B256,
+    },
 }
 
-/// An append-only file that never keeps half a line.
-struct JournalFile {
-    file: File,
-    /// Up to here it holds complete lines.
-    length: u64,
-}
-
-impl JournalFile {
-    fn open(path: &Path) -> io::Result<(Self, String)> {
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(path)?;
-        file.try_lock()?;
-        // The file may be older than this rule.
-        #[cfg(unix)]
-        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
-        let complete = text.rfind('\n').map_or(0, |end| end + 1);
-        if complete < text.len() {
-            text.truncate(complete);
-            file.set_len(complete as u64)?;
-        }
-        if complete == 0 {
-            sync_directory_of(path)?;
-        }
-        Ok((Self { file, length: complete as u64 }, text))
+impl From<&Receipt> for Record {
+    fn from(receipt: &Receipt) -> Self {
+        let Receipt { nonce, outcome, transaction, .. } = *receipt;
+        Self::Outcome { nonce, outcome, transaction }
     }
-
-    fn append(&mut self, record: &Record, durable: bool) -> io::Result<()> {
-        let mut line = serde_json::to_vec(record)?;
-        line.push(b'\n');
-        // Removes what an earlier failed write may have left; does nothing otherwise.
-        self.file.set_len(self.length)?;
-        self.file.write_all(&line)?;
-        if durable {
-            self.file.sync_data()?;
-        }
-        self.length += line.len() as u64;
-        Ok(())
-    }
-}
-
-/// A new file is only found after a crash if its directory was written too.
-fn sync_directory_of(path: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent)?.sync_all()?;
-    }
-    Ok(())
 }
 
 /// Why a journal could not be opened.
@@ -346,7 +399,9 @@ mod tests {
             nonce: entry.nonce,
             reason: None,
         };
-        journal.concluded(&receipt).await.unwrap();
+        let record = Record::from(&receipt);
+        journal.close(&record);
+        journal.closed(record).await.unwrap();
     }
 
     #[tokio::test]
@@ -368,9 +423,57 @@ mod tests {
         assert_eq!(budget.spent().atomic(), 110);
         assert_eq!(budget.reserved().atomic(), 111_000);
         let open: Vec<_> = journal.unresolved().iter().map(|entry| entry.amount.atomic()).collect();
-        assert_eq!(open, [10_000, 100_000]);
-        budget.reserve(Usdc::ZERO, 2_000 + EXPIRY_MARGIN).unwrap();
-        assert_eq!(budget.reserved().atomic(), 110_000, "the failed one is void by now");
+        assert_eq!(open, [1_000, 10_000, 100_000]);
+    }
+
+    #[tokio::test]
+    async fn what_was_paid_is_folded_into_one_line_when_the_file_is_opened() {
+        let path = TempPath::new("fold");
+        let (mut sizes, mut spent) = (Vec::new(), 0);
+        for life in 1..=3_u8 {
+            let journal = Journal::open(&path.0).unwrap();
+            for payment in 1..=20 {
+                let entry = entry(life * 30 + payment, 7);
+                journal.signed(entry.clone()).await.unwrap();
+                conclude(&journal, &entry, Outcome::Settled).await;
+                spent += 7;
+            }
+            let failed = entry(life, 1);
+            journal.signed(failed.clone()).await.unwrap();
+            conclude(&journal, &failed, Outcome::Failed).await;
+            drop(journal);
+            let before = std::fs::read_to_string(&path.0).unwrap();
+            let journal = Journal::open(&path.0).unwrap();
+            let after = std::fs::read_to_string(&path.0).unwrap();
+            assert!(after.lines().count() == 1 + 2 * usize::from(life) && before.lines().count() > 40);
+            assert_eq!(journal.paid().spent.atomic(), spent);
+            assert_eq!(journal.unresolved().len(), usize::from(life));
+            assert!(Journal::open(&path.0).is_err(), "the new file is locked like the old one");
+            sizes.push(after.len());
+        }
+        assert!(sizes[2] < 2 * sizes[1]);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_has_grown_is_folded_while_it_is_open() {
+        let path = TempPath::new("grown");
+        let journal = Journal::open(&path.0).unwrap();
+        lock(journal.0.file.as_ref().unwrap()).fold_at = 4_000;
+        for nonce in 0..30 {
+            let entry = entry(nonce, 7);
+            journal.signed(entry.clone()).await.unwrap();
+            conclude(&journal, &entry, if nonce < 28 { Outcome::Settled } else { Outcome::Unknown }).await;
+            lock(journal.0.file.as_ref().unwrap()).fold_at = 4_000;
+        }
+        assert!(std::fs::metadata(&path.0).unwrap().len() < 6_000);
+        drop(journal);
+        let journal = Journal::open(&path.0).unwrap();
+        assert_eq!((journal.paid().spent.atomic(), journal.unresolved().len()), (28 * 7, 2));
+    }
+
+    #[test]
+    fn a_device_is_not_a_journal() {
+        assert!(matches!(Journal::open("/dev/full"), Err(JournalError::Io { .. })));
     }
 
     #[tokio::test]

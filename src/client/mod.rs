@@ -15,28 +15,42 @@
 //!
 //! **The truth.** A signature is money for as long as it is valid, whatever an answer says. So an [`Outcome`] has more than two
 //! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
-//! file carries all of that over a restart.
+//! file carries all of that over a restart, and `reconcile` (feature `onchain`) asks the chain about what is open.
 //!
-//! [`Payer`] does this for any HTTP client. For reqwest, `PaymentMiddleware` (feature `reqwest`) does it unasked.
+//! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
+//! reqwest. Both lean on [`Payer`], which knows no HTTP client.
 
+mod books;
 mod budget;
 mod choose;
 mod error;
 mod journal;
+mod journal_file;
+#[cfg(feature = "local-signer")]
+pub mod key;
+mod layer;
 mod payer;
 mod payment;
+mod present;
+mod promise;
 mod receipt;
+#[cfg(feature = "onchain")]
+mod reconcile;
 #[cfg(feature = "reqwest")]
 mod reqwest;
-#[cfg(feature = "reqwest")]
 mod retry;
+mod service;
 
 pub use budget::{Budget, BudgetBuilder};
 pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use journal::{Journal, JournalEntry, JournalError};
+pub use layer::AddPaymentLayer;
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
-pub use receipt::{Outcome, Receipt};
+pub use receipt::{Outcome, Receipt, ReceiptExt};
+#[cfg(feature = "onchain")]
+pub use reconcile::{ReconcileError, Reconciliation, reconcile};
+pub use service::{AddPayment, AddPaymentError, AddPaymentFuture};
 
 #[cfg(feature = "reqwest")]
-pub use self::reqwest::{PaymentMiddleware, ReceiptExt};
+pub use self::reqwest::PaymentMiddleware;

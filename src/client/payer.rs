@@ -3,12 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use url::Url;
 
 use super::{
     Budget, JournalEntry, Payment, PaymentError,
     choose::{Asked, Choice, choose},
+    promise::{Promise, host_of},
 };
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
@@ -71,6 +72,11 @@ impl Payer {
         &self.0.budget
     }
 
+    /// Whether an answer asks for a payment; a 402 of somebody else's making does not.
+    pub(super) fn is_asked(status: StatusCode, headers: &HeaderMap) -> bool {
+        status == StatusCode::PAYMENT_REQUIRED && headers.contains_key(header_name::PAYMENT_REQUIRED)
+    }
+
     /// Unix time by its clock.
     pub(super) fn now(&self) -> u64 {
         self.0.clock.now()
@@ -89,7 +95,8 @@ impl Payer {
         let choice = choose(&asked, &self.0.assets)?;
 
         let now = self.now();
-        let mut reservation = self.0.budget.reserve(choice.amount, now)?;
+        let promise = Promise { amount: choice.amount, payee: choice.offer.pay_to, host: host_of(url), at: now };
+        let mut reservation = self.0.budget.reserve(promise, now)?;
         let window = choice.offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
         let valid_before = now.saturating_add(window);
         let authorization = Authorization {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, choose::Asked};
+use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, choose::Asked, journal::Record};
 use crate::{
     network::Network,
     protocol::{
@@ -90,13 +90,13 @@ impl Payment {
 
     /// Enters the outcome in the budget and the journal.
     pub async fn conclude(self) -> Receipt {
-        let Self { entry, reservation, journal, receipt, .. } = self;
-        match receipt.outcome {
-            Outcome::Settled | Outcome::Accepted => reservation.spend(),
-            Outcome::Failed => reservation.release_at(entry.void_at()),
-            Outcome::Unknown | Outcome::Refused => drop(reservation),
+        let Self { reservation, journal, receipt, .. } = self;
+        let record = Record::from(&receipt);
+        // Only a payment that was made is closed by its answer, unless the chain told so before.
+        if journal.close(&record).is_some() {
+            reservation.spend();
         }
-        if let Err(error) = journal.concluded(&receipt).await {
+        if let Err(error) = journal.closed(record).await {
             tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be recorded");
         }
         receipt

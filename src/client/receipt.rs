@@ -19,8 +19,8 @@ pub enum Outcome {
     Settled,
     /// The server took the payment and will settle it later; the money counts as spent.
     Accepted,
-    /// The server says that the payment failed. The authorization stays usable until it expires, so its amount stays
-    /// reserved until then.
+    /// The server says that the payment failed. That is no proof, and whoever holds the signature can use it until it
+    /// expires, so its amount stays reserved until the chain shows more.
     Failed,
     /// Nobody can tell: the money may have moved or may yet move. Its amount stays reserved.
     Unknown,
@@ -54,7 +54,7 @@ impl fmt::Display for Outcome {
 
 /// What the client signed, and what became of it.
 ///
-/// A response that was paid for carries its receipt in its extensions (`ReceiptExt` reads it there).
+/// A response that was paid for carries its receipt in its extensions ([`ReceiptExt`] reads it there).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Receipt {
@@ -76,4 +76,23 @@ pub struct Receipt {
     pub nonce: B256,
     /// Why the outcome is no better: the server's reason code, or what is wrong with its answer.
     pub reason: Option<String>,
+}
+
+/// The receipt of a response that was paid for.
+pub trait ReceiptExt {
+    /// How the payment for this response ended; `None` if it was free.
+    fn receipt(&self) -> Option<&Receipt>;
+}
+
+impl<B> ReceiptExt for http::Response<B> {
+    fn receipt(&self) -> Option<&Receipt> {
+        self.extensions().get()
+    }
+}
+
+#[cfg(feature = "reqwest")]
+impl ReceiptExt for ::reqwest::Response {
+    fn receipt(&self) -> Option<&Receipt> {
+        self.extensions().get()
+    }
 }

@@ -4,18 +4,22 @@ use std::time::Duration;
 
 use ::reqwest::{Client, Request, Response, StatusCode, Url, redirect};
 use async_trait::async_trait;
-use http::Extensions;
+use http::{Extensions, HeaderMap};
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next as Chain};
 
-use super::{Budget, Payer, Payment, PaymentError, Receipt, Refusal, retry::Retry};
-use crate::protocol::header_name::{PAYMENT_REQUIRED, PAYMENT_SIGNATURE};
+use super::{
+    Budget, Payer, PaymentError, Refusal,
+    present::{Carrier, present},
+    retry::Retry,
+};
+use crate::protocol::header_name::PAYMENT_SIGNATURE;
 
 /// Pays for requests that are answered 402, within its payer's budget.
 ///
 /// A request is sent unpaid first; a free resource costs nothing extra. On a 402 with an offer, the payment is signed and the
 /// same request sent again with it. If the answer to that does not come, or says that the server is not done (5xx; 409 or 429
 /// with `Retry-After`), the *same* payment is presented again, a bounded number of times and not past its validity. One
-/// request never leads to a second signature. The response carries its [`Receipt`] (see [`ReceiptExt`]).
+/// request never leads to a second signature. The response carries its [`Receipt`](super::Receipt) (see [`ReceiptExt`](super::ReceiptExt)).
 ///
 /// A 402 without `PAYMENT-REQUIRED` is not x402's and is returned as it came, as is the answer to a request that already
 /// carries a `PAYMENT-SIGNATURE` of the caller's.
@@ -87,44 +91,6 @@ impl PaymentMiddleware {
         let client: Client = builder.redirect(redirect::Policy::none()).build()?;
         Ok(reqwest_middleware::ClientBuilder::new(client).with(self).build())
     }
-
-    /// Presents `payment` with `request` until an answer stands or presenting it again makes no sense.
-    async fn present(
-        &self,
-        mut payment: Payment,
-        request: Request,
-        extensions: &mut Extensions,
-        chain: Chain<'_>,
-    ) -> reqwest_middleware::Result<Response> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            // It was cloned before, so it can be cloned again.
-            let copy = request.try_clone().ok_or_else(|| error(Refusal::BodyNotReplayable))?;
-            let sent = tokio::time::timeout(self.retry.attempt_timeout, chain.clone().run(copy, extensions)).await;
-            let (answer, next) = match sent {
-                Ok(Ok(response)) => {
-                    let next = payment.answered(response.status(), response.headers());
-                    (Ok(response), next)
-                }
-                Ok(Err(failure)) => (Err(Box::from(failure)), payment.unanswered()),
-                Err(elapsed) => (Err(Box::from(elapsed)), payment.unanswered()),
-            };
-            if let Some(pause) = self.retry.pause(next, attempts, &self.payer, &payment) {
-                drop(answer);
-                tokio::time::sleep(pause).await;
-                continue;
-            }
-            let receipt = payment.conclude().await;
-            return match answer {
-                Ok(mut response) => {
-                    response.extensions_mut().insert(receipt);
-                    Ok(response)
-                }
-                Err(source) => Err(error(PaymentError::Unanswered { receipt: Box::new(receipt), attempts, source })),
-            };
-        }
-    }
 }
 
 #[async_trait]
@@ -141,7 +107,7 @@ impl Middleware for PaymentMiddleware {
         let url = request.url().clone();
         let copy = request.try_clone();
         let response = chain.clone().run(request, extensions).await?;
-        if response.status() != StatusCode::PAYMENT_REQUIRED || !response.headers().contains_key(PAYMENT_REQUIRED) {
+        if !Payer::is_asked(response.status(), response.headers()) {
             return Ok(response);
         }
         let mut paid = copy.ok_or_else(|| error(Refusal::BodyNotReplayable))?;
@@ -153,19 +119,33 @@ impl Middleware for PaymentMiddleware {
         };
         drop(response);
         paid.headers_mut().insert(PAYMENT_SIGNATURE, payment.header().clone());
-        self.present(payment, paid, extensions, chain).await
+        let carrier = Paid { request: paid, extensions, chain };
+        present(&self.payer, &self.retry, payment, carrier).await.map_err(error)
     }
 }
 
-/// The receipt of a response that was paid for.
-pub trait ReceiptExt {
-    /// How the payment for this response ended; `None` if it was free.
-    fn receipt(&self) -> Option<&Receipt>;
+struct Paid<'a> {
+    request: Request,
+    extensions: &'a mut Extensions,
+    chain: Chain<'a>,
 }
 
-impl ReceiptExt for Response {
-    fn receipt(&self) -> Option<&Receipt> {
-        self.extensions().get()
+impl Carrier for Paid<'_> {
+    type Answer = Response;
+    type Error = reqwest_middleware::Error;
+
+    async fn carry(&mut self) -> reqwest_middleware::Result<Response> {
+        // It was cloned before, so it can be cloned again.
+        let copy = self.request.try_clone().ok_or_else(|| error(Refusal::BodyNotReplayable))?;
+        self.chain.clone().run(copy, self.extensions).await
+    }
+
+    fn head(answer: &Response) -> (StatusCode, &HeaderMap) {
+        (answer.status(), answer.headers())
+    }
+
+    fn extensions(answer: &mut Response) -> &mut Extensions {
+        answer.extensions_mut()
     }
 }
 

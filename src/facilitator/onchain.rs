@@ -35,6 +35,7 @@ use crate::{
         lane::Lane,
         pace::Pace,
         probe::Probe,
+        reverts::Reverts,
         rpc::Rpc,
     },
 };
@@ -64,6 +65,8 @@ const SKEW_LIMIT: u64 = 86_400;
 ///   once; more queue. A nonce that was given back is used by the next payment, or by a transfer of nothing to the key itself
 ///   if none comes, so that nothing waits behind a gap. Other processes should not use the key; if one does, the nonces are
 ///   read from the chain again.
+/// - **Gas is spent once on a payer's trick.** A payer two of whose payments were sent and did not pay has to wait, ever
+///   longer, before anything is verified or sent for it again.
 /// - **Outcomes** come from the logs of receipts only: [`Outcome::Settled`] means `AuthorizationUsed` and exactly the
 ///   matching `Transfer` ([EIP-3009]). A transfer that somebody else sent is credited if the payment was seen unused, and
 ///   reserved here, before its block.
@@ -152,6 +155,9 @@ impl Facilitator for OnchainFacilitator {
         let authorization = payment.authorization();
         if authorization.value.is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
+        }
+        if let Some(rejection) = self.engine.reverts.bars(authorization.from) {
+            return Err(rejection.into());
         }
         let judged = match payment.authenticity() {
             Authenticity::Proven => None,
@@ -376,6 +382,7 @@ impl OnchainFacilitatorBuilder {
             totals: Mutex::default(),
             watched: Mutex::default(),
             filling: AtomicBool::new(false),
+            reverts: Reverts::default(),
             rpc,
         };
         let wallets = Wallets {

@@ -124,6 +124,11 @@ impl Prechecked {
         PaymentKey::of(&self.terms, self.authorization())
     }
 
+    /// Whether it still is within its window: time passes while a payment waits.
+    pub(crate) fn check_window(&self, window: Window, now: u64) -> Result<(), Rejection> {
+        check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
+    }
+
     /// A payment that the ledger knows was checked when it was reserved.
     #[cfg(any(feature = "server", feature = "onchain"))]
     pub(crate) fn of_record(record: &crate::ledger::Record) -> Self {

@@ -143,15 +143,12 @@ impl Ledger for MemoryLedger {
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        use super::Fulfilment::{Reserved, Working};
         let mut shard = self.shard(key);
         let Some(record) = shard.records.get_mut(key) else { return Ok(None) };
-        let owned = matches!(record.fulfilment, Reserved | Working) && record.lease_until >= now;
-        if record.epoch != seen || owned {
+        if record.epoch != seen || record.is_leased(now) {
             return Ok(None);
         }
-        record.epoch += 1;
-        record.lease_until = until;
+        record.lease_anew(until);
         Ok(Some(Lease { key: *key, epoch: record.epoch }))
     }
 

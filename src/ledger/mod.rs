@@ -64,7 +64,8 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Leases a known payment anew: `None` if another caller was faster, or the holder's lease still runs.
     ///
-    /// `seen` is the epoch of the record the caller decided on; compare-and-set.
+    /// `seen` is the epoch of the record the caller decided on; compare-and-set. The record changes as
+    /// [`Record::lease_anew`] says.
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the backend failed.

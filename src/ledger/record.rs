@@ -76,7 +76,8 @@ pub struct Lease {
     pub epoch: u64,
 }
 
-/// A digest of the request a payment was first used for: method, path, query, `Authorization` and `Cookie`.
+/// A digest of the request a payment was first used for: the seller's configured place and name, method, path, query,
+/// `Authorization` and `Cookie`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// SHA-256 over these parts.
@@ -101,6 +102,14 @@ pub struct BodyDigest {
     pub digest: B256,
     /// Whether the body ended there.
     pub complete: bool,
+}
+
+impl BodyDigest {
+    /// Of two digests of one body, the one that covers more of it: an attempt that read little must not open the payment to
+    /// other bodies.
+    fn more(known: Option<Self>, read: Option<Self>) -> Option<Self> {
+        known.into_iter().chain(read).max_by_key(|digest| (digest.length, digest.complete))
+    }
 }
 
 /// Progress of the work that a payment buys.
@@ -176,8 +185,11 @@ pub enum FulfilmentStep {
         /// Whether it is to be settled before the work.
         due: bool,
     },
-    /// The handler starts.
-    Start,
+    /// The handler starts. What came before it, settlement included, may have taken most of the lease.
+    Start {
+        /// Until when the lease runs from now on, in Unix seconds; it is never shortened.
+        until: u64,
+    },
     /// The attempt did not succeed.
     Release {
         /// What it read of the request body.
@@ -261,17 +273,18 @@ impl Record {
                     self.settlement = Settlement::Due;
                 }
             }
-            (FulfilmentStep::Start, Reserved | Released | Working) if self.admitted || paid => {
+            (FulfilmentStep::Start { until }, Reserved | Released | Working) if self.admitted || paid => {
                 self.fulfilment = Working;
+                self.lease_until = self.lease_until.max(*until);
                 self.attempts += 1;
             }
             (FulfilmentStep::Release { body }, Reserved | Working) => {
-                self.body = self.body.or(*body);
+                self.body = BodyDigest::more(self.body, *body);
                 self.fulfilment = Released;
                 self.admitted &= self.settlement != Settlement::None;
             }
             (FulfilmentStep::Produce { body, at }, Working) => {
-                self.body = self.body.or(*body);
+                self.body = BodyDigest::more(self.body, *body);
                 self.fulfilment = Produced;
                 self.produced_at = Some(*at);
                 if self.settlement == Settlement::None {
@@ -328,9 +341,24 @@ impl Record {
         Ok(())
     }
 
+    /// Whether its owner's lease still runs.
+    pub fn is_leased(&self, now: u64) -> bool {
+        matches!(self.fulfilment, Fulfilment::Reserved | Fulfilment::Working) && self.lease_until >= now
+    }
+
+    /// Gives it to a new owner until `until`. What was released is reserved again, so that the new owner's lease counts.
+    pub fn lease_anew(&mut self, until: u64) {
+        self.epoch += 1;
+        self.lease_until = until;
+        if self.fulfilment == Fulfilment::Released {
+            self.fulfilment = Fulfilment::Reserved;
+        }
+    }
+
     /// Whether forgetting it loses nothing: no work was done and nothing was submitted.
     pub fn is_discardable(&self) -> bool {
         self.fulfilment == Fulfilment::Reserved
+            && self.attempts == 0
             && matches!(self.settlement, Settlement::None | Settlement::Due)
             && self.transactions.is_empty()
     }

@@ -16,6 +16,7 @@
 mod exact;
 mod header;
 mod messages;
+mod payment_id;
 mod reason;
 pub mod v1;
 mod verbatim;
@@ -28,6 +29,7 @@ pub use messages::{
     FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
     SupportedKind, SupportedResponse, VerifyResponse,
 };
+pub use payment_id::{PaymentId, PaymentIdError};
 pub use reason::Reason;
 pub use verbatim::Verbatim;
 pub use version::{V1, V2};

@@ -9,7 +9,7 @@ use http::{
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
         ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, CACHE_CONTROL,
-        CONTENT_TYPE, RETRY_AFTER, VARY,
+        CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, TRANSFER_ENCODING, VARY,
     },
     response::Parts,
 };
@@ -118,6 +118,19 @@ pub(super) fn keep_private(headers: &mut HeaderMap) {
         })
         .map(str::to_owned)
         .collect();
+    // These speak to caches that then do not look at Cache-Control (RFC 9213, and what came before it).
+    let targeted: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| {
+            let name = name.as_str();
+            name.ends_with("cdn-cache-control")
+                || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&name)
+        })
+        .cloned()
+        .collect();
+    for name in targeted {
+        headers.remove(name);
+    }
     let value = std::iter::once("private".to_owned()).chain(kept).collect::<Vec<_>>().join(", ");
     headers.insert(CACHE_CONTROL, HeaderValue::try_from(value).unwrap_or(NO_STORE));
 }
@@ -155,6 +168,16 @@ impl Cors {
         headers.insert(VARY, HeaderValue::from_static("Access-Control-Request-Method, Access-Control-Request-Headers"));
         response
     }
+}
+
+/// The answer to a preflight that the service gave: the head is all that a browser reads of it, and a service that does not
+/// look at the method would give away what it sells in the body.
+pub(super) fn head_only<R, B>(response: Response<R>) -> Response<ResponseBody<B>> {
+    let (mut parts, _) = response.into_parts();
+    for name in [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING] {
+        parts.headers.remove(name);
+    }
+    Response::from_parts(parts, ResponseBody::own(Bytes::new()))
 }
 
 /// A settlement as the client is told of it.
@@ -209,5 +232,16 @@ mod tests {
             keep_private(&mut headers);
             assert_eq!(headers.get_all(CACHE_CONTROL).iter().collect::<Vec<_>>(), [kept]);
         }
+    }
+
+    #[test]
+    fn no_cache_is_told_otherwise_in_a_header_of_its_own() {
+        let mut headers = HeaderMap::new();
+        for name in ["cdn-cache-control", "vercel-cdn-cache-control", "surrogate-control", "edge-control"] {
+            headers.insert(name, HeaderValue::from_static("public, max-age=600"));
+        }
+        headers.insert("x-accel-expires", HeaderValue::from_static("600"));
+        keep_private(&mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [CACHE_CONTROL]);
     }
 }

@@ -3,11 +3,11 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
-use http::{Uri, request, response};
+use http::{StatusCode, Uri, request, response};
 use tokio::sync::Semaphore;
 
 use super::{
-    config::{Classifier, Config, Limits},
+    config::{Classifier, Config, Limits, UNPROVEN},
     layer::RequirePaymentLayer,
     offer::{Catalogue, Location, Way},
     price::{Price, PriceError, Quote},
@@ -30,7 +30,7 @@ pub struct RequirePaymentLayerBuilder {
     resource: ResourceInfo,
     location: Location,
     limits: Limits,
-    is_success: Classifier,
+    is_success: Option<Classifier>,
     allow_upgrades: bool,
     answer_preflights: bool,
     speaks_v1: bool,
@@ -47,7 +47,7 @@ impl Default for RequirePaymentLayerBuilder {
             resource: ResourceInfo::default(),
             location: Location::Origin(String::new()),
             limits: Limits::default(),
-            is_success: Arc::new(|response| response.status.is_success()),
+            is_success: None,
             allow_upgrades: false,
             answer_preflights: false,
             speaks_v1: true,
@@ -149,10 +149,10 @@ impl RequirePaymentLayerBuilder {
 
 /// How requests are treated.
 impl RequirePaymentLayerBuilder {
-    /// Which responses are charged for in the `authorization` flow. Default: status 2xx. A gRPC service would also look at
-    /// `grpc-status`.
+    /// Which responses are charged for in the `authorization` flow. Default: status 2xx, and 101 where
+    /// [upgrades](Self::allow_upgrades) are allowed. A gRPC service would also look at `grpc-status`.
     pub fn success(mut self, is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.is_success = Arc::new(is_success);
+        self.is_success = Some(Arc::new(is_success));
         self
     }
 
@@ -162,7 +162,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Answers CORS preflights for any origin, instead of passing them to the service unpaid.
+    /// Answers CORS preflights for any origin. Otherwise they are passed to the service unpaid, and answered with the head of
+    /// its response only; a service that does costly work for any method should not see them.
     pub fn answer_preflights(mut self, answer: bool) -> Self {
         self.answer_preflights = answer;
         self
@@ -212,7 +213,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// How many payments may be worked on or waited for at once; further ones are answered 503. Default 4096.
+    /// How many payments may be worked on or waited for at once; further ones are answered 503. Default 4096. Copies of one
+    /// payment take at most an eighth of these places; further ones are answered 409.
     pub fn max_concurrent(mut self, payments: usize) -> Self {
         self.limits.concurrent = payments;
         self
@@ -293,8 +295,12 @@ impl RequirePaymentLayerBuilder {
             catalogue,
             facilitators: self.facilitators,
             permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
+            unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
             limits: self.limits,
-            is_success: self.is_success,
+            is_success: self.is_success.unwrap_or_else(|| {
+                let switching = self.allow_upgrades.then_some(StatusCode::SWITCHING_PROTOCOLS);
+                Arc::new(move |response| response.status.is_success() || Some(response.status) == switching)
+            }),
             allow_upgrades: self.allow_upgrades,
             answer_preflights: self.answer_preflights,
             clock: self.clock,

@@ -23,7 +23,12 @@ pub(super) struct Config {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
+    /// Places for payments that anybody could have made up: these must not take those of the proven ones.
+    pub(super) unproven: Semaphore,
 }
+
+/// How many payments may wait at once for the chain to say whether they are genuine.
+pub(super) const UNPROVEN: usize = 64;
 
 /// Bounds of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +67,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// How many copies of one payment may wait, so that nobody fills all places with one.
+    pub(super) fn copies(&self) -> usize {
+        (self.concurrent / 8).max(1)
+    }
+
     pub(super) fn window(&self) -> Window {
         Window {
             remaining: (self.handler_deadline + self.settlement_margin).as_secs(),

@@ -10,13 +10,17 @@ use sha2::{Digest, Sha256};
 use crate::ledger::{BodyDigest, Fingerprint};
 
 impl Fingerprint {
-    /// The fingerprint of a request's head. Every part is preceded by its length, so that none can pass for another.
-    pub(super) fn of(parts: &Parts) -> Self {
+    /// The fingerprint of a request's head, presented to this seller. Every part is preceded by its length, so that none can
+    /// pass for another.
+    pub(super) fn of(parts: &Parts, seller: [&str; 2]) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_be_bytes());
             hash.update(bytes);
         };
+        for part in seller {
+            add(part.as_bytes());
+        }
         add(parts.method.as_str().as_bytes());
         add(parts.uri.path().as_bytes());
         match parts.uri.query() {
@@ -55,7 +59,7 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        Fingerprint::of(&request.body(()).unwrap().into_parts().0)
+        Fingerprint::of(&request.body(()).unwrap().into_parts().0, ["https://api.example", ""])
     }
 
     #[test]

@@ -36,7 +36,7 @@ pin_project! {
     {
         /// Answered by the layer at once.
         Ready { response: Option<Response<ResponseBody<R>>> },
-        /// Passed on unpaid.
+        /// A preflight, passed on unpaid: its answer is its head.
         Passed { #[pin] response: Oneshot<S, Request<RequestBody<B>>> },
         /// Being paid for.
         Paid { response: Boxed<R, S::Error> },
@@ -51,7 +51,7 @@ where
         Self { kind: Kind::Ready { response: Some(response) }, cors }
     }
 
-    pub(super) fn passed(response: Oneshot<S, Request<RequestBody<B>>>) -> Self {
+    pub(super) fn preflight(response: Oneshot<S, Request<RequestBody<B>>>) -> Self {
         Self { kind: Kind::Passed { response }, cors: None }
     }
 
@@ -74,7 +74,7 @@ where
                 // Polled after it was ready; a future need not answer twice.
                 None => return Poll::Pending,
             },
-            KindProjection::Passed { response } => ready!(response.poll(cx))?.map(ResponseBody::inner),
+            KindProjection::Passed { response } => answer::head_only(ready!(response.poll(cx))?),
             KindProjection::Paid { response } => ready!(response.as_mut().poll(cx))?,
         };
         if let Some(cors) = this.cors {

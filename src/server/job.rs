@@ -23,7 +23,7 @@ use super::{
 use crate::{
     facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
-    protocol::PaymentFlow,
+    protocol::{PaymentFlow, header_name},
 };
 
 /// A paid request whose work may start.
@@ -59,7 +59,8 @@ where
                 return Ok(answer.into_response());
             }
         };
-        if let Err(error) = held.step(FulfilmentStep::Start).await {
+        let until = purchase.lease_until(purchase.sale.config.clock.now());
+        if let Err(error) = held.step(FulfilmentStep::Start { until }).await {
             held.give_back().await;
             return Ok(sale::ledger_failed(&error).into_response());
         }
@@ -189,12 +190,15 @@ impl Held {
     }
 }
 
-async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Record) -> Result<(), LedgerError> {
+pub(super) async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Record) -> Result<(), LedgerError> {
     if record.is_discardable() && record.last_failure.is_none() {
-        ledger.discard(lease).await
-    } else {
-        ledger.fulfil(lease, FulfilmentStep::Release { body: None }).await
+        match ledger.discard(lease).await {
+            // The settlement wrote to the journal, although nothing came of it.
+            Err(LedgerError::Forbidden(_)) => {}
+            other => return other,
+        }
     }
+    ledger.fulfil(lease, FulfilmentStep::Release { body: None }).await
 }
 
 /// Releases the payment if the handler panics, so that presenting it again is not refused until the lease ends.
@@ -242,6 +246,9 @@ fn paid_request<B: Body<Data = Bytes>>(
     payment: Payment,
 ) -> (Request<RequestBody<B>>, ReadSoFar) {
     parts.extensions.insert(payment);
+    // Bearer data until the payment is settled; a handler that logs its headers must not log it.
+    parts.headers.remove(header_name::PAYMENT_SIGNATURE);
+    parts.headers.remove(header_name::X_PAYMENT);
     let (body, read) = match work {
         Work::Streaming(body) => {
             let (body, read) = RequestBody::hashed(body);

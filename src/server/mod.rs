@@ -47,10 +47,17 @@
 //! |---|---|---|
 //! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
 //! | 400 | the payment header cannot be read, or there are two; paid HEAD; upgrade | correct the request |
-//! | 409 | the payment was used for another request, or its response is gone | nothing: it was used |
+//! | 409 | the payment was used for another request, or its response is gone | read the reason: it was used, or (`response_not_kept`) never charged |
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |
+//!
+//! # Several services, one payee
+//!
+//! Services that share `payTo` share a ledger. Where they may see equal paths (nested routers cut them short, hosts are not
+//! looked at), give each its [`service_name`](RequirePaymentLayerBuilder::service_name) or
+//! [`resource_url`](RequirePaymentLayerBuilder::resource_url): what one of them was paid for and still owes is then not
+//! asked of another.
 //!
 //! # Order of layers
 //!
@@ -67,6 +74,7 @@ mod fingerprint;
 mod future;
 mod job;
 mod layer;
+mod lease;
 mod offer;
 mod offer_v1;
 mod payment;

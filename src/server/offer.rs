@@ -125,6 +125,13 @@ impl Catalogue {
         }
     }
 
+    /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
+    /// what is configured, and does not change with the price.
+    pub(super) fn seller(&self) -> [&str; 2] {
+        let (Location::Url(place) | Location::Origin(place)) = &self.location;
+        [place, self.resource.service_name.as_deref().unwrap_or_default()]
+    }
+
     fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {
         let offer = |(index, way): (usize, &Way)| {
             let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));

@@ -17,8 +17,9 @@ use crate::{
 /// A payment that may be worked on.
 pub(super) struct Presented {
     pub(super) payment: Prechecked,
-    /// Accepted earlier: perhaps under terms that are no longer on offer, or with a window that is running out.
-    pub(super) is_known: bool,
+    /// Why it would be refused if it were new: its terms are no longer on offer, or its window is running out. It was
+    /// known a moment ago.
+    pub(super) refusal: Option<Rejection>,
     pub(super) facilitator: Arc<dyn Facilitator>,
 }
 
@@ -52,7 +53,7 @@ fn best<'a>(
     let now = config.clock.now();
     let check = |offer: &OnOffer| {
         let payment = precheck(offer.terms.clone(), exact.clone(), config.limits.window(), now)?;
-        Ok(Presented { payment, is_known: false, facilitator: config.facilitators[offer.facilitator].clone() })
+        Ok(Presented { payment, refusal: None, facilitator: config.facilitators[offer.facilitator].clone() })
     };
     let mut best = check(first);
     for other in others {
@@ -88,7 +89,7 @@ async fn known_or(
                 && is_signed_alike(&record, exact)
             {
                 let payment = Prechecked::of_record(&record);
-                return Ok(Presented { payment, is_known: true, facilitator: facilitator.clone() });
+                return Ok(Presented { payment, refusal: Some(rejection), facilitator: facilitator.clone() });
             }
         }
     }

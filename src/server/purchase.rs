@@ -6,7 +6,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;
@@ -15,17 +15,19 @@ use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
     claim::Header,
+    config::Config,
     job::{Job, Work},
+    lease::{Claimed, LeaseClaim},
     presented::{self, Presented, is_same},
-    request_body::RequestBody,
+    request_body::{RequestBody, digest_of},
     response_body::ResponseBody,
     sale::{self, Sale},
     settle::{resolve, settle_due},
-    wait::Busy,
+    wait::{Busy, TooMany},
 };
 use crate::{
-    facilitator::{Authenticity, Facilitator, Prechecked, Verified},
-    ledger::{Fingerprint, Fulfilment, Lease, PaymentKey, Record, Reservation, Settlement},
+    facilitator::{Authenticity, Facilitator, Prechecked, Rejection, Verified},
+    ledger::{BodyDigest, Fingerprint, Fulfilment, Lease, PaymentKey, Record, Settlement, StoredResponse},
     protocol::PaymentFlow,
 };
 
@@ -46,7 +48,7 @@ where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let (parts, body) = request.into_parts();
-    let purchase = match Purchase::begin(sale, &parts).await {
+    let mut purchase = match Purchase::begin(sale, &parts).await {
         Ok(purchase) => purchase,
         Err(answer) => return Ok(answer.into_response()),
     };
@@ -69,6 +71,8 @@ pub(super) struct Purchase {
     pub(super) sale: Sale,
     pub(super) facilitator: Arc<dyn Facilitator>,
     pub(super) payment: Prechecked,
+    /// Why it would be refused if it were new.
+    refusal: Option<Rejection>,
     /// What the verifier said, where it had to be asked for the payment's authenticity.
     pub(super) verified: Option<Verified>,
     pub(super) key: PaymentKey,
@@ -86,6 +90,14 @@ pub(super) struct Start {
 enum Decision<B, R> {
     Work(Start, Work<B>),
     Replay(Response<ResponseBody<R>>),
+}
+
+/// Whether there is a response to replay.
+enum Kept {
+    Whole(Arc<StoredResponse>),
+    /// It still streams elsewhere.
+    NotYet,
+    Gone,
 }
 
 /// What to do about a payment that is known.
@@ -108,63 +120,74 @@ impl Purchase {
         };
         sale.version = header.version;
         let config = &sale.config;
-        let Presented { payment, is_known, facilitator } =
+        let Presented { payment, refusal, facilitator } =
             presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
+        let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
+            true => authenticate(&sale, facilitator.as_ref(), &payment).await?,
+            false => None,
+        };
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        let mut purchase = Self {
+        Ok(Self {
             key: payment.key(),
-            request: Fingerprint::of(parts),
+            request: Fingerprint::of(parts, sale.config.catalogue.seller()),
             payment,
+            refusal,
             facilitator,
-            verified: None,
+            verified,
             permit: Arc::new(permit),
             sale,
-        };
-        if !is_known && purchase.payment.authenticity() != Authenticity::Proven {
-            purchase.authenticate().await?;
-        }
-        Ok(purchase)
+        })
     }
 
-    /// Asks the chain whether a contract at the payer's address accepts the signature, before anything is reserved.
-    async fn authenticate(&mut self) -> Result<(), Answer> {
-        let record = self.facilitator.ledger().get(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
-        if record.is_some_and(|record| is_same(&record, &self.payment)) {
-            return Ok(());
-        }
-        let verified = self.facilitator.verify(&self.payment).await;
-        self.verified = Some(verified.map_err(|error| self.sale.not_verified(&error))?);
-        Ok(())
-    }
-
-    async fn decide<B, R>(&self, body: B) -> Result<Decision<B, R>, Answer>
+    async fn decide<B, R>(&mut self, body: B) -> Result<Decision<B, R>, Answer>
     where
         B: Body<Data = Bytes>,
     {
-        let config = &self.sale.config;
-        let ledger = self.facilitator.ledger();
+        let config = &self.sale.config.clone();
+        let ledger = &self.facilitator.ledger().clone();
         let deadline = Instant::now() + config.limits.wait;
-        let mut body = Unread::new(body, self);
+        let mut body = Unread::new(body, config.clone());
         // Paid before the work, the body must be known before the money moves.
         if self.payment.terms().offer().flow == PaymentFlow::Upfront {
             body.whole().await?;
         }
         loop {
             let Some(busy) = config.in_progress.enter(self.key) else {
+                let waiting = config.in_progress.join(&self.key, config.limits.copies());
+                let Some(waiting) = waiting.map_err(|TooMany| sale::in_progress())? else { continue };
                 if let Some(record) = ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))? {
                     self.compare(&record)?;
                     // Whoever waits must have the whole request, to compare it once there is an answer.
                     body.whole().await?;
                 }
-                self.wait_here(deadline).await?;
+                wait_until(deadline, waiting.ended()).await?;
                 continue;
             };
-            let record = self.new_record();
-            let record = match ledger.reserve(record.clone()).await.map_err(|error| sale::ledger_failed(&error))? {
-                Reservation::New(lease) => return Ok(Decision::Work(Start { lease, record, busy }, body.into_work())),
-                Reservation::Known(known) => *known,
+            if self.refusal.is_none() {
+                // Time has passed, for one that waited.
+                self.refusal = self.payment.check_window(config.limits.window(), config.clock.now()).err();
+            }
+            let (busy, record) = match &self.refusal {
+                None => {
+                    let (busy, claimed) = LeaseClaim::first(ledger, self.new_record(body.digest()), busy).await;
+                    match claimed.map_err(|error| sale::ledger_failed(&error))? {
+                        Claimed::Granted(lease, record) => {
+                            return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                        }
+                        Claimed::Known(known) => (busy, known),
+                        Claimed::TooLate => continue,
+                    }
+                }
+                // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
+                // in a window that are not offered to this request.
+                Some(refusal) => match ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))? {
+                    Some(known) => (busy, known),
+                    None => return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
+                },
             };
             self.compare(&record)?;
+            // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
+            self.payment = Prechecked::of_record(&record);
             body.whole().await?;
             let now = config.clock.now();
             match self.judge(&record, now) {
@@ -182,15 +205,25 @@ impl Purchase {
                 }
                 Verdict::Resume => {
                     body.compare(&record)?;
-                    let until = self.lease_until(now);
-                    let lease = ledger.take_over(&self.key, record.epoch, now, until).await;
-                    if let Some(lease) = lease.map_err(|error| sale::ledger_failed(&error))? {
+                    // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
+                    if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
+                        return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
+                    }
+                    let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
+                    if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
                         return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
                     }
                 }
                 Verdict::SettleThenReplay => {
                     body.compare(&record)?;
-                    settle_due(self, record, busy).await?;
+                    match self.kept(&record, now).await? {
+                        Kept::Whole(_) => settle_due(self, record, busy).await?,
+                        Kept::NotYet => {
+                            drop(busy);
+                            wait_until(deadline, tokio::time::sleep(POLL)).await?;
+                        }
+                        Kept::Gone => return Err(sale::not_kept()),
+                    }
                 }
                 Verdict::Reconcile => {
                     if !resolve(self.facilitator.as_ref(), &record).await {
@@ -227,27 +260,25 @@ impl Purchase {
         if same { Ok(()) } else { Err(sale::other_request()) }
     }
 
-    async fn wait_here(&self, deadline: Instant) -> Result<(), Answer> {
-        let in_progress = &self.sale.config.in_progress;
-        let Some(waiting) = in_progress.watch(&self.key) else { return Ok(()) };
-        let mut woken = std::pin::pin!(waiting.notified());
-        woken.as_mut().enable();
-        // Whoever finished before this copy was listening will not wake it.
-        if in_progress.watch(&self.key).is_none_or(|now| !Arc::ptr_eq(&now, &waiting)) {
-            return Ok(());
-        }
-        wait_until(deadline, woken).await
+    async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Answer> {
+        let stored = self.facilitator.ledger().response(&self.key).await;
+        Ok(match stored.map_err(|error| sale::ledger_failed(&error))? {
+            Some(response) => Kept::Whole(response),
+            None if record.fulfilment == Fulfilment::Produced && record.lease_until >= now => Kept::NotYet,
+            None => Kept::Gone,
+        })
     }
 
-    /// The stored response; `None` while it is still streaming elsewhere. Without a secret in the request anybody who reads the chain could ask, so that then it is
-    /// given a few times and for a short time only.
+    /// The stored response; `None` while it is still streaming elsewhere. Without a secret in the request anybody who reads
+    /// the chain could ask, so that then it is given a few times and for a short time only.
     async fn replay<R>(&self, record: &Record, now: u64) -> Result<Option<Response<ResponseBody<R>>>, Answer> {
         let limits = &self.sale.config.limits;
         let ledger = self.facilitator.ledger();
-        let stored = ledger.response(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
-        if stored.is_none() && record.fulfilment == Fulfilment::Produced && record.lease_until >= now {
-            return Ok(None);
-        }
+        let stored = match self.kept(record, now).await? {
+            Kept::Whole(response) => Some(response),
+            Kept::NotYet => return Ok(None),
+            Kept::Gone => None,
+        };
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let names_caller = record.request.names_caller || record.body.is_some_and(|body| body.length > 0);
         let age = now.saturating_sub(record.produced_at.unwrap_or(0));
@@ -265,7 +296,7 @@ impl Purchase {
         Ok(Some(Response::from_parts(parts, body)))
     }
 
-    fn new_record(&self) -> Record {
+    fn new_record(&self, body: Option<BodyDigest>) -> Record {
         let now = self.sale.config.clock.now();
         Record {
             key: self.key,
@@ -274,7 +305,7 @@ impl Purchase {
             signature: self.payment.signature().clone(),
             signing_hash: self.payment.signing_hash(),
             request: self.request,
-            body: None,
+            body: body.filter(|_| self.payment.terms().offer().flow == PaymentFlow::Upfront),
             fulfilment: Fulfilment::Reserved,
             settlement: Settlement::None,
             last_failure: None,
@@ -291,10 +322,31 @@ impl Purchase {
     }
 
     /// Work, settlement on either side of it, and some slack.
-    fn lease_until(&self, now: u64) -> u64 {
+    pub(super) fn lease_until(&self, now: u64) -> u64 {
         let limits = &self.sale.config.limits;
         now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30
     }
+}
+
+/// Whether nothing was submitted for it: not to serve it costs the payer nothing.
+fn is_untouched(record: &Record) -> bool {
+    matches!(record.settlement, Settlement::None | Settlement::Due) && record.transactions.is_empty()
+}
+
+/// Asks the chain whether a contract at the payer's address accepts the signature, before anything is reserved and before
+/// the payment takes a place: anybody can make such payments up.
+async fn authenticate(
+    sale: &Sale,
+    facilitator: &dyn Facilitator,
+    payment: &Prechecked,
+) -> Result<Option<Verified>, Answer> {
+    let record = facilitator.ledger().get(&payment.key()).await.map_err(|error| sale::ledger_failed(&error))?;
+    if record.is_some_and(|record| is_same(&record, payment)) {
+        return Ok(None);
+    }
+    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
+    let verified = facilitator.verify(payment).await;
+    verified.map(Some).map_err(|error| sale.not_verified(&error))
 }
 
 async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Answer> {
@@ -305,20 +357,25 @@ async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Resul
 }
 
 /// A request body that is read only if it must be.
-struct Unread<'a, B> {
-    purchase: &'a Purchase,
+struct Unread<B> {
+    config: Arc<Config>,
     body: Option<B>,
     whole: Option<Bytes>,
 }
 
-impl<'a, B: Body<Data = Bytes>> Unread<'a, B> {
-    fn new(body: B, purchase: &'a Purchase) -> Self {
-        Self { purchase, body: Some(body), whole: None }
+impl<B: Body<Data = Bytes>> Unread<B> {
+    fn new(body: B, config: Arc<Config>) -> Self {
+        Self { config, body: Some(body), whole: None }
+    }
+
+    /// What was read, if it was.
+    fn digest(&self) -> Option<BodyDigest> {
+        self.whole.as_deref().map(digest_of)
     }
 
     async fn whole(&mut self) -> Result<(), Answer> {
         if let Some(body) = self.body.take() {
-            let limits = &self.purchase.sale.config.limits;
+            let limits = &self.config.limits;
             let bytes = read_whole(body, limits.request_body, limits.body_deadline).await;
             self.whole = Some(bytes.map_err(|error| sale::unread(&error))?);
         }

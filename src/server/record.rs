@@ -9,7 +9,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, response::Parts};
+use http::{
+    HeaderMap, HeaderName, StatusCode,
+    header::{CONNECTION, DATE, TE, TRANSFER_ENCODING, UPGRADE},
+    response::Parts,
+};
 use http_body::{Body, Frame, SizeHint};
 
 use super::wait::Busy;
@@ -49,15 +53,16 @@ where
 {
     pub(super) fn new(parts: &Parts, body: B, destination: Destination) -> Self {
         let limit = destination.ledger.response_limit();
-        let too_large = body.size_hint().lower() > limit as u64;
+        // What follows 101 is a connection, which cannot be had twice.
+        let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
         let head = StoredResponse {
             status: parts.status,
-            headers: parts.headers.clone(),
+            headers: kept_headers(&parts.headers),
             body: Bytes::new(),
             trailers: None,
             stored_at: destination.now,
         };
-        let copy = (!too_large).then(BytesMut::new);
+        let copy = is_kept.then(BytesMut::new);
         let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
         Self { recording: Some(recording), drain: spawn_drain }
     }
@@ -165,6 +170,24 @@ async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destin
         tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
     }
     drop(busy);
+}
+
+/// Without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
+fn kept_headers(headers: &HeaderMap) -> HeaderMap {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    let mut kept = headers.clone();
+    let always = [CONNECTION, TRANSFER_ENCODING, UPGRADE, TE, DATE];
+    let old = [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection")];
+    for name in always.into_iter().chain(old).chain(named) {
+        kept.remove(name);
+    }
+    kept
 }
 
 /// Outside a runtime there is nobody left to replay to.

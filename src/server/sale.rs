@@ -98,6 +98,12 @@ pub(super) fn answered_before(record: &Record) -> Answer {
     Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, record.settlement.paid_by())
 }
 
+/// The work is done, but its response is gone before it was paid for: charging for it now would charge for nothing.
+pub(super) fn not_kept() -> Answer {
+    let detail = "the response to this payment is no longer available, so the payment is not settled; make another one";
+    Answer::problem(StatusCode::CONFLICT, "response_not_kept", detail, None)
+}
+
 pub(super) fn exhausted(record: &Record) -> Answer {
     let (detail, transaction) = match record.settlement.paid_by() {
         Some(transaction) => {

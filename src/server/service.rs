@@ -72,7 +72,7 @@ where
             if self.config.answer_preflights {
                 return ResponseFuture::ready(Cors::preflight(headers), None);
             }
-            return ResponseFuture::passed(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
+            return ResponseFuture::preflight(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
         }
         let cors = headers.contains_key(ORIGIN).then_some(Cors { any_origin: self.config.answer_preflights });
         if !self.config.allow_upgrades && (headers.contains_key(UPGRADE) || request.method() == Method::CONNECT) {

@@ -84,10 +84,11 @@ pub(super) async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> b
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
         Ok(outcome) => {
-            if let Some(step) = step_of(&outcome) {
-                record_step(facilitator.ledger().as_ref(), &record.key, step).await;
+            // What the ledger did not take is not known to it.
+            match step_of(&outcome) {
+                Some(step) => record_step(facilitator.ledger().as_ref(), &record.key, step).await,
+                None => true,
             }
-            true
         }
         Err(error) => {
             tracing::warn!(%error, payer = %record.key.payer, nonce = %record.key.nonce, "a payment could not be reconciled");
@@ -137,19 +138,20 @@ fn step_of(outcome: &Outcome) -> Option<SettlementStep> {
 }
 
 /// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to
-/// reconciliation, which finds the same fact.
-async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) {
+/// reconciliation, which finds the same fact. Whether the ledger now knows as much or more.
+async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) -> bool {
     for attempt in 1..=5_u32 {
         match ledger.settle(key, step.clone()).await {
-            Ok(()) => return,
+            Ok(()) => return true,
             Err(error @ LedgerError::Backend(_)) if attempt < 5 => {
                 tracing::warn!(%error, attempt, "the ledger did not take an outcome");
                 tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
             }
             Err(error) => {
                 tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
-                return;
+                return matches!(error, LedgerError::Forbidden(_));
             }
         }
     }
+    false
 }

@@ -1,8 +1,11 @@
 //! Waiting for another copy of the same payment.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{HashMap, hash_map::Entry},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
@@ -11,26 +14,38 @@ use crate::ledger::PaymentKey;
 
 /// The payments that this process is working on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InProgress(Arc<Mutex<HashMap<PaymentKey, Arc<Notify>>>>);
+pub(super) struct InProgress(Arc<Mutex<HashMap<PaymentKey, Arc<Work>>>>);
+
+#[derive(Debug, Default)]
+struct Work {
+    ended: Notify,
+    copies: AtomicUsize,
+}
+
+/// More copies of one payment than may wait.
+#[derive(Debug)]
+pub(super) struct TooMany;
 
 impl InProgress {
     /// Marks a payment as being worked on until the guard is dropped; `None` if it is already.
     pub(super) fn enter(&self, key: PaymentKey) -> Option<Busy> {
         match self.lock().entry(key) {
-            std::collections::hash_map::Entry::Occupied(_) => None,
-            std::collections::hash_map::Entry::Vacant(entry) => {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(entry) => {
                 entry.insert(Arc::default());
                 Some(Busy { key, in_progress: self.clone() })
             }
         }
     }
 
-    /// What to wait for, if the payment is being worked on.
-    pub(super) fn watch(&self, key: &PaymentKey) -> Option<Arc<Notify>> {
-        self.lock().get(key).cloned()
+    /// Joins those who wait for a payment, of whom there are at most `most`; `None` if nobody works on it any more.
+    pub(super) fn join(&self, key: &PaymentKey, most: usize) -> Result<Option<Waiting>, TooMany> {
+        let Some(work) = self.lock().get(key).cloned() else { return Ok(None) };
+        let waiting = Waiting { key: *key, work, in_progress: self.clone() };
+        if waiting.work.copies.fetch_add(1, Ordering::Relaxed) < most { Ok(Some(waiting)) } else { Err(TooMany) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PaymentKey, Arc<Notify>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PaymentKey, Arc<Work>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -44,8 +59,37 @@ pub(super) struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if let Some(waiting) = self.in_progress.lock().remove(&self.key) {
-            waiting.notify_waiters();
+        let work = self.in_progress.lock().remove(&self.key);
+        // Not under the lock: what is woken may run at once.
+        if let Some(work) = work {
+            work.ended.notify_waiters();
         }
+    }
+}
+
+/// One copy that waits, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    key: PaymentKey,
+    work: Arc<Work>,
+    in_progress: InProgress,
+}
+
+impl Waiting {
+    /// Until the work has ended.
+    pub(super) async fn ended(&self) {
+        let mut ended = std::pin::pin!(self.work.ended.notified());
+        ended.as_mut().enable();
+        // Whoever finished before this copy was listening will not wake it.
+        let goes_on = self.in_progress.lock().get(&self.key).is_some_and(|now| Arc::ptr_eq(now, &self.work));
+        if goes_on {
+            ended.await;
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.work.copies.fetch_sub(1, Ordering::Relaxed);
     }
 }

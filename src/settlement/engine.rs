@@ -24,6 +24,7 @@ use super::{
     lane::{Lane, Place, Slot},
     pace::Pace,
     probe::Probe,
+    reverts::Reverts,
     rpc::{Receipt, Rpc},
     transaction::Signed,
     transfer,
@@ -89,6 +90,7 @@ pub(crate) struct Engine {
     /// Transactions that a task of this process looks after.
     pub(crate) watched: Mutex<HashSet<B256>>,
     pub(crate) filling: AtomicBool,
+    pub(crate) reverts: Reverts,
 }
 
 /// A payment with what settling it needs.
@@ -184,13 +186,14 @@ impl Engine {
         let Verified { mut gas, mut at, .. } = verified;
         for _ in 0..ATTEMPTS {
             let place = self.lane.enter(QUEUE_PATIENCE).await?;
-            if gas.is_none() || self.clock.now().saturating_sub(at) > FRESH {
+            let barred = self.reverts.bars(job.key.payer);
+            if barred.is_some() || gas.is_none() || self.clock.now().saturating_sub(at) > FRESH {
                 at = self.clock.now();
                 let (facts, rejection) = self.verify(&job.payment).await?;
                 if facts.used {
                     return self.look_for_use(job, seen_unused, &facts, None).await;
                 }
-                match rejection {
+                match rejection.or(barred) {
                     // What an earlier attempt sent may still be executed.
                     Some(_) if !progress.is_clean() => return Ok(progress.unknown()),
                     Some(Rejection { reason, detail }) => {

@@ -11,20 +11,22 @@
 //! | `transaction`, `transfer` | what is signed, and what it calls |
 //! | `broadcast`, `confirm` | what a node's answer means, and when to look again |
 //! | `fees`, `pace` | what to offer for gas, and how fast blocks come |
+//! | `reverts` | who made a payment look good that then failed, and must wait |
 //! | `rpc`, `http` | how a node is asked |
 
 pub(crate) mod broadcast;
 mod confirm;
-mod credit;
+pub(crate) mod credit;
 pub(crate) mod engine;
 pub(crate) mod fees;
 mod gaps;
 pub(crate) mod http;
-mod judge;
+pub(crate) mod judge;
 pub(crate) mod lane;
 mod outcome;
 pub(crate) mod pace;
 pub(crate) mod probe;
+pub(crate) mod reverts;
 pub(crate) mod rpc;
 mod transaction;
 mod transfer;

@@ -50,9 +50,13 @@ impl Engine {
                 Ok((facts, _)) if facts.block < receipt.block() => {}
                 Ok((facts, _)) if facts.used => {
                     let found = self.look_for_use(job, seen_unused, &facts, Some(transaction)).await;
+                    if let Ok(Outcome::Failed { .. }) = found {
+                        self.reverts.note(job.key.payer);
+                    }
                     return Ok(found.unwrap_or(unknown));
                 }
                 Ok((_, rejection)) => {
+                    self.reverts.note(job.key.payer);
                     let (reason, detail) = match rejection {
                         Some(Rejection { reason, detail }) => (reason, detail),
                         None => {

@@ -43,7 +43,7 @@ async fn everything_is_there_after_a_restart() {
     ledger.count_replay(&settled.key).await.unwrap();
     let working = reserve(&ledger, record(2, 1)).await;
     admit(&ledger, &working, 10, 1).await.unwrap();
-    ledger.fulfil(&working, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(&working, FulfilmentStep::Start { until: 0 }).await.unwrap();
     let gone = reserve(&ledger, record(3, 1)).await;
     ledger.discard(&gone).await.unwrap();
     ledger.close().await;

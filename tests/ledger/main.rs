@@ -30,6 +30,8 @@ on_every_ledger! {
     what_was_paid_is_never_unpaid,
     an_unknown_outcome_is_not_a_failed_one,
     who_lost_the_lease_changes_nothing,
+    work_that_begins_late_has_a_whole_lease,
+    what_was_released_and_leased_anew_is_its_owners,
     of_many_who_take_over_one_wins,
     what_is_in_flight_stays_within_the_balance,
     a_balance_read_before_a_transfer_still_counts_it,
@@ -95,7 +97,7 @@ async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64) -> 
 
 async fn produce(ledger: &dyn Ledger, lease: &Lease) {
     admit(ledger, lease, 1_000, 1).await.unwrap();
-    ledger.fulfil(lease, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
     ledger.fulfil(lease, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
 }
 
@@ -171,21 +173,42 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: 
 async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let old = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &old, 1_000, 1).await.unwrap();
-    ledger.fulfil(&old, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(&old, FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert_eq!(ledger.take_over(&old.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap(), None, "it still runs");
     let new = ledger.take_over(&old.key, 0, CLOCK_START + 31, CLOCK_START + 90).await.unwrap().expect("it ran out");
     for step in [
         FulfilmentStep::Release { body: None },
         FulfilmentStep::Produce { body: None, at: CLOCK_START },
-        FulfilmentStep::Start,
+        FulfilmentStep::Start { until: 0 },
         FulfilmentStep::Deliver,
     ] {
         assert!(matches!(ledger.fulfil(&old, step).await, Err(LedgerError::LeaseLost)));
     }
     assert!(matches!(ledger.discard(&old).await, Err(LedgerError::LeaseLost)));
     assert_eq!(state(&*ledger, &old.key).await.0, Fulfilment::Working);
-    ledger.fulfil(&new, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(&new, FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert_eq!(ledger.get(&old.key).await.unwrap().unwrap().attempts, 2, "the dead owner's attempt counts");
+}
+
+async fn work_that_begins_late_has_a_whole_lease(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    admit(&*ledger, &lease, 1_000, 1).await.unwrap();
+    let until = CLOCK_START + 300;
+    ledger.fulfil(&lease, FulfilmentStep::Start { until }).await.unwrap();
+    assert_eq!(ledger.take_over(&lease.key, 0, until, until + 90).await.unwrap(), None, "it still runs");
+}
+
+async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let first = reserve(&*ledger, record(1, 1)).await;
+    admit(&*ledger, &first, 1_000, 1).await.unwrap();
+    ledger.fulfil(&first, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&first, FulfilmentStep::Release { body: None }).await.unwrap();
+    let (now, until) = (CLOCK_START, CLOCK_START + 90);
+    let second = ledger.take_over(&first.key, 0, now, until).await.unwrap().expect("released");
+    assert_eq!(ledger.take_over(&first.key, 1, now, until).await.unwrap(), None, "the second owner's lease runs");
+    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))), "its attempt counts");
+    ledger.fulfil(&second, FulfilmentStep::Release { body: None }).await.unwrap();
+    assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some(), "given back");
 }
 
 async fn of_many_who_take_over_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
@@ -225,7 +248,7 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
 ) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 10, 5).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
     ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
     ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
@@ -237,7 +260,7 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
 async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
-    ledger.fulfil(&lease, FulfilmentStep::Start).await.unwrap();
+    ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::Forbidden(_))));
     let upfront = reserve(&*ledger, record(2, 1)).await;
     ledger.fulfil(&upfront, FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
@@ -309,7 +332,7 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
     select(vec![
         Ok(FulfilmentStep::Admit { funds, due: false }),
         Ok(FulfilmentStep::Admit { funds, due: true }),
-        Ok(FulfilmentStep::Start),
+        Ok(FulfilmentStep::Start { until: 0 }),
         Ok(FulfilmentStep::Release { body: None }),
         Ok(FulfilmentStep::Produce { body: None, at: 1 }),
         Ok(FulfilmentStep::Deliver),

@@ -212,6 +212,34 @@ async fn a_wallet_that_changes_its_mind_has_not_paid() {
 }
 
 #[tokio::test]
+async fn a_wallet_that_changes_its_mind_again_and_again_costs_gas_twice() {
+    let stage = stage().await;
+    let owner = new_key();
+    let wallet = stage.wallet(owner.address());
+    stage.devnet.mint(wallet, "$1".parse().unwrap()).unwrap();
+    let accept = |accepting| {
+        let data = Wallet::setAcceptingCall { accepting }.abi_encode();
+        stage.devnet.execute(owner.address(), wallet, data).unwrap();
+    };
+    let payments: Vec<_> = (0..5).map(|_| stage.payment_from(&owner, wallet)).collect();
+    let mut verified = Vec::new();
+    for payment in &payments[..4] {
+        verified.push(stage.admit(payment).await);
+    }
+    accept(false);
+    for (payment, verified) in payments.iter().zip(&verified) {
+        let outcome = stage.settle(payment, verified).await.unwrap();
+        assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "{outcome:?}");
+    }
+    assert_eq!(stage.next_nonce().await, 2, "what was verified a moment ago is not sent either");
+    accept(true);
+    let rejection = stage.rejection(&payments[4]).await;
+    assert!(rejection.detail.contains("try again"), "{rejection}");
+    // Somebody else pays as ever.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+}
+
+#[tokio::test]
 async fn a_price_above_the_ceiling_is_not_paid_and_nothing_is_journalled() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     let payment = stage.payment(&stage.payer(1));

@@ -93,6 +93,7 @@ impl Shop {
             let handler = handler.clone();
             async move {
                 let payment = request.extensions().get::<Payment>().cloned().expect("a paid request");
+                assert!(!request.headers().contains_key("payment-signature"), "a handler never sees the signature");
                 let body = request.into_body().collect().await?.to_bytes();
                 handler(payment, body).await
             }

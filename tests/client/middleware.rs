@@ -1,222 +1,43 @@
-//! The paying client against servers that behave as badly as needed, over real connections.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! The reqwest middleware against servers that behave as badly as needed.
 
 use std::{
-    collections::VecDeque,
-    future::pending,
     io,
-    net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
-    Router,
     body::Body,
-    extract::Request,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use base64::{Engine, engine::general_purpose::STANDARD};
 use reqwest_middleware::ClientWithMiddleware;
-use serde_json::{Value, json};
+use serde_json::json;
 use tower_x402::{
-    Asset, Clock, ManualClock, Network, Usdc,
+    Asset, Clock, ManualClock, Network, Nonces, RandomnessError, Usdc,
     client::{
         Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt, Refusal,
     },
-    eip3009::TokenDomain,
-    protocol::{DecodeError, ExactOffer, PaymentFlow, PaymentPayload, decode_header},
+    eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
+    protocol::{DecodeError, ExactOffer},
 };
 
-const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
-const PAYER: &str = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266";
-const NOW: u64 = 1_800_000_000;
+use super::script::*;
 
-// A server that answers by script.
-
-/// What one answer is, seen the request.
-type Reply = Box<dyn FnOnce(&Seen) -> Answer + Send>;
-
-enum Answer {
-    Response(Response),
-    /// Accepts the request and never answers.
-    Silence,
-    /// Closes the connection in place of an answer.
-    Cut,
-}
-
-#[derive(Clone, Debug)]
-struct Seen {
-    method: String,
-    path: String,
-    payment: Option<String>,
-    body: Vec<u8>,
-}
-
-#[derive(Clone)]
-struct Server {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
-
-impl Server {
-    /// Unpaid requests get a 402 with `required`; paid ones the replies in turn, the last kind again and again being a 500.
-    async fn paid(required: String, replies: Vec<Reply>) -> Self {
-        let replies = Mutex::new(VecDeque::from(replies));
-        Self::start(move |seen| {
-            if seen.payment.is_none() {
-                return Answer::Response(required_402(&required));
-            }
-            match replies.lock().unwrap().pop_front() {
-                Some(reply) => reply(seen),
-                None => Answer::Response((StatusCode::IM_A_TEAPOT, "out of script").into_response()),
-            }
-        })
-        .await
-    }
-
-    async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let (log, answer) = (seen.clone(), Arc::new(answer));
-        let handler = move |request: Request| {
-            let (log, answer) = (log.clone(), answer.clone());
-            async move {
-                let (parts, body) = request.into_parts();
-                let seen = Seen {
-                    method: parts.method.to_string(),
-                    path: parts.uri.to_string(),
-                    payment: parts.headers.get("payment-signature").map(|v| v.to_str().unwrap().to_owned()),
-                    body: axum::body::to_bytes(body, 1 << 20).await.unwrap().to_vec(),
-                };
-                log.lock().unwrap().push(seen.clone());
-                match answer(&seen) {
-                    Answer::Response(response) => response,
-                    Answer::Silence => pending().await,
-                    // A handler that panics makes hyper drop the connection.
-                    Answer::Cut => std::panic::resume_unwind(Box::new("cut")),
-                }
-            }
-        };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let app = Router::new().fallback(handler);
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { address, seen }
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}/evaluate?q=1", self.address)
-    }
-
-    fn seen(&self) -> Vec<Seen> {
-        self.seen.lock().unwrap().clone()
-    }
-
-    /// The payments that arrived, in order.
-    fn payments(&self) -> Vec<String> {
-        self.seen().into_iter().filter_map(|seen| seen.payment).collect()
-    }
-}
-
-fn required_402(header: &str) -> Response {
-    Response::builder().status(402).header("payment-required", header).body(Body::empty()).unwrap()
-}
-
-// What the server says.
-
-fn offer(amount: u64) -> ExactOffer {
-    ExactOffer {
-        asset: Network::BASE_SEPOLIA.usdc().unwrap(),
-        amount: U256::from(amount),
-        pay_to: Address::repeat_byte(7),
-        max_timeout_seconds: 60,
-        flow: PaymentFlow::Authorization,
-    }
-}
-
-fn required(offers: &[ExactOffer]) -> String {
-    let accepts: Vec<_> = offers.iter().map(ExactOffer::to_requirements).collect();
-    encode(json!({ "x402Version": 2, "resource": { "url": "http://evaluator.example" }, "accepts": accepts }))
-}
-
-fn encode(message: impl ToString) -> String {
-    STANDARD.encode(message.to_string())
-}
-
-fn decode(payment: &str) -> PaymentPayload {
-    decode_header(payment.as_bytes(), usize::MAX).unwrap()
-}
-
-fn transaction() -> B256 {
-    B256::repeat_byte(0xaa)
-}
-
-fn settlement() -> Value {
-    json!({
-        "success": true, "payer": PAYER, "transaction": transaction(), "network": "eip155:84532", "amount": "1000",
-    })
-}
-
-fn with_settlement(status: u16, settlement: impl ToString) -> Reply {
-    let header = encode(settlement);
-    Box::new(move |_| {
-        let response = Response::builder().status(status).header("payment-response", header);
-        Answer::Response(response.body(Body::from("the evaluation")).unwrap())
-    })
-}
-
-fn settled() -> Reply {
-    with_settlement(200, settlement())
-}
-
-fn status(status: u16) -> Reply {
-    Box::new(move |_| Answer::Response(StatusCode::from_u16(status).unwrap().into_response()))
-}
-
-fn later(code: u16, settlement: Option<Value>) -> Reply {
-    Box::new(move |_| {
-        let mut response = Response::builder().status(code).header(header::RETRY_AFTER, "0");
-        if let Some(settlement) = settlement {
-            response = response.header("payment-response", encode(settlement));
-        }
-        Answer::Response(response.body(Body::empty()).unwrap())
-    })
-}
-
-fn silence() -> Reply {
-    Box::new(|_| Answer::Silence)
-}
-
-fn cut() -> Reply {
-    Box::new(|_| Answer::Cut)
-}
-
-// The client.
-
-fn budget(total: u64) -> Budget {
-    Budget::builder().total(Usdc::from_atomic(total)).build()
-}
-
-fn payer(budget: &Budget) -> Payer {
-    let key: PrivateKeySigner = KEY.parse().unwrap();
-    Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW)).build()
-}
-
-fn middleware(budget: &Budget) -> PaymentMiddleware {
+pub fn middleware(budget: &Budget) -> PaymentMiddleware {
     PaymentMiddleware::new(payer(budget))
         .attempt_timeout(Duration::from_millis(300))
         .first_pause(Duration::from_millis(5))
 }
 
-fn client(budget: &Budget) -> ClientWithMiddleware {
+pub fn client(budget: &Budget) -> ClientWithMiddleware {
     middleware(budget).client(reqwest::Client::builder().no_proxy()).unwrap()
 }
 
-async fn buy(server: &Server, budget: &Budget) -> Result<(u16, Receipt), reqwest_middleware::Error> {
+pub async fn buy(server: &Server, budget: &Budget) -> Result<(u16, Receipt), reqwest_middleware::Error> {
     let response = client(budget).post(server.url()).body("my answer").send().await?;
     Ok((response.status().as_u16(), response.receipt().expect("it was paid for").clone()))
 }
@@ -229,7 +50,7 @@ async fn outcome(replies: Vec<Reply>) -> (u16, Receipt, Budget, Server) {
     (status, receipt, budget, server)
 }
 
-fn refusal(error: &reqwest_middleware::Error) -> &Refusal {
+pub fn refusal(error: &reqwest_middleware::Error) -> &Refusal {
     match PaymentError::of(error) {
         Some(error @ PaymentError::Refused(refusal)) => {
             assert_eq!(error.outcome(), Outcome::Refused);
@@ -306,6 +127,39 @@ async fn a_free_resource_costs_one_request() {
     assert!(response.receipt().is_none());
     assert_eq!(response.text().await.unwrap(), "free");
     assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
+    struct Locked;
+    #[async_trait::async_trait]
+    impl AuthorizationSigner for Locked {
+        fn address(&self) -> Address {
+            PAYER.parse().unwrap()
+        }
+        async fn sign(&self, _: &Authorization, _: &TokenDomain) -> Result<PaymentSignature, SignError> {
+            Err(alloy_signer::Error::other("the device is locked").into())
+        }
+    }
+    #[derive(Debug)]
+    struct Dry;
+    impl Nonces for Dry {
+        fn next(&self) -> Result<B256, RandomnessError> {
+            Err(RandomnessError)
+        }
+    }
+    let budget = budget(10_000);
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let locked = Payer::builder(Locked).budget(budget.clone()).build();
+    let dry = Payer::builder(key).nonces(Dry).budget(budget.clone()).build();
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    for payer in [locked, dry] {
+        let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
+        let error = client.post(server.url()).send().await.unwrap_err();
+        assert!(matches!(PaymentError::of(&error), Some(PaymentError::Sign(_) | PaymentError::Randomness(_))));
+        assert_eq!(budget.reserved(), Usdc::ZERO);
+    }
+    assert!(server.payments().is_empty());
 }
 
 #[tokio::test]
@@ -437,7 +291,13 @@ async fn a_failure_after_an_unclear_attempt_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() {
+async fn a_failed_payment_frees_its_amount_on_expiry_only_if_the_server_is_to_be_believed() {
+    for believed in [false, true] {
+        a_failed_payment_expires(believed).await;
+    }
+}
+
+async fn a_failed_payment_expires(believed: bool) {
     let clock = Arc::new(ManualClock::at(NOW));
     #[derive(Debug)]
     struct Shared(Arc<ManualClock>);
@@ -446,7 +306,8 @@ async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() 
             self.0.now()
         }
     }
-    let budget = budget(1_000);
+    let budget = Budget::builder().total(Usdc::from_atomic(1_000));
+    let budget = if believed { budget.release_failed() } else { budget }.build();
     let key: PrivateKeySigner = KEY.parse().unwrap();
     let payer = Payer::builder(key).budget(budget.clone()).clock(Shared(clock.clone())).build();
     let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
@@ -458,6 +319,11 @@ async fn a_failed_payment_frees_its_amount_when_its_authorization_has_expired() 
     let error = client.post(server.url()).send().await.unwrap_err();
     assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
     clock.advance(1);
+    if !believed {
+        assert!(client.post(server.url()).send().await.is_err());
+        assert_eq!((budget.reserved().atomic(), budget.journal().unresolved().len()), (1_000, 1));
+        return;
+    }
     assert_eq!(client.post(server.url()).send().await.unwrap().receipt().unwrap().outcome, Outcome::Settled);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
 }
@@ -642,22 +508,6 @@ async fn a_caller_that_gives_up_keeps_the_amount_reserved() {
     assert_eq!(server.payments().len(), 1);
     assert_eq!(budget.reserved().atomic(), 1_000);
     assert_eq!(budget.journal().unresolved().len(), 1);
-}
-
-struct TempPath(PathBuf);
-
-impl TempPath {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("x402-client-{name}-{}.jsonl", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        Self(path)
-    }
-}
-
-impl Drop for TempPath {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 fn journalled(path: &Path) -> Budget {

@@ -1,0 +1,110 @@
+//! A file of lines that is never left half written.
+
+use std::{
+    ffi::OsString,
+    fs::{File, OpenOptions, TryLockError, rename},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+
+/// An append-only, locked file that can be replaced as a whole.
+#[derive(Debug)]
+pub(super) struct JournalFile {
+    path: PathBuf,
+    file: File,
+    /// Up to here it holds complete lines.
+    length: u64,
+}
+
+impl JournalFile {
+    /// Opens or creates the file, and returns its complete lines; an incomplete last one is removed.
+    pub(super) fn open(path: &Path) -> io::Result<(Self, String)> {
+        let mut file = locked(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let complete = text.rfind('\n').map_or(0, |end| end + 1);
+        if complete < text.len() {
+            text.truncate(complete);
+            file.set_len(complete as u64)?;
+        }
+        if complete == 0 {
+            sync_directory_of(path)?;
+        }
+        Ok((Self { path: path.into(), file, length: complete as u64 }, text))
+    }
+
+    pub(super) const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Adds complete lines; if they must be durable, they are on disk when this returns.
+    pub(super) fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
+        // Removes what an earlier failed write may have left; does nothing otherwise.
+        self.file.set_len(self.length)?;
+        self.file.write_all(lines)?;
+        if durable {
+            self.file.sync_data()?;
+        }
+        self.length += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Puts other lines in the place of all. A crash leaves the old file or the new one.
+    pub(super) fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
+        let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
+        name.push(".new");
+        let aside = self.path.with_file_name(name);
+        // Locked before it gets the name, so that no other process finds it free.
+        let mut file = locked(&aside)?;
+        file.set_len(0)?;
+        file.write_all(lines)?;
+        file.sync_all()?;
+        rename(&aside, &self.path)?;
+        self.file = file;
+        self.length = lines.len() as u64;
+        sync_directory_of(&self.path)
+    }
+}
+
+/// Opens a private file that no other process has open through here.
+fn locked(path: &Path) -> io::Result<File> {
+    // A device may never end, and must keep its permissions.
+    if path.exists() && !path.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path)?;
+    file.try_lock()?;
+    // It may have been replaced between the two lines above.
+    if !is_at(&file, path)? {
+        return Err(TryLockError::WouldBlock.into());
+    }
+    // The file may be older than this rule.
+    #[cfg(unix)]
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let (open, named) = (file.metadata()?, std::fs::metadata(path)?);
+    Ok((open.dev(), open.ino()) == (named.dev(), named.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> io::Result<bool> {
+    Ok(path.exists())
+}
+
+/// A name is only found after a crash if its directory was written too.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    if cfg!(unix) {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Where a payer's private key comes from.
+//!
+//! Any alloy signer can pay: a KMS, a hardware wallet, a key made elsewhere. These are for keys that are text, or a file.
+//! None of them repeats what it read, in errors or otherwise, and copies of the text are wiped after use. What is in the
+//! environment stays there for as long as the process lives; a keystore file does not need it for the key itself.
+//!
+//! ```no_run
+//! use tower_x402::client::{Payer, key};
+//!
+//! let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).build();
+//! # Ok::<(), key::KeyError>(())
+//! ```
+
+use std::env;
+#[cfg(feature = "keystore")]
+use std::path::{Path, PathBuf};
+
+use alloy_primitives::{B256, hex};
+use alloy_signer_local::PrivateKeySigner;
+use zeroize::{Zeroize, Zeroizing};
+
+/// Reads a private key: 32 bytes in hex, with or without `0x`; spaces around it do not matter.
+///
+/// ```
+/// use tower_x402::client::key;
+///
+/// let key = key::from_hex("0x4646464646464646464646464646464646464646464646464646464646464646")?;
+/// assert_eq!(key.address().to_string(), "0x9d8A62f656a8d1615C1294fd71e9CFb3E4855A4F");
+/// assert!(key::from_hex("0x46").is_err());
+/// # Ok::<(), key::KeyError>(())
+/// ```
+///
+/// # Errors
+/// [`KeyError::Malformed`], which does not say what was given.
+pub fn from_hex(text: &str) -> Result<PrivateKeySigner, KeyError> {
+    read(text, "the text given")
+}
+
+/// Reads a private key from an environment variable, as [`from_hex`] does.
+///
+/// # Errors
+/// [`KeyError::Missing`] and [`KeyError::Malformed`] name the variable.
+pub fn from_env(variable: &str) -> Result<PrivateKeySigner, KeyError> {
+    let text = env::var(variable).map_err(|_| KeyError::Missing { variable: variable.into() })?;
+    read(&Zeroizing::new(text), variable)
+}
+
+/// Decrypts a private key in an Ethereum keystore file (version 3, as geth, Foundry's `cast wallet` and many wallets
+/// write it).
+///
+/// This is slow on purpose: about a second of computing. In async code, use `spawn_blocking`.
+///
+/// # Errors
+/// [`KeyError::Keystore`] names the file.
+#[cfg(feature = "keystore")]
+pub fn from_keystore(path: impl AsRef<Path>, password: impl AsRef<[u8]>) -> Result<PrivateKeySigner, KeyError> {
+    let path = path.as_ref();
+    PrivateKeySigner::decrypt_keystore(path, password)
+        .map_err(|source| KeyError::Keystore { path: path.into(), source: Box::new(source) })
+}
+
+fn read(text: &str, origin: &str) -> Result<PrivateKeySigner, KeyError> {
+    let malformed = || KeyError::Malformed { origin: origin.into() };
+    let mut bytes = B256::ZERO;
+    let read = hex::decode_to_slice(text.trim(), bytes.as_mut_slice());
+    let key =
+        read.map_err(|_| malformed()).and_then(|()| PrivateKeySigner::from_bytes(&bytes).map_err(|_| malformed()));
+    bytes.0.zeroize();
+    key
+}
+
+/// Why there is no key. Never says what the key or the password is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The variable is not set, or not text.
+    #[error("set {variable} to a private key (32 bytes in hex)")]
+    Missing {
+        /// Its name.
+        variable: String,
+    },
+    /// Something is there, but not a key.
+    #[error("{origin} is not a private key: expected 32 bytes in hex, not zero and below the order of the curve")]
+    Malformed {
+        /// Where the text came from.
+        origin: String,
+    },
+    /// The file cannot be read, or not with this password.
+    #[cfg(feature = "keystore")]
+    #[error("no key can be read from the keystore {} with this password", path.display())]
+    Keystore {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
+
+    #[test]
+    fn a_key_is_read_from_text_with_and_without_prefix() {
+        for text in [TEXT.to_owned(), format!("0x{TEXT}"), format!(" 0x{TEXT}\n")] {
+            assert_eq!(from_hex(&text).unwrap().address().to_string(), "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
+        }
+    }
+
+    #[test]
+    fn no_error_and_no_debug_output_shows_the_key() {
+        let wrong = [format!("{TEXT}00"), TEXT.replace('a', "g"), "f".repeat(64), "0".repeat(64), String::new()];
+        for text in wrong {
+            let error = from_hex(&text).unwrap_err();
+            let shown = format!("{error} {error:?}");
+            assert!(text.is_empty() || !shown.contains(&text[..text.len().min(16)]), "{shown}");
+        }
+        let key = from_hex(TEXT).unwrap();
+        assert!(!format!("{key:?}").contains(&TEXT[..16]));
+    }
+
+    #[test]
+    fn a_variable_that_is_not_set_is_named() {
+        let error = from_env("X402_NO_SUCH_VARIABLE").unwrap_err();
+        assert_eq!(error.to_string(), "set X402_NO_SUCH_VARIABLE to a private key (32 bytes in hex)");
+    }
+
+    #[cfg(feature = "keystore")]
+    #[test]
+    fn the_test_vector_of_web3_secret_storage_is_decrypted_with_its_password_only() {
+        // https://ethereum.org/en/developers/docs/data-structures-and-encoding/web3-secret-storage/, PBKDF2.
+        let text = r#"{"crypto":{"cipher":"aes-128-ctr","cipherparams":{"iv":"6087dab2f9fdbbfaddc31a909735c1e6"},
+            "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46","kdf":"pbkdf2",
+            "kdfparams":{"c":262144,"dklen":32,"prf":"hmac-sha256",
+            "salt":"ae3cd4e7013836a3df6bd7241b12db061dbe2c6785853cce422d148a624ce0bd"},
+            "mac":"517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2"},
+            "id":"3198bc9c-6672-5ab3-d995-4942343ae5b6","version":3}"#;
+        let path = env::temp_dir().join(format!("x402-keystore-{}.json", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let (right, wrong) = (from_keystore(&path, "testpassword"), from_keystore(&path, "a-wrong-password"));
+        std::fs::remove_file(&path).unwrap();
+        let expected = from_hex("7a28b5ba57c53603b0b07b56bba752f7784bf506fa95edc395f5cf6c7514fe9d").unwrap();
+        assert_eq!(right.unwrap().address(), expected.address());
+        let error = wrong.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("a-wrong-password"));
+        assert!(error.to_string().contains("x402-keystore"));
+    }
+}

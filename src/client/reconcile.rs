@@ -1,0 +1,208 @@
+//! What the chain says about payments that nobody answered for.
+
+use std::time::Duration;
+
+use alloy_primitives::{B256, Bytes, U64};
+use alloy_provider::Provider;
+use alloy_rpc_client::RpcClient;
+use alloy_sol_types::{SolCall, sol};
+use serde_json::json;
+
+use super::{Budget, JournalEntry, Outcome, journal::Record};
+use crate::{
+    settlement::{
+        credit::{self, Use},
+        judge::Expected,
+        rpc::{Block, Rpc, RpcFailure},
+    },
+    usdc::Usdc,
+};
+
+/// How long one request to the node may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How far the clock that signed may have been ahead of the chain's, in seconds.
+const SKEW: u64 = 900;
+/// A block is looked up no more exactly than this: one request for logs covers as many.
+const CLOSE_ENOUGH: u64 = 500;
+
+sol! {
+    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
+}
+
+/// What a look at the chain resolved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reconciliation {
+    /// Payments that were made; they are now spent.
+    pub paid: usize,
+    /// Their sum.
+    pub spent: Usdc,
+    /// Payments that can never be made any more; they are no longer reserved.
+    pub void: usize,
+    /// Their sum.
+    pub released: Usdc,
+    /// Payments that stay open: still valid, not final yet, or on another chain than the node's.
+    pub open: usize,
+}
+
+/// Why the chain could not be looked at. What was resolved before that stays resolved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReconcileError {
+    /// No answer, or none that can be read; try again.
+    #[error("the node did not answer")]
+    Silent,
+    /// The node refused a request that it must serve: blocks by number, calls at a final block, logs.
+    #[error("the node refused: {message} ({code})")]
+    Refused {
+        /// The JSON-RPC code.
+        code: i64,
+        /// Its words.
+        message: String,
+    },
+    /// The node knows no final block.
+    #[error("the node knows no final block")]
+    NoFinality,
+}
+
+impl From<RpcFailure> for ReconcileError {
+    fn from(failure: RpcFailure) -> Self {
+        match failure {
+            RpcFailure::Refused { code, message } => Self::Refused { code, message },
+            RpcFailure::Silent => Self::Silent,
+        }
+    }
+}
+
+/// Resolves what is open in the budget's journal by what is final on the chain.
+///
+/// Whatever a server said or did not say, the chain knows: a payment was made if the token's logs show its authorization used
+/// with the transfer to the payee, and is void if a final block past `validBefore` shows it unused (or cancelled). The
+/// first becomes spent, the second is no longer reserved, and both leave the journal. Everything else stays as it is.
+/// It may be called at any time, also while payments are under way.
+///
+/// ```no_run
+/// # async fn example(budget: tower_x402::client::Budget) -> Result<(), Box<dyn std::error::Error>> {
+/// use alloy_provider::ProviderBuilder;
+/// use tower_x402::client::reconcile;
+///
+/// let provider = ProviderBuilder::new().connect_http("https://mainnet.base.org".parse()?);
+/// let found = reconcile(&budget, &provider).await?;
+/// println!("{} paid, {} void, {} still open", found.paid, found.void, found.open);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// See [`ReconcileError`].
+pub async fn reconcile<P, N>(budget: &Budget, provider: &P) -> Result<Reconciliation, ReconcileError>
+where
+    P: Provider<N>,
+    N: alloy_network::Network,
+{
+    let mut found = Reconciliation::default();
+    let entries = budget.journal().unresolved();
+    if entries.is_empty() {
+        return Ok(found);
+    }
+    let client = provider.client();
+    let rpc = Rpc::new(RpcClient::new(client.transport().clone(), client.is_local()), PATIENCE);
+    let chain_id = rpc.chain_id().await?;
+    let last = rpc.block("finalized").await?.ok_or(ReconcileError::NoFinality)?;
+    for entry in entries {
+        let proof = match entry.network.chain_id() == chain_id {
+            true => prove(&rpc, &entry, last).await?,
+            false => None,
+        };
+        let Some(proof) = proof else {
+            found.open += 1;
+            continue;
+        };
+        // Closed in the meantime by an answer to the request itself: it is counted there.
+        if !budget.resolve(proof.record(&entry)).await {
+            continue;
+        }
+        let (count, sum) = match proof {
+            Proof::Paid { .. } => (&mut found.paid, &mut found.spent),
+            Proof::Void => (&mut found.void, &mut found.released),
+        };
+        *count += 1;
+        *sum = sum.checked_add(entry.amount).unwrap_or(Usdc::MAX);
+    }
+    Ok(found)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    Paid { transaction: B256 },
+    Void,
+}
+
+impl Proof {
+    fn record(self, entry: &JournalEntry) -> Record {
+        match self {
+            Self::Paid { transaction } => {
+                let (outcome, transaction) = (Outcome::Settled, Some(transaction));
+                Record::Outcome { nonce: entry.nonce, outcome, transaction }
+            }
+            Self::Void => Record::Void { nonce: entry.nonce },
+        }
+    }
+}
+
+/// What blocks up to `last`, the newest final one, prove about a payment.
+async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Proof>, RpcFailure> {
+    let Some(used) = is_used(rpc, entry, last).await? else { return Ok(None) };
+    if !used {
+        let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
+        return Ok(expired.then_some(Proof::Void));
+    }
+    let expected = Expected {
+        token: entry.asset,
+        payer: entry.payer,
+        payee: entry.pay_to,
+        value: entry.amount.into(),
+        nonce: entry.nonce,
+    };
+    let (from, _) = around(rpc, entry.signed_at.saturating_sub(SKEW), last).await?;
+    let (_, to) = around(rpc, entry.valid_before, last).await?;
+    Ok(match credit::find(rpc, &expected, from, to).await? {
+        Use::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
+        Use::Wasted { .. } => Some(Proof::Void),
+        Use::NotFound => None,
+    })
+}
+
+/// Whether the nonce is used in that block; `None` if the token does not say.
+async fn is_used(rpc: &Rpc, entry: &JournalEntry, at: Block) -> Result<Option<bool>, RpcFailure> {
+    let call = authorizationStateCall { authorizer: entry.payer, nonce: entry.nonce };
+    let request = json!({ "to": entry.asset, "data": Bytes::from(call.abi_encode()) });
+    let answer: Bytes = rpc.call("eth_call", (request, at.number)).await?;
+    Ok(authorizationStateCall::abi_decode_returns(&answer).ok())
+}
+
+/// Two blocks that are close together, the first from before `time` and the second, if there is one yet, not from before it.
+async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFailure> {
+    let (mut high, mut step) = (last.number.saturating_to::<u64>(), CLOSE_ENOUGH);
+    if last.timestamp.saturating_to::<u64>() < time {
+        return Ok((high, high));
+    }
+    let mut low = high.saturating_sub(step);
+    while low > 0 && timestamp(rpc, low).await? >= time {
+        high = low;
+        step = step.saturating_mul(4);
+        low = low.saturating_sub(step);
+    }
+    while high - low > CLOSE_ENOUGH {
+        let middle = low + (high - low) / 2;
+        match timestamp(rpc, middle).await? < time {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    Ok((low, high))
+}
+
+async fn timestamp(rpc: &Rpc, number: u64) -> Result<u64, RpcFailure> {
+    let block: Option<Block> = rpc.call("eth_getBlockByNumber", (U64::from(number), false)).await?;
+    Ok(block.ok_or(RpcFailure::Silent)?.timestamp.saturating_to())
+}

@@ -1,0 +1,9 @@
+//! The paying client, over real connections.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+
+mod layer;
+mod middleware;
+mod reconcile;
+mod script;
+#[path = "../support/mod.rs"]
+mod support;

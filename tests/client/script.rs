@@ -1,0 +1,222 @@
+//! A server that answers by script, over real connections, and the purse that is spent there.
+
+use std::{
+    collections::VecDeque,
+    future::pending,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use tower_x402::{
+    ManualClock, Network, Usdc,
+    client::{Budget, Payer},
+    protocol::{ExactOffer, PaymentFlow, PaymentPayload, decode_header},
+};
+
+pub const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
+pub const PAYER: &str = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266";
+pub const NOW: u64 = 1_800_000_000;
+
+/// What one answer is, seen the request.
+pub type Reply = Box<dyn FnOnce(&Seen) -> Answer + Send>;
+
+pub enum Answer {
+    Response(Response),
+    /// Accepts the request and never answers.
+    Silence,
+    /// Closes the connection in place of an answer.
+    Cut,
+}
+
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub method: String,
+    pub path: String,
+    pub payment: Option<String>,
+    pub body: Vec<u8>,
+}
+
+#[derive(Clone)]
+pub struct Server {
+    pub address: SocketAddr,
+    pub seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Server {
+    /// Unpaid requests get a 402 with `required`; paid ones the replies in turn, the last kind again and again being a 500.
+    pub async fn paid(required: String, replies: Vec<Reply>) -> Self {
+        let replies = Mutex::new(VecDeque::from(replies));
+        Self::start(move |seen| {
+            if seen.payment.is_none() {
+                return Answer::Response(required_402(&required));
+            }
+            match replies.lock().unwrap().pop_front() {
+                Some(reply) => reply(seen),
+                None => Answer::Response((StatusCode::IM_A_TEAPOT, "out of script").into_response()),
+            }
+        })
+        .await
+    }
+
+    pub async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, answer) = (seen.clone(), Arc::new(answer));
+        let handler = move |request: Request| {
+            let (log, answer) = (log.clone(), answer.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let seen = Seen {
+                    method: parts.method.to_string(),
+                    path: parts.uri.to_string(),
+                    payment: parts.headers.get("payment-signature").map(|v| v.to_str().unwrap().to_owned()),
+                    body: axum::body::to_bytes(body, 1 << 20).await.unwrap().to_vec(),
+                };
+                log.lock().unwrap().push(seen.clone());
+                match answer(&seen) {
+                    Answer::Response(response) => response,
+                    Answer::Silence => pending().await,
+                    // A handler that panics makes hyper drop the connection.
+                    Answer::Cut => std::panic::resume_unwind(Box::new("cut")),
+                }
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().fallback(handler);
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Self { address, seen }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/evaluate?q=1", self.address)
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// The payments that arrived, in order.
+    pub fn payments(&self) -> Vec<String> {
+        self.seen().into_iter().filter_map(|seen| seen.payment).collect()
+    }
+}
+
+pub fn required_402(header: &str) -> Response {
+    Response::builder().status(402).header("payment-required", header).body(Body::empty()).unwrap()
+}
+
+// What the server says.
+
+pub fn offer(amount: u64) -> ExactOffer {
+    ExactOffer {
+        asset: Network::BASE_SEPOLIA.usdc().unwrap(),
+        amount: U256::from(amount),
+        pay_to: Address::repeat_byte(7),
+        max_timeout_seconds: 60,
+        flow: PaymentFlow::Authorization,
+    }
+}
+
+pub fn required(offers: &[ExactOffer]) -> String {
+    let accepts: Vec<_> = offers.iter().map(ExactOffer::to_requirements).collect();
+    encode(json!({ "x402Version": 2, "resource": { "url": "http://evaluator.example" }, "accepts": accepts }))
+}
+
+pub fn encode(message: impl ToString) -> String {
+    STANDARD.encode(message.to_string())
+}
+
+pub fn decode(payment: &str) -> PaymentPayload {
+    decode_header(payment.as_bytes(), usize::MAX).unwrap()
+}
+
+pub fn transaction() -> B256 {
+    B256::repeat_byte(0xaa)
+}
+
+pub fn settlement() -> Value {
+    json!({
+        "success": true, "payer": PAYER, "transaction": transaction(), "network": "eip155:84532", "amount": "1000",
+    })
+}
+
+pub fn with_settlement(status: u16, settlement: impl ToString) -> Reply {
+    let header = encode(settlement);
+    Box::new(move |_| {
+        let response = Response::builder().status(status).header("payment-response", header);
+        Answer::Response(response.body(Body::from("the evaluation")).unwrap())
+    })
+}
+
+pub fn settled() -> Reply {
+    with_settlement(200, settlement())
+}
+
+pub fn status(status: u16) -> Reply {
+    Box::new(move |_| Answer::Response(StatusCode::from_u16(status).unwrap().into_response()))
+}
+
+pub fn later(code: u16, settlement: Option<Value>) -> Reply {
+    Box::new(move |_| {
+        let mut response = Response::builder().status(code).header(header::RETRY_AFTER, "0");
+        if let Some(settlement) = settlement {
+            response = response.header("payment-response", encode(settlement));
+        }
+        Answer::Response(response.body(Body::empty()).unwrap())
+    })
+}
+
+pub fn redirect(code: u16, location: String) -> Reply {
+    Box::new(move |_| {
+        let response = Response::builder().status(code).header(header::LOCATION, location);
+        Answer::Response(response.body(Body::empty()).unwrap())
+    })
+}
+
+pub fn silence() -> Reply {
+    Box::new(|_| Answer::Silence)
+}
+
+pub fn cut() -> Reply {
+    Box::new(|_| Answer::Cut)
+}
+
+// The client.
+
+pub fn budget(total: u64) -> Budget {
+    Budget::builder().total(Usdc::from_atomic(total)).build()
+}
+
+pub fn payer(budget: &Budget) -> Payer {
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW)).build()
+}
+
+/// A file that is removed at the end.
+pub struct TempPath(pub PathBuf);
+
+impl TempPath {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("x402-client-{name}-{}.jsonl", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

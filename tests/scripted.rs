@@ -1,0 +1,529 @@
+//! Interleavings and failures that no chain produces on demand, with a facilitator that does as it is told.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::{B256, Bytes as Hex};
+use alloy_signer_local::PrivateKeySigner;
+use async_trait::async_trait;
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, future::BoxFuture, stream};
+use http::{Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use support::{
+    authorization::unix_now,
+    shop::{App, Customer, Purchase, app, evaluate, send, try_send},
+};
+use tokio::sync::Notify;
+use tower::{BoxError, Layer as _};
+use tower_x402::{
+    ManualClock, Network, Usdc,
+    facilitator::{
+        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
+    },
+    ledger::{
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, PaymentKey, Record, Reservation,
+        SettlementStep, StoredResponse,
+    },
+    protocol::{PaymentFlow, Reason, SupportedResponse},
+    server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
+};
+
+type Verify = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Verified, VerifyError>> + Send + Sync;
+type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
+
+/// Says what the test tells it to, by the number of the call.
+struct Scripted {
+    ledger: Arc<dyn Ledger>,
+    verify: Box<Verify>,
+    settle: Box<Settle>,
+    verified: AtomicU64,
+    settled: AtomicU64,
+}
+
+impl std::fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scripted")
+    }
+}
+
+impl Scripted {
+    fn new() -> Self {
+        Self {
+            ledger: Arc::new(MemoryLedger::new()),
+            verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
+            settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
+            verified: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+        }
+    }
+
+    fn verify<F>(mut self, verify: impl Fn(u64, Prechecked) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Verified, VerifyError>> + Send + 'static,
+    {
+        self.verify = Box::new(move |call, payment| Box::pin(verify(call, payment)));
+        self
+    }
+
+    fn settle<F>(mut self, settle: impl Fn(u64, Prechecked) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
+    {
+        self.settle = Box::new(move |call, payment| Box::pin(settle(call, payment)));
+        self
+    }
+
+    fn settlements(&self) -> u64 {
+        self.settled.load(Ordering::SeqCst)
+    }
+}
+
+fn paid() -> Outcome {
+    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1) }
+}
+
+fn not_yet() -> Outcome {
+    let detail = "not yet".to_owned();
+    Outcome::Failed { reason: Reason::InsufficientFunds, detail, transaction: None, dead: false }
+}
+
+fn away() -> FacilitatorError {
+    FacilitatorError::Unreachable { what: "the node", retry_after: Duration::from_secs(1) }
+}
+
+#[async_trait]
+impl Facilitator for Scripted {
+    fn ledger(&self) -> &Arc<dyn Ledger> {
+        &self.ledger
+    }
+
+    fn serves(&self, _: &Terms) -> bool {
+        true
+    }
+
+    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
+        Ok(SupportedResponse::default())
+    }
+
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        (self.verify)(self.verified.fetch_add(1, Ordering::SeqCst), payment.clone()).await
+    }
+
+    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
+        (self.settle)(self.settled.fetch_add(1, Ordering::SeqCst), payment.clone()).await
+    }
+
+    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
+        Ok(Outcome::Unknown { transaction: None })
+    }
+}
+
+fn layer(facilitator: &Arc<Scripted>) -> RequirePaymentLayerBuilder {
+    RequirePaymentLayer::builder()
+        .price("$0.001")
+        .pay_to(Network::BASE_SEPOLIA, alloy_primitives::Address::repeat_byte(0xba))
+        .facilitator(facilitator.clone())
+}
+
+/// A service that counts its runs; the handler gets the run's number and the unread request.
+fn serve<H, F>(layer: RequirePaymentLayerBuilder, handler: H) -> (App, Arc<AtomicU64>)
+where
+    H: Fn(u64, Request<RequestBody<Body>>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let handled = Arc::new(AtomicU64::new(0));
+    let counter = handled.clone();
+    let service = tower::service_fn(move |request: Request<RequestBody<Body>>| {
+        let work = handler(counter.fetch_add(1, Ordering::SeqCst), request);
+        async move { Ok::<_, BoxError>(work.await) }
+    });
+    (app(layer.build().unwrap().layer(service)), handled)
+}
+
+/// Echoes the request's body.
+async fn echo(_: u64, request: Request<RequestBody<Body>>) -> Response<Body> {
+    Response::new(Body::from(request.into_body().collect().await.unwrap().to_bytes()))
+}
+
+fn customer() -> Customer {
+    let signer = PrivateKeySigner::random();
+    Customer { from: signer.address(), signer }
+}
+
+async fn record(facilitator: &Scripted, purchase: &Purchase) -> Option<Record> {
+    let key = PaymentKey {
+        network: purchase.asset.network,
+        asset: purchase.asset.address,
+        payer: purchase.authorization.from,
+        nonce: purchase.authorization.nonce,
+    };
+    facilitator.ledger.get(&key).await.unwrap()
+}
+
+/// A body that says when it is read, and ends when it is told to.
+fn held_body(text: &'static str, read: Arc<Notify>, go: Arc<Notify>) -> Body {
+    Body::from_stream(stream::once(async move {
+        read.notify_one();
+        go.notified().await;
+        Ok::<_, std::io::Error>(Bytes::from_static(text.as_bytes()))
+    }))
+}
+
+#[tokio::test]
+async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (asking, told) = (asked.clone(), answer.clone());
+    let facilitator = Arc::new(Scripted::new().verify(move |call, _| {
+        let (asking, told) = (asking.clone(), told.clone());
+        async move {
+            if call > 0 {
+                return Ok(Verified::default());
+            }
+            asking.notify_one();
+            told.notified().await;
+            Err(Rejection::new(Reason::InsufficientFunds, "nothing there").into())
+        }
+    }));
+    let layer = layer(&facilitator).flow(PaymentFlow::Upfront).price_with(|request| {
+        let units = if request.uri.path() == "/dear" { 1_000_000 } else { 1_000 };
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, echo);
+    let cheap = || Request::post("/cheap").body(Body::from("x")).unwrap();
+    let purchase = customer().pay(&app, cheap()).await;
+    let (one, first) = (app.clone(), purchase.on(cheap()));
+    let first = tokio::spawn(async move { send(&one, first).await });
+    asked.notified().await;
+    // While it is known, it is shown for something dear; its body arrives after the payment was refused and forgotten.
+    let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let dear = Request::post("/dear").body(held_body("x", read.clone(), go.clone())).unwrap();
+    let (two, second) = (app.clone(), purchase.on(dear));
+    let second = tokio::spawn(async move { send(&two, second).await });
+    let _ = tokio::time::timeout(Duration::from_millis(500), read.notified()).await;
+    answer.notify_one();
+    assert_eq!(first.await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
+    go.notify_one();
+    let second = second.await.unwrap();
+    assert_eq!(handled.load(Ordering::SeqCst), 0, "{second:?}");
+    assert!(second.status.is_client_error(), "{second:?}");
+    assert_eq!(facilitator.settlements(), 0);
+}
+
+#[tokio::test]
+async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
+    let facilitator = Arc::new(Scripted::new());
+    // As nested routers do, both see the same path; one payee, one ledger.
+    let failing = |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() };
+    let (cheap, _) = serve(layer(&facilitator), failing);
+    let (dear, handled) = serve(layer(&facilitator).price("$1"), echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    // Paid before the work, it is owed, but by the service that owes it.
+    let (cheap, _) = serve(layer(&facilitator).flow(PaymentFlow::Upfront).service_name("cheap"), failing);
+    let other = layer(&facilitator).flow(PaymentFlow::Upfront).service_name("dear").price("$1");
+    let (dear, handled_too) = serve(other, echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::CONFLICT);
+    assert_eq!((handled.load(Ordering::SeqCst), handled_too.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test]
+async fn a_response_that_was_not_kept_is_not_charged_for_later() {
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
+    let (app, handled) = serve(layer(&facilitator), |_, _| async { Response::new(Body::from(vec![b'x'; 1 << 20])) });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(again.status, StatusCode::CONFLICT, "{again:?}");
+    assert_eq!(facilitator.settlements(), 1, "there is nothing left to charge for");
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().settlement.paid_by(), None);
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_only_a_contract_can_judge_takes_no_place_from_proven_payments() {
+    let facilitator = Arc::new(Scripted::new().verify(|_, payment| async move {
+        if payment.authenticity() != Authenticity::Proven {
+            std::future::pending::<()>().await;
+        }
+        Ok(Verified::default())
+    }));
+    let (app, _) = serve(layer(&facilitator).max_concurrent(4), echo);
+    let mut garbage = Vec::new();
+    for _ in 0..8 {
+        let mut purchase = customer().pay(&app, evaluate("x")).await;
+        purchase.signature = Hex::from(vec![7; 65]);
+        let (app, request) = (app.clone(), purchase.on(evaluate("x")));
+        garbage.push(tokio::spawn(async move { try_send(&app, request).await.is_ok() }));
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+    garbage.into_iter().for_each(|task| task.abort());
+}
+
+#[tokio::test]
+async fn a_payment_stays_in_the_flow_it_was_accepted_in() {
+    let facilitator = Arc::new(Scripted::new().settle(|_, _| async { Ok(not_yet()) }));
+    let both = layer(&facilitator).flow(PaymentFlow::Upfront).flow(PaymentFlow::Authorization);
+    let (app, handled) = serve(both, echo);
+    let unpaid = send(&app, evaluate("x")).await;
+    let mut purchase = customer().sign(&support::shop::demand(&unpaid), 0);
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    purchase.offer = support::shop::demand(&unpaid)["accepts"][1].clone();
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    assert_eq!(facilitator.settlements(), 2);
+    assert_eq!(handled.load(Ordering::SeqCst), 0, "paid first, as it was accepted");
+}
+
+#[tokio::test]
+async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let journal = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, payment| {
+        let journal = journal.clone();
+        async move {
+            if call > 0 {
+                return Ok(paid());
+            }
+            let (key, transaction) = (payment.key(), B256::repeat_byte(1));
+            journal.settle(&key, SettlementStep::Submit { transaction }).await.unwrap();
+            journal.settle(&key, SettlementStep::Fail { reason: Reason::UnexpectedSettleError }).await.unwrap();
+            Err(away())
+        }
+    });
+    scripted.ledger = ledger;
+    let facilitator = Arc::new(scripted);
+    let upfront = layer(&facilitator).flow(PaymentFlow::Upfront).max_wait(Duration::from_secs(1));
+    let (app, _) = serve(upfront, echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_attempt_that_read_nothing_does_not_open_the_answer_to_other_bodies() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |run, request| async move {
+        if run == 0 {
+            return Response::builder().status(500).body(Body::empty()).unwrap();
+        }
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("mine")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+    assert_eq!(send(&app, purchase.on(evaluate("yours"))).await.status, StatusCode::CONFLICT);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+}
+
+#[tokio::test]
+async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).flow(PaymentFlow::Upfront), |run, request| async move {
+        assert!(run > 0, "as told");
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("mine")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    // The authorization is on the chain now, for everybody to read.
+    assert_eq!(send(&app, purchase.on(evaluate("yours"))).await.status, StatusCode::CONFLICT);
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
+    let mut scripted = Scripted::new();
+    scripted.ledger = Arc::new(SlowLedger(MemoryLedger::new()));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let gone = tokio::time::timeout(Duration::from_millis(20), send(&app, purchase.on(evaluate("x")))).await;
+    assert!(gone.is_err(), "the ledger takes longer");
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
+    let mut scripted = Scripted::new();
+    scripted.ledger = Arc::new(SlowLedger(MemoryLedger::new()));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), |run, request| async move {
+        if run == 0 {
+            return Response::builder().status(500).body(Body::empty()).unwrap();
+        }
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let gone = tokio::time::timeout(Duration::from_millis(75), send(&app, purchase.on(evaluate("x")))).await;
+    assert!(gone.is_err(), "the ledger takes longer");
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn work_is_not_begun_again_when_too_little_time_is_left_to_be_paid_for_it() {
+    let facilitator = Arc::new(Scripted::new());
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), |_, _| async {
+        Response::builder().status(500).body(Body::empty()).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    clock.advance(100);
+    let late = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(late.status, StatusCode::PAYMENT_REQUIRED, "{late:?}");
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn an_upgrade_that_may_be_paid_for_is_charged() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).allow_upgrades(true), |_, _| async {
+        let switching = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
+        switching.header(header::UPGRADE, "websocket").body(Body::empty()).unwrap()
+    });
+    let upgrade = || {
+        let request = Request::get("/evaluate?k=1").header("connection", "upgrade").header("upgrade", "websocket");
+        request.body(Body::empty()).unwrap()
+    };
+    let purchase = customer().pay(&app, upgrade()).await;
+    let switched = send(&app, purchase.on(upgrade())).await;
+    assert_eq!(switched.status, StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(facilitator.settlements(), 1, "served and paid");
+    // A connection cannot be replayed.
+    assert_eq!(send(&app, purchase.on(upgrade())).await.status, StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn copies_of_one_payment_leave_places_to_others() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        if body == "slow" {
+            std::future::pending::<()>().await;
+        }
+        Response::new(Body::from(body))
+    });
+    let purchase = customer().pay(&app, evaluate("slow")).await;
+    let copies = stream::iter(0..32).map(|_| send(&app, purchase.on(evaluate("slow")))).buffer_unordered(32);
+    let copies = async { copies.collect::<Vec<_>>().await };
+    let other = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let purchase = customer().pay(&app, evaluate("quick")).await;
+        send(&app, purchase.on(evaluate("quick"))).await
+    };
+    tokio::select! {
+        _ = copies => panic!("one of them waits"),
+        other = other => assert_eq!(other.status, StatusCode::OK),
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_does_not_look_at_the_method_gives_nothing_away_to_preflights() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        Response::builder()
+            .header(header::CONTENT_LENGTH, "6")
+            .header("x-inner", "1")
+            .body(Body::from("secret"))
+            .unwrap()
+    });
+    let preflight = Request::options("/evaluate?k=1")
+        .header(header::ORIGIN, "https://app.example")
+        .header(header::ACCESS_CONTROL_REQUEST_METHOD, "GET");
+    let answer = send(&app, preflight.body(Body::empty()).unwrap()).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, ""));
+    assert_eq!(answer.headers["x-inner"], "1");
+    assert!(!answer.headers.contains_key(header::CONTENT_LENGTH));
+}
+
+#[tokio::test]
+async fn a_replay_repeats_no_header_of_the_first_connection() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        let response = Response::builder().header(header::CONNECTION, "close, x-hop").header("x-hop", "1");
+        let response = response.header(header::TRANSFER_ENCODING, "chunked").header(header::DATE, "then");
+        response.header("x-end", "1").body(Body::from("answer")).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+    let replay = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((replay.text(), &replay.headers["x-end"]), ("answer", &http::HeaderValue::from_static("1")));
+    for name in ["connection", "x-hop", "transfer-encoding", "date"] {
+        assert!(!replay.headers.contains_key(name), "{name}");
+    }
+}
+
+/// Answers as late as a database does.
+#[derive(Debug)]
+struct SlowLedger(MemoryLedger);
+
+const DELAY: Duration = Duration::from_millis(50);
+
+#[async_trait]
+impl Ledger for SlowLedger {
+    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+        let reservation = self.0.reserve(record).await;
+        tokio::time::sleep(DELAY).await;
+        reservation
+    }
+
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        self.0.get(key).await
+    }
+
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+        let lease = self.0.take_over(key, seen, now, until).await;
+        tokio::time::sleep(DELAY).await;
+        lease
+    }
+
+    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+        self.0.fulfil(lease, step).await
+    }
+
+    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+        self.0.settle(key, step).await
+    }
+
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        self.0.discard(lease).await
+    }
+
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.0.store_response(key, response).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        self.0.response(key).await
+    }
+
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        self.0.count_replay(key).await
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        self.0.counts().await
+    }
+
+    fn response_limit(&self) -> usize {
+        self.0.response_limit()
+    }
+}

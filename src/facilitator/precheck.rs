@@ -125,6 +125,7 @@ impl Prechecked {
     }
 
     /// Whether it still is within its window: time passes while a payment waits.
+    #[cfg(feature = "server")]
     pub(crate) fn check_window(&self, window: Window, now: u64) -> Result<(), Rejection> {
         check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
     }

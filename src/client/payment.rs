@@ -115,7 +115,11 @@ impl Payment {
             }
             Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
                 let reason = refusal_reason(headers);
-                (reason.as_ref().map_or(Outcome::Failed, outcome_of), None, reason.map(|reason| reason.to_string()))
+                match reason {
+                    Some(reason) => (outcome_of(&reason), None, Some(reason.to_string())),
+                    // Whoever asks again without a word about what it was given may have used it.
+                    None => (Outcome::Unknown, None, Some("the server asked again".into())),
+                }
             }
             // In a flow where work comes first only a 2xx is charged; where payment comes first the header is always there.
             Claim::None if status.is_redirection() || is_rejection(status) => {

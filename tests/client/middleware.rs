@@ -241,6 +241,21 @@ async fn a_pending_settlement_is_asked_for_again() {
 }
 
 #[tokio::test]
+async fn a_server_may_name_the_date_to_come_back_at() {
+    // By the client's clock that is now, and a year from now.
+    for (date, presented) in [("Fri, 15 Jan 2027 08:00:00 GMT", 2), ("Sat, 15 Jan 2028 08:00:00 GMT", 1)] {
+        let reply: Reply = Box::new(move |_| {
+            let response = Response::builder().status(409).header(header::RETRY_AFTER, date);
+            Answer::Response(response.body(Body::empty()).unwrap())
+        });
+        let short = ExactOffer { max_timeout_seconds: 20, ..offer(1_000) };
+        let server = Server::paid(required(&[short]), vec![reply, settled()]).await;
+        buy(&server, &budget(10_000)).await.unwrap();
+        assert_eq!(server.payments().len(), presented);
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_never_answers_leaves_the_outcome_unknown_and_the_amount_reserved() {
     let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| silence()).collect()).await;
     let budget = budget(10_000);

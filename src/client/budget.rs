@@ -383,11 +383,12 @@ mod tests {
                 .per_window(Duration::from_secs(LENGTH), usdc(WINDOW))
                 .build();
             // What was promised and not given back: amount, payee, host, time.
-            let mut kept: Vec<(u64, u8, u8, u64)> = Vec::new();
+            type Kept = (u64, u8, u8, u64);
+            let mut kept: Vec<Kept> = Vec::new();
             let (mut spent, mut live, mut now) = (0, Vec::new(), 0);
             for (amount, payee, host, fate, pause) in steps {
                 now += pause;
-                let sum = |of: &dyn Fn(&(u64, u8, u8, u64)) -> bool| {
+                let sum = |of: &dyn Fn(&Kept) -> bool| {
                     amount + kept.iter().filter(|kept| of(kept)).map(|kept| kept.0).sum::<u64>()
                 };
                 let fits = amount <= 50 && sum(&|_| true) <= total && sum(&|kept| kept.1 == payee) <= PAYEE

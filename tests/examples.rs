@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::{collections::BTreeSet, path::PathBuf, process::Stdio, sync::OnceLock, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_provider::{DynProvider, Provider, ProviderBuilder};
@@ -14,6 +14,7 @@ use support::{
     authorization::random_address,
     chain::{Chain, call, on_every_chain},
     devnet::DevnetChain,
+    programs::example,
     shop::{Answer, Customer, Purchase, demand},
     token::Token,
 };
@@ -311,20 +312,4 @@ impl Purchases {
         outcomes.sort_unstable();
         outcomes
     }
-}
-
-/// An example's program, compiled if need be, without keys from our own environment.
-fn example(name: &str) -> Command {
-    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
-    let directory = DIRECTORY.get_or_init(|| {
-        let mut cargo = std::process::Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--examples"]).args((!cfg!(debug_assertions)).then_some("--release"));
-        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success(), "the examples compile");
-        let test = std::env::current_exe().unwrap();
-        test.parent().unwrap().parent().unwrap().join("examples")
-    });
-    let mut command = Command::new(directory.join(name));
-    command.env_remove("SETTLEMENT_PRIVATE_KEY").env_remove("STUDENT_PRIVATE_KEY");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-    command
 }

@@ -131,7 +131,7 @@ impl Payer {
             reservation.release();
             return Err(PaymentError::Journal(error));
         }
-        Ok(Some(Payment::new(header, entry, reservation, journal)))
+        Ok(Some(Payment::new(header, entry, reservation, journal, self.0.clock.clone())))
     }
 }
 

@@ -1,12 +1,16 @@
 //! One payment, from its signature to its receipt.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, choose::Asked, journal::Record};
 use crate::{
+    clock::Clock,
     network::Network,
     protocol::{
         MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, Reason, SettlementResponse, decode_header, header_name, parse_decimal,
@@ -25,6 +29,7 @@ pub struct Payment {
     entry: JournalEntry,
     reservation: Reservation,
     journal: Journal,
+    clock: Arc<dyn Clock>,
     /// The server may have executed it without having said so.
     in_doubt: bool,
     receipt: Receipt,
@@ -37,13 +42,19 @@ pub enum Next {
     Stop,
     /// The same payment may be presented again, after the time the server asked for.
     Again {
-        /// The server's `Retry-After`, if it sent one in seconds.
+        /// The server's `Retry-After`, if it sent one, in seconds or as a date.
         after: Option<Duration>,
     },
 }
 
 impl Payment {
-    pub(super) fn new(header: HeaderValue, entry: JournalEntry, reservation: Reservation, journal: Journal) -> Self {
+    pub(super) fn new(
+        header: HeaderValue,
+        entry: JournalEntry,
+        reservation: Reservation,
+        journal: Journal,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let receipt = Receipt {
             outcome: Outcome::Unknown,
             transaction: None,
@@ -55,7 +66,7 @@ impl Payment {
             nonce: entry.nonce,
             reason: None,
         };
-        Self { header, entry, reservation, journal, in_doubt: false, receipt }
+        Self { header, entry, reservation, journal, clock, in_doubt: false, receipt }
     }
 
     /// The value of the `PAYMENT-SIGNATURE` header, marked as sensitive.
@@ -71,7 +82,7 @@ impl Payment {
     /// Judges the head of an answer.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Next {
         let claim = Claim::read(headers, &self.entry);
-        let retry_after = retry_after(headers);
+        let retry_after = retry_after(headers, self.clock.now());
         let transient = status.is_server_error()
             || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
             || matches!(&claim, Claim::Failed { reason: Reason::SettlementPending, .. });
@@ -115,7 +126,11 @@ impl Payment {
             }
             Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
                 let reason = refusal_reason(headers);
-                (reason.as_ref().map_or(Outcome::Failed, outcome_of), None, reason.map(|reason| reason.to_string()))
+                match reason {
+                    Some(reason) => (outcome_of(&reason), None, Some(reason.to_string())),
+                    // Whoever asks again without a word about what it was given may have used it.
+                    None => (Outcome::Unknown, None, Some("the server asked again".into())),
+                }
             }
             // In a flow where work comes first only a 2xx is charged; where payment comes first the header is always there.
             Claim::None if status.is_redirection() || is_rejection(status) => {
@@ -205,6 +220,42 @@ fn shortened(reason: Reason) -> Reason {
     }
 }
 
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
+    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+    // A date that has passed means now; how long is too long is for the caller to say.
+    Some(Duration::from_secs(date.as_secs().saturating_sub(now)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_says_in_seconds_or_by_date_when_to_come_back() {
+        // Sun, 06 Nov 1994 08:49:37 GMT
+        const NOW: u64 = 784_111_777;
+        for (text, seconds) in [
+            ("0", Some(0)),
+            (" 120 ", Some(120)),
+            ("Sun, 06 Nov 1994 08:49:47 GMT", Some(10)),
+            ("Sunday, 06-Nov-94 08:50:37 GMT", Some(60)),
+            ("Sun Nov  6 08:49:37 1994", Some(0)),
+            ("Sun, 06 Nov 1994 08:00:00 GMT", Some(0)),
+            ("-1", None),
+            ("1.5", None),
+            ("", None),
+            ("tomorrow", None),
+            ("Sun, 06 Nov 1994 25:49:47 GMT", None),
+            ("99999999999999999999", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::RETRY_AFTER, text.parse().unwrap());
+            assert_eq!(retry_after(&headers, NOW), seconds.map(Duration::from_secs), "{text:?}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
+    }
 }

@@ -1,6 +1,8 @@
 //! The paying client, over real connections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod concurrent;
+mod hostile;
 mod layer;
 mod middleware;
 mod reconcile;

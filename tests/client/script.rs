@@ -1,11 +1,12 @@
 //! A server that answers by script, over real connections, and the purse that is spent there.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     future::pending,
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use alloy_primitives::{Address, B256, U256};
@@ -22,7 +23,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     ManualClock, Network, Usdc,
     client::{Budget, Payer},
-    protocol::{ExactOffer, PaymentFlow, PaymentPayload, decode_header},
+    eip3009::TokenDomain,
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, PaymentPayload, decode_header},
 };
 
 pub const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
@@ -34,6 +36,8 @@ pub type Reply = Box<dyn FnOnce(&Seen) -> Answer + Send>;
 
 pub enum Answer {
     Response(Response),
+    /// The same after a pause.
+    Late(Duration, Response),
     /// Accepts the request and never answers.
     Silence,
     /// Closes the connection in place of an answer.
@@ -71,6 +75,11 @@ impl Server {
     }
 
     pub async fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1", answer).await
+    }
+
+    /// A server on another address of this machine.
+    pub async fn start_at(ip: &str, answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (log, answer) = (seen.clone(), Arc::new(answer));
         let handler = move |request: Request| {
@@ -86,13 +95,17 @@ impl Server {
                 log.lock().unwrap().push(seen.clone());
                 match answer(&seen) {
                     Answer::Response(response) => response,
+                    Answer::Late(pause, response) => {
+                        tokio::time::sleep(pause).await;
+                        response
+                    }
                     Answer::Silence => pending().await,
                     // A handler that panics makes hyper drop the connection.
                     Answer::Cut => std::panic::resume_unwind(Box::new("cut")),
                 }
             }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind((ip, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let app = Router::new().fallback(handler);
         tokio::spawn(async move { axum::serve(listener, app).await });
@@ -185,6 +198,11 @@ pub fn redirect(code: u16, location: String) -> Reply {
     })
 }
 
+pub fn required_again(amount: u64) -> Reply {
+    let required = required(&[offer(amount)]);
+    Box::new(move |_| Answer::Response(required_402(&required)))
+}
+
 pub fn silence() -> Reply {
     Box::new(|_| Answer::Silence)
 }
@@ -202,6 +220,43 @@ pub fn budget(total: u64) -> Budget {
 pub fn payer(budget: &Budget) -> Payer {
     let key: PrivateKeySigner = KEY.parse().unwrap();
     Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW)).build()
+}
+
+/// Where authorizations are executed: each once, whoever presents it how often.
+#[derive(Clone, Default)]
+pub struct Bank(Arc<Mutex<BTreeMap<B256, ExactPayload>>>);
+
+impl Bank {
+    /// Executes a payment if its signature is good.
+    pub fn settle(&self, payment: &str) {
+        let payload = decode(payment).payload.read().unwrap();
+        let authorization = &payload.authorization;
+        let domain = TokenDomain::of(&Network::BASE_SEPOLIA.usdc().unwrap());
+        assert_eq!(payload.signature.recover(authorization.signing_hash(&domain)).unwrap(), authorization.from);
+        self.0.lock().unwrap().insert(authorization.nonce, payload);
+    }
+
+    /// `reply`, once the payment is executed.
+    pub fn then(&self, reply: Reply) -> Reply {
+        let bank = self.clone();
+        Box::new(move |seen| {
+            bank.settle(seen.payment.as_ref().unwrap());
+            reply(seen)
+        })
+    }
+
+    pub fn nonces(&self) -> BTreeSet<B256> {
+        self.0.lock().unwrap().keys().copied().collect()
+    }
+
+    pub fn executed(&self) -> Vec<ExactPayload> {
+        self.0.lock().unwrap().values().cloned().collect()
+    }
+
+    /// All that was ever taken from the payer.
+    pub fn taken(&self) -> u64 {
+        self.executed().iter().map(|payload| payload.authorization.value.to::<u64>()).sum()
+    }
 }
 
 /// A file that is removed at the end.

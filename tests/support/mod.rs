@@ -7,7 +7,8 @@
 //! token.rs          the token's ABI and one-line calls of it
 //! authorization.rs  EIP-3009 messages, hashed and signed without this crate's own code
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
-//! shop.rs          a service that charges, and customers who pay it by hand
+//! shop.rs           a service that charges, and customers who pay it by hand
+//! programs.rs       the examples, compiled and run
 //! ```
 
 // Every test crate compiles all of this and uses its share.
@@ -18,6 +19,7 @@ pub mod authorization;
 pub mod chain;
 pub mod circle;
 pub mod devnet;
+pub mod programs;
 pub mod rpc_proxy;
 pub mod shop;
 pub mod token;

@@ -102,10 +102,8 @@ impl MemoryLedger {
     #[cfg(feature = "sqlite")]
     pub(super) fn restore(&self, record: Record) {
         let mut shard = self.shard(&record.key);
-        let in_flight = record.in_flight();
-        if !in_flight.is_zero() {
-            let book = shard.payers.entry(payer_of(&record.key)).or_default();
-            book.in_flight = book.in_flight.saturating_add(in_flight);
+        if !record.in_flight().is_zero() {
+            shard.payers.entry(payer_of(&record.key)).or_default().add(&record);
         }
         shard.insert(record);
         self.records.fetch_add(1, Ordering::Relaxed);
@@ -161,9 +159,8 @@ impl Ledger for MemoryLedger {
             }
             if let FulfilmentStep::Admit { funds: Some(funds), .. } = &step
                 && !record.admitted
-                && payer.exceeds(record.authorization.value, funds)
             {
-                return Err(LedgerError::Exposed);
+                payer.covers(record.authorization.value, funds)?;
             }
             Ok(record.fulfil(&step)?)
         })
@@ -250,12 +247,13 @@ impl Shard {
         let record = self.records.get_mut(key).ok_or(LedgerError::Unknown)?;
         let book = self.payers.entry(payer_of(key)).or_default();
         book.age(now);
-        let before = record.in_flight();
         let was_paid = record.settlement.paid_by().is_some();
+        book.subtract(record);
         let result = change(record, book);
-        book.in_flight = book.in_flight.saturating_sub(before).saturating_add(record.in_flight());
+        book.add(record);
         if let (false, Settlement::Settled { block: Some(block), .. }) = (was_paid, record.settlement) {
-            book.moved.push_back(Moved { at: now, block, amount: record.authorization.value });
+            let place = book.moved.partition_point(|moved| moved.block <= block);
+            book.moved.insert(place, Moved { at: now, block, amount: record.authorization.value });
         }
         if book.is_idle() {
             self.payers.remove(&payer_of(key));
@@ -275,7 +273,7 @@ impl Shard {
             self.settled_and_forgotten += 1;
         }
         if let Some(book) = self.payers.get_mut(&payer_of(key)) {
-            book.in_flight = book.in_flight.saturating_sub(record.in_flight());
+            book.subtract(&record);
             book.age(now);
             if book.is_idle() {
                 self.payers.remove(&payer_of(key));
@@ -303,7 +301,11 @@ impl Shard {
 /// What one payer has in flight.
 #[derive(Debug, Default)]
 struct PayerBook {
-    in_flight: U256,
+    /// Not submitted: every balance still shows it.
+    held: U256,
+    /// Submitted, and not known to be settled: a balance may show it or not.
+    submitted: U256,
+    /// By block.
     moved: VecDeque<Moved>,
 }
 
@@ -316,10 +318,33 @@ struct Moved {
 }
 
 impl PayerBook {
-    fn exceeds(&self, amount: U256, funds: &Funds) -> bool {
-        let moved = self.moved.iter().filter(|moved| moved.block > funds.block);
-        let committed = moved.fold(self.in_flight, |sum, moved| sum.saturating_add(moved.amount));
-        committed.saturating_add(amount) > funds.balance
+    fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
+        let held = self.held.saturating_add(amount);
+        let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
+        let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
+        if held > funds.balance {
+            Err(LedgerError::Exposed)
+        } else if with_moved > funds.balance {
+            Err(LedgerError::Stale)
+        } else if with_moved.saturating_add(self.submitted) > funds.balance {
+            Err(LedgerError::Undecided)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn add(&mut self, record: &Record) {
+        let part = self.part_of(record);
+        *part = part.saturating_add(record.in_flight());
+    }
+
+    fn subtract(&mut self, record: &Record) {
+        let part = self.part_of(record);
+        *part = part.saturating_sub(record.in_flight());
+    }
+
+    fn part_of(&mut self, record: &Record) -> &mut U256 {
+        if record.is_resolved() { &mut self.held } else { &mut self.submitted }
     }
 
     fn age(&mut self, now: u64) {
@@ -329,7 +354,7 @@ impl PayerBook {
     }
 
     fn is_idle(&self) -> bool {
-        self.in_flight.is_zero() && self.moved.is_empty()
+        self.held.is_zero() && self.submitted.is_zero() && self.moved.is_empty()
     }
 }
 

@@ -20,7 +20,8 @@
 //! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
 //!    and change nothing. `Settled` is never left except to `Final`; `Unknown` is never treated as failed.
 //! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
-//!    within the balance the caller observed.
+//!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
+//!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::Undecided`].
 //! 6. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
 //!
@@ -74,7 +75,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// Takes a step along the axis of fulfilment.
     ///
     /// # Errors
-    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`] or [`LedgerError::Backend`].
+    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`],
+    /// [`LedgerError::Stale`], [`LedgerError::Undecided`] or [`LedgerError::Backend`].
     async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError>;
 
     /// Takes a step along the axis of settlement.
@@ -155,6 +157,13 @@ pub enum LedgerError {
     /// The payer's balance does not cover what it has in flight.
     #[error("the payer's balance does not cover this payment and what else it has in flight")]
     Exposed,
+    /// The payer has paid others since its balance was read; read it again and repeat the step.
+    #[error("the payer has paid others since its balance was read")]
+    Stale,
+    /// Whether the payer's balance covers this payment is known once what it has submitted is settled; repeat the step
+    /// then, with the same balance.
+    #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
+    Undecided,
     /// The bound on records is reached; try again later.
     #[error("the ledger is full")]
     Full,

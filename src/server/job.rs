@@ -1,10 +1,11 @@
 //! The work that a payment buys, and its settlement.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts, response};
 use http_body::Body;
+use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -25,6 +26,11 @@ use crate::{
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
     protocol::{PaymentFlow, header_name},
 };
+
+/// How often it is looked whether a payer's other payments are settled.
+const ADMISSION_POLL: Duration = Duration::from_millis(20);
+/// How often the balance of a payer is read again that pays others all the time.
+const MAX_LOOKS: u32 = 5;
 
 /// A paid request whose work may start.
 pub(super) struct Job<S, B> {
@@ -97,21 +103,40 @@ async fn before_work(purchase: &Purchase, held: &mut Held) -> Result<Verified, A
     if held.record.settlement == Settlement::None {
         verified = match purchase.verified {
             Some(verified) => verified,
-            None => {
-                let verified = purchase.facilitator.verify(&purchase.payment).await;
-                verified.map_err(|error| purchase.sale.not_verified(&error))?
-            }
+            None => verify(purchase).await?,
         };
-        let admit = FulfilmentStep::Admit { funds: verified.funds, due: upfront };
-        held.step(admit).await.map_err(|error| match error {
-            LedgerError::Exposed => purchase.sale.exposed(),
-            error => sale::ledger_failed(&error),
-        })?;
+        admit(purchase, held, &mut verified, upfront).await?;
     }
     if upfront {
         Settler::of(purchase).settle(&mut held.record, &verified).await?;
     }
     Ok(verified)
+}
+
+/// Counts the payment as in flight. Where that depends on what the payer's other payments are doing just now, looks again,
+/// a while.
+async fn admit(purchase: &Purchase, held: &mut Held, verified: &mut Verified, due: bool) -> Result<(), Answer> {
+    let deadline = Instant::now() + purchase.sale.config.limits.settlement_margin;
+    let mut looks = 0;
+    loop {
+        match held.step(FulfilmentStep::Admit { funds: verified.funds, due }).await {
+            Ok(()) => return Ok(()),
+            Err(LedgerError::Stale) if looks < MAX_LOOKS => {
+                looks += 1;
+                *verified = verify(purchase).await?;
+            }
+            Err(LedgerError::Undecided) if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
+            Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
+                return Err(purchase.sale.exposed());
+            }
+            Err(error) => return Err(sale::ledger_failed(&error)),
+        }
+    }
+}
+
+async fn verify(purchase: &Purchase) -> Result<Verified, Answer> {
+    let verified = purchase.facilitator.verify(&purchase.payment).await;
+    verified.map_err(|error| purchase.sale.not_verified(&error))
 }
 
 /// The work succeeded: nothing but settlement stands between the response and the client.

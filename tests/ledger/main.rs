@@ -35,6 +35,7 @@ on_every_ledger! {
     of_many_who_take_over_one_wins,
     what_is_in_flight_stays_within_the_balance,
     a_balance_read_before_a_transfer_still_counts_it,
+    a_balance_read_after_a_transfer_does_not_count_it_again,
     what_was_worked_on_is_not_discarded,
     a_discarded_reservation_may_be_made_again,
     responses_are_kept_and_replays_counted,
@@ -148,7 +149,7 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: 
     assert_eq!(ledger.counts().await.unwrap(), Counts { unknown: 1, ..Counts::default() });
     let other = reserve(&*ledger, record(1, 2)).await;
     let error = admit(&*ledger, &other, 19, 2).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Exposed), "what is unknown is in flight: {error}");
+    assert!(matches!(error, LedgerError::Undecided), "what is unknown may be in flight: {error}");
     ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: Some(2) }).await.unwrap();
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
 }
@@ -236,8 +237,30 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
     ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let stale = admit(&*ledger, &next, 10, 6).await;
-    assert!(matches!(stale, Err(LedgerError::Exposed)), "the balance of block 6 is spent in block 7");
+    assert!(matches!(stale, Err(LedgerError::Stale)), "the balance of block 6 is spent in block 7");
     admit(&*ledger, &next, 10, 7).await.expect("the balance of block 7 is what is left");
+}
+
+/// 200 authorizations on a balance for 200: the last one must not be refused because a balance that already shows what
+/// the others paid is charged for them again.
+async fn a_balance_read_after_a_transfer_does_not_count_it_again(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
+    let paid = reserve(&*ledger, record(1, 1)).await;
+    admit(&*ledger, &paid, 20, 5).await.unwrap();
+    ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
+    ledger.settle(&paid.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    let next = reserve(&*ledger, record(1, 2)).await;
+    let early = admit(&*ledger, &next, 10, 7).await;
+    assert!(matches!(early, Err(LedgerError::Undecided)), "included already, or not yet?");
+    let too_little = reserve(&*ledger, record(1, 3)).await;
+    assert!(
+        matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::Exposed)),
+        "whatever becomes of the other"
+    );
+    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
+    admit(&*ledger, &next, 10, 7).await.expect("block 7 shows what is left");
 }
 
 async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {

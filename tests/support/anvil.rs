@@ -77,6 +77,27 @@ pub struct AnvilChain {
     anvil: Anvil,
     provider: DynProvider,
     circle: Circle,
+    miner: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Drop for AnvilChain {
+    fn drop(&mut self) {
+        if let Some(miner) = &self.miner {
+            miner.abort();
+        }
+    }
+}
+
+/// Wakes anvil's instant miner, which now and then overlooks transactions whose nonces arrived out of order and leaves them in
+/// the pool until somebody sends another one. No node on a real chain does that.
+async fn wake_the_miner(provider: DynProvider) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let pool: Result<Value, _> = provider.raw_request("txpool_status".into(), ()).await;
+        if pool.is_ok_and(|pool| pool["pending"] != "0x0") {
+            let _: Result<Value, _> = provider.raw_request("evm_mine".into(), ()).await;
+        }
+    }
 }
 
 impl AnvilChain {
@@ -86,7 +107,8 @@ impl AnvilChain {
         let url = anvil.url().parse().expect("anvil's address is a URL");
         let provider = ProviderBuilder::default().connect_http(url).erased();
         let circle = circle::install(&provider, Network::BASE_SEPOLIA.usdc().expect("known").address).await;
-        Self { anvil, provider, circle }
+        let miner = block_time.is_none().then(|| tokio::spawn(wake_the_miner(provider.clone())));
+        Self { anvil, provider, circle, miner }
     }
 
     /// One of anvil's own requests.

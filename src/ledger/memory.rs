@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use alloy_primitives::{Address, U256};
+use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 
 use super::{
@@ -72,6 +72,9 @@ impl MemoryLedger {
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        if let Some(key) = shard.holder_of_id(&record) {
+            return (Err(LedgerError::IdTaken { key }), forgotten);
+        }
         if self.records.load(Ordering::Relaxed) >= self.max_records {
             return (Err(LedgerError::Full), forgotten);
         }
@@ -233,6 +236,8 @@ struct Shard {
     records: HashMap<PaymentKey, Record>,
     expiry: BTreeSet<(u64, PaymentKey)>,
     payers: HashMap<PayerKey, PayerBook>,
+    /// By the payer and the id it gave.
+    ids: HashMap<(PayerKey, B256), PaymentKey>,
     settled_and_forgotten: u64,
 }
 
@@ -261,7 +266,15 @@ impl Shard {
         result
     }
 
+    /// The payment that has this record's id, if there is one.
+    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
+        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+    }
+
     fn insert(&mut self, record: Record) {
+        if let Some(id) = record.id {
+            self.ids.insert((payer_of(&record.key), id), record.key);
+        }
         self.expiry.insert((expiry(&record), record.key));
         self.records.insert(record.key, record);
     }
@@ -269,6 +282,9 @@ impl Shard {
     fn remove(&mut self, key: &PaymentKey, now: u64) {
         let Some(record) = self.records.remove(key) else { return };
         self.expiry.remove(&(expiry(&record), *key));
+        if let Some(id) = record.id {
+            self.ids.remove(&(payer_of(key), id));
+        }
         if record.settlement.paid_by().is_some() {
             self.settled_and_forgotten += 1;
         }

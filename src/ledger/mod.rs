@@ -22,7 +22,9 @@
 //! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
 //!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
 //!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::Undecided`].
-//! 6. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
+//! 6. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
+//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
+//! 7. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
 //!
 //! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
@@ -54,6 +56,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// Creates the record of a payment seen for the first time, leased to the caller until `lease_until` (Unix seconds).
     ///
     /// # Errors
+    /// [`LedgerError::IdTaken`] if the payer gave its [`id`](Record::id) to another payment that is still on record;
     /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
     async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError>;
 
@@ -164,6 +167,12 @@ pub enum LedgerError {
     /// then, with the same balance.
     #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
     Undecided,
+    /// The payer gave the payment's id to another payment.
+    #[error("the payer gave the payment's id to another payment")]
+    IdTaken {
+        /// The payment that has it.
+        key: PaymentKey,
+    },
     /// The bound on records is reached; try again later.
     #[error("the ledger is full")]
     Full,

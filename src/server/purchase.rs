@@ -87,6 +87,8 @@ pub(super) struct Start {
     pub(super) busy: Busy,
 }
 
+// Taken apart as soon as it is made; a box would only be one more allocation.
+#[allow(clippy::large_enum_variant)]
 enum Decision<B, R> {
     Work(Start, Work<B>),
     Replay(Response<ResponseBody<R>>),

@@ -90,7 +90,7 @@ impl Scripted {
 }
 
 fn paid() -> Outcome {
-    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1) }
+    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1), fee: None }
 }
 
 fn not_yet() -> Outcome {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, U256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, StoredResponse};
+use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, Settling, StoredResponse};
 use crate::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::Terms,
@@ -36,6 +36,12 @@ pub(super) struct Row {
     epoch: u64,
     reserved_at: u64,
     produced_at: Option<u64>,
+    #[serde(default)]
+    settling: Option<(u64, u64)>,
+    #[serde(default)]
+    settled_at: Option<u64>,
+    #[serde(default)]
+    fee: Option<U256>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -102,6 +108,9 @@ impl Row {
             epoch: record.epoch,
             reserved_at: record.reserved_at,
             produced_at: record.produced_at,
+            settling: record.settling.map(|Settling { by, until }| (by, until)),
+            settled_at: record.settled_at,
+            fee: record.fee,
         }
     }
 
@@ -143,6 +152,9 @@ impl Row {
             lease_until: 0,
             reserved_at: self.reserved_at,
             produced_at: self.produced_at,
+            settling: self.settling.map(|(by, until)| Settling { by, until }),
+            settled_at: self.settled_at,
+            fee: self.fee,
         })
     }
 }

@@ -55,14 +55,14 @@ where
     };
     match purchase.decide(body).await {
         Ok(Decision::Work(start, work)) => {
-            let job = Job { purchase, start, parts, work, inner };
+            let job = Job { purchase, start: *start, parts, work, inner };
             // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
             match tokio::spawn(job.run()).await {
                 Ok(response) => response,
                 Err(_panicked) => Ok(sale::crashed().into_response()),
             }
         }
-        Ok(Decision::Replay(response)) => Ok(response),
+        Ok(Decision::Replay(response)) => Ok(*response),
         Err(answer) => Ok(answer.into_response()),
     }
 }
@@ -93,8 +93,8 @@ pub(super) struct Start {
 // Taken apart as soon as it is made; a box would only be one more allocation.
 #[allow(clippy::large_enum_variant)]
 enum Decision<B, R> {
-    Work(Start, Work<B>),
-    Replay(Response<ResponseBody<R>>),
+    Work(Box<Start>, Work<B>),
+    Replay(Box<Response<ResponseBody<R>>>),
 }
 
 /// Whether there is a response to replay.
@@ -181,7 +181,7 @@ impl Purchase {
                     let (busy, claimed) = LeaseClaim::first(ledger, self.new_record(body.digest()), busy).await;
                     match claimed.map_err(|error| sale::ledger_failed(&error))? {
                         Claimed::Granted(lease, record) => {
-                            return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                            return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
                         }
                         Claimed::Known(known) => (busy, known),
                         Claimed::TooLate => continue,
@@ -207,7 +207,7 @@ impl Purchase {
                 Verdict::Replay => {
                     body.compare(&record)?;
                     if let Some(response) = self.replay(&record, now).await? {
-                        return Ok(Decision::Replay(response));
+                        return Ok(Decision::Replay(Box::new(response)));
                     }
                     drop(busy);
                     wait_until(deadline, tokio::time::sleep(POLL)).await?;
@@ -220,7 +220,7 @@ impl Purchase {
                     }
                     let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
                     if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
-                        return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                        return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
                     }
                 }
                 Verdict::SettleThenReplay => {

@@ -18,7 +18,7 @@ use tower_x402::{
         Authenticity, Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome,
         Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
     },
-    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep},
+    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 

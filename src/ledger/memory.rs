@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
 
 #[cfg(feature = "sqlite")]
@@ -76,6 +76,9 @@ impl MemoryLedger {
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        if let Some(key) = shard.holder_of_id(&record) {
+            return (Err(LedgerError::IdTaken { key }), forgotten);
+        }
         if self.records.load(Ordering::Relaxed) >= self.max_records {
             return (Err(LedgerError::Full), forgotten);
         }
@@ -335,6 +338,8 @@ struct Shard {
     /// All records by state of settlement, so that the few open ones are found among the many closed.
     by_state: BTreeMap<SettlementState, BTreeSet<PaymentKey>>,
     payers: HashMap<PayerKey, PayerBook>,
+    /// By the payer and the id it gave.
+    ids: HashMap<(PayerKey, B256), PaymentKey>,
     settled_and_forgotten: u64,
 }
 
@@ -383,7 +388,15 @@ impl Shard {
         states.flat_map(|(_, keys)| of_state(keys)).collect()
     }
 
+    /// The payment that has this record's id, if there is one.
+    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
+        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+    }
+
     fn insert(&mut self, record: Record) {
+        if let Some(id) = record.id {
+            self.ids.insert((payer_of(&record.key), id), record.key);
+        }
         self.expiry.insert((expiry(&record), record.key));
         self.by_state.entry(record.settlement.state()).or_default().insert(record.key);
         self.records.insert(record.key, record);
@@ -394,6 +407,9 @@ impl Shard {
         self.expiry.remove(&(expiry(&record), *key));
         if let Some(keys) = self.by_state.get_mut(&record.settlement.state()) {
             keys.remove(key);
+        }
+        if let Some(id) = record.id {
+            self.ids.remove(&(payer_of(key), id));
         }
         if record.settlement.paid_by().is_some() {
             self.settled_and_forgotten += 1;

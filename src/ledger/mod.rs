@@ -26,7 +26,9 @@
 //! 6. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
 //!    for [`NONCE_HELD_SECONDS`]: of any number of processes that share a key, one gets it. A payment that one process
 //!    settles is not submitted by another before [`Settling::until`].
-//! 7. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
+//! 7. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
+//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
+//! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
 //!
 //! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
@@ -63,6 +65,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// Creates the record of a payment seen for the first time, leased to the caller until `lease_until` (Unix seconds).
     ///
     /// # Errors
+    /// [`LedgerError::IdTaken`] if the payer gave its [`id`](Record::id) to another payment that is still on record;
     /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
     async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError>;
 
@@ -213,6 +216,12 @@ pub enum LedgerError {
     NonceTaken {
         /// The lowest nonce above all that are known.
         next: u64,
+    },
+    /// The payer gave the payment's id to another payment.
+    #[error("the payer gave the payment's id to another payment")]
+    IdTaken {
+        /// The payment that has it.
+        key: PaymentKey,
     },
     /// The bound on records is reached; try again later.
     #[error("the ledger is full")]

@@ -43,6 +43,10 @@ pub struct Record {
     pub request: Fingerprint,
     /// What was read of that request's body.
     pub body: Option<BodyDigest>,
+    /// What the payer calls the payment (the extension `payment-identifier`):
+    /// [`PaymentId::digest`](crate::protocol::PaymentId::digest), since the id itself proves who presents the payment again.
+    /// One payer gives it to one payment of a network and token.
+    pub id: Option<B256>,
     /// Progress of the work.
     pub fulfilment: Fulfilment,
     /// Progress of the money.
@@ -335,7 +339,8 @@ pub struct Forbidden {
 }
 
 impl Record {
-    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds).
+    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds); it has no
+    /// [`id`](Self::id).
     pub fn new(payment: &Prechecked, request: Fingerprint, now: u64, lease_until: u64) -> Self {
         Self {
             key: payment.key(),
@@ -345,6 +350,7 @@ impl Record {
             signing_hash: payment.signing_hash(),
             request,
             body: None,
+            id: None,
             fulfilment: Fulfilment::Reserved,
             settlement: Settlement::None,
             last_failure: None,

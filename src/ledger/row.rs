@@ -23,6 +23,8 @@ pub(super) struct Row {
     request: B256,
     names_caller: bool,
     body: Option<BodyRow>,
+    #[serde(default)]
+    id: Option<B256>,
     fulfilment: FulfilmentRow,
     settlement: SettlementRow,
     last_failure: Option<Reason>,
@@ -80,6 +82,7 @@ impl Row {
             request: record.request.digest,
             names_caller: record.request.names_caller,
             body: record.body.map(|BodyDigest { length, digest, complete }| BodyRow { length, digest, complete }),
+            id: record.id,
             fulfilment: match record.fulfilment {
                 Fulfilment::Reserved => FulfilmentRow::Reserved,
                 Fulfilment::Working => FulfilmentRow::Working,
@@ -122,6 +125,7 @@ impl Row {
             signature: self.signature,
             request: Fingerprint { digest: self.request, names_caller: self.names_caller },
             body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
+            id: self.id,
             fulfilment: match self.fulfilment {
                 FulfilmentRow::Reserved => Fulfilment::Reserved,
                 FulfilmentRow::Working => Fulfilment::Working,

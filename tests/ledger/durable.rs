@@ -15,7 +15,7 @@ use tower_x402::{
     },
 };
 
-use super::{CLOCK_START, admit, hash, produce, record, reserve};
+use super::{CLOCK_START, admit, hash, produce, record, reserve, with_id};
 
 async fn open(path: &Path) -> SqliteLedger {
     let clock = Arc::new(ManualClock::at(CLOCK_START));
@@ -94,6 +94,40 @@ async fn everything_is_there_after_a_restart() {
     assert!(taken.is_some(), "the owner died with its process");
     let next = reserve(&ledger, record(2, 2)).await;
     assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::Exposed)), "still in flight");
+}
+
+#[tokio::test]
+async fn an_id_is_taken_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let taken = reserve(&ledger, with_id(7, record(1, 1))).await;
+    let gone = reserve(&ledger, with_id(8, record(1, 2))).await;
+    ledger.discard(&gone).await.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    let known = ledger.get(&taken.key).await.unwrap().expect("kept");
+    assert_eq!(known.id, with_id(7, record(1, 1)).id);
+    let other = ledger.reserve(with_id(7, record(1, 3))).await;
+    assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == taken.key), "{other:?}");
+    reserve(&ledger, with_id(8, record(1, 3))).await;
+}
+
+/// A file of a version that knew no ids.
+#[tokio::test]
+async fn a_row_without_an_id_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let old = reserve(&ledger, record(1, 1)).await;
+    ledger.close().await;
+    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
+    let changed = sqlx::query("UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'");
+    assert_eq!(changed.execute(&mut connection).await.unwrap().rows_affected(), 1);
+    connection.close().await.unwrap();
+    let ledger = open(&path).await;
+    assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
 }
 
 #[tokio::test]

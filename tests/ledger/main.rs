@@ -41,6 +41,8 @@ on_every_ledger! {
     a_discarded_reservation_may_be_made_again,
     responses_are_kept_and_replays_counted,
     records_are_kept_while_they_matter_and_no_longer,
+    of_many_payments_with_one_id_one_wins,
+    an_id_is_free_again_when_its_record_is_gone,
 }
 
 const VALID_BEFORE: u64 = CLOCK_START + 60;
@@ -66,6 +68,10 @@ fn record(payer: u8, nonce: u64) -> Record {
     let payment = precheck(Arc::new(Terms::new(offer)), payload, window, CLOCK_START).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     Record::new(&payment, request, CLOCK_START, CLOCK_START + 30)
+}
+
+fn with_id(id: u8, record: Record) -> Record {
+    Record { id: Some(B256::repeat_byte(id)), ..record }
 }
 
 async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {
@@ -338,6 +344,54 @@ async fn records_are_kept_while_they_matter_and_no_longer(
     assert!(ledger.get(&settled.key).await.unwrap().is_none());
     assert!(ledger.get(&unknown.key).await.unwrap().is_some(), "its fate is open");
     assert_eq!(ledger.counts().await.unwrap().settled, 1, "what was settled stays counted");
+}
+
+async fn of_many_payments_with_one_id_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let tasks = (0..50).map(|nonce| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { (nonce, ledger.reserve(with_id(7, record(1, nonce))).await) })
+    });
+    let results: Vec<_> = join_all(tasks).await.into_iter().map(Result::unwrap).collect();
+    let won = |(_, result): &&(u64, Result<Reservation, LedgerError>)| matches!(result, Ok(Reservation::New(_)));
+    let winners: Vec<u64> = results.iter().filter(won).map(|(nonce, _)| *nonce).collect();
+    let &[winner] = &winners[..] else { panic!("{} won", winners.len()) };
+    let winner = record(1, winner).key;
+    for (nonce, result) in results {
+        let key = record(1, nonce).key;
+        if key == winner {
+            continue;
+        }
+        match result {
+            Err(LedgerError::IdTaken { key }) => assert_eq!(key, winner, "who has it is told"),
+            other => panic!("{other:?}"),
+        }
+        assert!(ledger.get(&key).await.unwrap().is_none(), "nothing is left of who lost");
+    }
+    assert_eq!(ledger.counts().await.unwrap(), Counts { pending: 1, ..Counts::default() });
+    let again =
+        ledger.reserve(with_id(7, record(1, u64::try_from(U256::from_be_bytes(winner.nonce.0)).unwrap()))).await;
+    assert!(
+        matches!(again, Ok(Reservation::Known(known)) if known.id == Some(B256::repeat_byte(7))),
+        "its own payment"
+    );
+
+    reserve(&*ledger, with_id(8, record(1, 100))).await;
+    reserve(&*ledger, with_id(7, record(2, 100))).await;
+    for nonce in 101..103 {
+        reserve(&*ledger, record(1, nonce)).await;
+    }
+}
+
+async fn an_id_is_free_again_when_its_record_is_gone(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+    let discarded = reserve(&*ledger, with_id(1, record(1, 1))).await;
+    ledger.discard(&discarded).await.unwrap();
+    let released = reserve(&*ledger, with_id(1, record(1, 2))).await;
+    ledger.fulfil(&released, FulfilmentStep::Release { body: None }).await.unwrap();
+    let other = ledger.reserve(with_id(1, record(1, 3))).await;
+    assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == released.key), "released is not gone");
+    clock.advance(7_200);
+    reserve(&*ledger, with_id(1, record(1, 4))).await;
+    assert!(ledger.get(&released.key).await.unwrap().is_none(), "aged out");
 }
 
 fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {

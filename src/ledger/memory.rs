@@ -374,11 +374,6 @@ impl Shard {
         result
     }
 
-    /// The payment that has this record's id, if there is one.
-    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
-        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
-    }
-
     /// In order, as many as asked for.
     fn list(&self, listing: &Listing) -> Vec<Record> {
         let states = self
@@ -393,6 +388,11 @@ impl Shard {
         states.flat_map(|(_, keys)| of_state(keys)).collect()
     }
 
+    /// The payment that has this record's id, if there is one.
+    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
+        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+    }
+
     fn insert(&mut self, record: Record) {
         if let Some(id) = record.id {
             self.ids.insert((payer_of(&record.key), id), record.key);
@@ -405,11 +405,11 @@ impl Shard {
     fn remove(&mut self, key: &PaymentKey, now: u64) {
         let Some(record) = self.records.remove(key) else { return };
         self.expiry.remove(&(expiry(&record), *key));
-        if let Some(id) = record.id {
-            self.ids.remove(&(payer_of(key), id));
-        }
         if let Some(keys) = self.by_state.get_mut(&record.settlement.state()) {
             keys.remove(key);
+        }
+        if let Some(id) = record.id {
+            self.ids.remove(&(payer_of(key), id));
         }
         if record.settlement.paid_by().is_some() {
             self.settled_and_forgotten += 1;

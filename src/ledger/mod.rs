@@ -23,11 +23,11 @@
 //! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
 //!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
 //!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::Undecided`].
-//! 6. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
-//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
-//! 7. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
+//! 6. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
 //!    for [`NONCE_HELD_SECONDS`]: of any number of processes that share a key, one gets it. A payment that one process
 //!    settles is not submitted by another before [`Settling::until`].
+//! 7. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
+//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
 //! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
 //!
@@ -208,12 +208,6 @@ pub enum LedgerError {
     /// then, with the same balance.
     #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
     Undecided,
-    /// The payer gave the payment's id to another payment.
-    #[error("the payer gave the payment's id to another payment")]
-    IdTaken {
-        /// The payment that has it.
-        key: PaymentKey,
-    },
     /// These payments cannot be submitted: they are settled already, or another process looks after them. Leave them out.
     #[error("{} of the payments are settled already, or looked after by another process", .0.len())]
     NotDue(Vec<PaymentKey>),
@@ -222,6 +216,12 @@ pub enum LedgerError {
     NonceTaken {
         /// The lowest nonce above all that are known.
         next: u64,
+    },
+    /// The payer gave the payment's id to another payment.
+    #[error("the payer gave the payment's id to another payment")]
+    IdTaken {
+        /// The payment that has it.
+        key: PaymentKey,
     },
     /// The bound on records is reached; try again later.
     #[error("the ledger is full")]

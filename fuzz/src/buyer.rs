@@ -22,7 +22,11 @@ use tower_x402::{
 };
 use url::Url;
 
-use super::{Depth, seller::NOW, wire::as_header};
+use super::{
+    Depth,
+    seller::NOW,
+    wire::{as_header, is_echoed_but_for_id},
+};
 
 const PAYER: Address = address!("f39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
 const LIMIT: Usdc = Usdc::from_atomic(5_000);
@@ -82,7 +86,10 @@ pub(super) fn asked(value: &[u8]) -> Depth {
         decode_header(header.as_bytes(), MAX_PAYMENT_HEADER).expect("what is signed fits where it must go");
     let demand: Demand = decode_header(value.as_bytes(), MAX_REQUIRED_HEADER).expect("the payer could read it");
     assert_eq!(text(&sent.resource), text(&demand.resource), "the resource is echoed");
-    assert_eq!(text(&sent.extensions), text(&demand.extensions), "the extensions are echoed");
+    match (text(&demand.extensions), text(&sent.extensions)) {
+        (Some(came), Some(sent)) => is_echoed_but_for_id(came, sent),
+        (came, sent) => assert_eq!(came, sent, "the extensions are echoed"),
+    }
     assert!(demand.accepts.iter().any(|offer| offer == &sent.accepted), "an offer is echoed");
     let offer = readable(&sent.accepted).expect("the payer could read it");
     assert_eq!((signed.value, signed.to), (offer.amount, offer.pay_to), "what is signed is the offer");

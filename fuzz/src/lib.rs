@@ -7,7 +7,7 @@ mod buyer;
 mod seller;
 mod wire;
 
-use alloy_primitives::U256;
+use alloy_primitives::{B256, U256};
 use serde_json::{Map, Value, value::RawValue};
 use tower_x402::{
     Network,
@@ -72,7 +72,7 @@ pub fn payment_v2(input: &[u8]) -> Depth {
         message.extensions.iter().for_each(|extensions| is_echoed(&json, extensions));
         let offer = offer(&message.accepted);
         let payload = message.payload.read().map(|payload| same(&payload));
-        offer.is_some() && payload.is_ok()
+        offer.is_some() && payload.is_ok() && has_good_id(&message.extensions)
     });
     seller::present(header_name::PAYMENT_SIGNATURE, value, is_whole)
 }
@@ -128,30 +128,33 @@ pub fn card(input: &[u8]) -> Depth {
     let payment = seller::genuine_with("extensions", raw.get());
     let header = encode_header(&raw_json(&payment)).expect("JSON can be written");
     let fits = header.len() <= MAX_PAYMENT_HEADER;
-    match decode_header::<PaymentPayload>(header.as_bytes(), MAX_PAYMENT_HEADER) {
+    let is_whole = match decode_header::<PaymentPayload>(header.as_bytes(), MAX_PAYMENT_HEADER) {
         Ok(message) => {
             assert!(fits);
             // What is null is absent.
             assert_eq!(message.extensions.as_ref().map_or("null", Verbatim::text), raw.get());
             reread::<PaymentPayload>(payment.as_bytes());
+            Some(has_good_id(&message.extensions))
         }
-        Err(DecodeError::TooLarge { size, limit }) => assert!(!fits && size == header.len() && limit < size),
+        Err(DecodeError::TooLarge { size, limit }) => {
+            assert!(!fits && size == header.len() && limit < size);
+            None
+        }
         Err(error) => panic!("{error}"),
-    }
-    let reached = seller::present(header_name::PAYMENT_SIGNATURE, header.as_bytes(), fits.then_some(true));
-    assert_eq!(reached, if fits { Depth::Believed } else { Depth::Unread });
+    };
+    let reached = seller::present(header_name::PAYMENT_SIGNATURE, header.as_bytes(), is_whole);
+    assert_eq!(reached, if is_whole == Some(true) { Depth::Believed } else { Depth::Unread });
     buyer::asked(encode_header(&raw_json(&buyer::demand_with(raw.get()))).expect("JSON can be written").as_bytes());
 
     let Ok(read) = serde_json::from_str::<Map<String, Value>>(raw.get()) else { return Depth::Read };
     assert!(read.values().all(|value| depth(value) < 128), "a reader's stack is bounded");
     let network = "base".to_owned();
     same(&SupportedKind { x402_version: 2, scheme: "exact".into(), network, extra: Some(read.clone()) });
-    let id = PaymentId::of_random(&[7; 16]);
-    let mut named = read.clone();
-    if id.add_to(&mut named) {
-        assert_eq!(PaymentId::of(&named), Ok(Some(id)));
-    } else {
-        assert_eq!(named, read);
+    let id = PaymentId::of_random(B256::repeat_byte(7));
+    let offered: Verbatim<Map<String, Value>> = serde_json::from_str(raw.get()).expect("it is JSON");
+    if let Some(named) = id.add_to(&offered) {
+        assert_eq!(PaymentId::of(&named.read().expect("what was written can be read")), Ok(Some(id)));
+        wire::is_echoed_but_for_id(raw.get(), named.text());
     }
     if let Ok(Some(id)) = PaymentId::of(&read) {
         assert!((16..=128).contains(&id.as_str().len()));
@@ -180,6 +183,11 @@ fn offer(text: &Verbatim<PaymentRequirements>) -> Option<PaymentRequirements> {
         assert!(offer.amount <= U256::MAX && requirements.amount.len() <= 78);
     }
     Some(requirements)
+}
+
+/// Whether a payment's extensions can be read where they are looked at for an id, and hold none that is none.
+fn has_good_id(extensions: &Option<Verbatim<Map<String, Value>>>) -> bool {
+    extensions.as_ref().is_none_or(|extensions| extensions.read().is_ok_and(|all| PaymentId::of(&all).is_ok()))
 }
 
 fn raw_json(text: &str) -> Box<RawValue> {

@@ -23,8 +23,8 @@ use tower_x402::{
     },
     ledger::{Counts, Ledger, MemoryLedger, Record},
     protocol::{
-        ExactOffer, ExactPayload, MAX_REQUIRED_HEADER, PaymentFlow, PaymentRequired, Reason, SupportedResponse,
-        decode_header, header_name, v1,
+        ExactOffer, ExactPayload, MAX_REQUIRED_HEADER, PaymentFlow, PaymentId, PaymentRequired, Reason,
+        SupportedResponse, decode_header, header_name, v1,
     },
     server::{RequestBody, RequirePaymentLayer, ResponseBody},
 };
@@ -73,6 +73,7 @@ impl Shop {
             .flow(PaymentFlow::Authorization)
             .flow(PaymentFlow::Upfront)
             .public_origin("https://api.example")
+            .payment_identifier(true)
             .clock(Arc::new(ManualClock::at(NOW)))
             .facilitator(till.clone())
             .build()
@@ -114,6 +115,8 @@ impl Shop {
             "it is the right one"
         );
         assert_eq!(demand.resource.url, "https://api.example/evaluate");
+        let extensions = demand.extensions.as_ref().map(|extensions| extensions.read().expect("extensions"));
+        assert_eq!(extensions, Some(PaymentId::declaration()));
         let offers: Vec<_> = demand.accepts.iter().map(|offer| offer.read().expect("an offer")).collect();
         let offers: Vec<_> = offers.iter().map(|offer| ExactOffer::try_from(offer).expect("an offer")).collect();
         assert_eq!(offers.len(), 4);

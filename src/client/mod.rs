@@ -23,6 +23,7 @@
 mod books;
 mod budget;
 mod choose;
+mod demand;
 mod error;
 mod journal;
 mod journal_file;
@@ -38,6 +39,7 @@ mod receipt;
 mod reconcile;
 #[cfg(feature = "reqwest")]
 mod reqwest;
+mod response_body;
 mod retry;
 mod service;
 
@@ -50,6 +52,7 @@ pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt, ReceiptExt};
 #[cfg(feature = "onchain")]
 pub use reconcile::{ReconcileError, Reconciliation, reconcile};
+pub use response_body::ResponseBody;
 pub use service::{AddPayment, AddPaymentError, AddPaymentFuture};
 
 #[cfg(feature = "reqwest")]

@@ -572,7 +572,7 @@ async fn secrets_are_in_no_debug_output_and_no_error() {
     let url = server.url().parse().unwrap();
     let mut headers = http::HeaderMap::new();
     headers.insert("payment-required", required(&[offer(1_000)]).parse().unwrap());
-    let signed = payer(&budget).pay(&http::Method::POST, &url, &headers).await.unwrap().unwrap();
+    let signed = payer(&budget).pay(&http::Method::POST, &url, &headers, None).await.unwrap().unwrap();
     shown += &format!("{signed:?}");
     assert!(signed.header().is_sensitive());
     for secret in [payment.as_str(), signature.trim_matches('"'), signed.header().to_str().unwrap(), &KEY[2..]] {

@@ -9,3 +9,4 @@ mod reconcile;
 mod script;
 #[path = "../support/mod.rs"]
 mod support;
+mod v1;

@@ -20,6 +20,8 @@
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.
 
+#[cfg(feature = "reqwest")]
+mod ask;
 mod books;
 mod budget;
 mod choose;
@@ -37,12 +39,16 @@ mod promise;
 mod receipt;
 #[cfg(feature = "onchain")]
 mod reconcile;
+#[cfg(any(feature = "onchain", feature = "reqwest"))]
+mod reconciliation;
 #[cfg(feature = "reqwest")]
 mod reqwest;
 mod response_body;
 mod retry;
 mod service;
 
+#[cfg(feature = "reqwest")]
+pub use ask::reconcile_with_servers;
 pub use budget::{Budget, BudgetBuilder};
 pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use journal::{Journal, JournalEntry, JournalError};
@@ -51,7 +57,9 @@ pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt, ReceiptExt};
 #[cfg(feature = "onchain")]
-pub use reconcile::{ReconcileError, Reconciliation, reconcile};
+pub use reconcile::{ReconcileError, reconcile};
+#[cfg(any(feature = "onchain", feature = "reqwest"))]
+pub use reconciliation::Reconciliation;
 pub use response_body::ResponseBody;
 pub use service::{AddPayment, AddPaymentError, AddPaymentFuture};
 

@@ -6,7 +6,7 @@
 //! { "payment-status": { "info": { "url": "https://api.example/payments/status" } } }
 //! ```
 //!
-//! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` then answers a [`PaymentStatus`], or 404 for
+//! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` then answers a [`Status`], or 404 for
 //! a payment that the server does not know. The URL may be a path of the paid resource's origin; clients follow it to no
 //! other origin.
 
@@ -29,9 +29,9 @@ pub fn declared(extensions: &Map<String, Value>) -> Option<&str> {
 
 /// What a server knows of a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaymentStatus {
+pub struct Status {
     /// How far the money is.
-    pub state: PaymentState,
+    pub state: State,
     /// The transaction that moved it or may move it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction: Option<B256>,
@@ -44,7 +44,7 @@ pub struct PaymentStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
-pub enum PaymentState {
+pub enum State {
     /// Known, and not submitted yet.
     Pending,
     /// Submitted to the chain.
@@ -61,7 +61,7 @@ pub enum PaymentState {
     Dead,
 }
 
-impl PaymentState {
+impl State {
     /// Whether the money has moved.
     pub const fn is_paid(self) -> bool {
         matches!(self, Self::Settled | Self::Final)
@@ -83,9 +83,9 @@ mod tests {
 
     #[test]
     fn a_status_is_as_short_as_what_is_known() {
-        let pending = PaymentStatus { state: PaymentState::Pending, transaction: None, block: None };
+        let pending = Status { state: State::Pending, transaction: None, block: None };
         assert_eq!(serde_json::to_value(pending).unwrap(), json!({ "state": "pending" }));
-        let read: PaymentStatus = serde_json::from_value(json!({ "state": "final", "block": 7, "more": [] })).unwrap();
+        let read: Status = serde_json::from_value(json!({ "state": "final", "block": 7, "more": [] })).unwrap();
         assert_eq!((read.state.is_paid(), read.transaction, read.block), (true, None, Some(7)));
     }
 }

@@ -5,6 +5,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use http::{HeaderValue, Uri, request::Parts};
+use serde_json::{Map, Value};
 
 use super::{
     offer_v1::InV1,
@@ -13,7 +14,7 @@ use super::{
 use crate::{
     facilitator::Terms,
     network::Asset,
-    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, encode_header},
+    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header, payment_status},
     usdc::Usdc,
 };
 
@@ -49,6 +50,8 @@ pub(super) struct Catalogue {
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
+    /// Where payers can ask what became of a payment.
+    status_url: Option<String>,
     /// `None` if v1 is not spoken.
     in_v1: Option<InV1>,
     /// The terms at a fixed price.
@@ -80,11 +83,21 @@ impl Catalogue {
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
+        status_url: Option<String>,
         speaks_v1: bool,
     ) -> Self {
         let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
-        let mut catalogue =
-            Self { price, ways, max_timeout_seconds, resource, location, in_v1, fixed: None, prebuilt: None };
+        let mut catalogue = Self {
+            price,
+            ways,
+            max_timeout_seconds,
+            resource,
+            location,
+            status_url,
+            in_v1,
+            fixed: None,
+            prebuilt: None,
+        };
         if let Price::Fixed(amount) = catalogue.price {
             let offers = catalogue.offers_at(amount);
             if let Location::Url(_) = catalogue.location {
@@ -144,6 +157,11 @@ impl Catalogue {
         self.ways.iter().enumerate().map(offer).collect()
     }
 
+    fn extensions(&self) -> Option<Verbatim<Map<String, Value>>> {
+        let url = self.status_url.as_deref()?;
+        Verbatim::of(&payment_status::declaration(url)).ok()
+    }
+
     fn assemble(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
         let url = match &self.location {
             Location::Url(url) => Cow::Borrowed(url.as_str()),
@@ -158,7 +176,7 @@ impl Catalogue {
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.clone().into_owned(), ..self.resource.clone() },
             accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
-            extensions: None,
+            extensions: self.extensions(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, &url, &sentence)) {

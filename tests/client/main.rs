@@ -7,6 +7,7 @@ mod layer;
 mod middleware;
 mod reconcile;
 mod script;
+mod status;
 #[path = "../support/mod.rs"]
 mod support;
 mod v1;

@@ -500,6 +500,25 @@ mod tests {
         assert!(Journal::open(&path.0).unwrap().unresolved().contains(&newer));
     }
 
+    #[tokio::test]
+    async fn a_payment_that_the_disk_does_not_take_is_not_open_and_leaves_no_trace() {
+        let path = TempPath::new("full");
+        let journal = Journal::open(&path.0).unwrap();
+        let file = || lock(journal.0.file.as_ref().unwrap());
+        journal.signed(entry(1, 5)).await.unwrap();
+        let whole = std::fs::read_to_string(&path.0).unwrap();
+        // Opened for reading, the very file refuses to be written.
+        let good = file().file.swap(std::fs::File::open(&path.0).unwrap());
+        assert!(journal.signed(entry(2, 5)).await.is_err());
+        assert_eq!(journal.unresolved().len(), 1);
+        file().file.swap(good);
+        journal.signed(entry(3, 5)).await.unwrap();
+        drop(journal);
+        assert!(std::fs::read_to_string(&path.0).unwrap().starts_with(&whole));
+        let open: Vec<_> = Journal::open(&path.0).unwrap().unresolved().iter().map(|entry| entry.nonce[0]).collect();
+        assert_eq!(open, [1, 3]);
+    }
+
     #[test]
     fn a_device_is_not_a_journal() {
         assert!(matches!(Journal::open("/dev/full"), Err(JournalError::Io { .. })));

@@ -163,6 +163,34 @@ async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
 }
 
 #[tokio::test]
+#[cfg(unix)]
+async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
+    let directory = std::env::temp_dir().join(format!("x402-gone-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("journal.jsonl");
+    let budget = Budget::builder().journal(Journal::open(&path).unwrap()).total(Usdc::from_atomic(1_500)).build();
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled(), settled()]).await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    for _ in 0..3 {
+        let error = buy(&server, &budget).await.unwrap_err();
+        match PaymentError::of(&error) {
+            Some(error @ PaymentError::Journal(_)) => assert_eq!(error.outcome(), Outcome::Refused),
+            _ => panic!("{error:?}"),
+        }
+        assert_eq!((budget.spent(), budget.reserved()), (Usdc::ZERO, Usdc::ZERO));
+        assert!(budget.journal().unresolved().is_empty());
+    }
+    assert!(server.payments().is_empty());
+    drop(budget);
+
+    std::fs::create_dir_all(&directory).unwrap();
+    let budget = Budget::builder().journal(Journal::open(&path).unwrap()).total(Usdc::from_atomic(1_500)).build();
+    let (_, receipt) = buy(&server, &budget).await.unwrap();
+    assert_eq!((receipt.outcome, budget.spent().atomic()), (Outcome::Settled, 1_000));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test]
 async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
     let server = Server::start(|_| Answer::Response((StatusCode::PAYMENT_REQUIRED, "call us").into_response())).await;
     let response = client(&budget(10_000)).get(server.url()).send().await.unwrap();

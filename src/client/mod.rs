@@ -1,9 +1,10 @@
 //! Paying for requests, within a budget.
 //!
 //! A server that wants money answers 402 and says in a header what it takes: which token, on which chain, how much, to
-//! whom. The client picks the cheapest offer it can pay, signs an authorization for exactly that amount, and sends the same
-//! request again with the authorization in another header. The server moves the money and answers; the client never
-//! talks to a chain and pays no gas.
+//! whom. The client picks the cheapest offer it can pay (or what it [prefers](PayerBuilder::prefer)), signs an authorization for
+//! exactly that amount, and sends the same request again with the authorization in another header. The server moves the
+//! money and answers; the client never talks to a chain and pays no gas. Servers of x402 v1 make their offers in the
+//! body of the 402; they are paid in that version where they offer no other.
 //!
 //! Three things can go wrong with that, and each has its place here.
 //!
@@ -15,7 +16,8 @@
 //!
 //! **The truth.** A signature is money for as long as it is valid, whatever an answer says. So an [`Outcome`] has more than two
 //! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
-//! file carries all of that over a restart, and `reconcile` (feature `onchain`) asks the chain about what is open.
+//! file carries all of that over a restart. `reconcile` (feature `onchain`) asks the chain about what is open, and
+//! `reconcile_with_servers` (feature `reqwest`) the servers that tell; only the chain can free money.
 //!
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.

@@ -218,6 +218,37 @@ async fn refusals_name_the_limit() {
 }
 
 #[tokio::test]
+async fn the_best_offer_is_taken_that_the_budget_covers() {
+    let priced = |network: Network, amount| ExactOffer { asset: network.usdc().unwrap(), ..offer(amount) };
+    let (base, sepolia) = (Network::BASE, Network::BASE_SEPOLIA);
+    let buyer = |budget: &Budget| {
+        let key: PrivateKeySigner = KEY.parse().unwrap();
+        let payer = Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW));
+        let payer = payer.prefer_networks([base, sepolia]).build();
+        PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap()
+    };
+    for (on_base, on_sepolia, network) in
+        [(9_000, 1_000, Some(base)), (10_001, 1_000, Some(sepolia)), (10_001, 10_002, None)]
+    {
+        let offers = required(&[priced(sepolia, on_sepolia), priced(base, on_base)]);
+        // Whatever happens, the server settles nothing: what counts is where the money was promised.
+        let server = Server::paid(offers, vec![status(400)]).await;
+        let budget = budget(100_000);
+        match (buyer(&budget).post(server.url()).send().await, network) {
+            (Ok(response), Some(network)) => assert_eq!(response.receipt().unwrap().network, network),
+            (Err(error), None) => {
+                let asked = Usdc::from_atomic(on_base);
+                assert!(matches!(refusal(&error), Refusal::AbovePaymentLimit { asked: best, .. } if *best == asked));
+                assert_eq!((budget.remaining(), server.payments().len()), (budget.total(), 0));
+            }
+            other => panic!("{other:?}"),
+        }
+        let payment = server.payments().first().map(|payment| decode(payment).accepted.read().unwrap().network);
+        assert_eq!(payment, network.map(|network| network.to_string()), "the offer that was echoed");
+    }
+}
+
+#[tokio::test]
 async fn sixty_four_at_once_do_not_overspend() {
     let server = Server::paid(required(&[offer(1_000)]), (0..64).map(|_| settled()).collect()).await;
     let budget = budget(10_500);

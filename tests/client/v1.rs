@@ -405,6 +405,42 @@ async fn a_slow_body_is_not_waited_for_and_not_lost() {
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), required_v1(&[offer(1_000)]).to_string());
 }
 
+type Framed = Result<Frame<Bytes>, std::io::Error>;
+
+/// What the tower layer makes of a 402 with these frames for a body, which is no offer.
+async fn through_the_layer(frames: impl futures_util::Stream<Item = Framed> + Send + 'static) -> ResponseBody<Body> {
+    let answer = Response::builder().status(402).body(Body::new(StreamBody::new(frames))).unwrap();
+    let answer = Arc::new(std::sync::Mutex::new(Some(answer)));
+    let inner = service_fn(move |_: Request<String>| {
+        let answer = answer.lock().unwrap().take().expect("it is asked once");
+        async move { Ok::<_, std::convert::Infallible>(answer) }
+    });
+    let budget = budget(10_000);
+    let request = Request::post("http://evaluator.example/").body(String::new()).unwrap();
+    let response = AddPaymentLayer::new(payer(&budget)).layer(inner).oneshot(request).await.unwrap();
+    assert_eq!((response.receipt(), budget.remaining()), (None, budget.total()));
+    response.into_body()
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_breaks_off_for_the_caller_at_the_same_place() {
+    let text = required_v1(&[offer(1_000)]).to_string();
+    let cut = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut");
+    let frames = [Ok(Frame::data(Bytes::from(text.clone()))), Err(cut)];
+    let mut body = through_the_layer(futures_util::stream::iter(frames)).await;
+    let frame = body.frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), text, "whole as it seems, it was not all");
+    assert!(body.frame().await.unwrap().is_err());
+    assert!(body.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn a_body_of_nothing_without_end_is_given_up() {
+    let nothing = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::new())));
+    let mut body = through_the_layer(nothing).await;
+    assert!(body.frame().await.unwrap().unwrap().into_data().unwrap().is_empty());
+}
+
 on_every_chain! {
     the_student_buys_from_a_shop_that_speaks_v1_only,
     what_was_left_open_in_v1_is_presented_in_v1_by_the_next_life,

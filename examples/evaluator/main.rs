@@ -86,6 +86,7 @@ impl Server {
             .flow(flags.payment_flow())
             .facilitator(chain.facilitator.clone())
             .status_url(flags.status_url())
+            .payment_identifier(true)
             .service_name("evaluator")
             .description("Exact arithmetic and unit checking of a worked answer")
             .mime_type("application/json")

@@ -6,9 +6,13 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::OfferRefusal;
-use crate::protocol::{
-    DecodeError, ExactOffer, ExactPayload, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentPayload, PaymentRequirements,
-    Reason, ResourceInfo, V1, V2, Verbatim, Version, decode_header, encode_header, header_name, payment_status, v1,
+use crate::{
+    clock::{Nonces, RandomnessError},
+    protocol::{
+        DecodeError, ExactOffer, ExactPayload, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload,
+        PaymentRequirements, Reason, ResourceInfo, V1, V2, Verbatim, Version, decode_header, encode_header,
+        header_name, payment_status, v1,
+    },
 };
 
 /// How many offers of one 402 are looked at.
@@ -106,6 +110,17 @@ impl Demand {
         }
     }
 
+    /// Gives the payment an id of its own, where the server lets it be named: made of other randomness than the nonce, which
+    /// the chain publishes.
+    pub(super) fn name(&mut self, nonces: &dyn Nonces) -> Result<(), RandomnessError> {
+        if let Self::V2(AskedInV2 { extensions: Some(extensions), .. }) = self
+            && let Some(named) = PaymentId::of_random(nonces.next()?).add_to(extensions)
+        {
+            *extensions = named;
+        }
+        Ok(())
+    }
+
     /// Where the server says that the fate of a payment can be looked up, if that is where the payment is made: another
     /// origin is none of its business.
     pub(super) fn status_url(&self, paid: &Url) -> Option<Url> {
@@ -115,7 +130,7 @@ impl Demand {
     }
 
     /// The value of the header that pays the offer at `index`. In v2 the offer, the resource and the extensions return as
-    /// they came; v1 names scheme and network.
+    /// they came, but for the payment's id; v1 names scheme and network.
     pub(super) fn answer(self, index: usize, payload: &ExactPayload) -> Result<String, serde_json::Error> {
         const CHOSEN: &str = "the chosen offer is one of those made";
         let payload = Verbatim::of(payload)?;

@@ -104,9 +104,10 @@ impl Payer {
     }
 
     /// Signs what is demanded.
-    pub(super) async fn meet(&self, demand: Demand, method: &Method, url: &Url) -> Result<Payment, PaymentError> {
+    pub(super) async fn meet(&self, mut demand: Demand, method: &Method, url: &Url) -> Result<Payment, PaymentError> {
         let now = self.now();
         let (choice, mut reservation) = self.reserve(&demand, url, now)?;
+        demand.name(self.0.nonces.as_ref())?;
         let window = choice.offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
         let valid_before = now.saturating_add(window);
         let authorization = Authorization {

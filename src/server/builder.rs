@@ -4,6 +4,7 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use http::{StatusCode, Uri, request, response};
+use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -17,7 +18,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, Terms},
     network::{Asset, Network},
-    protocol::{PaymentFlow, ResourceInfo},
+    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim, payment_status},
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -35,6 +36,7 @@ pub struct RequirePaymentLayerBuilder {
     allow_upgrades: bool,
     answer_preflights: bool,
     speaks_v1: bool,
+    asks_for_ids: bool,
     clock: Arc<dyn Clock>,
 }
 
@@ -53,6 +55,7 @@ impl Default for RequirePaymentLayerBuilder {
             allow_upgrades: false,
             answer_preflights: false,
             speaks_v1: true,
+            asks_for_ids: false,
             clock: Arc::new(SystemClock),
         }
     }
@@ -186,6 +189,13 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
+    /// Whether the 402 offers the extension `payment-identifier`; it does not unless this is turned on. Payers may then name
+    /// their payments; see [what an id does](super#payment-identifiers). Adds about 0.6 KB to the 402's header.
+    pub fn payment_identifier(mut self, ask: bool) -> Self {
+        self.asks_for_ids = ask;
+        self
+    }
+
     /// How long a payer's authorization may be valid; whole seconds, default 120 s.
     pub fn max_timeout(mut self, timeout: Duration) -> Self {
         self.limits.max_timeout = timeout;
@@ -243,7 +253,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// How often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
-    /// `Cookie`) is replayed. Default 3 times within 60 s.
+    /// `Cookie`, no payment identifier) is replayed. Default 3 times within 60 s.
     pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
         self.limits.anonymous_replays = times;
         self.limits.anonymous_replay_age = within;
@@ -295,8 +305,8 @@ impl RequirePaymentLayerBuilder {
                 ways.push(way);
             }
         }
-        let (location, status_url) = (self.location, self.status_url);
-        let catalogue = Catalogue::new(price, ways, timeout, self.resource, location, status_url, self.speaks_v1);
+        let extensions = declarations(self.asks_for_ids, self.status_url.as_deref());
+        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
             if size > MAX_DEMAND {
@@ -315,6 +325,7 @@ impl RequirePaymentLayerBuilder {
             }),
             allow_upgrades: self.allow_upgrades,
             answer_preflights: self.answer_preflights,
+            asks_for_ids: self.asks_for_ids,
             clock: self.clock,
             in_progress: InProgress::default(),
         }))
@@ -351,6 +362,14 @@ fn check_location(location: &Location) -> Result<(), BuildError> {
         Location::Origin(text) | Location::Url(text) => text,
     };
     if is_http_url(text) { Ok(()) } else { Err(BuildError::Url(text.clone())) }
+}
+
+/// What the 402 declares; `None` if nothing.
+fn declarations(asks_for_ids: bool, status_url: Option<&str>) -> Option<Verbatim<Map<String, Value>>> {
+    let ids = asks_for_ids.then(PaymentId::declaration).unwrap_or_default();
+    let status = status_url.map(payment_status::declaration).unwrap_or_default();
+    let all: Map<_, _> = ids.into_iter().chain(status).collect();
+    Verbatim::of(&all).ok().filter(|_| !all.is_empty())
 }
 
 /// A path that begins with two slashes names a host.

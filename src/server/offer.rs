@@ -14,7 +14,7 @@ use super::{
 use crate::{
     facilitator::Terms,
     network::Asset,
-    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header, payment_status},
+    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header},
     usdc::Usdc,
 };
 
@@ -50,8 +50,7 @@ pub(super) struct Catalogue {
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
-    /// Where payers can ask what became of a payment.
-    status_url: Option<String>,
+    extensions: Option<Verbatim<Map<String, Value>>>,
     /// `None` if v1 is not spoken.
     in_v1: Option<InV1>,
     /// The terms at a fixed price.
@@ -83,7 +82,7 @@ impl Catalogue {
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
-        status_url: Option<String>,
+        extensions: Option<Verbatim<Map<String, Value>>>,
         speaks_v1: bool,
     ) -> Self {
         let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
@@ -93,7 +92,7 @@ impl Catalogue {
             max_timeout_seconds,
             resource,
             location,
-            status_url,
+            extensions,
             in_v1,
             fixed: None,
             prebuilt: None,
@@ -157,11 +156,6 @@ impl Catalogue {
         self.ways.iter().enumerate().map(offer).collect()
     }
 
-    fn extensions(&self) -> Option<Verbatim<Map<String, Value>>> {
-        let url = self.status_url.as_deref()?;
-        Verbatim::of(&payment_status::declaration(url)).ok()
-    }
-
     fn assemble(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
         let url = match &self.location {
             Location::Url(url) => Cow::Borrowed(url.as_str()),
@@ -176,7 +170,7 @@ impl Catalogue {
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.clone().into_owned(), ..self.resource.clone() },
             accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
-            extensions: self.extensions(),
+            extensions: self.extensions.clone(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, &url, &sentence)) {

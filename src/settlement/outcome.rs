@@ -39,7 +39,7 @@ impl Engine {
         let transaction = receipt.transaction_hash;
         if job.expected.is_paid_by(receipt) {
             self.totals().settled += 1;
-            return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
+            return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
         }
         self.totals().reverted += 1;
         tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
@@ -90,7 +90,7 @@ impl Engine {
             Use::Paid { transaction, block } => {
                 self.totals().credited += 1;
                 tracing::info!(%transaction, block, "settled by another sender's transaction");
-                Ok(Outcome::Settled { transaction, block: Some(block) })
+                Ok(Outcome::Settled { transaction, block: Some(block), fee: None })
             }
             Use::Wasted { transaction, block } => {
                 let finalized = self.rpc.block("finalized").await.ok().flatten();
@@ -106,7 +106,7 @@ impl Engine {
     /// its block may have been replaced.
     pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         if let Settlement::Final { transaction, block } = record.settlement {
-            return Ok(Outcome::Settled { transaction, block });
+            return Ok(Outcome::Settled { transaction, block, fee: record.fee });
         }
         let job = Job::new(Prechecked::of_record(record));
         let newest_first = || record.transactions.iter().rev().take(16).copied();
@@ -114,7 +114,7 @@ impl Engine {
             if let Some(receipt) = self.rpc.receipt(transaction).await?
                 && job.expected.is_paid_by(&receipt)
             {
-                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()) });
+                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
             }
         }
         // Final before newest: what is unused now was unused then.

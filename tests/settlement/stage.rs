@@ -18,7 +18,7 @@ use tower_x402::{
         Authenticity, Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome,
         Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
     },
-    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep},
+    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
@@ -165,12 +165,7 @@ impl Stage {
     /// Settles the payment and enters the outcome into the ledger.
     pub(crate) async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let outcome = self.facilitator.settle(payment, verified).await?;
-        let step = match outcome.clone() {
-            Outcome::Settled { transaction, block } => SettlementStep::Settle { transaction, block },
-            Outcome::Failed { reason, dead: true, .. } => SettlementStep::Die { reason },
-            Outcome::Failed { reason, dead: false, .. } => SettlementStep::Fail { reason },
-            Outcome::Unknown { .. } => SettlementStep::LoseSight,
-        };
+        let step = outcome.step();
         self.ledger.settle(&payment.key(), step).await.unwrap();
         Ok(outcome)
     }

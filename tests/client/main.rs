@@ -1,6 +1,7 @@
 //! The paying client, over real connections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod bodies;
 mod concurrent;
 mod hostile;
 mod layer;

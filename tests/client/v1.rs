@@ -1,37 +1,24 @@
 //! Servers that speak x402 v1 only, honest and otherwise.
 
-use std::{
-    future::poll_fn,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
     body::{Body, Bytes},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use http::Request;
-use http_body::{Body as _, Frame};
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::Full;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
-use tower::{Layer, ServiceExt, service_fn};
+use tokio::net::TcpListener;
+use tower::{Layer, ServiceExt};
 use tower_x402::{
     Network, Usdc,
     client::{
         AddPaymentLayer, Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt,
-        ReceiptExt, Refusal, ResponseBody,
+        ReceiptExt, Refusal,
     },
     protocol::{DecodeError, ExactOffer, OfferError, PaymentFlow, Version, v1::PaymentPayload},
 };
@@ -281,164 +268,6 @@ async fn a_payment_of_the_callers_own_passes_through() {
     let budget = budget(10_000);
     let response = client(&budget).get(server.url()).header("x-payment", "mine").send().await.unwrap();
     assert_eq!((response.status().as_u16(), server.payments()), (402, vec!["mine".to_owned()]));
-}
-
-/// 50 MB.
-const FLOOD: u64 = 50 << 20;
-
-#[tokio::test]
-async fn of_a_huge_body_a_little_is_read_and_nothing_is_paid() {
-    for chunked in [false, true] {
-        let (address, sent) = flood(chunked).await;
-        let budget = budget(10_000);
-        let response = client(&budget).post(format!("http://{address}/")).body("x").send().await.unwrap();
-        assert_eq!((response.status().as_u16(), response.receipt(), budget.remaining()), (402, None, budget.total()));
-        let before = stands_still(&sent).await;
-        assert!(before < FLOOD / 2, "{before} bytes were taken");
-        // The caller can have all of it.
-        let mut body = http::Response::<reqwest::Body>::from(response).into_body();
-        let (mut length, mut start) = (0, Vec::new());
-        while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let data = frame.into_data().unwrap();
-            if start.len() < 64 {
-                start.extend_from_slice(&data);
-            }
-            length += data.len() as u64;
-        }
-        assert!(start.starts_with(br#"{"x402Version":1,"#));
-        assert_eq!(length, FLOOD);
-    }
-}
-
-/// Answers 402 with what starts as an offer of v1 and does not end, and counts what it could send of it.
-async fn flood(chunked: bool) -> (std::net::SocketAddr, Arc<AtomicU64>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let sent = Arc::new(AtomicU64::new(0));
-    let count = sent.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream, chunked, count.clone()));
-        }
-    });
-    (address, sent)
-}
-
-async fn serve(mut stream: TcpStream, chunked: bool, sent: Arc<AtomicU64>) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\nx") {
-        head.push(stream.read_u8().await?);
-    }
-    let length = if chunked { "transfer-encoding: chunked".into() } else { format!("content-length: {FLOOD}") };
-    let kind = "content-type: application/json";
-    stream.write_all(format!("HTTP/1.1 402 Payment Required\r\n{kind}\r\n{length}\r\n\r\n").as_bytes()).await?;
-    if chunked {
-        stream.write_all(format!("{FLOOD:x}\r\n").as_bytes()).await?;
-    }
-    let mut chunk = [b' '; 16 << 10];
-    let start = br#"{"x402Version":1,"#;
-    chunk[..start.len()].copy_from_slice(start);
-    for _ in 0..FLOOD / chunk.len() as u64 {
-        stream.write_all(&chunk).await?;
-        sent.fetch_add(chunk.len() as u64, Ordering::SeqCst);
-        chunk.fill(b' ');
-    }
-    if chunked {
-        stream.write_all(b"\r\n0\r\n\r\n").await?;
-    }
-    Ok(())
-}
-
-async fn stands_still(count: &AtomicU64) -> u64 {
-    loop {
-        let before = count.load(Ordering::SeqCst);
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        if count.load(Ordering::SeqCst) == before {
-            return before;
-        }
-    }
-}
-
-/// A 402 of v1 whose last byte waits for a word.
-fn slow_402(go_on: watch::Receiver<bool>) -> Response {
-    let text = required_v1(&[offer(1_000)]).to_string();
-    let (start, end) = text.split_at(text.len() - 1);
-    let (start, end) = (Bytes::from(start.to_owned()), Bytes::from(end.to_owned()));
-    let frames = futures_util::stream::unfold(0, move |step| {
-        let (start, end, mut go_on) = (start.clone(), end.clone(), go_on.clone());
-        async move {
-            let frame = match step {
-                0 => Frame::data(start),
-                1 => {
-                    go_on.wait_for(|go_on| *go_on).await.unwrap();
-                    Frame::data(end)
-                }
-                2 => Frame::trailers(HeaderMap::from_iter([(header::ETAG, "7".parse().unwrap())])),
-                _ => return None,
-            };
-            Some((Ok::<_, std::convert::Infallible>(frame), step + 1))
-        }
-    });
-    Response::builder().status(402).body(Body::new(StreamBody::new(frames))).unwrap()
-}
-
-#[tokio::test]
-async fn a_slow_body_is_not_waited_for_and_not_lost() {
-    let (tell, told) = watch::channel(false);
-    let inner = service_fn(move |_: Request<String>| {
-        let told = told.clone();
-        async move { Ok::<_, std::convert::Infallible>(slow_402(told)) }
-    });
-    let budget = budget(10_000);
-    let layer = AddPaymentLayer::new(payer(&budget)).attempt_timeout(Duration::from_millis(100));
-    let request = || Request::post("http://evaluator.example/").body(String::new()).unwrap();
-    let response: Response<ResponseBody<Body>> = layer.layer(inner.clone()).oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), response.receipt(), budget.remaining()), (402, None, budget.total()));
-    tell.send(true).unwrap();
-    let body = response.into_body().collect().await.unwrap();
-    assert_eq!(body.trailers().unwrap()[header::ETAG], "7");
-    assert_eq!(body.to_bytes(), required_v1(&[offer(1_000)]).to_string());
-
-    // The same in time is an offer; this server is never satisfied.
-    let response = layer.layer(inner).oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (402, Outcome::Failed));
-    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), required_v1(&[offer(1_000)]).to_string());
-}
-
-type Framed = Result<Frame<Bytes>, std::io::Error>;
-
-/// What the tower layer makes of a 402 with these frames for a body, which is no offer.
-async fn through_the_layer(frames: impl futures_util::Stream<Item = Framed> + Send + 'static) -> ResponseBody<Body> {
-    let answer = Response::builder().status(402).body(Body::new(StreamBody::new(frames))).unwrap();
-    let answer = Arc::new(std::sync::Mutex::new(Some(answer)));
-    let inner = service_fn(move |_: Request<String>| {
-        let answer = answer.lock().unwrap().take().expect("it is asked once");
-        async move { Ok::<_, std::convert::Infallible>(answer) }
-    });
-    let budget = budget(10_000);
-    let request = Request::post("http://evaluator.example/").body(String::new()).unwrap();
-    let response = AddPaymentLayer::new(payer(&budget)).layer(inner).oneshot(request).await.unwrap();
-    assert_eq!((response.receipt(), budget.remaining()), (None, budget.total()));
-    response.into_body()
-}
-
-#[tokio::test]
-async fn a_body_that_breaks_off_breaks_off_for_the_caller_at_the_same_place() {
-    let text = required_v1(&[offer(1_000)]).to_string();
-    let cut = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut");
-    let frames = [Ok(Frame::data(Bytes::from(text.clone()))), Err(cut)];
-    let mut body = through_the_layer(futures_util::stream::iter(frames)).await;
-    let frame = body.frame().await.unwrap().unwrap();
-    assert_eq!(frame.into_data().unwrap(), text, "whole as it seems, it was not all");
-    assert!(body.frame().await.unwrap().is_err());
-    assert!(body.frame().await.is_none());
-}
-
-#[tokio::test]
-async fn a_body_of_nothing_without_end_is_given_up() {
-    let nothing = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::new())));
-    let mut body = through_the_layer(nothing).await;
-    assert!(body.frame().await.unwrap().unwrap().into_data().unwrap().is_empty());
 }
 
 on_every_chain! {

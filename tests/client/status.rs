@@ -204,6 +204,25 @@ async fn a_server_that_is_gone_leaves_its_payments_open_and_the_others_are_asked
     assert_eq!((found.paid, found.open, books(&budget)), (1, 20, (1_000, 20_000)));
 }
 
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_not_asked_about_all_its_payments() {
+    let required = declaring("/status");
+    let server = Server::start(move |seen| match seen.path.starts_with("/status") {
+        true => Answer::Cut,
+        false => Answer::Response(required_402(&required)),
+    })
+    .await;
+    let budget = budget(100_000);
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let asked_for = http.get(server.url()).send().await.unwrap();
+    for _ in 0..40 {
+        let (url, headers) = (asked_for.url(), asked_for.headers());
+        drop(payer(&budget).pay(&http::Method::GET, url, headers, None).await.unwrap().unwrap());
+    }
+    assert_eq!((asked(&budget).await.open, books(&budget)), (40, (0, 40_000)));
+    assert!((1..=8).contains(&questions(&server).len()), "{}", questions(&server).len());
+}
+
 on_every_chain! {
     a_real_shop_tells_what_it_was_paid,
 }

@@ -174,12 +174,12 @@ impl Buyer {
 
     fn pay(&self, headers: &HeaderMap) -> Result<Payment, PaymentError> {
         let url = Url::parse("https://api.example/evaluate").expect("a URL");
-        let paid = wait(self.payer.pay(&Method::POST, &url, headers))?;
+        let paid = wait(self.payer.pay(&Method::POST, &url, headers, None))?;
         Ok(paid.expect("whoever sends the header asks for money"))
     }
 
     fn conclude(&self, mut payment: Payment, status: StatusCode, headers: &HeaderMap) -> Outcome {
-        payment.answered(status, headers);
+        payment.answered(status, headers, None);
         let receipt = wait(payment.conclude());
         assert!(receipt.reason.is_none_or(|reason| reason.chars().count() <= 256), "a server fills no logs");
         receipt.outcome

@@ -160,7 +160,7 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
 }
 
-/// Killed between two presentations of one payment, with its ledger in a file.
+/// Killed as soon as it answered, with its ledger in a file: the answer was there before it was paid for.
 #[tokio::test]
 async fn a_killed_evaluator_remembers_what_was_bought() {
     let chain = DevnetChain::start(None).await;
@@ -186,8 +186,6 @@ async fn a_killed_evaluator_remembers_what_was_bought() {
     let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
     let first = ask(&evaluator, Some(&purchase)).await;
     assert_eq!(first.status, 200, "{}", first.text());
-    // The answer is on disk a moment after it was given; a copy waits for that.
-    assert_eq!(ask(&evaluator, Some(&purchase)).await.text(), first.text());
     evaluator.process.kill().await.unwrap();
 
     let evaluator = Evaluator::start(&arguments, Some(&settler)).await;

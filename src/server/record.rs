@@ -1,4 +1,4 @@
-//! Copies a paid response for replays as it streams to the client.
+//! Copies a paid response for replays as it streams to the client: one whose length is not known, or too large to wait for.
 
 use std::{
     future::poll_fn,
@@ -55,21 +55,10 @@ where
         let limit = destination.ledger.response_limit();
         // What follows 101 is a connection, which cannot be had twice.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
-        let head = StoredResponse {
-            status: parts.status,
-            headers: kept_headers(&parts.headers),
-            body: Bytes::new(),
-            trailers: None,
-            stored_at: destination.now,
-        };
+        let head = stored(parts, Bytes::new(), None, destination.now);
         let copy = is_kept.then(BytesMut::new);
         let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
         Self { recording: Some(recording), drain: spawn_drain }
-    }
-
-    /// Finishes the copy without a client.
-    pub(super) fn finish_alone(self) {
-        drop(self);
     }
 }
 
@@ -165,11 +154,20 @@ async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destin
     {
         tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a paid response was not kept for replays");
     }
-    // Losing this step costs nothing: a produced response is replayed like a delivered one.
-    if let Err(error) = ledger.fulfil(&lease, FulfilmentStep::Deliver).await {
+    delivered(ledger.as_ref(), &lease).await;
+    drop(busy);
+}
+
+/// Losing this step costs nothing: a produced response is replayed like a delivered one.
+pub(super) async fn delivered(ledger: &dyn Ledger, lease: &Lease) {
+    if let Err(error) = ledger.fulfil(lease, FulfilmentStep::Deliver).await {
         tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
     }
-    drop(busy);
+}
+
+/// A response as it is kept for replays.
+pub(super) fn stored(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>, stored_at: u64) -> StoredResponse {
+    StoredResponse { status: parts.status, headers: kept_headers(&parts.headers), body, trailers, stored_at }
 }
 
 /// Without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
@@ -191,7 +189,7 @@ fn kept_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Outside a runtime there is nobody left to replay to.
-fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+pub(super) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(work);
     }

@@ -14,7 +14,7 @@ use alloy_primitives::{B256, U256};
 use async_trait::async_trait;
 
 #[cfg(feature = "onchain")]
-pub use onchain::{OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
+pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub use terms::Terms;
 

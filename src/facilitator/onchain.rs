@@ -8,7 +8,7 @@ use std::{
 };
 
 use alloy_network::TxSigner;
-use alloy_primitives::{Address, Signature, U256};
+use alloy_primitives::{Address, B256, Signature, U256};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 use async_trait::async_trait;
@@ -18,7 +18,7 @@ use tokio::{
 };
 use url::Url;
 
-pub use crate::settlement::engine::SettlementStats;
+pub use crate::settlement::{deploy::BatchSettler, engine::SettlementStats};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::{
@@ -122,6 +122,17 @@ impl OnchainFacilitator {
     /// [`FacilitatorError::Unreachable`] if the node does not say.
     pub async fn gas_tank(&self) -> Result<U256, FacilitatorError> {
         Ok(self.engine.rpc.balance(self.settlement_address()).await?)
+    }
+
+    /// Deploys the [`BatchSettler`] with the settlement key, unless the chain has it already. Returns the transaction, if it took
+    /// one. Costs about 190,000 gas, once per chain; anybody's deployment serves everybody.
+    ///
+    /// # Errors
+    /// [`FacilitatorError::Misconfigured`] if the chain lacks the [`DEPLOYER`](BatchSettler::DEPLOYER);
+    /// [`FacilitatorError::Busy`] if the transaction is not in a block within
+    /// [`confirm_timeout`](OnchainFacilitatorBuilder::confirm_timeout): calling again finds out. Others as when settling.
+    pub async fn deploy_batch_settler(&self) -> Result<Option<B256>, FacilitatorError> {
+        self.engine.deploy_batch_settler().await
     }
 
     /// Totals since the start.

@@ -10,13 +10,17 @@
 //! | `lane`, `gaps` | which nonce is next, and what if one is missing |
 //! | `transaction`, `transfer` | what is signed, and what it calls |
 //! | `broadcast`, `confirm` | what a node's answer means, and when to look again |
+//! | `batch`, `deploy` | how many payments share a transaction, and where the contract is that takes them |
 //! | `fees`, `pace` | what to offer for gas, and how fast blocks come |
 //! | `reverts` | who made a payment look good that then failed, and must wait |
 //! | `rpc`, `http` | how a node is asked |
 
+#[cfg_attr(not(test), expect(dead_code, reason = "the engine settles one by one"))]
+pub(crate) mod batch;
 pub(crate) mod broadcast;
 mod confirm;
 pub(crate) mod credit;
+pub(crate) mod deploy;
 pub(crate) mod engine;
 pub(crate) mod fees;
 mod gaps;

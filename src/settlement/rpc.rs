@@ -103,6 +103,11 @@ impl Rpc {
         self.call("eth_getBalance", (account, "latest")).await
     }
 
+    /// The code at an address; none is empty.
+    pub(crate) async fn code(&self, address: Address) -> Result<Bytes, RpcFailure> {
+        self.call("eth_getCode", (address, "latest")).await
+    }
+
     /// How many transactions of `account` are in blocks (`latest`), or in blocks and in the pool (`pending`).
     pub(crate) async fn nonce(&self, account: Address, at: &'static str) -> Result<u64, RpcFailure> {
         Ok(self.call::<U64>("eth_getTransactionCount", (account, at)).await?.saturating_to())

@@ -154,10 +154,21 @@ impl Relayer {
 
     /// Sends a call and waits for its receipt. It is sent even if it will revert.
     pub async fn send_to(&self, chain: &dyn Chain, to: Address, calldata: Bytes) -> TransactionReceipt {
+        self.send_with_gas(chain, to, calldata, 500_000).await
+    }
+
+    /// The same with another gas limit.
+    pub async fn send_with_gas(
+        &self,
+        chain: &dyn Chain,
+        to: Address,
+        calldata: Bytes,
+        gas_limit: u64,
+    ) -> TransactionReceipt {
         let request = TransactionRequest::default()
             .to(to)
             .input(calldata.into())
-            .gas_limit(500_000)
+            .gas_limit(gas_limit)
             .max_fee_per_gas(100_000_000_000)
             .max_priority_fee_per_gas(0);
         let pending = self.provider.send_transaction(request).await.expect("eth_sendRawTransaction");

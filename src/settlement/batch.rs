@@ -1,0 +1,324 @@
+//! Many payments in one transaction: what `contracts/BatchSettler.sol` is given, and how much gas.
+
+use alloy_primitives::{Address, Bytes, U256};
+
+use crate::{
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::{Authenticity, Prechecked},
+};
+
+/// Gas that one transaction may use, on Base and by EIP-7825.
+pub(crate) const MAX_TRANSACTION_GAS: u64 = 1 << 24;
+
+/// The bytes of one payment.
+const PAYMENT: usize = 138;
+/// The most that can follow one group's header.
+const MAX_GROUP: usize = u16::MAX as usize;
+
+/// What the contract wants to be left, beside the gas cap, before it tries a payment.
+const RESERVE: u64 = 12_000;
+/// Gas of a batch without payments: the transaction, its header, the token's account. Also what the first transfer takes more
+/// than the others, for the token's own storage, and a payee whose balance is gone by then.
+const FIXED: u64 = 21_000 + 400 + 4_000 + 40_000;
+/// Gas of a payment beside the token's call: its calldata with a group header of its own, the payer's account, the loop.
+const BESIDE_CALL: u64 = 16 * (PAYMENT as u64 + 22) + 2_600 + 600;
+/// What a simulation may fall short of in a batch: the probe has read the payer's balance, the nonce and the payee's balance
+/// before, which makes the transfer cheaper by 2,100 gas for each.
+const COLD: u64 = 3 * 2_100;
+
+/// A payment in the form in which a batch holds it. Made of a signature: until it is settled it is money.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    payee: Address,
+    record: [u8; PAYMENT],
+}
+
+/// Why a payment cannot be in a batch; it can be settled alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unbatchable {
+    /// Only a key's signature fits: 65 bytes, `v` 27 or 28, `s` below 2^255.
+    #[error("the signature is not a key's")]
+    Signature,
+    /// Twelve bytes.
+    #[error("the value is 2^96 atomic units or more")]
+    Value,
+    /// Five bytes.
+    #[error("a time is 2^40 seconds or more after 1970")]
+    Time,
+}
+
+impl Member {
+    /// The payment in a batch.
+    ///
+    /// A payer with code must be kept out by who asks: the contract passes over it.
+    pub(crate) fn new(authorization: &Authorization, signature: &PaymentSignature) -> Result<Self, Unbatchable> {
+        let (rs, v) = match signature.as_bytes().as_ref() {
+            [rs @ .., v @ (27 | 28)] if rs.len() == 64 && rs[32] < 0x80 => (rs, *v),
+            _ => return Err(Unbatchable::Signature),
+        };
+        let value: [u8; 12] = low_bytes(authorization.value).ok_or(Unbatchable::Value)?;
+        let [after, before] = [authorization.valid_after, authorization.valid_before].map(low_bytes::<5>);
+        let (after, before) = (after.ok_or(Unbatchable::Time)?, before.ok_or(Unbatchable::Time)?);
+        let mut record = [0; PAYMENT];
+        record[..20].copy_from_slice(authorization.from.as_slice());
+        record[20..32].copy_from_slice(&value);
+        record[32..37].copy_from_slice(&after);
+        record[37..42].copy_from_slice(&before);
+        record[42..74].copy_from_slice(authorization.nonce.as_slice());
+        record[74..].copy_from_slice(rs);
+        // The highest bit of a low s is free (EIP-2098).
+        record[106] |= (v - 27) << 7;
+        Ok(Self { payee: authorization.to, record })
+    }
+
+    /// A payment whose payer's key made the signature, in a batch.
+    pub(crate) fn of(payment: &Prechecked) -> Result<Self, Unbatchable> {
+        match payment.authenticity() {
+            Authenticity::Proven => Self::new(payment.authorization(), payment.signature()),
+            Authenticity::ChainMustJudge(_) => Err(Unbatchable::Signature),
+        }
+    }
+}
+
+/// The calldata of a batch on one token, in which each payment's call may use `gas_cap`. Payments to one payee stay in
+/// order and follow each other; payees come in the order of their first payment.
+pub(crate) fn encode(token: Address, gas_cap: u32, members: &[Member]) -> Bytes {
+    let mut payees: Vec<(Address, Vec<&Member>)> = Vec::new();
+    for member in members {
+        match payees.iter_mut().find(|(payee, _)| *payee == member.payee) {
+            Some((_, group)) => group.push(member),
+            None => payees.push((member.payee, vec![member])),
+        }
+    }
+    let mut calldata = Vec::with_capacity(24 + payees.len() * 22 + members.len() * PAYMENT);
+    calldata.extend_from_slice(token.as_slice());
+    calldata.extend_from_slice(&gas_cap.to_be_bytes());
+    for (payee, payments) in &payees {
+        for group in payments.chunks(MAX_GROUP) {
+            calldata.extend_from_slice(payee.as_slice());
+            calldata.extend_from_slice(&(group.len() as u16).to_be_bytes());
+            group.iter().for_each(|member| calldata.extend_from_slice(&member.record));
+        }
+    }
+    calldata.into()
+}
+
+/// The gas limit of a batch, added up payment by payment.
+///
+/// `eth_estimateGas` is of no use here: a batch succeeds as soon as one payment does. The limit covers all payments if each
+/// takes what its simulation says and a margin; whoever takes more takes from the end of the batch, where payments are then
+/// left untouched. What is not used is not paid for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GasLimit {
+    gas_cap: u64,
+    limit: u64,
+}
+
+impl GasLimit {
+    /// The limit of a batch without payments.
+    pub(crate) fn new(gas_cap: u32) -> Self {
+        let gas_cap = u64::from(gas_cap);
+        // The last payment is tried only if a whole gas cap is left, of which a call gets 63/64.
+        Self { gas_cap, limit: FIXED + gas_cap + gas_cap / 63 + RESERVE }
+    }
+
+    /// Adds a payment whose simulated call took `simulated` gas; of one that was not simulated the whole gas cap is expected.
+    /// `false` if no transaction may use so much: the batch is full without it.
+    pub(crate) fn admit(&mut self, simulated: Option<u64>) -> bool {
+        let call = simulated.map_or(self.gas_cap, |gas| gas.saturating_add(gas / 16).saturating_add(COLD));
+        let limit = self.limit + call.min(self.gas_cap) + BESIDE_CALL;
+        if limit > MAX_TRANSACTION_GAS {
+            return false;
+        }
+        self.limit = limit;
+        true
+    }
+
+    /// The limit, in gas.
+    pub(crate) const fn get(self) -> u64 {
+        self.limit
+    }
+}
+
+/// The last `N` bytes of a number, if there is nothing before them.
+fn low_bytes<const N: usize>(number: U256) -> Option<[u8; N]> {
+    let bytes = number.to_be_bytes::<32>();
+    let (high, low) = bytes.split_at(32 - N);
+    high.iter().all(|byte| *byte == 0).then(|| low.try_into().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{B256, hex, uint};
+
+    use super::*;
+
+    fn authorization() -> Authorization {
+        Authorization {
+            from: Address::repeat_byte(0x11),
+            to: Address::repeat_byte(0x22),
+            value: U256::from(0x0102_0304_u64),
+            valid_after: U256::from(5),
+            valid_before: U256::from(0x6900_0000_u64),
+            nonce: B256::repeat_byte(0x33),
+        }
+    }
+
+    fn signature(v: u8) -> PaymentSignature {
+        [vec![0x44; 32], vec![0x55; 32], vec![v]].concat().into()
+    }
+
+    fn member(payee: u8, nonce: u8) -> Member {
+        let authorization =
+            Authorization { to: Address::repeat_byte(payee), nonce: B256::repeat_byte(nonce), ..authorization() };
+        Member::new(&authorization, &signature(27)).unwrap()
+    }
+
+    #[test]
+    fn a_batch_is_laid_out_as_the_contract_says() {
+        let first = Member::new(&authorization(), &signature(28)).unwrap();
+        let calldata = encode(Address::repeat_byte(0xaa), 0x0001_86a0, &[first, member(0x77, 0x88)]);
+        let expected = [
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 000186a0",
+            "2222222222222222222222222222222222222222 0001",
+            "1111111111111111111111111111111111111111 000000000000000001020304 0000000005 0069000000",
+            "3333333333333333333333333333333333333333333333333333333333333333",
+            "4444444444444444444444444444444444444444444444444444444444444444",
+            "d555555555555555555555555555555555555555555555555555555555555555",
+            "7777777777777777777777777777777777777777 0001",
+            "1111111111111111111111111111111111111111 000000000000000001020304 0000000005 0069000000",
+            "8888888888888888888888888888888888888888888888888888888888888888",
+            "4444444444444444444444444444444444444444444444444444444444444444",
+            "5555555555555555555555555555555555555555555555555555555555555555",
+        ];
+        assert_eq!(calldata, hex::decode(expected.concat().replace(' ', "")).unwrap());
+    }
+
+    #[test]
+    fn payments_to_one_payee_share_its_address_and_keep_their_order() {
+        let token = Address::repeat_byte(0xaa);
+        let mixed = encode(token, 1, &[member(1, 1), member(2, 2), member(1, 3), member(2, 4)]);
+        assert_eq!(mixed, encode(token, 1, &[member(1, 1), member(1, 3), member(2, 2), member(2, 4)]));
+        assert_eq!(mixed.len(), 24 + 2 * 22 + 4 * 138);
+        assert_eq!(mixed[24 + 20..24 + 22], [0, 2]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_cut_to_fit() {
+        let with = |change: fn(&mut Authorization)| {
+            let mut authorization = authorization();
+            change(&mut authorization);
+            Member::new(&authorization, &signature(27)).err()
+        };
+        const VALUE: U256 = uint!(0x1_000000000000000000000000_U256);
+        const TIME: U256 = uint!(0x1_0000000000_U256);
+        const ONE: U256 = U256::ONE;
+        assert_eq!(with(|a| a.value = VALUE - ONE), None);
+        assert_eq!(with(|a| a.value = VALUE), Some(Unbatchable::Value));
+        assert_eq!(with(|a| (a.valid_after, a.valid_before) = (TIME - ONE, TIME - ONE)), None);
+        assert_eq!(with(|a| a.valid_before = TIME), Some(Unbatchable::Time));
+        assert_eq!(with(|a| a.valid_after = U256::MAX), Some(Unbatchable::Time));
+
+        let high_s = [vec![0x44; 32], vec![0x80; 32], vec![27]].concat();
+        for bad in [signature(0), signature(1), signature(29), vec![7; 64].into(), vec![27; 66].into(), high_s.into()] {
+            assert_eq!(Member::new(&authorization(), &bad).err(), Some(Unbatchable::Signature), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_is_full_before_the_chain_refuses_it() {
+        let mut limit = GasLimit::new(120_000);
+        let members = (0..1_000).take_while(|_| limit.admit(Some(45_000))).count();
+        assert!((250..345).contains(&members), "{members}");
+        assert!(limit.get() <= MAX_TRANSACTION_GAS);
+        assert!(limit.get() + 60_000 > MAX_TRANSACTION_GAS);
+
+        // No more than the cap is set aside, however much a simulation took, or if there was none.
+        let one = |simulated| {
+            let mut limit = GasLimit::new(120_000);
+            assert!(limit.admit(simulated));
+            limit.get()
+        };
+        assert_eq!(one(None), one(Some(u64::MAX)));
+        assert!(one(Some(45_000)) < one(None));
+        assert!(!GasLimit::new(u32::MAX).admit(Some(1)));
+    }
+}
+
+#[cfg(all(test, feature = "devnet"))]
+#[allow(clippy::unwrap_used)]
+mod on_devnet {
+    use std::{sync::Arc, time::Duration};
+
+    use alloy_provider::Provider as _;
+    use alloy_rpc_types_eth::TransactionRequest;
+    use alloy_signer::SignerSync as _;
+    use alloy_signer_local::PrivateKeySigner;
+    use alloy_sol_types::SolValue as _;
+
+    use super::*;
+    use crate::{
+        Clock as _, SystemClock, Usdc,
+        devnet::Devnet,
+        facilitator::{Terms, Window, precheck},
+        protocol::{ExactOffer, ExactPayload, PaymentFlow},
+        settlement::{deploy::BatchSettler, probe::Probe, rpc::Rpc, transfer},
+    };
+
+    const GAS_CAP: u32 = 400_000;
+
+    /// A payment of 1,000 units from `from`, signed by `key`.
+    fn payment(devnet: &Devnet, key: &PrivateKeySigner, from: Address, pay_to: Address) -> Prechecked {
+        let (amount, asset, now) = (U256::from(1_000), devnet.asset(), SystemClock.now());
+        let offer = ExactOffer { asset, amount, pay_to, max_timeout_seconds: 60, flow: PaymentFlow::Authorization };
+        let terms = Arc::new(Terms::new(offer));
+        let authorization = Authorization {
+            from,
+            to: pay_to,
+            value: amount,
+            valid_after: U256::from(now - 600),
+            valid_before: U256::from(now + 60),
+            nonce: PrivateKeySigner::random().address().into_word(),
+        };
+        let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
+        let signature = PaymentSignature::from(signature.as_bytes().to_vec());
+        let payload = ExactPayload { signature, authorization };
+        precheck(terms, payload, Window { remaining: 0, skew: 5 }, now).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_batch_within_its_gas_limit_pays_all() {
+        let devnet = Devnet::start().await.unwrap();
+        devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment()).unwrap();
+        let (probe, rpc) = (Probe::new(GAS_CAP.into()).unwrap(), Rpc::new(devnet.rpc_client(), Duration::from_secs(5)));
+        let (mut members, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
+        for n in 0..30 {
+            let key = PrivateKeySigner::random();
+            devnet.mint(key.address(), Usdc::from_atomic(1_000)).unwrap();
+            // None of the payees was paid before; the last twenty are new only once.
+            let payment = payment(&devnet, &key, key.address(), Address::repeat_byte(n % 11 + 1));
+            let calldata = transfer::calldata(payment.authorization(), payment.signature());
+            assert!(limit.admit(Some(probe.look(&rpc, &payment, &calldata).await.unwrap().gas)));
+            members.push(Member::of(&payment).unwrap());
+        }
+        let calldata = encode(devnet.asset().address, GAS_CAP, &members);
+        let request = TransactionRequest::default().to(BatchSettler::ADDRESS).input(calldata.clone().into());
+        let answer = devnet.provider().call(request.gas_limit(limit.get())).await.unwrap();
+        assert_eq!(<(U256, U256)>::abi_decode_params(&answer).unwrap(), (U256::from(30), U256::from(30)));
+
+        // Little more is set aside than needed, but for one gas cap.
+        let receipt = devnet.execute(Address::ZERO, BatchSettler::ADDRESS, calldata).unwrap();
+        let spare = limit.get() - receipt.gas_used - u64::from(GAS_CAP);
+        assert!(spare < receipt.gas_used * 2 / 3, "{spare} beside {}", receipt.gas_used);
+    }
+
+    #[tokio::test]
+    async fn a_signature_that_only_the_chain_can_judge_stays_out() {
+        let devnet = Devnet::start().await.unwrap();
+        let (payer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+        let payee = Address::repeat_byte(1);
+        assert!(Member::of(&payment(&devnet, &payer, payer.address(), payee)).is_ok());
+        let by_wallet = payment(&devnet, &other, payer.address(), payee);
+        assert_eq!(Member::of(&by_wallet).err(), Some(Unbatchable::Signature));
+    }
+}

@@ -1,0 +1,15 @@
+//! The batch settler: what it does with honest payments, and what nobody can make it do. On the devnet, and on anvil with
+//! Circle's token.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::too_many_arguments)]
+#![allow(missing_docs, unreachable_pub)]
+
+mod batch;
+mod deployment;
+#[cfg(feature = "test-anvil")]
+mod gas;
+mod gas_left;
+mod hostile_token;
+mod layout;
+mod payments;
+#[path = "../support/mod.rs"]
+mod support;

@@ -196,6 +196,10 @@ impl Facilitator for OnchainFacilitator {
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.engine.reconcile(record).await
     }
+
+    fn settles_due(&self) -> bool {
+        true
+    }
 }
 
 /// Bounds what payments cost whose signature only a contract can judge: anybody can make these up.

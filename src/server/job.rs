@@ -10,8 +10,9 @@ use tower::ServiceExt as _;
 use tower_service::Service;
 
 use super::{
-    answer::{Answer, mark_paid, settlement_of},
+    answer::{Answer, mark_paid},
     claim::Version,
+    deferred::receipt_of,
     payment::Payment,
     produced::Produced,
     purchase::{Purchase, Start},
@@ -167,18 +168,41 @@ where
     }
     held.guard.disarm();
     let ledger = purchase.facilitator.ledger().clone();
-    let delivery = work.deliver(&parts, Destination { ledger, lease: held.lease, busy, now });
+    let delivery = work.deliver(&parts, Destination { ledger: ledger.clone(), lease: held.lease, busy, now });
     if held.record.settlement.paid_by().is_none()
+        && !(delivery.is_whole() && is_deferred(purchase, &ledger, &mut held).await)
         && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
     {
         // The work is done and must not be done again: kept, in case the payment settles yet.
         drop(delivery);
         return answer.into_response();
     }
-    if let Some(transaction) = held.record.settlement.paid_by() {
-        mark_paid(&mut parts, &settlement_of(&held.record, Ok(transaction)), purchase.sale.version);
+    if let Some(receipt) = receipt_of(&held.record) {
+        mark_paid(&mut parts, &receipt, purchase.sale.version);
     }
     Response::from_parts(parts, delivery.into_body())
+}
+
+/// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, or if anything is in
+/// the way, it is settled now like any other.
+async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut Held) -> bool {
+    // A client of v1 could not be told where to ask for it.
+    let Some(limit) = purchase.sale.config.credit.filter(|_| purchase.sale.version == Version::V2) else {
+        return false;
+    };
+    let step = FulfilmentStep::Defer { limit };
+    match ledger.fulfil(&held.lease, step.clone()).await {
+        Ok(()) => {
+            purchase.facilitator.settle_soon(&held.lease.key);
+            held.record.fulfil(&step).is_ok()
+        }
+        Err(LedgerError::NoCredit) => false,
+        Err(error) => {
+            let key = &held.lease.key;
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+            false
+        }
+    }
 }
 
 /// The record and the right to change it.
@@ -216,8 +240,8 @@ impl Held {
 
     /// A response that the classifier does not call a success: charged only if the money had moved before.
     fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, version: Version) -> Response<ResponseBody<R>> {
-        if let Some(transaction) = self.record.settlement.paid_by() {
-            mark_paid(&mut parts, &settlement_of(&self.record, Ok(transaction)), version);
+        if let Some(receipt) = receipt_of(&self.record) {
+            mark_paid(&mut parts, &receipt, version);
         }
         Response::from_parts(parts, ResponseBody::inner(body))
     }

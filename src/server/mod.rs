@@ -94,6 +94,7 @@ mod body;
 mod builder;
 mod claim;
 mod config;
+mod deferred;
 mod fingerprint;
 mod future;
 mod job;
@@ -116,6 +117,7 @@ mod settle;
 mod wait;
 
 pub use builder::{BuildError, RequirePaymentLayerBuilder};
+pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
 pub use payment::Payment;

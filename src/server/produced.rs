@@ -62,6 +62,11 @@ pub(super) enum Delivery<R> {
 }
 
 impl<R> Delivery<R> {
+    /// Whether the ledger has all of it.
+    pub(super) const fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole { .. })
+    }
+
     /// The body for the client. Copies of the payment are answered as soon as there is something to answer them with.
     pub(super) fn into_body(self) -> ResponseBody<R> {
         match self {

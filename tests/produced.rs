@@ -22,7 +22,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full};
 use support::{
     authorization::unix_now,
-    scripted::{Scripted, customer, echo, layer, paid, record, serve},
+    scripted::{Scripted, customer, echo, layer, not_yet, paid, record, serve},
     shop::{evaluate, send, try_send},
 };
 use tokio::sync::Notify;
@@ -236,6 +236,24 @@ async fn copies_are_answered_although_the_first_client_does_not_read_its_answer(
     assert_eq!((copy.status, copy.text()), (StatusCode::OK, "x"));
     assert_eq!(unread.into_body().collect().await.unwrap().to_bytes(), "x");
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
+}
+
+/// Otherwise whoever settles what is open would charge behind the client's back.
+#[tokio::test]
+async fn a_stream_that_nobody_got_does_not_count_as_delivered() {
+    let failing = || Scripted::new().settle(|_, _| async { Ok(not_yet()) });
+    let streamed = |text: String| Body::from_stream(stream::iter([Ok::<_, Infallible>(Bytes::from(text))]));
+    for (size, kept) in [(6, true), (1 << 20, false)] {
+        let facilitator = Arc::new(failing());
+        let (app, _) = serve(layer(&facilitator), move |_, _| async move { Response::new(streamed("a".repeat(size))) });
+        let purchase = customer().pay(&app, evaluate("x")).await;
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+        // What could be kept may still be paid for; nobody waits for the rest.
+        let status = if kept { StatusCode::PAYMENT_REQUIRED } else { StatusCode::CONFLICT };
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, status);
+        assert_eq!(facilitator.settlements(), if kept { 2 } else { 1 });
+        assert_eq!(record(&facilitator, &purchase).await.unwrap().fulfilment, Fulfilment::Produced);
+    }
 }
 
 /// What is too large to be kept is not waited for either.

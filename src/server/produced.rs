@@ -75,7 +75,7 @@ impl<R> Delivery<R> {
                 spawn(async move { delivered(ledger.as_ref(), &lease).await });
                 ResponseBody::replay(bytes, trailers)
             }
-            Self::Streaming(recorder) => ResponseBody::recorded(recorder),
+            Self::Streaming(recorder) => ResponseBody::recorded(recorder.released()),
         }
     }
 }

@@ -45,6 +45,8 @@ struct Recording<B> {
     copy: Option<BytesMut>,
     limit: usize,
     destination: Destination,
+    /// Whether the client gets it.
+    is_released: bool,
 }
 
 impl<B> Recorder<B>
@@ -57,8 +59,18 @@ where
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
         let head = stored(parts, Bytes::new(), None, destination.now);
         let copy = is_kept.then(BytesMut::new);
-        let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
+        let recording = Recording { body: Box::pin(body), head, copy, limit, destination, is_released: false };
         Self { recording: Some(recording), drain: spawn_drain }
+    }
+}
+
+impl<B> Recorder<B> {
+    /// Lets the client have it.
+    pub(super) fn released(mut self) -> Self {
+        if let Some(recording) = &mut self.recording {
+            recording.is_released = true;
+        }
+        self
     }
 }
 
@@ -95,8 +107,8 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
 
     fn complete(&mut self) {
         if let Some(recording) = self.recording.take() {
-            let Recording { head, copy, destination, .. } = recording;
-            spawn(store(head, copy, destination));
+            let Recording { head, copy, destination, is_released, .. } = recording;
+            spawn(store(head, copy, destination, is_released));
         }
     }
 }
@@ -142,19 +154,30 @@ where
             true
         });
         let is_whole = drained.await == Ok(true);
-        let Recording { head, copy, destination, .. } = recording;
-        store(head, copy.filter(|_| is_whole), destination).await;
+        let Recording { head, copy, destination, is_released, .. } = recording;
+        store(head, copy.filter(|_| is_whole), destination, is_released).await;
     });
 }
 
-async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination) {
-    let Destination { ledger, lease, busy, .. } = destination;
-    if let Some(copy) = copy
-        && let Err(error) = ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await
-    {
-        tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a paid response was not kept for replays");
+async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination, is_released: bool) {
+    let Destination { ledger, lease, busy, now } = destination;
+    let is_kept = match copy {
+        Some(copy) => match ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await {
+            Ok(()) => true,
+            Err(error) => {
+                let key = &lease.key;
+                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
+                false
+            }
+        },
+        None => false,
+    };
+    if is_released {
+        delivered(ledger.as_ref(), &lease).await;
+    } else if !is_kept {
+        // Neither had nor kept: nobody is to be charged for it, nor to wait for it, so the lease ends.
+        let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
     }
-    delivered(ledger.as_ref(), &lease).await;
     drop(busy);
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -37,6 +37,8 @@ pub struct Scripted {
     settle: Box<Settle>,
     verified: AtomicU64,
     settled: AtomicU64,
+    /// What it was left to settle.
+    soon: Mutex<Vec<PaymentKey>>,
 }
 
 impl std::fmt::Debug for Scripted {
@@ -53,6 +55,7 @@ impl Scripted {
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
             verified: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            soon: Mutex::default(),
         }
     }
 
@@ -70,6 +73,11 @@ impl Scripted {
     {
         self.settle = Box::new(move |call, payment| Box::pin(settle(call, payment)));
         self
+    }
+
+    /// Which payments were left to it to settle later; it never does.
+    pub fn left(&self) -> Vec<PaymentKey> {
+        self.soon.lock().unwrap().clone()
     }
 
     pub fn settlements(&self) -> u64 {
@@ -115,6 +123,14 @@ impl Facilitator for Scripted {
     async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
         Ok(Outcome::Unknown { transaction: None })
     }
+
+    fn settles_due(&self) -> bool {
+        true
+    }
+
+    fn settle_soon(&self, payment: &PaymentKey) {
+        self.soon.lock().unwrap().push(*payment);
+    }
 }
 
 pub fn layer(facilitator: &Arc<Scripted>) -> RequirePaymentLayerBuilder {
@@ -150,11 +166,14 @@ pub fn customer() -> Customer {
 }
 
 pub async fn record(facilitator: &Scripted, purchase: &Purchase) -> Option<Record> {
-    let key = PaymentKey {
+    facilitator.ledger.get(&key(purchase)).await.unwrap()
+}
+
+pub fn key(purchase: &Purchase) -> PaymentKey {
+    PaymentKey {
         network: purchase.asset.network,
         asset: purchase.asset.address,
         payer: purchase.authorization.from,
         nonce: purchase.authorization.nonce,
-    };
-    facilitator.ledger.get(&key).await.unwrap()
+    }
 }

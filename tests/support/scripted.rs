@@ -33,6 +33,8 @@ type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Outcome, Faci
 /// Says what the test tells it to, by the number of the call.
 pub struct Scripted {
     pub ledger: Arc<dyn Ledger>,
+    /// What it says of itself.
+    pub settles_due: bool,
     verify: Box<Verify>,
     settle: Box<Settle>,
     verified: AtomicU64,
@@ -51,6 +53,7 @@ impl Scripted {
     pub fn new() -> Self {
         Self {
             ledger: Arc::new(MemoryLedger::new()),
+            settles_due: true,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
             verified: AtomicU64::new(0),
@@ -125,7 +128,7 @@ impl Facilitator for Scripted {
     }
 
     fn settles_due(&self) -> bool {
-        true
+        self.settles_due
     }
 
     fn settle_soon(&self, payment: &PaymentKey) {

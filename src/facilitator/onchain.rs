@@ -24,7 +24,7 @@ use crate::{
     facilitator::{
         Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
     },
-    ledger::{Funds, Ledger, MemoryLedger, Record},
+    ledger::{Funds, Ledger, MemoryLedger, PaymentKey, Record},
     network::Network,
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::{
@@ -216,6 +216,10 @@ impl Facilitator for OnchainFacilitator {
 
     fn settles_due(&self) -> bool {
         true
+    }
+
+    fn settle_soon(&self, _payment: &PaymentKey) {
+        self.look_after_soon();
     }
 }
 

@@ -190,7 +190,7 @@ async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
     assert_eq!((&summary["spent"], &summary["reserved"]), (&json!("1000"), &json!("0")), "{line}");
 }
 
-/// Killed between two presentations of one payment, with its ledger in a file.
+/// Killed as soon as it answered, with its ledger in a file: the answer was there before it was paid for.
 #[tokio::test]
 async fn a_killed_evaluator_remembers_what_was_bought() {
     let chain = DevnetChain::start(None).await;
@@ -216,8 +216,6 @@ async fn a_killed_evaluator_remembers_what_was_bought() {
     let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
     let first = ask(&evaluator, Some(&purchase)).await;
     assert_eq!(first.status, 200, "{}", first.text());
-    // The answer is on disk a moment after it was given; a copy waits for that.
-    assert_eq!(ask(&evaluator, Some(&purchase)).await.text(), first.text());
     evaluator.process.kill().await.unwrap();
 
     let evaluator = Evaluator::start(&arguments, Some(&settler)).await;

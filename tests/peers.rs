@@ -11,6 +11,7 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::future::join_all;
+use http::{HeaderValue, Method};
 use serde_json::Value;
 use support::{
     anvil::AnvilChain,
@@ -23,6 +24,7 @@ use tokio::{
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
+use tower_x402::client::Payer;
 
 /// For everything a program does here; compiling is not part of it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -104,6 +106,36 @@ async fn eight_copies_of_a_payment_run_many_handlers_in_the_official_express_ser
     assert_eq!(chain.token_transfers(server.pay_to).await.len(), 1);
 }
 
+#[tokio::test]
+async fn payment_identifiers_are_those_of_the_official_package_on_anvil() {
+    let chain = AnvilChain::start(None).await;
+    let server = Server::evaluator(&chain, "authorization").await;
+    let headers = server.post().send().await.unwrap().headers().clone();
+    let demand = decode(&headers["payment-required"]);
+    let payer = Payer::builder(funded(&chain).await).asset(chain.asset()).build();
+    let ours = payer.pay(&Method::POST, &server.url.parse().unwrap(), &headers).await.unwrap().expect("an offer");
+    let ours = decode(ours.header());
+
+    let mut program = script(["node", "payment_identifier.mjs"]);
+    program.args([demand["extensions"].to_string(), ours["extensions"].to_string()]);
+    let output = timeout(PATIENCE, program.output()).await.expect("the script ends").unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let theirs: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(theirs["offered"], true, "{demand}");
+    let id = &ours["extensions"]["payment-identifier"]["info"]["id"];
+    assert!(id.is_string() && theirs["id"] == *id, "{ours} {theirs}");
+
+    // Their id opens the answer, and nothing else does.
+    let mut payload = Customer::with_funds(&chain, PRICE).await.sign(&demand, 0).payload();
+    let unnamed = payload.to_string();
+    payload["extensions"] = theirs["given"].clone();
+    for (payload, status) in [(payload.to_string(), 200), (unnamed, 409), (payload.to_string(), 200)] {
+        let answer = server.post().header("payment-signature", BASE64_STANDARD.encode(payload)).send().await.unwrap();
+        assert_eq!(answer.status(), status);
+    }
+    assert_eq!(server.stats().await["handled"], 1);
+}
+
 async fn pays_the_evaluator(peer: [&str; 2], flow: &str) {
     let chain = AnvilChain::start(None).await;
     let server = Server::evaluator(&chain, flow).await;
@@ -155,6 +187,7 @@ async fn funded(chain: &AnvilChain) -> PrivateKeySigner {
 struct Server {
     url: String,
     pay_to: Address,
+    client: reqwest::Client,
     _process: Child,
     // Closing the pipe would make the program's next line fail.
     _output: Lines<BufReader<ChildStdout>>,
@@ -186,7 +219,12 @@ impl Server {
         let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();
         let ready: Value = serde_json::from_str(&line.expect("it says that it is ready")).unwrap();
         let url = format!("http://{}/evaluate", ready["listening"].as_str().unwrap());
-        Self { url, pay_to, _process: process, _output: output }
+        Self { url, pay_to, client: reqwest::Client::new(), _process: process, _output: output }
+    }
+
+    /// The request that everybody pays for.
+    fn post(&self) -> reqwest::RequestBuilder {
+        self.client.post(&self.url).header("content-type", "application/json").body(TASK)
     }
 
     async fn stats(&self) -> Value {
@@ -204,17 +242,18 @@ impl Server {
     /// How many handlers `copies` of one payment start that arrive at once. One of them at least is answered 200.
     async fn handlers_run_by_copies(&self, chain: &AnvilChain, copies: usize) -> u64 {
         let customer = Customer::with_funds(chain, 100 * PRICE).await;
-        let client = reqwest::Client::new();
-        let request = || client.post(&self.url).header("content-type", "application/json").body(TASK);
-        let demand = request().send().await.unwrap();
-        let demand = BASE64_STANDARD.decode(demand.headers()["payment-required"].as_bytes()).unwrap();
-        let payment = customer.sign(&serde_json::from_slice(&demand).unwrap(), 0).payload().to_string();
-        let payment = BASE64_STANDARD.encode(payment);
-        let answers = join_all((0..copies).map(|_| request().header("payment-signature", &payment).send())).await;
+        let demand = decode(&self.post().send().await.unwrap().headers()["payment-required"]);
+        let payment = BASE64_STANDARD.encode(customer.sign(&demand, 0).payload().to_string());
+        let answers = join_all((0..copies).map(|_| self.post().header("payment-signature", &payment).send())).await;
         let statuses: Vec<u16> = answers.into_iter().map(|answer| answer.unwrap().status().as_u16()).collect();
         assert!(statuses.contains(&200), "{statuses:?}");
         self.stats().await["handled"].as_u64().unwrap()
     }
+}
+
+/// The message in a header.
+fn decode(header: &HeaderValue) -> Value {
+    serde_json::from_slice(&BASE64_STANDARD.decode(header).expect("base64")).expect("JSON")
 }
 
 /// The key of an account with ether.

@@ -32,8 +32,8 @@ use tower_x402::{
         Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
     },
     ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, PaymentKey, Record, Reservation,
-        SettlementStep, StoredResponse,
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
+        Sender, SettlementStep, StoredResponse, Submission,
     },
     protocol::{PaymentFlow, Reason, SupportedResponse},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
@@ -90,7 +90,7 @@ impl Scripted {
 }
 
 fn paid() -> Outcome {
-    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1) }
+    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1), fee: None }
 }
 
 fn not_yet() -> Outcome {
@@ -517,6 +517,26 @@ impl Ledger for SlowLedger {
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
         self.0.count_replay(key).await
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        self.0.submit(submission).await
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        self.0.free_nonce(sender, nonce, by).await
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        self.0.forget_nonces(sender, below).await
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        self.0.submissions(sender, from).await
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        self.0.list(listing).await
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {

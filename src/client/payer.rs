@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
@@ -12,11 +13,12 @@ use super::{
     promise::{Promise, host_of},
 };
 use crate::{
-    clock::{Clock, Nonces, OsNonces, SystemClock},
+    clock::{Clock, Nonces, OsNonces, RandomnessError, SystemClock},
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
     network::{Asset, Network},
     protocol::{
-        ExactPayload, MAX_REQUIRED_HEADER, PaymentPayload, V2, Verbatim, decode_header, encode_header, header_name,
+        ExactPayload, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload, V2, Verbatim, decode_header, encode_header,
+        header_name,
     },
 };
 
@@ -91,8 +93,10 @@ impl Payer {
     /// See [`PaymentError`]; nothing is reserved then.
     pub async fn pay(&self, method: &Method, url: &Url, headers: &HeaderMap) -> Result<Option<Payment>, PaymentError> {
         let Some(value) = headers.get(header_name::PAYMENT_REQUIRED) else { return Ok(None) };
-        let asked: Asked = decode_header(value.as_bytes(), MAX_REQUIRED_HEADER).map_err(PaymentError::Unreadable)?;
+        let mut asked: Asked =
+            decode_header(value.as_bytes(), MAX_REQUIRED_HEADER).map_err(PaymentError::Unreadable)?;
         let choice = choose(&asked, &self.0.assets)?;
+        asked.extensions = named(asked.extensions, self.0.nonces.as_ref())?;
 
         let now = self.now();
         let promise = Promise { amount: choice.amount, payee: choice.offer.pay_to, host: host_of(url), at: now };
@@ -135,7 +139,18 @@ impl Payer {
     }
 }
 
-/// The payment as the header carries it: the offer, the resource and the extensions return as they came.
+/// The extensions that a payment returns. Where the server lets it be named, it gets an id of its own: made of other
+/// randomness than the nonce, which the chain publishes.
+fn named(
+    offered: Option<Verbatim<Map<String, Value>>>,
+    nonces: &dyn Nonces,
+) -> Result<Option<Verbatim<Map<String, Value>>>, RandomnessError> {
+    let Some(offered) = offered else { return Ok(None) };
+    let id = PaymentId::of_random(nonces.next()?);
+    Ok(Some(id.add_to(&offered).unwrap_or(offered)))
+}
+
+/// The payment as the header carries it: the offer and the resource return as they came.
 fn encode(
     asked: Asked,
     choice: Choice,

@@ -19,7 +19,7 @@ pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub use terms::Terms;
 
 use crate::{
-    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record},
+    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record, SettlementStep},
     protocol::{Reason, SupportedResponse},
 };
 
@@ -102,6 +102,9 @@ pub struct Verified {
     pub gas: Option<u64>,
     /// When, in Unix seconds.
     pub at: u64,
+    /// Whether the payer has code, which judges the signature and is run when the payment is settled: such a payment gets a
+    /// transaction of its own.
+    pub contract_wallet: bool,
 }
 
 /// Why a payment was not verified.
@@ -125,6 +128,8 @@ pub enum Outcome {
         transaction: B256,
         /// Its block, if known.
         block: Option<u64>,
+        /// This payment's share of what the transaction cost, in wei, if the facilitator paid for it and says so.
+        fee: Option<U256>,
     },
     /// Not executed.
     Failed {
@@ -143,6 +148,18 @@ pub enum Outcome {
         /// The transaction that may pay, if there is one.
         transaction: Option<B256>,
     },
+}
+
+impl Outcome {
+    /// The step that records it in the ledger.
+    pub fn step(&self) -> SettlementStep {
+        match self.clone() {
+            Self::Settled { transaction, block, fee } => SettlementStep::Settle { transaction, block, fee },
+            Self::Failed { reason, dead: true, .. } => SettlementStep::Die { reason },
+            Self::Failed { reason, .. } => SettlementStep::Fail { reason },
+            Self::Unknown { .. } => SettlementStep::LoseSight,
+        }
+    }
 }
 
 /// A facilitator could not do its work; nothing was submitted by the call that failed.

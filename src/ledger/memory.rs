@@ -1,20 +1,24 @@
 //! The ledger in memory: fast, and gone with the process.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
+    ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
-use alloy_primitives::{Address, U256};
+use alloy_primitives::{Address, B256};
 use async_trait::async_trait;
 
+#[cfg(feature = "sqlite")]
+use super::submission::Nonce;
 use super::{
-    Counts, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation, ResponseLimits,
-    Settlement, SettlementStep, StoredResponse, responses::ResponseStore,
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
+    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission, exposure::PayerBook,
+    responses::ResponseStore, submission::Nonces,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -27,9 +31,6 @@ const SHARDS: usize = 64;
 /// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
 const RETENTION: u64 = 900;
 
-/// How long a settled amount is remembered for balances that were read before it moved, in seconds.
-const RECENT: u64 = 120;
-
 /// A ledger in memory.
 ///
 /// For tests, and for those who accept that a restart forgets which payments were already used: until they expire, the
@@ -39,6 +40,8 @@ pub struct MemoryLedger {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
     responses: Mutex<ResponseStore>,
+    /// Locked after the shards.
+    nonces: Mutex<Nonces>,
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
@@ -57,6 +60,7 @@ impl MemoryLedger {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
             responses: Mutex::new(ResponseStore::new(responses)),
+            nonces: Mutex::default(),
             limits: responses,
             records: AtomicUsize::new(0),
             max_records,
@@ -72,6 +76,9 @@ impl MemoryLedger {
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        if let Some(key) = shard.holder_of_id(&record) {
+            return (Err(LedgerError::IdTaken { key }), forgotten);
+        }
         if self.records.load(Ordering::Relaxed) >= self.max_records {
             return (Err(LedgerError::Full), forgotten);
         }
@@ -81,8 +88,58 @@ impl MemoryLedger {
         (Ok(Reservation::New(lease)), forgotten)
     }
 
+    /// Takes a step, and says which responses went for the one that came with it.
+    pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
+        let mut shard = self.shard(&lease.key);
+        let now = self.clock.now();
+        shard.update(&lease.key, now, |record, payer| {
+            if record.epoch != lease.epoch {
+                return Err(LedgerError::LeaseLost);
+            }
+            if let FulfilmentStep::Admit { funds: Some(funds), .. } = &step
+                && !record.admitted
+            {
+                payer.covers(record.authorization.value, funds)?;
+            }
+            Ok(record.fulfil(&step)?)
+        })?;
+        match step {
+            FulfilmentStep::Produce { response: Some(response), .. } => Ok(self.keep_response(&lease.key, response)),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Submits, and says which other nonce of the sender was forgotten for it.
+    pub(super) fn submit_and_forget(&self, submission: Submission) -> Result<Option<u64>, LedgerError> {
+        let now = self.clock.now();
+        // One order for everybody, so that nobody waits in a circle.
+        let of_payment = |key: &PaymentKey| self.index(key);
+        let indices: BTreeSet<usize> = submission.payments.iter().map(of_payment).collect();
+        let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> =
+            indices.into_iter().map(|index| (index, lock(&self.shards[index]))).collect();
+        let mut not_due = Vec::new();
+        for key in &submission.payments {
+            let record =
+                shards.get(&of_payment(key)).and_then(|shard| shard.records.get(key)).ok_or(LedgerError::Unknown)?;
+            if !record.may_be_submitted_by(submission.by, now) {
+                not_due.push(*key);
+            }
+        }
+        if !not_due.is_empty() {
+            return Err(LedgerError::NotDue(not_due));
+        }
+        let mut nonces = lock(&self.nonces);
+        nonces.check(&submission)?;
+        for key in &submission.payments {
+            if let Some(shard) = shards.get_mut(&of_payment(key)) {
+                shard.update(key, now, |record, _| Ok(record.submit(&submission, now)?))?;
+            }
+        }
+        Ok(nonces.insert(submission))
+    }
+
     /// Keeps a response, and says which others had to go for it.
-    pub(super) fn keep_response(&self, key: &PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
+    pub(super) fn keep_response(&self, key: &PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
         lock(&self.responses).insert(*key, response)
     }
 
@@ -109,6 +166,30 @@ impl MemoryLedger {
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Brings back a nonce of an earlier process.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn restore_nonce(&self, sender: Sender, number: u64, nonce: Nonce) {
+        lock(&self.nonces).restore(sender, number, nonce);
+    }
+
+    /// A nonce as it is now.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn nonce(&self, sender: &Sender, number: u64) -> Option<Nonce> {
+        lock(&self.nonces).get(sender, number)
+    }
+
+    /// Whether the nonce was given back just now.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn free_nonce_now(&self, sender: &Sender, nonce: u64, by: u64) -> bool {
+        lock(&self.nonces).free(sender, nonce, by)
+    }
+
+    /// Which nonces were forgotten.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn forget_nonces_now(&self, sender: &Sender, below: u64) -> Vec<u64> {
+        lock(&self.nonces).forget(sender, below)
+    }
+
     /// Brings back what was settled in records that have aged out.
     #[cfg(feature = "sqlite")]
     pub(super) fn restore_total(&self, settled: u64) {
@@ -119,8 +200,11 @@ impl MemoryLedger {
 
     /// All payments of one payer share a shard, so that what it has in flight is summed under one lock.
     fn shard(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {
-        let index = self.hasher.hash_one(key.payer) as usize % SHARDS;
-        lock(&self.shards[index])
+        lock(&self.shards[self.index(key)])
+    }
+
+    fn index(&self, key: &PaymentKey) -> usize {
+        self.hasher.hash_one(key.payer) as usize % SHARDS
     }
 }
 
@@ -151,24 +235,12 @@ impl Ledger for MemoryLedger {
     }
 
     async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
-        let mut shard = self.shard(&lease.key);
-        let now = self.clock.now();
-        shard.update(&lease.key, now, |record, payer| {
-            if record.epoch != lease.epoch {
-                return Err(LedgerError::LeaseLost);
-            }
-            if let FulfilmentStep::Admit { funds: Some(funds), .. } = &step
-                && !record.admitted
-            {
-                payer.covers(record.authorization.value, funds)?;
-            }
-            Ok(record.fulfil(&step)?)
-        })
+        self.fulfil_and_keep(lease, step).map(drop)
     }
 
     async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        self.shard(key).update(key, now, |record, _| Ok(record.settle(&step)?))
+        self.shard(key).update(key, now, |record, _| Ok(record.settle(&step, now)?))
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
@@ -186,7 +258,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.keep_response(key, response);
+        self.keep_response(key, Arc::new(response));
         Ok(())
     }
 
@@ -199,6 +271,37 @@ impl Ledger for MemoryLedger {
         let record = shard.records.get_mut(key).ok_or(LedgerError::Unknown)?;
         record.replays = record.replays.saturating_add(1);
         Ok(record.replays)
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        self.submit_and_forget(submission).map(drop)
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        lock(&self.nonces).free(sender, nonce, by);
+        Ok(())
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        lock(&self.nonces).forget(sender, below);
+        Ok(())
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        Ok(lock(&self.nonces).list(sender, from))
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        let mut found: BTreeMap<PaymentKey, Record> = BTreeMap::new();
+        for shard in &self.shards {
+            for record in lock(shard).list(listing) {
+                found.insert(record.key, record);
+            }
+            while found.len() > listing.limit {
+                found.pop_last();
+            }
+        }
+        Ok(found.into_values().collect())
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
@@ -232,7 +335,11 @@ type PayerKey = (Network, Address, Address);
 struct Shard {
     records: HashMap<PaymentKey, Record>,
     expiry: BTreeSet<(u64, PaymentKey)>,
+    /// All records by state of settlement, so that the few open ones are found among the many closed.
+    by_state: BTreeMap<SettlementState, BTreeSet<PaymentKey>>,
     payers: HashMap<PayerKey, PayerBook>,
+    /// By the payer and the id it gave.
+    ids: HashMap<(PayerKey, B256), PaymentKey>,
     settled_and_forgotten: u64,
 }
 
@@ -248,27 +355,62 @@ impl Shard {
         let book = self.payers.entry(payer_of(key)).or_default();
         book.age(now);
         let was_paid = record.settlement.paid_by().is_some();
+        let state = record.settlement.state();
         book.subtract(record);
         let result = change(record, book);
         book.add(record);
         if let (false, Settlement::Settled { block: Some(block), .. }) = (was_paid, record.settlement) {
-            let place = book.moved.partition_point(|moved| moved.block <= block);
-            book.moved.insert(place, Moved { at: now, block, amount: record.authorization.value });
+            book.moved(record.authorization.value, block, now);
         }
         if book.is_idle() {
             self.payers.remove(&payer_of(key));
         }
+        if record.settlement.state() != state {
+            if let Some(keys) = self.by_state.get_mut(&state) {
+                keys.remove(key);
+            }
+            self.by_state.entry(record.settlement.state()).or_default().insert(*key);
+        }
         result
     }
 
+    /// In order, as many as asked for.
+    fn list(&self, listing: &Listing) -> Vec<Record> {
+        let states = self
+            .by_state
+            .iter()
+            .filter(|(state, _)| listing.settlement.is_empty() || listing.settlement.contains(state));
+        let from = listing.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let of_state = |keys: &BTreeSet<PaymentKey>| -> Vec<Record> {
+            let records = keys.range((from, Bound::Unbounded)).filter_map(|key| self.records.get(key));
+            records.filter(|record| listing.holds(record)).take(listing.limit).cloned().collect()
+        };
+        states.flat_map(|(_, keys)| of_state(keys)).collect()
+    }
+
+    /// The payment that has this record's id, if there is one.
+    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
+        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+    }
+
     fn insert(&mut self, record: Record) {
+        if let Some(id) = record.id {
+            self.ids.insert((payer_of(&record.key), id), record.key);
+        }
         self.expiry.insert((expiry(&record), record.key));
+        self.by_state.entry(record.settlement.state()).or_default().insert(record.key);
         self.records.insert(record.key, record);
     }
 
     fn remove(&mut self, key: &PaymentKey, now: u64) {
         let Some(record) = self.records.remove(key) else { return };
         self.expiry.remove(&(expiry(&record), *key));
+        if let Some(keys) = self.by_state.get_mut(&record.settlement.state()) {
+            keys.remove(key);
+        }
+        if let Some(id) = record.id {
+            self.ids.remove(&(payer_of(key), id));
+        }
         if record.settlement.paid_by().is_some() {
             self.settled_and_forgotten += 1;
         }
@@ -287,7 +429,7 @@ impl Shard {
         let expired: Vec<_> = self.expiry.iter().take_while(|(at, _)| *at < now).take(8).copied().collect();
         for (at, key) in expired {
             self.expiry.remove(&(at, key));
-            if self.records.get(&key).is_none_or(Record::is_resolved) {
+            if self.records.get(&key).is_none_or(|record| record.may_be_forgotten(now)) {
                 self.remove(&key, now);
                 forgotten.push(key);
             } else {
@@ -295,66 +437,6 @@ impl Shard {
             }
         }
         forgotten
-    }
-}
-
-/// What one payer has in flight.
-#[derive(Debug, Default)]
-struct PayerBook {
-    /// Not submitted: every balance still shows it.
-    held: U256,
-    /// Submitted, and not known to be settled: a balance may show it or not.
-    submitted: U256,
-    /// By block.
-    moved: VecDeque<Moved>,
-}
-
-/// An amount that left the balance in a block; a balance read before that block still shows it.
-#[derive(Debug)]
-struct Moved {
-    at: u64,
-    block: u64,
-    amount: U256,
-}
-
-impl PayerBook {
-    fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
-        let held = self.held.saturating_add(amount);
-        let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
-        let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
-        if held > funds.balance {
-            Err(LedgerError::Exposed)
-        } else if with_moved > funds.balance {
-            Err(LedgerError::Stale)
-        } else if with_moved.saturating_add(self.submitted) > funds.balance {
-            Err(LedgerError::Undecided)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn add(&mut self, record: &Record) {
-        let part = self.part_of(record);
-        *part = part.saturating_add(record.in_flight());
-    }
-
-    fn subtract(&mut self, record: &Record) {
-        let part = self.part_of(record);
-        *part = part.saturating_sub(record.in_flight());
-    }
-
-    fn part_of(&mut self, record: &Record) -> &mut U256 {
-        if record.is_resolved() { &mut self.held } else { &mut self.submitted }
-    }
-
-    fn age(&mut self, now: u64) {
-        while self.moved.front().is_some_and(|moved| moved.at.saturating_add(RECENT) < now) {
-            self.moved.pop_front();
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.held.is_zero() && self.submitted.is_zero() && self.moved.is_empty()
     }
 }
 

@@ -15,18 +15,26 @@
 //!    [`Reservation::New`], the others see the record.
 //! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
 //!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
-//! 3. A step is durable before the call returns. In particular [`SettlementStep::Submit`] is durable before the
-//!    transaction it names leaves the process.
+//! 3. A step is durable before the call returns. In particular [`submit`](Ledger::submit) makes a transaction, its nonce and
+//!    the payments in it durable, all or nothing, before the transaction leaves the process.
 //! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
-//!    and change nothing. `Settled` is never left except to `Final`; `Unknown` is never treated as failed.
+//!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;
+//!    `Unknown` is never treated as failed.
 //! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
 //!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
 //!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::Undecided`].
-//! 6. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
+//! 6. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
+//!    for [`NONCE_HELD_SECONDS`]: of any number of processes that share a key, one gets it. A payment that one process
+//!    settles is not submitted by another before [`Settling::until`].
+//! 7. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
+//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
+//! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
 //!
 //! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
 
+mod exposure;
+mod listing;
 mod memory;
 mod record;
 mod responses;
@@ -34,19 +42,22 @@ mod responses;
 mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod submission;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
+pub use listing::Listing;
 pub use memory::MemoryLedger;
 pub use record::{
     BodyDigest, Fingerprint, Forbidden, Fulfilment, FulfilmentStep, Funds, Lease, PaymentKey, Record, Settlement,
-    SettlementStep,
+    SettlementState, SettlementStep, Settling,
 };
 pub use responses::{ResponseLimits, StoredResponse};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
+pub use submission::{NONCE_HELD_SECONDS, Sender, Submission};
 
 /// A store of payments; see the [module](self) for its contract.
 #[async_trait]
@@ -54,6 +65,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// Creates the record of a payment seen for the first time, leased to the caller until `lease_until` (Unix seconds).
     ///
     /// # Errors
+    /// [`LedgerError::IdTaken`] if the payer gave its [`id`](Record::id) to another payment that is still on record;
     /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
     async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError>;
 
@@ -108,6 +120,38 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`LedgerError::Unknown`] or [`LedgerError::Backend`].
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError>;
+
+    /// Records a transaction that is about to leave the process, and takes [`SettlementStep::Submit`] for every payment in it.
+    /// All of that is durable before this returns, or none of it happens.
+    ///
+    /// # Errors
+    /// [`LedgerError::NotDue`] names the payments that are settled already or looked after by another process;
+    /// [`LedgerError::NonceTaken`] if another process uses the nonce; [`LedgerError::Unknown`] or [`LedgerError::Backend`].
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError>;
+
+    /// Gives a nonce back that no node took a transaction with; only the process `by` that submitted with it can.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError>;
+
+    /// Forgets the transactions of nonces below `below`, which are in blocks that will not be undone.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError>;
+
+    /// The newest transaction of every nonce in use from `from` on, by nonce; at most 256.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError>;
+
+    /// Payments by their state, in the order of [`PaymentKey`].
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the backend failed.
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError>;
 
     /// How many payments are in which state of settlement.
     ///
@@ -164,6 +208,21 @@ pub enum LedgerError {
     /// then, with the same balance.
     #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
     Undecided,
+    /// These payments cannot be submitted: they are settled already, or another process looks after them. Leave them out.
+    #[error("{} of the payments are settled already, or looked after by another process", .0.len())]
+    NotDue(Vec<PaymentKey>),
+    /// Another process uses the nonce.
+    #[error("another process uses the nonce; the next one free may be {next}")]
+    NonceTaken {
+        /// The lowest nonce above all that are known.
+        next: u64,
+    },
+    /// The payer gave the payment's id to another payment.
+    #[error("the payer gave the payment's id to another payment")]
+    IdTaken {
+        /// The payment that has it.
+        key: PaymentKey,
+    },
     /// The bound on records is reached; try again later.
     #[error("the ledger is full")]
     Full,

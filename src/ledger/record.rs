@@ -11,6 +11,8 @@ use crate::{
     protocol::Reason,
 };
 
+use super::{StoredResponse, Submission};
+
 /// What identifies a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PaymentKey {
@@ -41,6 +43,10 @@ pub struct Record {
     pub request: Fingerprint,
     /// What was read of that request's body.
     pub body: Option<BodyDigest>,
+    /// What the payer calls the payment (the extension `payment-identifier`):
+    /// [`PaymentId::digest`](crate::protocol::PaymentId::digest), since the id itself proves who presents the payment again.
+    /// One payer gives it to one payment of a network and token.
+    pub id: Option<B256>,
     /// Progress of the work.
     pub fulfilment: Fulfilment,
     /// Progress of the money.
@@ -65,6 +71,21 @@ pub struct Record {
     pub reserved_at: u64,
     /// When a response was first produced, in Unix seconds.
     pub produced_at: Option<u64>,
+    /// Who looks after its settlement.
+    pub settling: Option<Settling>,
+    /// When it was first known to be settled, in Unix seconds.
+    pub settled_at: Option<u64>,
+    /// Its share of what the transaction that paid cost, in wei, where this ledger's facilitator paid for it.
+    pub fee: Option<U256>,
+}
+
+/// Who looks after the settlement of a payment, so that several processes on one ledger do not submit it twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settling {
+    /// A number that the process chose at random.
+    pub by: u64,
+    /// Until when others keep away, in Unix seconds.
+    pub until: u64,
 }
 
 /// The right to work on a payment.
@@ -156,11 +177,72 @@ pub enum Settlement {
     Dead,
 }
 
+/// [`Settlement`] without its data, to ask for payments by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SettlementState {
+    /// Not asked for.
+    None,
+    /// To be submitted.
+    Due,
+    /// Submitted.
+    Submitted,
+    /// Submitted, perhaps.
+    Unknown,
+    /// Paid, in a block that may yet be undone.
+    Settled,
+    /// Paid for good.
+    Final,
+    /// Proven never to be executed.
+    Dead,
+}
+
+impl SettlementState {
+    /// Its name in reports and databases.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Due => "due",
+            Self::Submitted => "submitted",
+            Self::Unknown => "unknown",
+            Self::Settled => "settled",
+            Self::Final => "final",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+impl fmt::Display for SettlementState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 impl Settlement {
+    /// The state without its data.
+    pub const fn state(&self) -> SettlementState {
+        match self {
+            Self::None => SettlementState::None,
+            Self::Due => SettlementState::Due,
+            Self::Submitted => SettlementState::Submitted,
+            Self::Unknown => SettlementState::Unknown,
+            Self::Settled { .. } => SettlementState::Settled,
+            Self::Final { .. } => SettlementState::Final,
+            Self::Dead => SettlementState::Dead,
+        }
+    }
+
     /// The transaction that paid, if the payment is settled.
     pub const fn paid_by(&self) -> Option<B256> {
         match self {
             Self::Settled { transaction, .. } | Self::Final { transaction, .. } => Some(*transaction),
+            _ => None,
+        }
+    }
+
+    /// The block of the transaction that paid, if the payment is settled and the block is known.
+    pub const fn block(&self) -> Option<u64> {
+        match self {
+            Self::Settled { block, .. } | Self::Final { block, .. } => *block,
             _ => None,
         }
     }
@@ -201,6 +283,9 @@ pub enum FulfilmentStep {
         body: Option<BodyDigest>,
         /// When, in Unix seconds.
         at: u64,
+        /// The response, if it is whole already; kept for replays, within the bounds, in the same breath as the step. One that
+        /// is still streaming is [stored](super::Ledger::store_response) when it has ended.
+        response: Option<Arc<StoredResponse>>,
     },
     /// The response was handed over, or broke off for good.
     Deliver,
@@ -220,9 +305,15 @@ pub enum SettlementStep {
         transaction: B256,
         /// Its block, if known.
         block: Option<u64>,
+        /// Its share of what that transaction cost, in wei, if the facilitator paid for it.
+        fee: Option<U256>,
     },
     /// Its block will not be undone.
     Finalize,
+    /// Its block was replaced, and the transaction that paid is in none any more: it is due again.
+    Undo,
+    /// A process looks after its settlement; others keep away until then.
+    Take(Settling),
     /// Not executed, so far: it is due again.
     Fail {
         /// Why.
@@ -248,7 +339,8 @@ pub struct Forbidden {
 }
 
 impl Record {
-    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds).
+    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds); it has no
+    /// [`id`](Self::id).
     pub fn new(payment: &Prechecked, request: Fingerprint, now: u64, lease_until: u64) -> Self {
         Self {
             key: payment.key(),
@@ -258,6 +350,7 @@ impl Record {
             signing_hash: payment.signing_hash(),
             request,
             body: None,
+            id: None,
             fulfilment: Fulfilment::Reserved,
             settlement: Settlement::None,
             last_failure: None,
@@ -270,6 +363,9 @@ impl Record {
             lease_until,
             reserved_at: now,
             produced_at: None,
+            settling: None,
+            settled_at: None,
+            fee: None,
         }
     }
 
@@ -308,7 +404,7 @@ impl Record {
                 self.fulfilment = Released;
                 self.admitted &= self.settlement != Settlement::None;
             }
-            (FulfilmentStep::Produce { body, at }, Working) => {
+            (FulfilmentStep::Produce { body, at, .. }, Working) => {
                 self.body = BodyDigest::more(self.body, *body);
                 self.fulfilment = Produced;
                 self.produced_at = Some(*at);
@@ -322,20 +418,22 @@ impl Record {
         Ok(())
     }
 
-    /// Takes a step of settlement, or refuses it and changes nothing.
+    /// Takes a step of settlement at `now` (Unix seconds), or refuses it and changes nothing.
     ///
     /// | step | from | to |
     /// |---|---|---|
     /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
     /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
     /// | `Finalize` | `Settled`, `Final` | `Final` |
+    /// | `Undo` | `Settled` | `Due`, in flight again |
+    /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
     /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
     /// | `Die` | anything unpaid | `Dead` |
     /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
     ///
     /// # Errors
     /// [`Forbidden`].
-    pub fn settle(&mut self, step: &SettlementStep) -> Result<(), Forbidden> {
+    pub fn settle(&mut self, step: &SettlementStep, now: u64) -> Result<(), Forbidden> {
         use Settlement::*;
         match (step, self.settlement) {
             (SettlementStep::Submit { transaction }, Due | Submitted | Unknown) => {
@@ -344,9 +442,20 @@ impl Record {
                 }
                 self.settlement = Submitted;
             }
-            (SettlementStep::Settle { transaction, block }, None | Due | Submitted | Unknown | Settled { .. }) => {
+            (SettlementStep::Settle { transaction, block, fee }, None | Due | Submitted | Unknown | Settled { .. }) => {
                 self.settlement = Settled { transaction: *transaction, block: *block };
                 self.admitted = false;
+                self.settled_at = self.settled_at.or(Some(now));
+                self.fee = fee.or(self.fee);
+            }
+            (SettlementStep::Undo, Settled { .. }) => {
+                self.settlement = Due;
+                self.admitted = true;
+                self.settled_at = Option::None;
+                self.fee = Option::None;
+            }
+            (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {
+                self.settling = Some(*settling);
             }
             (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
                 self.settlement = Final { transaction, block };
@@ -364,6 +473,30 @@ impl Record {
             _ => return Err(self.forbidden()),
         }
         Ok(())
+    }
+
+    /// Takes [`SettlementStep::Submit`] on behalf of a submission.
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn submit(&mut self, submission: &Submission, now: u64) -> Result<(), Forbidden> {
+        if !self.may_be_settled_by(submission.by, now) {
+            return Err(self.forbidden());
+        }
+        self.settle(&SettlementStep::Submit { transaction: submission.hash }, now)?;
+        self.settling = Some(Settling { by: submission.by, until: submission.until });
+        Ok(())
+    }
+
+    /// Whether the process `by` may submit it at `now` (Unix seconds).
+    pub fn may_be_submitted_by(&self, by: u64, now: u64) -> bool {
+        matches!(self.settlement, Settlement::Due | Settlement::Submitted | Settlement::Unknown)
+            && self.may_be_settled_by(by, now)
+    }
+
+    /// Whether no other process than `by` looks after its settlement at `now` (Unix seconds).
+    pub fn may_be_settled_by(&self, by: u64, now: u64) -> bool {
+        self.settling.is_none_or(|settling| settling.by == by || settling.until < now)
     }
 
     /// Whether its owner's lease still runs.
@@ -391,6 +524,17 @@ impl Record {
     /// Whether its fate is known and cannot change by what this process does.
     pub fn is_resolved(&self) -> bool {
         !matches!(self.settlement, Settlement::Submitted | Settlement::Unknown)
+    }
+
+    /// Whether nothing can happen to it any more that this ledger would have to know, at `now` (Unix seconds), some time after
+    /// `validBefore`. A block that is not final by then, or a payment never submitted, is given an hour.
+    pub fn may_be_forgotten(&self, now: u64) -> bool {
+        let an_hour_later = u64::try_from(self.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(3600);
+        match self.settlement {
+            Settlement::None | Settlement::Final { .. } | Settlement::Dead => true,
+            Settlement::Due | Settlement::Settled { .. } => an_hour_later < now,
+            Settlement::Submitted | Settlement::Unknown => false,
+        }
     }
 
     /// Atomic units that count as in flight.

@@ -66,7 +66,7 @@ impl ResponseStore {
     }
 
     /// Keeps a response if it is within the bounds; the keys of those that went for it.
-    pub(super) fn insert(&mut self, key: PaymentKey, response: StoredResponse) -> Vec<PaymentKey> {
+    pub(super) fn insert(&mut self, key: PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
         let weight = weight(&response);
         if response.body.len() > self.limits.body_bytes
             || weight > self.limits.total_bytes
@@ -76,7 +76,7 @@ impl ResponseStore {
         }
         let mut gone = self.expire(response.stored_at);
         self.bytes += weight;
-        self.kept.insert(key, Arc::new(response));
+        self.kept.insert(key, response);
         self.order.push_back(key);
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
             gone.extend(self.drop_oldest());
@@ -126,14 +126,14 @@ mod tests {
         PaymentKey { network: Network::BASE, asset: Address::ZERO, payer: Address::ZERO, nonce: B256::repeat_byte(n) }
     }
 
-    fn response(size: usize, stored_at: u64) -> StoredResponse {
-        StoredResponse {
+    fn response(size: usize, stored_at: u64) -> Arc<StoredResponse> {
+        Arc::new(StoredResponse {
             status: StatusCode::OK,
             headers: HeaderMap::new(),
             body: vec![0; size].into(),
             trailers: None,
             stored_at,
-        }
+        })
     }
 
     #[test]

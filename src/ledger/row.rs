@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, U256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, StoredResponse};
+use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, Settling, StoredResponse};
 use crate::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::Terms,
@@ -23,6 +23,8 @@ pub(super) struct Row {
     request: B256,
     names_caller: bool,
     body: Option<BodyRow>,
+    #[serde(default)]
+    id: Option<B256>,
     fulfilment: FulfilmentRow,
     settlement: SettlementRow,
     last_failure: Option<Reason>,
@@ -34,6 +36,12 @@ pub(super) struct Row {
     epoch: u64,
     reserved_at: u64,
     produced_at: Option<u64>,
+    #[serde(default)]
+    settling: Option<(u64, u64)>,
+    #[serde(default)]
+    settled_at: Option<u64>,
+    #[serde(default)]
+    fee: Option<U256>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -74,6 +82,7 @@ impl Row {
             request: record.request.digest,
             names_caller: record.request.names_caller,
             body: record.body.map(|BodyDigest { length, digest, complete }| BodyRow { length, digest, complete }),
+            id: record.id,
             fulfilment: match record.fulfilment {
                 Fulfilment::Reserved => FulfilmentRow::Reserved,
                 Fulfilment::Working => FulfilmentRow::Working,
@@ -99,6 +108,9 @@ impl Row {
             epoch: record.epoch,
             reserved_at: record.reserved_at,
             produced_at: record.produced_at,
+            settling: record.settling.map(|Settling { by, until }| (by, until)),
+            settled_at: record.settled_at,
+            fee: record.fee,
         }
     }
 
@@ -113,6 +125,7 @@ impl Row {
             signature: self.signature,
             request: Fingerprint { digest: self.request, names_caller: self.names_caller },
             body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
+            id: self.id,
             fulfilment: match self.fulfilment {
                 FulfilmentRow::Reserved => Fulfilment::Reserved,
                 FulfilmentRow::Working => Fulfilment::Working,
@@ -139,6 +152,9 @@ impl Row {
             lease_until: 0,
             reserved_at: self.reserved_at,
             produced_at: self.produced_at,
+            settling: self.settling.map(|(by, until)| Settling { by, until }),
+            settled_at: self.settled_at,
+            fee: self.fee,
         })
     }
 }

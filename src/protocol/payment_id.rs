@@ -1,9 +1,14 @@
 //! The extension `payment-identifier`: an id of the payer's, by which a repeated payment is recognized.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use alloy_primitives::{B256, keccak256};
-use serde_json::{Map, Value, json};
+use serde_json::{
+    Map, Value, json,
+    value::{RawValue, to_raw_value},
+};
+
+use super::Verbatim;
 
 /// Its name among the extensions.
 const NAME: &str = "payment-identifier";
@@ -15,9 +20,9 @@ const NAME: &str = "payment-identifier";
 pub struct PaymentId(Box<str>);
 
 impl PaymentId {
-    /// An id made of randomness.
-    pub fn of_random(random: &[u8; 16]) -> Self {
-        Self(format!("pay_{}", alloy_primitives::hex::encode(random)).into())
+    /// An id made of the first half of `random`, which must not be known from elsewhere.
+    pub fn of_random(random: B256) -> Self {
+        Self(format!("pay_{}", alloy_primitives::hex::encode(&random[..16])).into())
     }
 
     /// The id as it is written.
@@ -56,10 +61,15 @@ impl PaymentId {
         }
     }
 
-    /// Adds the id to the extensions that a server offered; `false` if this one is not among them.
-    pub fn add_to(&self, extensions: &mut Map<String, Value>) -> bool {
-        let info = extensions.get_mut(NAME).and_then(|extension| extension.get_mut("info")?.as_object_mut());
-        info.map(|info| info.insert("id".to_owned(), self.as_str().into())).is_some()
+    /// The extensions that a server offered, with the id in its place; `None` if this one is not among them. What the
+    /// server said of the others is kept byte for byte.
+    pub fn add_to(&self, extensions: &Verbatim<Map<String, Value>>) -> Option<Verbatim<Map<String, Value>>> {
+        let mut all: BTreeMap<String, Box<RawValue>> = serde_json::from_str(extensions.text()).ok()?;
+        let place = all.get_mut(NAME)?;
+        let mut own: Value = serde_json::from_str(place.get()).ok()?;
+        own.get_mut("info")?.as_object_mut()?.insert("id".to_owned(), self.as_str().into());
+        *place = to_raw_value(&own).ok()?;
+        serde_json::from_str(&serde_json::to_string(&all).ok()?).ok()
     }
 }
 
@@ -90,7 +100,8 @@ mod tests {
 
     #[test]
     fn only_ids_are_read() {
-        for text in ["a".repeat(16), "Z9-_".repeat(32), PaymentId::of_random(&[7; 16]).as_str().to_owned()] {
+        for text in ["a".repeat(16), "Z9-_".repeat(32), PaymentId::of_random(B256::repeat_byte(7)).as_str().to_owned()]
+        {
             assert!(text.parse::<PaymentId>().is_ok(), "{text}");
         }
         for text in ["".to_owned(), "a".repeat(15), "a".repeat(129), "a b".repeat(8), "\u{e9}".repeat(16)] {
@@ -100,12 +111,36 @@ mod tests {
 
     #[test]
     fn an_id_that_was_added_is_found() {
-        let id = PaymentId::of_random(&[7; 16]);
-        let mut extensions = PaymentId::declaration();
-        assert_eq!(PaymentId::of(&extensions), Ok(None));
-        assert!(id.add_to(&mut extensions));
-        assert_eq!(PaymentId::of(&extensions), Ok(Some(id.clone())));
-        assert!(!id.add_to(&mut Map::new()));
+        let id = PaymentId::of_random(B256::repeat_byte(7));
+        let offered = PaymentId::declaration();
+        assert_eq!(PaymentId::of(&offered), Ok(None));
+        let given = id.add_to(&Verbatim::of(&offered).unwrap()).unwrap().read().unwrap();
+        assert_eq!(PaymentId::of(&given), Ok(Some(id.clone())));
+        assert_eq!(given[NAME]["schema"], offered[NAME]["schema"], "the rest returns as it came");
         assert!(!format!("{id:?}").contains("pay_"));
+    }
+
+    #[test]
+    fn the_other_extensions_return_byte_for_byte() {
+        let id = PaymentId::of_random(B256::repeat_byte(7));
+        let offered = r#"{"bazaar":{ "b":1e2, "a" : 1.50},"payment-identifier":{"info":{}}}"#;
+        let given = id.add_to(&serde_json::from_str(offered).unwrap()).unwrap();
+        let expected = offered.replace(r#"{}"#, &format!(r#"{{"id":"{}"}}"#, id.as_str()));
+        assert_eq!(given.text(), expected);
+    }
+
+    #[test]
+    fn nothing_is_added_where_nothing_was_offered() {
+        let id = PaymentId::of_random(B256::repeat_byte(7));
+        for offered in [
+            "{}",
+            "[]",
+            r#"{"bazaar":{"info":{}}}"#,
+            r#"{"payment-identifier":{}}"#,
+            r#"{"payment-identifier":{"info":[]}}"#,
+            r#"{"payment-identifier":7}"#,
+        ] {
+            assert!(id.add_to(&serde_json::from_str(offered).unwrap()).is_none(), "{offered}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, Terms},
     network::{Asset, Network},
-    protocol::{PaymentFlow, ResourceInfo},
+    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim},
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -34,6 +34,7 @@ pub struct RequirePaymentLayerBuilder {
     allow_upgrades: bool,
     answer_preflights: bool,
     speaks_v1: bool,
+    asks_for_ids: bool,
     clock: Arc<dyn Clock>,
 }
 
@@ -51,6 +52,7 @@ impl Default for RequirePaymentLayerBuilder {
             allow_upgrades: false,
             answer_preflights: false,
             speaks_v1: true,
+            asks_for_ids: false,
             clock: Arc::new(SystemClock),
         }
     }
@@ -176,6 +178,13 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
+    /// Whether the 402 offers the extension `payment-identifier`; it does not unless this is turned on. Payers may then name
+    /// their payments; see [what an id does](super#payment-identifiers). Adds about 0.6 KB to the 402's header.
+    pub fn payment_identifier(mut self, ask: bool) -> Self {
+        self.asks_for_ids = ask;
+        self
+    }
+
     /// How long a payer's authorization may be valid; whole seconds, default 120 s.
     pub fn max_timeout(mut self, timeout: Duration) -> Self {
         self.limits.max_timeout = timeout;
@@ -233,7 +242,7 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// How often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
-    /// `Cookie`) is replayed. Default 3 times within 60 s.
+    /// `Cookie`, no payment identifier) is replayed. Default 3 times within 60 s.
     pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
         self.limits.anonymous_replays = times;
         self.limits.anonymous_replay_age = within;
@@ -284,7 +293,8 @@ impl RequirePaymentLayerBuilder {
                 ways.push(way);
             }
         }
-        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, self.speaks_v1);
+        let extensions = self.asks_for_ids.then(PaymentId::declaration).and_then(|offered| Verbatim::of(&offered).ok());
+        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
             if size > MAX_DEMAND {
@@ -303,6 +313,7 @@ impl RequirePaymentLayerBuilder {
             }),
             allow_upgrades: self.allow_upgrades,
             answer_preflights: self.answer_preflights,
+            asks_for_ids: self.asks_for_ids,
             clock: self.clock,
             in_progress: InProgress::default(),
         }))

@@ -1,16 +1,17 @@
 //! What a payment header says, in whichever version of the protocol.
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use http::HeaderMap;
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 use super::{offer::OnOffer, refusal::Refusal};
 use crate::{
     facilitator::{Rejection, Terms},
     network::Network,
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentPayload, PaymentRequirements, Reason, Verbatim, decode_header,
-        header_name, v1,
+        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, Verbatim,
+        decode_header, header_name, v1,
     },
 };
 
@@ -46,6 +47,7 @@ impl<'a> Header<'a> {
 pub(super) struct Claim {
     what: What,
     payload: Verbatim<ExactPayload>,
+    extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
 enum What {
@@ -60,11 +62,11 @@ impl Claim {
         match header.version {
             Version::V1 => {
                 let v1::PaymentPayload { scheme, network, payload, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Named { scheme, network }, payload })
+                Ok(Self { what: What::Named { scheme, network }, payload, extensions: None })
             }
             Version::V2 => {
-                let PaymentPayload { accepted, payload, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Offer(accepted), payload })
+                let PaymentPayload { accepted, payload, extensions, .. } = decode(header, limit)?;
+                Ok(Self { what: What::Offer(accepted), payload, extensions })
             }
         }
     }
@@ -73,6 +75,18 @@ impl Claim {
     pub(super) fn payload(&self) -> Result<ExactPayload, Refusal> {
         let unreadable = |error| format!("the payload cannot be read: {error}");
         self.payload.read().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))
+    }
+
+    /// The digest of what the payer calls the payment; v1 has no place for it. Only a layer that asks for ids refuses what is
+    /// none: to others it means nothing.
+    pub(super) fn id(&self, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
+        let Some(extensions) = &self.extensions else { return Ok(None) };
+        let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
+        match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
+            Ok(id) => Ok(id.map(|id| id.digest())),
+            Err(detail) if asks_for_ids => Err(Refusal::malformed(Reason::InvalidPayload, detail)),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Whether this may be the offer that is paid.

@@ -20,6 +20,8 @@ pub(super) struct Config {
     pub(super) is_success: Classifier,
     pub(super) allow_upgrades: bool,
     pub(super) answer_preflights: bool,
+    /// Whether payers may name their payments (the extension `payment-identifier`).
+    pub(super) asks_for_ids: bool,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,

@@ -153,7 +153,7 @@ where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let now = purchase.sale.config.clock.now();
-    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now }).await {
+    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response: None }).await {
         held.give_back().await;
         return sale::ledger_failed(&error).into_response();
     }

@@ -41,13 +41,32 @@
 //! is offered at all, and `upfront` otherwise. Networks without a name in v1 are not offered to them.
 //! [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
 //!
+//! # Payment identifiers
+//!
+//! An authorization and its signature are published on the chain when it is settled, so that whoever reads the chain can
+//! present it again. With [`payment_identifier`](RequirePaymentLayerBuilder::payment_identifier) a payer of x402 v2 may add
+//! an id to its payment (the extension `payment-identifier`), which is not published; it proves as much as it is hard to
+//! guess. Its digest is bound to the payment when that is reserved:
+//!
+//! - Presented again, the payment must carry it; without it, or with another one, it is refused with 409
+//!   (`payment_identifier_conflict`), and nothing is told of it. A payment that was first presented without an id must be
+//!   presented so again. Since v1 has no place for an id, a payment that has one stays in v2.
+//! - With it, its payer is known, and a response is replayed as long as it is kept, even to a request that holds no secret.
+//! - Another payment of the same payer, in the same token, with the same id is refused with 409. This holds for a newly signed
+//!   authorization for the same request too: to see what became of the first one, present the first one. The id is
+//!   free again when the payment is forgotten: at once if it was refused, else some time after `validBefore`.
+//!
+//! What is not an id is refused with 400. Where ids are not asked for they are not bound either; only a payment that was bound
+//! before still needs its own.
+//!
 //! # Statuses
 //!
 //! | status | when | what the client should do |
 //! |---|---|---|
 //! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
-//! | 400 | the payment header cannot be read, or there are two; paid HEAD; upgrade | correct the request |
+//! | 400 | the payment header, or an identifier in it, cannot be read; two payment headers; paid HEAD; upgrade | correct the request |
 //! | 409 | the payment was used for another request, or its response is gone | read the reason: it was used, or (`response_not_kept`) never charged |
+//! | 409 | the payment or its identifier was presented with another one | present what was presented first |
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |
 //! | 503 with `Retry-After` | outcome unknown (`PAYMENT-RESPONSE` says `settlement_pending`), or nothing could be done | repeat the request |
 //! | 504 | the handler exceeded its deadline | repeat the request |

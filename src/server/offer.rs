@@ -5,6 +5,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use http::{HeaderValue, Uri, request::Parts};
+use serde_json::{Map, Value};
 
 use super::{
     offer_v1::InV1,
@@ -13,7 +14,7 @@ use super::{
 use crate::{
     facilitator::Terms,
     network::Asset,
-    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, encode_header},
+    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header},
     usdc::Usdc,
 };
 
@@ -49,6 +50,7 @@ pub(super) struct Catalogue {
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
+    extensions: Option<Verbatim<Map<String, Value>>>,
     /// `None` if v1 is not spoken.
     in_v1: Option<InV1>,
     /// The terms at a fixed price.
@@ -80,11 +82,21 @@ impl Catalogue {
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
+        extensions: Option<Verbatim<Map<String, Value>>>,
         speaks_v1: bool,
     ) -> Self {
         let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
-        let mut catalogue =
-            Self { price, ways, max_timeout_seconds, resource, location, in_v1, fixed: None, prebuilt: None };
+        let mut catalogue = Self {
+            price,
+            ways,
+            max_timeout_seconds,
+            resource,
+            location,
+            extensions,
+            in_v1,
+            fixed: None,
+            prebuilt: None,
+        };
         if let Price::Fixed(amount) = catalogue.price {
             let offers = catalogue.offers_at(amount);
             if let Location::Url(_) = catalogue.location {
@@ -158,7 +170,7 @@ impl Catalogue {
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.clone().into_owned(), ..self.resource.clone() },
             accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
-            extensions: None,
+            extensions: self.extensions.clone(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
         let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, &url, &sentence)) {

@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    claim::{Claim, Header},
-    config::Config,
-    offer::OnOffer,
-    refusal::Refusal,
-};
+use super::{claim::Claim, config::Config, offer::OnOffer, refusal::Refusal};
 use crate::{
     facilitator::{Authenticity, Facilitator, Prechecked, Rejection, precheck},
     ledger::{PaymentKey, Record},
@@ -24,21 +19,20 @@ pub(super) struct Presented {
 }
 
 /// Finds the offer that the payment is for and checks it, or finds it in the ledger.
-pub(super) async fn read(config: &Config, offers: &[OnOffer], header: Header<'_>) -> Result<Presented, Refusal> {
-    let claim = Claim::read(header, config.limits.payment_header)?;
+pub(super) async fn read(config: &Config, offers: &[OnOffer], claim: &Claim) -> Result<Presented, Refusal> {
     let mut candidates = offers.iter().filter(|offer| claim.may_pay(offer));
     let Some(first) = candidates.next() else {
         let rejection = claim.not_on_offer(offers)?;
         // An amount that changed since is no reason to forget what was bought at the old one.
         return match claim.payload() {
-            Ok(exact) => known_or(config, offers, &claim, &exact, rejection).await,
+            Ok(exact) => known_or(config, offers, claim, &exact, rejection).await,
             Err(_) => Err(Refusal::invalid(rejection)),
         };
     };
     let exact = claim.payload()?;
     match best(config, first, candidates, &exact) {
         Ok(presented) => Ok(presented),
-        Err(rejection) => known_or(config, offers, &claim, &exact, rejection).await,
+        Err(rejection) => known_or(config, offers, claim, &exact, rejection).await,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body;
@@ -14,7 +15,7 @@ use tower_service::Service;
 use super::{
     answer::{Answer, mark_paid, settlement_of},
     body::read_whole,
-    claim::Header,
+    claim::{Claim, Header},
     config::Config,
     job::{Job, Work},
     lease::{Claimed, LeaseClaim},
@@ -54,14 +55,14 @@ where
     };
     match purchase.decide(body).await {
         Ok(Decision::Work(start, work)) => {
-            let job = Job { purchase, start, parts, work, inner };
+            let job = Job { purchase, start: *start, parts, work, inner };
             // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
             match tokio::spawn(job.run()).await {
                 Ok(response) => response,
                 Err(_panicked) => Ok(sale::crashed().into_response()),
             }
         }
-        Ok(Decision::Replay(response)) => Ok(response),
+        Ok(Decision::Replay(response)) => Ok(*response),
         Err(answer) => Ok(answer.into_response()),
     }
 }
@@ -77,6 +78,8 @@ pub(super) struct Purchase {
     pub(super) verified: Option<Verified>,
     pub(super) key: PaymentKey,
     request: Fingerprint,
+    /// The digest of what the payer calls it.
+    id: Option<B256>,
     pub(super) permit: Arc<OwnedSemaphorePermit>,
 }
 
@@ -87,9 +90,11 @@ pub(super) struct Start {
     pub(super) busy: Busy,
 }
 
+// Taken apart as soon as it is made; a box would only be one more allocation.
+#[allow(clippy::large_enum_variant)]
 enum Decision<B, R> {
-    Work(Start, Work<B>),
-    Replay(Response<ResponseBody<R>>),
+    Work(Box<Start>, Work<B>),
+    Replay(Box<Response<ResponseBody<R>>>),
 }
 
 /// Whether there is a response to replay.
@@ -120,8 +125,11 @@ impl Purchase {
         };
         sale.version = header.version;
         let config = &sale.config;
+        let refuse = |refusal| sale.refuse(&refusal);
+        let claim = Claim::read(header, config.limits.payment_header).map_err(refuse)?;
+        let id = claim.id(config.asks_for_ids).map_err(refuse)?;
         let Presented { payment, refusal, facilitator } =
-            presented::read(config, &sale.offers, header).await.map_err(|refusal| sale.refuse(&refusal))?;
+            presented::read(config, &sale.offers, &claim).await.map_err(refuse)?;
         let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
             true => authenticate(&sale, facilitator.as_ref(), &payment).await?,
             false => None,
@@ -130,6 +138,7 @@ impl Purchase {
         Ok(Self {
             key: payment.key(),
             request: Fingerprint::of(parts, sale.config.catalogue.seller()),
+            id,
             payment,
             refusal,
             facilitator,
@@ -172,7 +181,7 @@ impl Purchase {
                     let (busy, claimed) = LeaseClaim::first(ledger, self.new_record(body.digest()), busy).await;
                     match claimed.map_err(|error| sale::ledger_failed(&error))? {
                         Claimed::Granted(lease, record) => {
-                            return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                            return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
                         }
                         Claimed::Known(known) => (busy, known),
                         Claimed::TooLate => continue,
@@ -198,7 +207,7 @@ impl Purchase {
                 Verdict::Replay => {
                     body.compare(&record)?;
                     if let Some(response) = self.replay(&record, now).await? {
-                        return Ok(Decision::Replay(response));
+                        return Ok(Decision::Replay(Box::new(response)));
                     }
                     drop(busy);
                     wait_until(deadline, tokio::time::sleep(POLL)).await?;
@@ -211,7 +220,7 @@ impl Purchase {
                     }
                     let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
                     if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
-                        return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                        return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
                     }
                 }
                 Verdict::SettleThenReplay => {
@@ -254,8 +263,14 @@ impl Purchase {
         }
     }
 
-    /// Refuses a payment that was first used for another request (invariant I7), or that differs from the one known.
+    /// Refuses a payment that was first used for another request (invariant I7), or that differs from the one known. The id
+    /// comes first: without it, nothing is learned of the request.
     fn compare(&self, record: &Record) -> Result<(), Answer> {
+        // Who sends ids where nobody asks for them is not held to them, except to one that was accepted before.
+        let same_id = record.id == self.id || (record.id.is_none() && !self.sale.config.asks_for_ids);
+        if !same_id {
+            return Err(sale::other_id());
+        }
         let same = record.signing_hash == self.payment.signing_hash() && record.request == self.request;
         if same { Ok(()) } else { Err(sale::other_request()) }
     }
@@ -280,7 +295,8 @@ impl Purchase {
             Kept::Gone => None,
         };
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
-        let names_caller = record.request.names_caller || record.body.is_some_and(|body| body.length > 0);
+        let has_secret = record.request.names_caller || record.id.is_some();
+        let names_caller = has_secret || record.body.is_some_and(|body| body.length > 0);
         let age = now.saturating_sub(record.produced_at.unwrap_or(0));
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
@@ -301,6 +317,7 @@ impl Purchase {
         let is_upfront = self.payment.terms().offer().flow == PaymentFlow::Upfront;
         Record {
             body: body.filter(|_| is_upfront),
+            id: self.id.filter(|_| self.sale.config.asks_for_ids),
             ..Record::new(&self.payment, self.request, now, self.lease_until(now))
         }
     }

@@ -92,6 +92,13 @@ pub(super) fn other_request() -> Answer {
     Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None)
 }
 
+/// A payment and an id of which one is bound to something else.
+pub(super) fn other_id() -> Answer {
+    let detail = "a payment identifier stands for one payment; this one, or this payment, was presented before with another. \
+                  Nothing was charged by this request";
+    Answer::problem(StatusCode::CONFLICT, "payment_identifier_conflict", detail, None)
+}
+
 /// Answered before, and the answer is no longer kept, or not for whoever asks.
 pub(super) fn answered_before(record: &Record) -> Answer {
     let detail = "this payment was used and its response is no longer available";
@@ -142,6 +149,7 @@ pub(super) fn overloaded() -> Answer {
 pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
     match error {
         LedgerError::LeaseLost | LedgerError::Forbidden(_) => in_progress(),
+        LedgerError::IdTaken { .. } => other_id(),
         LedgerError::Full => overloaded(),
         error => {
             tracing::error!(error = error as &dyn std::error::Error, "the ledger failed");

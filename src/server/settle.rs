@@ -48,11 +48,10 @@ impl Settler {
             Ok(outcome) => outcome,
             Err(error) => return Err(sale::unavailable(&error)),
         };
-        if let Some(step) = step_of(&outcome) {
-            record_step(self.facilitator.ledger().as_ref(), &record.key, step.clone()).await;
-            // The local copy only serves the answer; the ledger has judged the step.
-            let _ = record.settle(&step);
-        }
+        let step = outcome.step();
+        record_step(self.facilitator.ledger().as_ref(), &record.key, step.clone()).await;
+        // The local copy only serves the answer; the ledger has judged the step.
+        let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
             Outcome::Settled { .. } => Ok(()),
             Outcome::Failed { reason, detail, transaction, .. } => {
@@ -83,13 +82,8 @@ pub(super) async fn settle_due(purchase: &Purchase, mut record: Record, busy: Bu
 pub(super) async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
-        Ok(outcome) => {
-            // What the ledger did not take is not known to it.
-            match step_of(&outcome) {
-                Some(step) => record_step(facilitator.ledger().as_ref(), &record.key, step).await,
-                None => true,
-            }
-        }
+        // What the ledger did not take is not known to it.
+        Ok(outcome) => record_step(facilitator.ledger().as_ref(), &record.key, outcome.step()).await,
         Err(error) => {
             tracing::warn!(%error, payer = %record.key.payer, nonce = %record.key.nonce, "a payment could not be reconciled");
             false
@@ -126,15 +120,6 @@ async fn watch(
         }
     }
     drop(permit);
-}
-
-fn step_of(outcome: &Outcome) -> Option<SettlementStep> {
-    Some(match outcome.clone() {
-        Outcome::Settled { transaction, block } => SettlementStep::Settle { transaction, block },
-        Outcome::Failed { reason, dead: true, .. } => SettlementStep::Die { reason },
-        Outcome::Failed { reason, .. } => SettlementStep::Fail { reason },
-        Outcome::Unknown { .. } => SettlementStep::LoseSight,
-    })
 }
 
 /// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to

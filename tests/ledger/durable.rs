@@ -2,19 +2,20 @@
 
 use std::{path::Path, sync::Arc};
 
+use alloy_primitives::Address;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tower_x402::{
-    ManualClock,
+    ManualClock, Network,
     ledger::{
-        Counts, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Settlement, SettlementStep,
-        SqliteLedger, StoredResponse,
+        Counts, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Sender, Settlement, SettlementStep,
+        SqliteLedger, StoredResponse, Submission,
     },
 };
 
-use super::{CLOCK_START, admit, hash, produce, record, reserve};
+use super::{CLOCK_START, admit, hash, produce, record, reserve, with_id};
 
 async fn open(path: &Path) -> SqliteLedger {
     let clock = Arc::new(ManualClock::at(CLOCK_START));
@@ -29,7 +30,10 @@ async fn everything_is_there_after_a_restart() {
     let settled = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &settled).await;
     ledger.settle(&settled.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger.settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
+    ledger
+        .settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .await
+        .unwrap();
     let headers =
         HeaderMap::from_iter([("x-bytes".parse().unwrap(), http::HeaderValue::from_bytes(b"\xff\xfe").unwrap())]);
     let response = StoredResponse {
@@ -46,6 +50,24 @@ async fn everything_is_there_after_a_restart() {
     ledger.fulfil(&working, FulfilmentStep::Start { until: 0 }).await.unwrap();
     let gone = reserve(&ledger, record(3, 1)).await;
     ledger.discard(&gone).await.unwrap();
+    let due = reserve(&ledger, record(4, 1)).await;
+    produce(&ledger, &due).await;
+    let sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+    let submission = |nonce, n: u8, payments| Submission {
+        sender,
+        nonce,
+        hash: hash(n),
+        raw: vec![n; 3].into(),
+        payments,
+        by: 1,
+        at: CLOCK_START,
+        until: CLOCK_START + 30,
+    };
+    for (nonce, n, payments) in [(2, 1, vec![]), (3, 2, vec![due.key]), (3, 3, vec![due.key]), (4, 4, vec![])] {
+        ledger.submit(submission(nonce, n, payments)).await.unwrap();
+    }
+    ledger.free_nonce(&sender, 4, 1).await.unwrap();
+    ledger.forget_nonces(&sender, 3).await.unwrap();
     ledger.close().await;
 
     let ledger = open(&path).await;
@@ -61,12 +83,51 @@ async fn everything_is_there_after_a_restart() {
     assert_eq!((response.status, &response.body[..]), (StatusCode::CREATED, &b"\0answer"[..]));
     assert_eq!(response.headers["x-bytes"].as_bytes(), b"\xff\xfe");
     assert!(ledger.get(&gone.key).await.unwrap().is_none());
-    assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
+    assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 2, ..Counts::default() });
+    let submissions = ledger.submissions(&sender, 0).await.unwrap();
+    let shown: Vec<_> = submissions.iter().map(|found| (found.nonce, found.hash, found.payments.clone())).collect();
+    assert_eq!(shown, [(3, hash(3), vec![due.key])], "what may have to be sent again");
+    assert_eq!(submissions[0].raw.to_vec(), [3; 3]);
+    ledger.submit(Submission { by: 2, ..submission(3, 5, vec![]) }).await.expect("the process that had it is gone");
 
     let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
     assert!(taken.is_some(), "the owner died with its process");
     let next = reserve(&ledger, record(2, 2)).await;
     assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::Exposed)), "still in flight");
+}
+
+#[tokio::test]
+async fn an_id_is_taken_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let taken = reserve(&ledger, with_id(7, record(1, 1))).await;
+    let gone = reserve(&ledger, with_id(8, record(1, 2))).await;
+    ledger.discard(&gone).await.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    let known = ledger.get(&taken.key).await.unwrap().expect("kept");
+    assert_eq!(known.id, with_id(7, record(1, 1)).id);
+    let other = ledger.reserve(with_id(7, record(1, 3))).await;
+    assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == taken.key), "{other:?}");
+    reserve(&ledger, with_id(8, record(1, 3))).await;
+}
+
+/// A file of a version that knew no ids.
+#[tokio::test]
+async fn a_row_without_an_id_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let old = reserve(&ledger, record(1, 1)).await;
+    ledger.close().await;
+    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
+    let changed = sqlx::query("UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'");
+    assert_eq!(changed.execute(&mut connection).await.unwrap().rows_affected(), 1);
+    connection.close().await.unwrap();
+    let ledger = open(&path).await;
+    assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
 }
 
 #[tokio::test]

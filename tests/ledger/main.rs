@@ -4,6 +4,7 @@
 
 mod backends;
 mod durable;
+mod settling;
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use tower_x402::{
     facilitator::{Terms, Window, precheck},
     ledger::{
         Counts, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey, Record,
-        Reservation, Settlement, SettlementStep, StoredResponse,
+        Reservation, Settlement, SettlementStep, Settling, StoredResponse,
     },
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
@@ -40,6 +41,8 @@ on_every_ledger! {
     a_discarded_reservation_may_be_made_again,
     responses_are_kept_and_replays_counted,
     records_are_kept_while_they_matter_and_no_longer,
+    of_many_payments_with_one_id_one_wins,
+    an_id_is_free_again_when_its_record_is_gone,
 }
 
 const VALID_BEFORE: u64 = CLOCK_START + 60;
@@ -67,6 +70,10 @@ fn record(payer: u8, nonce: u64) -> Record {
     Record::new(&payment, request, CLOCK_START, CLOCK_START + 30)
 }
 
+fn with_id(id: u8, record: Record) -> Record {
+    Record { id: Some(B256::repeat_byte(id)), ..record }
+}
+
 async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {
     match ledger.reserve(record).await.unwrap() {
         Reservation::New(lease) => lease,
@@ -82,7 +89,7 @@ async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64) -> 
 async fn produce(ledger: &dyn Ledger, lease: &Lease) {
     admit(ledger, lease, 1_000, 1).await.unwrap();
     ledger.fulfil(lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(lease, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
+    ledger.fulfil(lease, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
 }
 
 fn hash(n: u8) -> B256 {
@@ -111,7 +118,7 @@ async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, director
     assert_eq!(state(&*ledger, &key).await, (Fulfilment::Produced, Settlement::Due));
     ledger.settle(&key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     ledger.settle(&key, SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
-    ledger.settle(&key, SettlementStep::Settle { transaction: hash(1), block: Some(9) }).await.unwrap();
+    ledger.settle(&key, SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None }).await.unwrap();
     ledger.fulfil(&lease, FulfilmentStep::Deliver).await.unwrap();
     ledger.settle(&key, SettlementStep::Finalize).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
@@ -125,7 +132,7 @@ async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, director
 async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
-    ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: None }).await.unwrap();
+    ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     for step in [
         SettlementStep::Fail { reason: Reason::InsufficientFunds },
         SettlementStep::Die { reason: Reason::ValidBefore },
@@ -136,7 +143,8 @@ async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _director
         assert!(matches!(error, LedgerError::Forbidden(_)), "{step:?}: {error}");
     }
     ledger.settle(&lease.key, SettlementStep::Finalize).await.unwrap();
-    let again = ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(3), block: None }).await;
+    let again =
+        ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(3), block: None, fee: None }).await;
     assert!(matches!(again, Err(LedgerError::Forbidden(_))), "final is final");
     assert_eq!(state(&*ledger, &lease.key).await.1.paid_by(), Some(hash(1)));
 }
@@ -150,7 +158,10 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: 
     let other = reserve(&*ledger, record(1, 2)).await;
     let error = admit(&*ledger, &other, 19, 2).await.unwrap_err();
     assert!(matches!(error, LedgerError::Undecided), "what is unknown may be in flight: {error}");
-    ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: Some(2) }).await.unwrap();
+    ledger
+        .settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
+        .await
+        .unwrap();
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
 }
 
@@ -162,7 +173,7 @@ async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, directory: _dir
     let new = ledger.take_over(&old.key, 0, CLOCK_START + 31, CLOCK_START + 90).await.unwrap().expect("it ran out");
     for step in [
         FulfilmentStep::Release { body: None },
-        FulfilmentStep::Produce { body: None, at: CLOCK_START },
+        FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None },
         FulfilmentStep::Start { until: 0 },
         FulfilmentStep::Deliver,
     ] {
@@ -233,8 +244,8 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 10, 5).await.unwrap();
     ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
-    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
+    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
+    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let stale = admit(&*ledger, &next, 10, 6).await;
     assert!(matches!(stale, Err(LedgerError::Stale)), "the balance of block 6 is spent in block 7");
@@ -249,7 +260,7 @@ async fn a_balance_read_after_a_transfer_does_not_count_it_again(
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 20, 5).await.unwrap();
     ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START }).await.unwrap();
+    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
     ledger.settle(&paid.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let early = admit(&*ledger, &next, 10, 7).await;
@@ -259,7 +270,7 @@ async fn a_balance_read_after_a_transfer_does_not_count_it_again(
         matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::Exposed)),
         "whatever becomes of the other"
     );
-    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7) }).await.unwrap();
+    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None }).await.unwrap();
     admit(&*ledger, &next, 10, 7).await.expect("block 7 shows what is left");
 }
 
@@ -314,7 +325,10 @@ async fn records_are_kept_while_they_matter_and_no_longer(
 ) {
     let settled = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &settled).await;
-    ledger.settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(1) }).await.unwrap();
+    ledger
+        .settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None })
+        .await
+        .unwrap();
     let unknown = reserve(&*ledger, record(1, 2)).await;
     produce(&*ledger, &unknown).await;
     ledger.settle(&unknown.key, SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
@@ -332,6 +346,54 @@ async fn records_are_kept_while_they_matter_and_no_longer(
     assert_eq!(ledger.counts().await.unwrap().settled, 1, "what was settled stays counted");
 }
 
+async fn of_many_payments_with_one_id_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let tasks = (0..50).map(|nonce| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { (nonce, ledger.reserve(with_id(7, record(1, nonce))).await) })
+    });
+    let results: Vec<_> = join_all(tasks).await.into_iter().map(Result::unwrap).collect();
+    let won = |(_, result): &&(u64, Result<Reservation, LedgerError>)| matches!(result, Ok(Reservation::New(_)));
+    let winners: Vec<u64> = results.iter().filter(won).map(|(nonce, _)| *nonce).collect();
+    let &[winner] = &winners[..] else { panic!("{} won", winners.len()) };
+    let winner = record(1, winner).key;
+    for (nonce, result) in results {
+        let key = record(1, nonce).key;
+        if key == winner {
+            continue;
+        }
+        match result {
+            Err(LedgerError::IdTaken { key }) => assert_eq!(key, winner, "who has it is told"),
+            other => panic!("{other:?}"),
+        }
+        assert!(ledger.get(&key).await.unwrap().is_none(), "nothing is left of who lost");
+    }
+    assert_eq!(ledger.counts().await.unwrap(), Counts { pending: 1, ..Counts::default() });
+    let again =
+        ledger.reserve(with_id(7, record(1, u64::try_from(U256::from_be_bytes(winner.nonce.0)).unwrap()))).await;
+    assert!(
+        matches!(again, Ok(Reservation::Known(known)) if known.id == Some(B256::repeat_byte(7))),
+        "its own payment"
+    );
+
+    reserve(&*ledger, with_id(8, record(1, 100))).await;
+    reserve(&*ledger, with_id(7, record(2, 100))).await;
+    for nonce in 101..103 {
+        reserve(&*ledger, record(1, nonce)).await;
+    }
+}
+
+async fn an_id_is_free_again_when_its_record_is_gone(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+    let discarded = reserve(&*ledger, with_id(1, record(1, 1))).await;
+    ledger.discard(&discarded).await.unwrap();
+    let released = reserve(&*ledger, with_id(1, record(1, 2))).await;
+    ledger.fulfil(&released, FulfilmentStep::Release { body: None }).await.unwrap();
+    let other = ledger.reserve(with_id(1, record(1, 3))).await;
+    assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == released.key), "released is not gone");
+    clock.advance(7_200);
+    reserve(&*ledger, with_id(1, record(1, 4))).await;
+    assert!(ledger.get(&released.key).await.unwrap().is_none(), "aged out");
+}
+
 fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
     let funds = Some(Funds { balance: U256::from(1_000), block: 1 });
     let reason = Reason::InsufficientFunds;
@@ -340,14 +402,17 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Ok(FulfilmentStep::Admit { funds, due: true }),
         Ok(FulfilmentStep::Start { until: 0 }),
         Ok(FulfilmentStep::Release { body: None }),
-        Ok(FulfilmentStep::Produce { body: None, at: 1 }),
+        Ok(FulfilmentStep::Produce { body: None, at: 1, response: None }),
         Ok(FulfilmentStep::Deliver),
         Err(SettlementStep::Submit { transaction: hash(1) }),
-        Err(SettlementStep::Settle { transaction: hash(1), block: Some(1) }),
+        Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None }),
         Err(SettlementStep::Finalize),
         Err(SettlementStep::Fail { reason: reason.clone() }),
         Err(SettlementStep::Die { reason }),
         Err(SettlementStep::LoseSight),
+        Err(SettlementStep::Undo),
+        Err(SettlementStep::Take(Settling { by: 1, until: CLOCK_START + 9 })),
+        Err(SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 9 })),
     ])
 }
 
@@ -360,10 +425,12 @@ proptest! {
             let before = record.clone();
             let taken = match &step {
                 Ok(step) => record.fulfil(step),
-                Err(step) => record.settle(step),
+                Err(step) => record.settle(step, CLOCK_START),
             };
             let paid = |record: &Record| record.settlement.paid_by().is_some();
-            prop_assert!(!paid(&before) || paid(&record), "paid, then unpaid by {:?}", step);
+            let undone = matches!((&step, before.settlement), (Err(SettlementStep::Undo), Settlement::Settled { .. }));
+            prop_assert!(!paid(&before) || paid(&record) || undone, "paid, then unpaid by {:?}", step);
+            prop_assert!(!undone || record.admitted, "undone, and not in flight");
             prop_assert!(before.settlement != Settlement::Dead || record.settlement == Settlement::Dead, "raised from the dead");
             let answered = |record: &Record| matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered);
             prop_assert!(!answered(&before) || answered(&record), "answered, then not, by {:?}", step);

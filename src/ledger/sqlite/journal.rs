@@ -17,9 +17,10 @@ use sqlx::{
 use tokio::sync::{Notify, watch};
 
 use super::super::{
-    LedgerError, MemoryLedger, PaymentKey, Settlement, StoredResponse,
+    LedgerError, MemoryLedger, PaymentKey, Sender, StoredResponse,
     row::{Head, Row},
 };
+use super::nonces;
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
@@ -33,11 +34,20 @@ struct Shared {
     commits: AtomicU64,
 }
 
+/// What one call changed.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub(super) payments: Vec<PaymentKey>,
+    pub(super) responses: Vec<PaymentKey>,
+    pub(super) nonces: Vec<(Sender, u64)>,
+}
+
 /// Keys only: what is written is what memory holds when it is written, so that no order of changes can be confused.
 #[derive(Default)]
 struct Dirty {
     payments: HashSet<PaymentKey>,
     responses: HashSet<PaymentKey>,
+    nonces: HashSet<(Sender, u64)>,
     /// Grows with every change.
     version: u64,
     closed: bool,
@@ -89,7 +99,7 @@ impl Journal {
 
     /// Returns when these changes are durable. They will be even if the caller stops waiting.
     pub(super) async fn payments_changed(&self, keys: impl IntoIterator<Item = PaymentKey>) -> Result<(), LedgerError> {
-        self.changed(keys, |dirty| &mut dirty.payments).await
+        self.changed(Changes { payments: keys.into_iter().collect(), ..Changes::default() }).await
     }
 
     /// The same for responses.
@@ -97,7 +107,7 @@ impl Journal {
         &self,
         keys: impl IntoIterator<Item = PaymentKey>,
     ) -> Result<(), LedgerError> {
-        self.changed(keys, |dirty| &mut dirty.responses).await
+        self.changed(Changes { responses: keys.into_iter().collect(), ..Changes::default() }).await
     }
 
     /// Returns when everything that can be seen in memory now is durable.
@@ -106,16 +116,14 @@ impl Journal {
         self.until(version).await
     }
 
-    async fn changed(
-        &self,
-        keys: impl IntoIterator<Item = PaymentKey>,
-        table: impl FnOnce(&mut Dirty) -> &mut HashSet<PaymentKey>,
-    ) -> Result<(), LedgerError> {
-        let mut keys = keys.into_iter().peekable();
+    /// The same for changes of all kinds, which share one transaction: on disk are all of them or none.
+    pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
         let version = {
             let mut dirty = self.shared.dirty();
-            if keys.peek().is_some() {
-                table(&mut dirty).extend(keys);
+            if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
+                dirty.payments.extend(changes.payments);
+                dirty.responses.extend(changes.responses);
+                dirty.nonces.extend(changes.nonces);
                 dirty.version += 1;
                 self.shared.wake.notify_one();
             }
@@ -164,12 +172,12 @@ async fn write(
     progress: watch::Sender<Durable>,
 ) {
     loop {
-        let (payments, responses, version, closed) = {
+        let (taken, version, closed) = {
             let mut dirty = shared.dirty();
-            let dirty = &mut *dirty;
-            (std::mem::take(&mut dirty.payments), std::mem::take(&mut dirty.responses), dirty.version, dirty.closed)
+            let (version, closed) = (dirty.version, dirty.closed);
+            (std::mem::replace(&mut *dirty, Dirty { version, closed, ..Dirty::default() }), version, closed)
         };
-        if payments.is_empty() && responses.is_empty() {
+        if taken.payments.is_empty() && taken.responses.is_empty() && taken.nonces.is_empty() {
             if closed {
                 // Closing checkpoints the WAL and gives the lock back.
                 let _ = connection.close().await;
@@ -178,7 +186,7 @@ async fn write(
             shared.wake.notified().await;
             continue;
         }
-        if let Err(error) = commit(&mut connection, &memory, payments, responses).await {
+        if let Err(error) = commit(&mut connection, &memory, taken).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "the ledger's file cannot be written; it refuses everything"
@@ -191,21 +199,19 @@ async fn write(
     }
 }
 
-async fn commit(
-    connection: &mut SqliteConnection,
-    memory: &MemoryLedger,
-    payments: HashSet<PaymentKey>,
-    responses: HashSet<PaymentKey>,
-) -> Result<(), sqlx::Error> {
+async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty: Dirty) -> Result<(), sqlx::Error> {
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-    for key in payments {
+    for (sender, number) in dirty.nonces {
+        nonces::write(&mut transaction, memory, sender, number).await?;
+    }
+    for key in dirty.payments {
         match memory.snapshot(&key) {
             Some(record) => {
                 let json =
                     serde_json::to_string(&Row::of(&record)).map_err(|error| sqlx::Error::Encode(error.into()))?;
                 bind(sqlx::query(UPSERT_PAYMENT), &key)
                     .bind(fulfilment(&record))
-                    .bind(settlement(&record.settlement))
+                    .bind(record.settlement.state().as_str())
                     .bind(json)
                     .execute(&mut *transaction)
                     .await?;
@@ -216,7 +222,7 @@ async fn commit(
             }
         }
     }
-    for key in responses {
+    for key in dirty.responses {
         match memory.kept_response(&key) {
             Some(response) => {
                 let head =
@@ -266,18 +272,6 @@ fn fulfilment(record: &super::super::Record) -> &'static str {
     }
 }
 
-fn settlement(settlement: &Settlement) -> &'static str {
-    match settlement {
-        Settlement::None => "none",
-        Settlement::Due => "due",
-        Settlement::Submitted => "submitted",
-        Settlement::Unknown => "unknown",
-        Settlement::Settled { .. } => "settled",
-        Settlement::Final { .. } => "final",
-        Settlement::Dead => "dead",
-    }
-}
-
 async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(), LedgerError> {
     for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
         let json: String = row.try_get(0).map_err(backend)?;
@@ -287,8 +281,9 @@ async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Resul
     let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
     for row in sqlx::query(responses).fetch_all(&mut *connection).await.map_err(backend)? {
         let (key, response) = read_response(&row).map_err(backend)?.ok_or_else(unreadable)?;
-        memory.keep_response(&key, response);
+        memory.keep_response(&key, Arc::new(response));
     }
+    nonces::load(connection, memory).await?;
     let settled: i64 = sqlx::query_scalar("SELECT settled FROM totals").fetch_one(connection).await.map_err(backend)?;
     memory.restore_total(settled.cast_unsigned());
     Ok(())
@@ -318,11 +313,11 @@ fn create_private(path: &Path) -> std::io::Result<()> {
     options.open(path).map(drop)
 }
 
-fn backend(error: sqlx::Error) -> LedgerError {
+pub(super) fn backend(error: sqlx::Error) -> LedgerError {
     LedgerError::Backend(Box::new(error))
 }
 
-fn unreadable() -> LedgerError {
+pub(super) fn unreadable() -> LedgerError {
     LedgerError::Backend("the file holds a row that is not a payment of ours; restore it from a backup".into())
 }
 

@@ -1,15 +1,16 @@
 //! The ledger in one SQLite file.
 
 mod journal;
+mod nonces;
 
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
 
-use self::journal::Journal;
+use self::journal::{Changes, Journal};
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, MemoryLedger, PaymentKey, Record, Reservation, ResponseLimits,
-    SettlementStep, StoredResponse,
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
+    ResponseLimits, Sender, SettlementStep, StoredResponse, Submission,
 };
 use crate::clock::{Clock, SystemClock};
 
@@ -100,8 +101,10 @@ impl Ledger for SqliteLedger {
 
     async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
         self.journal.check()?;
-        self.memory.fulfil(lease, step).await?;
-        self.journal.payments_changed([lease.key]).await
+        let brings_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
+        let gone = self.memory.fulfil_and_keep(lease, step)?;
+        let responses = gone.into_iter().chain(brings_response.then_some(lease.key)).collect();
+        self.journal.changed(Changes { payments: vec![lease.key], responses, ..Changes::default() }).await
     }
 
     async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
@@ -118,7 +121,7 @@ impl Ledger for SqliteLedger {
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
         self.journal.check()?;
-        let gone = self.memory.keep_response(key, response);
+        let gone = self.memory.keep_response(key, Arc::new(response));
         self.journal.responses_changed(gone.into_iter().chain([*key])).await
     }
 
@@ -133,6 +136,39 @@ impl Ledger for SqliteLedger {
         let count = self.memory.count_replay(key).await?;
         self.journal.payments_changed([*key]).await?;
         Ok(count)
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        let (sender, nonce, payments) = (submission.sender, submission.nonce, submission.payments.clone());
+        let forgotten = self.memory.submit_and_forget(submission)?;
+        let nonces = forgotten.into_iter().chain([nonce]).map(|nonce| (sender, nonce)).collect();
+        self.journal.changed(Changes { payments, nonces, ..Changes::default() }).await
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        let changed = self.memory.free_nonce_now(sender, nonce, by).then_some((*sender, nonce));
+        self.journal.changed(Changes { nonces: changed.into_iter().collect(), ..Changes::default() }).await
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        self.journal.check()?;
+        let forgotten = self.memory.forget_nonces_now(sender, below);
+        let nonces = forgotten.into_iter().map(|nonce| (*sender, nonce)).collect();
+        self.journal.changed(Changes { nonces, ..Changes::default() }).await
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        let submissions = self.memory.submissions(sender, from).await?;
+        self.journal.settled_down().await?;
+        Ok(submissions)
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        let records = self.memory.list(listing).await?;
+        self.journal.settled_down().await?;
+        Ok(records)
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {

@@ -1,0 +1,77 @@
+//! What a payer has in flight, against what it was seen to own.
+
+use std::collections::VecDeque;
+
+use alloy_primitives::U256;
+
+use super::{Funds, LedgerError, Record};
+
+/// How long a settled amount is remembered for balances that were read before it moved, in seconds.
+const RECENT: u64 = 120;
+
+/// What one payer has in flight.
+#[derive(Debug, Default)]
+pub(super) struct PayerBook {
+    /// Not submitted: every balance still shows it.
+    held: U256,
+    /// Submitted, and not known to be settled: a balance may show it or not.
+    submitted: U256,
+    /// By block.
+    moved: VecDeque<Moved>,
+}
+
+/// An amount that left the balance in a block; a balance read before that block still shows it.
+#[derive(Debug)]
+struct Moved {
+    at: u64,
+    block: u64,
+    amount: U256,
+}
+
+impl PayerBook {
+    /// Whether the balance covers `amount` and all that is in flight.
+    pub(super) fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
+        let held = self.held.saturating_add(amount);
+        let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
+        let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
+        if held > funds.balance {
+            Err(LedgerError::Exposed)
+        } else if with_moved > funds.balance {
+            Err(LedgerError::Stale)
+        } else if with_moved.saturating_add(self.submitted) > funds.balance {
+            Err(LedgerError::Undecided)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Notes that a payment was settled in a block, at `now`.
+    pub(super) fn moved(&mut self, amount: U256, block: u64, now: u64) {
+        let place = self.moved.partition_point(|moved| moved.block <= block);
+        self.moved.insert(place, Moved { at: now, block, amount });
+    }
+
+    pub(super) fn add(&mut self, record: &Record) {
+        let part = self.part_of(record);
+        *part = part.saturating_add(record.in_flight());
+    }
+
+    pub(super) fn subtract(&mut self, record: &Record) {
+        let part = self.part_of(record);
+        *part = part.saturating_sub(record.in_flight());
+    }
+
+    fn part_of(&mut self, record: &Record) -> &mut U256 {
+        if record.is_resolved() { &mut self.held } else { &mut self.submitted }
+    }
+
+    pub(super) fn age(&mut self, now: u64) {
+        while self.moved.front().is_some_and(|moved| moved.at.saturating_add(RECENT) < now) {
+            self.moved.pop_front();
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.held.is_zero() && self.submitted.is_zero() && self.moved.is_empty()
+    }
+}

@@ -1,0 +1,143 @@
+//! Transactions as a ledger keeps them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
+
+use alloy_primitives::{Address, B256, Bytes};
+
+use super::{LedgerError, PaymentKey};
+use crate::network::Network;
+
+/// How long a nonce belongs to the process that used it last, in seconds. After that whoever waits behind it may replace
+/// its transaction: the process may be gone.
+pub const NONCE_HELD_SECONDS: u64 = 60;
+
+/// How many nonces of one sender are remembered; the oldest go first.
+const MAX_NONCES: usize = 4096;
+/// How many transactions are listed at once.
+const MAX_LISTED: usize = 256;
+
+/// An account that submits transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sender {
+    /// The chain.
+    pub network: Network,
+    /// Its address.
+    pub address: Address,
+}
+
+/// A signed transaction on its way to a node, and the payments it settles.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Submission {
+    /// Whose transaction it is.
+    pub sender: Sender,
+    /// The sender's nonce.
+    pub nonce: u64,
+    /// The transaction's hash.
+    pub hash: B256,
+    /// The signed transaction. Whoever finds it may send it again: that can do nothing that sending it once could not.
+    pub raw: Bytes,
+    /// What it settles; empty for one that only fills a gap in the nonces.
+    pub payments: Vec<PaymentKey>,
+    /// The process that submits it: a number chosen at random.
+    pub by: u64,
+    /// When, in Unix seconds.
+    pub at: u64,
+    /// Until when other processes leave its payments alone, in Unix seconds.
+    pub until: u64,
+}
+
+impl fmt::Debug for Submission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The raw transaction holds signatures.
+        f.debug_struct("Submission")
+            .field("sender", &self.sender)
+            .field("nonce", &self.nonce)
+            .field("hash", &self.hash)
+            .field("payments", &self.payments.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The nonces of all senders: who uses which, and with what transactions.
+#[derive(Debug, Default)]
+pub(super) struct Nonces(HashMap<Sender, BTreeMap<u64, Nonce>>);
+
+/// One nonce. Its transactions replace one another; at most one of them can be included.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nonce {
+    pub(super) by: u64,
+    pub(super) at: u64,
+    /// No node took its transaction: anybody may use it.
+    pub(super) is_free: bool,
+    pub(super) transactions: Vec<Submission>,
+}
+
+impl Nonce {
+    /// Whether `by` may use the nonce at `at`.
+    pub(super) fn is_open_to(&self, by: u64, at: u64) -> bool {
+        self.is_free || self.by == by || self.at.saturating_add(NONCE_HELD_SECONDS) < at
+    }
+}
+
+impl Nonces {
+    /// Whether the submission may use its nonce.
+    pub(super) fn check(&self, submission: &Submission) -> Result<(), LedgerError> {
+        let Some(nonces) = self.0.get(&submission.sender) else { return Ok(()) };
+        match nonces.get(&submission.nonce) {
+            Some(nonce) if !nonce.is_open_to(submission.by, submission.at) => {
+                let next = nonces.last_key_value().map_or(0, |(last, _)| last.saturating_add(1));
+                Err(LedgerError::NonceTaken { next })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Uses the nonce, and says which other one was forgotten for it.
+    pub(super) fn insert(&mut self, submission: Submission) -> Option<u64> {
+        let nonces = self.0.entry(submission.sender).or_default();
+        let nonce = nonces.entry(submission.nonce).or_default();
+        (nonce.by, nonce.at, nonce.is_free) = (submission.by, submission.at, false);
+        nonce.transactions.retain(|known| known.hash != submission.hash);
+        nonce.transactions.push(submission);
+        if nonces.len() > MAX_NONCES { nonces.pop_first().map(|(nonce, _)| nonce) } else { None }
+    }
+
+    /// Brings back a nonce of an earlier process.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn restore(&mut self, sender: Sender, number: u64, nonce: Nonce) {
+        self.0.entry(sender).or_default().insert(number, nonce);
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(super) fn get(&self, sender: &Sender, nonce: u64) -> Option<Nonce> {
+        self.0.get(sender)?.get(&nonce).cloned()
+    }
+
+    /// Whether anything changed.
+    pub(super) fn free(&mut self, sender: &Sender, nonce: u64, by: u64) -> bool {
+        match self.0.get_mut(sender).and_then(|nonces| nonces.get_mut(&nonce)) {
+            Some(nonce) if nonce.by == by && !nonce.is_free => {
+                nonce.is_free = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Forgets the nonces below `below`, and says which those were.
+    pub(super) fn forget(&mut self, sender: &Sender, below: u64) -> Vec<u64> {
+        let Some(nonces) = self.0.get_mut(sender) else { return Vec::new() };
+        let kept = nonces.split_off(&below);
+        std::mem::replace(nonces, kept).into_keys().collect()
+    }
+
+    /// The newest transaction of every nonce in use, from `from` on.
+    pub(super) fn list(&self, sender: &Sender, from: u64) -> Vec<Submission> {
+        let nonces = self.0.get(sender).into_iter().flat_map(|nonces| nonces.range(from..));
+        let in_use = nonces.filter(|(_, nonce)| !nonce.is_free);
+        in_use.filter_map(|(_, nonce)| nonce.transactions.last().cloned()).take(MAX_LISTED).collect()
+    }
+}

@@ -161,7 +161,8 @@ pub enum PaymentError {
     /// The key refused or failed.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// The payment could not be written as a header.
+    /// The payment could not be written as a header, or not as one of at most
+    /// [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes.
     #[error("the payment could not be encoded; it was not sent")]
     Encode(#[source] Box<dyn Error + Send + Sync>),
     /// The journal could not record the payment, so it was not sent.

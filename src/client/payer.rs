@@ -17,8 +17,8 @@ use crate::{
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
     network::{Asset, Network},
     protocol::{
-        ExactPayload, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload, V2, Verbatim, decode_header, encode_header,
-        header_name,
+        DecodeError, ExactPayload, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload, V2, Verbatim,
+        decode_header, encode_header, header_name,
     },
 };
 
@@ -123,7 +123,7 @@ impl Payer {
             amount: choice.amount,
             valid_before,
             nonce: authorization.nonce,
-            payment: encode(asked, choice, authorization, signature).map_err(PaymentError::encode)?,
+            payment: encode(asked, choice, authorization, signature)?,
         };
         let mut header = HeaderValue::from_str(&entry.payment).map_err(PaymentError::encode)?;
         header.set_sensitive(true);
@@ -156,14 +156,19 @@ fn encode(
     choice: Choice,
     authorization: Authorization,
     signature: PaymentSignature,
-) -> Result<String, serde_json::Error> {
-    encode_header(&PaymentPayload {
+) -> Result<String, PaymentError> {
+    let payload = Verbatim::of(&ExactPayload { signature, authorization }).map_err(PaymentError::encode)?;
+    let header = encode_header(&PaymentPayload {
         x402_version: V2,
         resource: asked.resource,
         accepted: choice.accepted,
-        payload: Verbatim::of(&ExactPayload { signature, authorization })?,
+        payload,
         extensions: asked.extensions,
-    })
+    });
+    let header = header.map_err(PaymentError::encode)?;
+    // What came with the offer goes back with it; a long 402 makes a payment that is too long to be read.
+    let (size, limit) = (header.len(), MAX_PAYMENT_HEADER);
+    if size > limit { Err(PaymentError::encode(DecodeError::TooLarge { size, limit })) } else { Ok(header) }
 }
 
 impl fmt::Debug for Payer {

@@ -64,6 +64,7 @@
 //! | `keystore` | keys from encrypted eth keystore files | |
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `devnet` | `devnet`: a chain in the same process | |
+//! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |
 
@@ -77,7 +78,11 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
+#[cfg(feature = "facilitator")]
+mod metrics;
 mod network;
+#[cfg(feature = "facilitator")]
+pub mod ops;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;

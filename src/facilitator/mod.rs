@@ -6,6 +6,7 @@
 #[cfg(feature = "onchain")]
 mod onchain;
 mod precheck;
+mod readiness;
 mod terms;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -16,6 +17,7 @@ use async_trait::async_trait;
 #[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
+pub use readiness::{NotReady, Readiness};
 pub use terms::Terms;
 
 use crate::{
@@ -64,6 +66,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// [`FacilitatorError`] if that cannot be told now.
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
 
+    /// Whether a payment could be settled now, and if not, why: for a load balancer's check. Cheap enough to be asked often. If not
+    /// overridden, whether the ledger answers.
+    async fn readiness(&self) -> Readiness {
+        Readiness::of_ledger(&**self.ledger()).await
+    }
+
     /// Whether it settles by itself every payment in its ledger that is due and that nobody looks after. Only then may a
     /// layer [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. `false` if not
     /// overridden.
@@ -102,6 +110,10 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         (**self).reconcile(record).await
+    }
+
+    async fn readiness(&self) -> Readiness {
+        (**self).readiness().await
     }
 
     fn settles_due(&self) -> bool {

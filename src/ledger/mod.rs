@@ -44,6 +44,8 @@
 mod credit;
 mod exposure;
 mod listing;
+#[cfg(all(feature = "metrics", feature = "onchain"))]
+mod measured;
 mod memory;
 mod record;
 mod responses;
@@ -59,6 +61,8 @@ use async_trait::async_trait;
 
 pub use credit::CreditLimit;
 pub use listing::Listing;
+#[cfg(all(feature = "metrics", feature = "onchain"))]
+pub(crate) use measured::Measured;
 pub use memory::MemoryLedger;
 pub use record::{
     BodyDigest, Fingerprint, Forbidden, Fulfilment, FulfilmentStep, Funds, Lease, PaymentKey, Record, Settlement,

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
+    metrics::{self, Ended},
     protocol::{PaymentFlow, Version, header_name},
 };
 
@@ -76,6 +77,7 @@ where
         let (parts, body) = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
             Ok(Ok(response)) => response.into_parts(),
             Ok(Err(error)) => {
+                metrics::request(Ended::Failed);
                 held.release(read.digest()).await;
                 return Err(error);
             }
@@ -85,6 +87,7 @@ where
             }
         };
         if !(purchase.sale.config.is_success)(&parts) {
+            metrics::request(Ended::Unsuccessful);
             held.release(read.digest()).await;
             return Ok(held.unsuccessful(parts, body, purchase.sale.version));
         }
@@ -176,6 +179,7 @@ where
         drop(delivery);
         return answer.into_response();
     }
+    metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
     if let Some(receipt) = receipt_of(&held.record) {
         mark_paid(&mut parts, &receipt, purchase.sale.version);
     }

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     facilitator::{FacilitatorError, Outcome},
     ledger::{LedgerError, PaymentKey, SettlementStep, Submission},
+    metrics,
     protocol::Reason,
 };
 
@@ -135,6 +136,7 @@ impl Engine {
                 Ok(()) => {
                     for member in members {
                         member.journalled.push(signed.hash);
+                        tracing::debug!(parent: &member.span, transaction = %signed.hash, lane_nonce = slot.nonce(), "signed for");
                         member.attempts += 1;
                     }
                     return Ok(Some((transaction, signed)));
@@ -251,6 +253,7 @@ impl Engine {
         self.ledger.submit(self.submission(&signed, slot.nonce(), payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
+        metrics::replaced(self.network, "price");
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
     }
@@ -266,6 +269,8 @@ impl Engine {
             members.into_iter().partition(|member| member.expected.is_paid_by(receipt));
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
+        metrics::shared(self.network, paid.len() + unpaid.len());
+        self.weigh(receipt, &paid);
         self.totals().settled += paid.len() as u64;
         for member in paid {
             self.finish(member, Ok(Outcome::Settled { transaction, block, fee })).await;

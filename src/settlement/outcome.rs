@@ -108,7 +108,8 @@ impl Engine {
             if let Some(receipt) = self.rpc.receipt(transaction).await?
                 && expected.is_paid_by(&receipt)
             {
-                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
+                let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
+                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee });
             }
         }
         // Final before newest: what is unused now was unused then.

@@ -21,6 +21,7 @@ use crate::{
         Fulfilment, LedgerError, Listing, NONCE_HELD_SECONDS, Record, Settlement, SettlementState, SettlementStep,
         Settling, Submission,
     },
+    metrics,
 };
 
 /// What is open.
@@ -199,6 +200,7 @@ impl Engine {
             Err(LedgerError::NonceTaken { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
+        metrics::replaced(self.network, "stuck");
         tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
         self.node.resend(&self.rpc, &signed.raw).await;
         Ok(())
@@ -216,6 +218,7 @@ impl Engine {
         memory.tank = Some((Instant::now(), stats.transactions));
         let account = self.signer.address();
         let balance = self.rpc.balance(account).await?;
+        metrics::gas_tank(self.network, account, balance);
         let each = stats.spent / alloy_primitives::U256::from(stats.transactions);
         if balance < each.saturating_mul(alloy_primitives::U256::from(TANK_LOW)) {
             tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");

@@ -186,6 +186,7 @@ async fn write(
             shared.wake.notified().await;
             continue;
         }
+        let started = std::time::Instant::now();
         if let Err(error) = commit(&mut connection, &memory, taken).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
@@ -194,6 +195,7 @@ async fn write(
             progress.send_replace(None);
             return;
         }
+        crate::metrics::committed(started.elapsed());
         shared.commits.fetch_add(1, Ordering::Relaxed);
         progress.send_replace(Some(version));
     }

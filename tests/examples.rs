@@ -33,6 +33,7 @@ const PRICE: u64 = 1_000;
 on_every_chain! {
     a_student_buys_in_the_default_flow,
     a_student_buys_upfront,
+    a_student_that_has_paid_before_pays_later,
 }
 
 #[tokio::test]
@@ -233,6 +234,23 @@ async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
 
 async fn a_student_buys_upfront(chain: &dyn Chain) {
     buy(chain, "upfront").await;
+}
+
+async fn a_student_that_has_paid_before_pays_later(chain: &dyn Chain) {
+    let (student, settler) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    chain.mint(student.address(), 100_000).await;
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let mut evaluator = Evaluator::start(&["--rpc-url", &chain.rpc_url(), "--flow", "deferred"], Some(&settler)).await;
+    let known = evaluator.sell(&student, &["--count", "3"]).await;
+    assert_eq!(known.outcomes(), ["settled"; 3]);
+    let later = evaluator.sell(&student, &["--count", "8", "--concurrency", "4"]).await;
+    assert!(later.succeeded);
+    assert_eq!(later.outcomes(), ["accepted"; 8]);
+    // Asked to stop, it collects first.
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+    assert_eq!(evaluator.income().await, 11 * PRICE);
 }
 
 async fn buy(chain: &dyn Chain, flow: &str) {

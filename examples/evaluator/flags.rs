@@ -9,6 +9,7 @@ use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
     ledger::{Ledger, MemoryLedger, SqliteLedger},
     protocol::PaymentFlow,
+    server::DeferredPolicy,
 };
 use url::Url;
 
@@ -92,7 +93,8 @@ pub(crate) struct Flags {
     /// A facilitator that verifies and settles (not available in this version)
     #[arg(long, value_name = "URL")]
     facilitator_url: Option<HttpUrl>,
-    /// When the money moves: after the work, before it, or later in batches (deferred: not available in this version)
+    /// When the money moves: after the work, before it, or (deferred) after the answer, in batches: for students that have paid
+    /// three times, up to 20 answers each and 500 in all, while others pay as in authorization
     #[arg(long, value_enum, default_value = "authorization")]
     flow: Flow,
     /// Where payments are recorded: memory, sqlite:PATH or postgres://… (postgres: not available in this version)
@@ -166,9 +168,6 @@ impl Flags {
         if self.facilitator_url.is_some() {
             bail!("--facilitator-url is not available in this version: give --rpc-url, or neither");
         }
-        if self.flow == Flow::Deferred {
-            bail!("--flow deferred is not available in this version: use authorization or upfront");
-        }
         if self.ledger == LedgerAt::Postgres {
             bail!("--ledger postgres: is not available in this version: use memory or sqlite:PATH");
         }
@@ -204,6 +203,13 @@ impl Flags {
         }
     }
 
+    /// Who is answered before the money moves.
+    pub(crate) fn credit(&self) -> Option<DeferredPolicy> {
+        let answers = |n| self.price.checked_mul(n).unwrap_or(Usdc::MAX);
+        let policy = DeferredPolicy { total: answers(500), per_payer: answers(20), history: 3 };
+        (self.flow == Flow::Deferred).then_some(policy)
+    }
+
     /// When the money moves.
     pub(crate) const fn payment_flow(&self) -> PaymentFlow {
         match self.flow {
@@ -230,11 +236,9 @@ mod tests {
 
     #[test]
     fn what_comes_later_is_read_and_refused() {
-        for arguments in [
-            ["--facilitator-url", "http://127.0.0.1:1"],
-            ["--flow", "deferred"],
-            ["--ledger", "postgres://user:secret@localhost/payments"],
-        ] {
+        for arguments in
+            [["--facilitator-url", "http://127.0.0.1:1"], ["--ledger", "postgres://user:secret@localhost/payments"]]
+        {
             let flags = Flags::try_parse_from(["evaluator"].iter().chain(&arguments)).unwrap();
             let refusal = flags.check().unwrap_err().to_string();
             assert!(refusal.contains("not available in this version") && !refusal.contains("secret"), "{refusal}");

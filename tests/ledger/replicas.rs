@@ -1,0 +1,1 @@
+//! What a ledger in PostgreSQL promises beyond the contract: several processes share it, and the server may fail.

@@ -22,7 +22,7 @@ use tower_x402::{
     Asset, Network, Usdc,
     client::{
         Budget, Journal, JournalError, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt,
-        Reconciliation, key, reconcile,
+        Reconciliation, key, reconcile, reconcile_with_servers,
     },
 };
 
@@ -78,8 +78,8 @@ struct Arguments {
     /// A node to check the transfers and the balance against, after the run
     #[arg(long)]
     rpc_url: Option<Url>,
-    /// Record what is signed in this file, and count what it already holds against the limits; with --rpc-url, ask the
-    /// chain first what became of payments that earlier runs left open
+    /// Record what is signed in this file, and count what it already holds against the limits; ask first what became of
+    /// payments that earlier runs left open: the chain with --rpc-url, otherwise the evaluators that tell
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Read the key from this encrypted keystore file (version 3), with the password in STUDENT_KEYSTORE_PASSWORD
@@ -193,10 +193,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         None => None,
     };
 
-    let reconciled = match &arguments.rpc_url {
-        Some(url) => look_back(&budget, url).await,
-        None => None,
-    };
+    let reconciled = look_back(&budget, arguments.rpc_url.as_ref()).await;
 
     let endpoint = arguments.endpoint();
     let started = Instant::now();
@@ -246,12 +243,17 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(all_paid)
 }
 
-/// Asks the chain what became of payments that earlier runs left open. Without an answer they stay reserved.
-async fn look_back(budget: &Budget, url: &Url) -> Option<Reconciliation> {
+/// What became of payments that earlier runs left open: the chain knows, if it can be asked; otherwise the evaluators may.
+/// Without an answer they stay reserved.
+async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation> {
     if budget.journal().unresolved().is_empty() {
         return None;
     }
-    match reconcile(budget, &ProviderBuilder::new().connect_http(url.clone())).await {
+    let found = match node {
+        Some(url) => reconcile(budget, &ProviderBuilder::new().connect_http(url.clone())).await.map_err(Into::into),
+        None => reconcile_with_servers(budget, reqwest::Client::builder()).await.map_err(Box::<dyn Error>::from),
+    };
+    match found {
         Ok(found) => {
             let Reconciliation { paid, void, open, .. } = found;
             eprintln!(
@@ -260,7 +262,7 @@ async fn look_back(budget: &Budget, url: &Url) -> Option<Reconciliation> {
             Some(found)
         }
         Err(error) => {
-            eprintln!("student: the payments left open stay reserved: {error}");
+            eprintln!("student: the payments left open stay reserved: {}", sentence(error.as_ref()));
             None
         }
     }

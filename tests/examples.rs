@@ -160,6 +160,36 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
 }
 
+/// It paid, and was killed before it was answered: the next one asks the evaluator, without a node.
+#[tokio::test]
+async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
+    let evaluator = Evaluator::start(&["--flow", "upfront", "--handler-delay-ms", "30000"], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let with_journal = |count: &str| {
+        let mut command = example("student");
+        command.args(["--url", &evaluator.url, "--count", count, "--journal"]).arg(directory.path().join("journal"));
+        command.env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+        command
+    };
+    let mut first = with_journal("1").spawn().unwrap();
+    let settled = async {
+        while evaluator.stats().await["settled"] == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, settled).await.unwrap();
+    first.kill().await.unwrap();
+
+    let output = timeout(PATIENCE, with_journal("0").output()).await.unwrap().unwrap();
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let summary = &line["summary"];
+    assert_eq!(summary["reconciled"], json!({ "paid": 1, "void": 0, "open": 0 }), "{line}");
+    assert_eq!((&summary["spent"], &summary["reserved"]), (&json!("1000"), &json!("0")), "{line}");
+}
+
 /// Killed between two presentations of one payment, with its ledger in a file.
 #[tokio::test]
 async fn a_killed_evaluator_remembers_what_was_bought() {

@@ -77,14 +77,25 @@ async fn the_legacy_fetch_client_pays_the_evaluator_on_anvil() {
     pays_the_evaluator(FETCH_V1, "authorization").await;
 }
 
+/// It knows no flows, and is offered this one because it is the only one.
+#[tokio::test]
+async fn the_legacy_fetch_client_pays_the_evaluator_upfront_on_anvil() {
+    pays_the_evaluator(FETCH_V1, "upfront").await;
+}
+
 #[tokio::test]
 async fn the_student_pays_the_official_express_server_on_anvil() {
-    the_student_pays_express("authorization").await;
+    the_student_pays(Server::express, "authorization").await;
 }
 
 #[tokio::test]
 async fn the_student_pays_the_official_express_server_upfront_on_anvil() {
-    the_student_pays_express("upfront").await;
+    the_student_pays(Server::express, "upfront").await;
+}
+
+#[tokio::test]
+async fn the_student_pays_the_legacy_express_server_in_v1_on_anvil() {
+    the_student_pays(Server::express_v1, "authorization").await;
 }
 
 #[tokio::test]
@@ -113,7 +124,7 @@ async fn payment_identifiers_are_those_of_the_official_package_on_anvil() {
     let headers = server.post().send().await.unwrap().headers().clone();
     let demand = decode(&headers["payment-required"]);
     let payer = Payer::builder(funded(&chain).await).asset(chain.asset()).build();
-    let ours = payer.pay(&Method::POST, &server.url.parse().unwrap(), &headers).await.unwrap().expect("an offer");
+    let ours = payer.pay(&Method::POST, &server.url.parse().unwrap(), &headers, None).await.unwrap().expect("an offer");
     let ours = decode(ours.header());
 
     let mut program = script(["node", "payment_identifier.mjs"]);
@@ -161,9 +172,9 @@ async fn pays_the_evaluator(peer: [&str; 2], flow: &str) {
     assert_eq!(counts, [1, 1, 0, 0, 0], "{stats}");
 }
 
-async fn the_student_pays_express(flow: &str) {
+async fn the_student_pays(open: impl AsyncFn(&AnvilChain, &str) -> Server, flow: &str) {
     let chain = AnvilChain::start(None).await;
-    let server = Server::express(&chain, flow).await;
+    let server = open(&chain, flow).await;
     let buyer = funded(&chain).await;
 
     let mut student = example("student");
@@ -211,6 +222,17 @@ impl Server {
         program.env("PRIVATE_KEY", settler).env("RPC_URL", chain.rpc_url());
         program.env("PAY_TO", pay_to.to_string()).env("FLOW", flow);
         Self::start(program, pay_to).await
+    }
+
+    /// The legacy middleware for express, which speaks v1 only and knows no flows.
+    async fn express_v1(chain: &AnvilChain, _: &str) -> Self {
+        let (settler, pay_to) = (settler(chain).await, random_address());
+        let mut program = script(["node", "express_v1_server.mjs"]);
+        program.env("PRIVATE_KEY", settler).env("RPC_URL", chain.rpc_url()).env("PAY_TO", pay_to.to_string());
+        let server = Self::start(program, pay_to).await;
+        let demand = reqwest::Client::new().post(&server.url).send().await.unwrap();
+        assert!(demand.status() == 402 && !demand.headers().contains_key("payment-required"), "v1 only");
+        server
     }
 
     async fn start(mut program: Command, pay_to: Address) -> Self {

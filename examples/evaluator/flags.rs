@@ -12,6 +12,8 @@ use tower_x402::{
 };
 use url::Url;
 
+use crate::service::STATUS_PATH;
+
 /// Sells evaluations of worked arithmetic answers over x402.
 ///
 /// POST /evaluate is paid per request in USDC and really evaluates: it finds the expression in the prompt, computes it exactly,
@@ -36,6 +38,8 @@ REQUEST AND ANSWER
      \"critique\": {\"summary\", \"strengths\": [], \"issues\": []}}
   GET /stats
     {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\"}
+  GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
+    {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
 
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url.
@@ -182,6 +186,12 @@ impl Flags {
         }
     }
 
+    /// Where students ask what became of a payment: beside /evaluate, wherever that is.
+    pub(crate) fn status_url(&self) -> String {
+        let beside = |url: &HttpUrl| url.0.parse::<Url>().ok()?.join(&STATUS_PATH[1..]).ok();
+        self.public_url.as_ref().and_then(beside).map_or_else(|| STATUS_PATH.to_owned(), String::from)
+    }
+
     /// The token to be paid in.
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
         match (self.asset, &self.asset_name, &self.asset_version) {
@@ -228,6 +238,18 @@ mod tests {
             let flags = Flags::try_parse_from(["evaluator"].iter().chain(&arguments)).unwrap();
             let refusal = flags.check().unwrap_err().to_string();
             assert!(refusal.contains("not available in this version") && !refusal.contains("secret"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn the_status_of_a_payment_is_found_beside_what_was_paid() {
+        for (arguments, expected) in [
+            (&[][..], "/payments/status"),
+            (&["--public-url", "https://judge.example"], "https://judge.example/payments/status"),
+            (&["--public-url", "https://judge.example/a/evaluate"], "https://judge.example/a/payments/status"),
+        ] {
+            let flags = Flags::try_parse_from(["evaluator"].iter().chain(arguments)).unwrap();
+            assert_eq!(flags.status_url(), expected);
         }
     }
 

@@ -85,6 +85,7 @@ impl Server {
             .pay_to_in(chain.asset.clone(), pay_to)
             .flow(flags.payment_flow())
             .facilitator(chain.facilitator.clone())
+            .status_url(flags.status_url())
             .payment_identifier(true)
             .service_name("evaluator")
             .description("Exact arithmetic and unit checking of a worked answer")

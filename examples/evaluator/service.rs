@@ -21,11 +21,13 @@ use serde_json::json;
 use tower_x402::{
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::LedgerError,
-    server::RequirePaymentLayer,
+    server::{PaymentStatus, RequirePaymentLayer},
 };
 
 use crate::arithmetic::{self, Refusal};
 
+/// Where payers that got no answer ask what became of their payments.
+pub(crate) const STATUS_PATH: &str = "/payments/status";
 /// The largest request body.
 const MAX_BODY: usize = 64 * 1024;
 
@@ -60,7 +62,8 @@ impl Evaluator {
         Router::new()
             .route("/evaluate", post(evaluate).route_layer(paywall))
             .route("/stats", get(stats))
-            .fallback(async || refuse(StatusCode::NOT_FOUND, "POST /evaluate or GET /stats"))
+            .route_service(STATUS_PATH, PaymentStatus::new(self.facilitator.ledger().clone()))
+            .fallback(async || refuse(StatusCode::NOT_FOUND, "POST /evaluate, GET /stats or GET /payments/status"))
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(self.clone())
     }

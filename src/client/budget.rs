@@ -110,7 +110,7 @@ impl Budget {
     }
 
     /// Enters what is proven about a payment; `false` if it was closed in the meantime.
-    #[cfg(feature = "onchain")]
+    #[cfg(any(feature = "onchain", feature = "reqwest"))]
     pub(super) async fn resolve(&self, proven: super::journal::Record) -> bool {
         let Some(entry) = self.0.journal.close(&proven) else { return false };
         match proven {
@@ -118,7 +118,7 @@ impl Budget {
             _ => self.books().spend(&entry.promise()),
         }
         if let Err(error) = self.0.journal.closed(proven).await {
-            tracing::warn!(%error, nonce = %entry.nonce, "what the chain proves could not be recorded");
+            tracing::warn!(%error, nonce = %entry.nonce, "what became of a payment could not be recorded");
         }
         true
     }

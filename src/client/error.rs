@@ -9,7 +9,7 @@ use crate::{
     clock::RandomnessError,
     eip3009::SignError,
     network::Network,
-    protocol::{DecodeError, OfferError},
+    protocol::{DecodeError, OfferError, PaymentFlow},
     usdc::Usdc,
 };
 
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The cheapest payable offer costs more than one payment may.
+    /// The best payable offer costs more than one payment may, and the budget covers no other.
     #[error("the price is {asked}, above the limit of {limit} per payment")]
     AbovePaymentLimit {
         /// The price.
@@ -121,6 +121,17 @@ pub enum OfferRefusal {
     /// No time to pay in.
     #[error("maxTimeoutSeconds is zero")]
     NoTime,
+    /// Less time than this client wants.
+    #[error("maxTimeoutSeconds is {offered}, below this client's least of {least}")]
+    Window {
+        /// What the offer allows, in seconds.
+        offered: u64,
+        /// The least that is accepted, in seconds.
+        least: u64,
+    },
+    /// The money would move when this client does not want it to.
+    #[error("this client does not pay in the flow \"{0}\"")]
+    Flow(PaymentFlow),
 }
 
 /// Several reasons as one sentence.
@@ -152,8 +163,8 @@ pub enum PaymentError {
     /// The client may not, or cannot, pay what is asked.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The 402's `PAYMENT-REQUIRED` cannot be read.
-    #[error("the server's PAYMENT-REQUIRED cannot be read")]
+    /// The 402's `PAYMENT-REQUIRED`, or its body if it says that it is of v1, cannot be read.
+    #[error("the server's demand for payment cannot be read")]
     Unreadable(#[source] DecodeError),
     /// No nonce.
     #[error(transparent)]
@@ -161,7 +172,8 @@ pub enum PaymentError {
     /// The key refused or failed.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// The payment could not be written as a header.
+    /// The payment could not be written as a header, or not as one of at most
+    /// [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes.
     #[error("the payment could not be encoded; it was not sent")]
     Encode(#[source] Box<dyn Error + Send + Sync>),
     /// The journal could not record the payment, so it was not sent.

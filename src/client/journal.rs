@@ -16,7 +16,7 @@ use super::{
     journal_file::JournalFile,
     promise::{Promise, Tally, host_of},
 };
-use crate::{network::Network, usdc::Usdc};
+use crate::{network::Network, protocol::Version, usdc::Usdc};
 
 /// How long after `validBefore` an authorization is taken to be void, in seconds: the difference that the clocks of client
 /// and chain may have.
@@ -268,8 +268,19 @@ pub struct JournalEntry {
     pub valid_before: u64,
     /// The authorization's nonce.
     pub nonce: B256,
-    /// The value of the `PAYMENT-SIGNATURE` header: money until it is used or void.
+    /// The version of the protocol it is paid in; with [`Version::payment_header`] it names the header to present it in.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub version: Version,
+    /// Where the server says that the fate of the payment can be looked up: on the origin that is paid, nowhere else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_url: Option<String>,
+    /// The value of the payment header: money until it is used or void.
     pub payment: String,
+}
+
+/// Journals of earlier versions of this crate do not name the version.
+fn is_usual(version: &Version) -> bool {
+    *version == Version::default()
 }
 
 impl JournalEntry {
@@ -383,6 +394,8 @@ mod tests {
             amount: Usdc::from_atomic(amount),
             valid_before: 2_000,
             nonce: B256::repeat_byte(nonce),
+            version: Version::V2,
+            status_url: None,
             payment: "bearer-data".into(),
         }
     }
@@ -469,6 +482,41 @@ mod tests {
         drop(journal);
         let journal = Journal::open(&path.0).unwrap();
         assert_eq!((journal.paid().spent.atomic(), journal.unresolved().len()), (28 * 7, 2));
+    }
+
+    #[tokio::test]
+    async fn a_file_of_before_there_were_versions_is_read_and_written_as_it_was() {
+        const LINE: &str = r#"{"event":"signed","signedAt":1000,"method":"POST","url":"http://h/","network":"eip155:8453","asset":"0x0000000000000000000000000000000000000000","payer":"0x0101010101010101010101010101010101010101","payTo":"0x0202020202020202020202020202020202020202","amount":"7","validBefore":2000,"nonce":"0x0303030303030303030303030303030303030303030303030303030303030303","payment":"p"}"#;
+        let path = TempPath::new("older");
+        std::fs::write(&path.0, format!("{LINE}\n")).unwrap();
+        let journal = Journal::open(&path.0).unwrap();
+        let older = journal.unresolved().remove(0);
+        assert_eq!((older.version, older.status_url.as_ref(), older.amount.atomic()), (Version::V2, None, 7));
+        assert_eq!(serde_json::to_string(&Record::Signed(older)).unwrap(), LINE);
+
+        let newer = JournalEntry { version: Version::V1, status_url: Some("http://h/s".into()), ..entry(1, 5) };
+        journal.signed(newer.clone()).await.unwrap();
+        drop(journal);
+        assert!(Journal::open(&path.0).unwrap().unresolved().contains(&newer));
+    }
+
+    #[tokio::test]
+    async fn a_payment_that_the_disk_does_not_take_is_not_open_and_leaves_no_trace() {
+        let path = TempPath::new("full");
+        let journal = Journal::open(&path.0).unwrap();
+        let file = || lock(journal.0.file.as_ref().unwrap());
+        journal.signed(entry(1, 5)).await.unwrap();
+        let whole = std::fs::read_to_string(&path.0).unwrap();
+        // Opened for reading, the very file refuses to be written.
+        let good = file().file.swap(std::fs::File::open(&path.0).unwrap());
+        assert!(journal.signed(entry(2, 5)).await.is_err());
+        assert_eq!(journal.unresolved().len(), 1);
+        file().file.swap(good);
+        journal.signed(entry(3, 5)).await.unwrap();
+        drop(journal);
+        assert!(std::fs::read_to_string(&path.0).unwrap().starts_with(&whole));
+        let open: Vec<_> = Journal::open(&path.0).unwrap().unresolved().iter().map(|entry| entry.nonce[0]).collect();
+        assert_eq!(open, [1, 3]);
     }
 
     #[test]

@@ -19,7 +19,9 @@ pub(super) struct JournalFile {
 impl JournalFile {
     /// Opens or creates the file, and returns its complete lines; an incomplete last one is removed.
     pub(super) fn open(path: &Path) -> io::Result<(Self, String)> {
-        let mut file = locked(path)?;
+        // A process may go to another directory.
+        let path = std::path::absolute(path)?;
+        let mut file = locked(&path)?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
         let complete = text.rfind('\n').map_or(0, |end| end + 1);
@@ -28,17 +30,27 @@ impl JournalFile {
             file.set_len(complete as u64)?;
         }
         if complete == 0 {
-            sync_directory_of(path)?;
+            sync_directory_of(&path)?;
         }
-        Ok((Self { path: path.into(), file, length: complete as u64 }, text))
+        Ok((Self { path, file, length: complete as u64 }, text))
+    }
+
+    /// Puts another file in its place, which need not be one that takes lines.
+    #[cfg(test)]
+    pub(super) fn swap(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
     }
 
     pub(super) const fn length(&self) -> u64 {
         self.length
     }
 
-    /// Adds complete lines; if they must be durable, they are on disk when this returns.
+    /// Adds complete lines; if they must be durable, they are on disk when this returns, in the file that has the name.
     pub(super) fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
+        // A file that was removed takes lines and loses them.
+        if durable && !is_at(&self.file, &self.path)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the file was replaced by another one"));
+        }
         // Removes what an earlier failed write may have left; does nothing otherwise.
         self.file.set_len(self.length)?;
         self.file.write_all(lines)?;

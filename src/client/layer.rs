@@ -19,6 +19,9 @@ use super::{AddPayment, Budget, Payer, retry::Retry};
 /// The request's body is sent at least twice, so `B` must be [`Clone`]: `Full<Bytes>`, `Empty`, `String` are; a body that
 /// streams is not, and does not compile here. Collect it first (`BodyExt::collect`, within a bound of your choice).
 ///
+/// The response's body is an [`http_body::Body`] of [`Bytes`](bytes::Bytes), as hyper's and axum's are, and comes out as a
+/// [`ResponseBody`](super::ResponseBody) of it: that of a 402 may have been read for offers of x402 v1.
+///
 /// # Redirects
 ///
 /// A 3xx is an answer like any other, and this layer follows none. Do not put one that does *below* it: the payment would

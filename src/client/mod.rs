@@ -1,9 +1,10 @@
 //! Paying for requests, within a budget.
 //!
 //! A server that wants money answers 402 and says in a header what it takes: which token, on which chain, how much, to
-//! whom. The client picks the cheapest offer it can pay, signs an authorization for exactly that amount, and sends the same
-//! request again with the authorization in another header. The server moves the money and answers; the client never
-//! talks to a chain and pays no gas.
+//! whom. The client picks the cheapest offer it can pay (or what it [prefers](PayerBuilder::prefer)), signs an authorization for
+//! exactly that amount, and sends the same request again with the authorization in another header. The server moves the
+//! money and answers; the client never talks to a chain and pays no gas. Servers of x402 v1 make their offers in the
+//! body of the 402; they are paid in that version where they offer no other.
 //!
 //! Three things can go wrong with that, and each has its place here.
 //!
@@ -15,14 +16,18 @@
 //!
 //! **The truth.** A signature is money for as long as it is valid, whatever an answer says. So an [`Outcome`] has more than two
 //! values, and an amount stays reserved in the budget until it is paid or cannot be paid any more. A [`Journal`] in a
-//! file carries all of that over a restart, and `reconcile` (feature `onchain`) asks the chain about what is open.
+//! file carries all of that over a restart. `reconcile` (feature `onchain`) asks the chain about what is open, and
+//! `reconcile_with_servers` (feature `reqwest`) the servers that tell; only the chain can free money.
 //!
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.
 
+#[cfg(feature = "reqwest")]
+mod ask;
 mod books;
 mod budget;
 mod choose;
+mod demand;
 mod error;
 mod journal;
 mod journal_file;
@@ -36,11 +41,16 @@ mod promise;
 mod receipt;
 #[cfg(feature = "onchain")]
 mod reconcile;
+#[cfg(any(feature = "onchain", feature = "reqwest"))]
+mod reconciliation;
 #[cfg(feature = "reqwest")]
 mod reqwest;
+mod response_body;
 mod retry;
 mod service;
 
+#[cfg(feature = "reqwest")]
+pub use ask::reconcile_with_servers;
 pub use budget::{Budget, BudgetBuilder};
 pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use journal::{Journal, JournalEntry, JournalError};
@@ -49,7 +59,10 @@ pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt, ReceiptExt};
 #[cfg(feature = "onchain")]
-pub use reconcile::{ReconcileError, Reconciliation, reconcile};
+pub use reconcile::{ReconcileError, reconcile};
+#[cfg(any(feature = "onchain", feature = "reqwest"))]
+pub use reconciliation::Reconciliation;
+pub use response_body::ResponseBody;
 pub use service::{AddPayment, AddPaymentError, AddPaymentFuture};
 
 #[cfg(feature = "reqwest")]

@@ -3,23 +3,21 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use serde_json::{Map, Value};
+use http::{HeaderMap, HeaderValue, Method};
 use url::Url;
 
 use super::{
-    Budget, JournalEntry, Payment, PaymentError,
-    choose::{Asked, Choice, choose},
+    Budget, JournalEntry, Payment, PaymentError, Refusal,
+    budget::Reservation,
+    choose::{Choice, Taste},
+    demand::Demand,
     promise::{Promise, host_of},
 };
 use crate::{
-    clock::{Clock, Nonces, OsNonces, RandomnessError, SystemClock},
-    eip3009::{Authorization, AuthorizationSigner, PaymentSignature, TokenDomain},
+    clock::{Clock, Nonces, OsNonces, SystemClock},
+    eip3009::{Authorization, AuthorizationSigner, TokenDomain},
     network::{Asset, Network},
-    protocol::{
-        ExactPayload, MAX_REQUIRED_HEADER, PaymentId, PaymentPayload, V2, Verbatim, decode_header, encode_header,
-        header_name,
-    },
+    protocol::{DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentFlow},
 };
 
 /// How far `validAfter` lies in the past, in seconds: block time may be behind the client's clock.
@@ -31,16 +29,16 @@ const BACKDATED: u64 = 600;
 ///
 /// ```
 /// # #[cfg(feature = "local-signer")]
-/// # async fn example(headers: http::HeaderMap) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(headers: http::HeaderMap, body: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
 /// use alloy_signer_local::PrivateKeySigner;
 /// use http::Method;
 /// use tower_x402::client::Payer;
 ///
 /// let payer = Payer::builder(PrivateKeySigner::random()).build();
 /// let url = "https://api.example/evaluate".parse()?;
-/// // `headers` are those of a 402 that answered a POST to this URL.
-/// if let Some(payment) = payer.pay(&Method::POST, &url, &headers).await? {
-///     let value = payment.header(); // send it as PAYMENT-SIGNATURE with the same request
+/// // `headers` and `body` are those of a 402 that answered a POST to this URL.
+/// if let Some(payment) = payer.pay(&Method::POST, &url, &headers, Some(body)).await? {
+///     let (name, value) = (payment.header_name(), payment.header()); // send it with the same request
 /// }
 /// # Ok(()) }
 /// ```
@@ -50,7 +48,7 @@ pub struct Payer(Arc<Inner>);
 struct Inner {
     signer: Box<dyn AuthorizationSigner>,
     budget: Budget,
-    assets: Vec<Asset>,
+    taste: Taste,
     max_window: Duration,
     clock: Arc<dyn Clock>,
     nonces: Arc<dyn Nonces>,
@@ -63,6 +61,7 @@ impl Payer {
             signer: Box::new(signer),
             budget: None,
             assets: None,
+            taste: Taste::new(Vec::new()),
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
@@ -74,11 +73,6 @@ impl Payer {
         &self.0.budget
     }
 
-    /// Whether an answer asks for a payment; a 402 of somebody else's making does not.
-    pub(super) fn is_asked(status: StatusCode, headers: &HeaderMap) -> bool {
-        status == StatusCode::PAYMENT_REQUIRED && headers.contains_key(header_name::PAYMENT_REQUIRED)
-    }
-
     /// Unix time by its clock.
     pub(super) fn now(&self) -> u64 {
         self.0.clock.now()
@@ -86,21 +80,34 @@ impl Payer {
 
     /// Signs a payment for a 402 with these headers that answered `method` on `url`; `None` if the 402 is not x402's.
     ///
-    /// The cheapest payable offer is chosen, its price reserved in the budget, the authorization signed and recorded in the
-    /// budget's journal, in this order. When this returns, the payment may be sent.
+    /// `body` is that of the 402. It is only looked at where there is no `PAYMENT-REQUIRED`, as in x402 v1, and only if it has no
+    /// more than [`MAX_REQUIRED_BODY`](crate::protocol::MAX_REQUIRED_BODY) bytes; a 402 whose body is not JSON, longer or
+    /// slow to come needs none.
+    ///
+    /// Of the payable offers the best is chosen that the budget covers ([`PayerBuilder::prefer`] says which is best), its price
+    /// reserved in the budget, the authorization signed and recorded in the budget's journal, in this order. When this
+    /// returns, the payment may be sent.
     ///
     /// # Errors
     /// See [`PaymentError`]; nothing is reserved then.
-    pub async fn pay(&self, method: &Method, url: &Url, headers: &HeaderMap) -> Result<Option<Payment>, PaymentError> {
-        let Some(value) = headers.get(header_name::PAYMENT_REQUIRED) else { return Ok(None) };
-        let mut asked: Asked =
-            decode_header(value.as_bytes(), MAX_REQUIRED_HEADER).map_err(PaymentError::Unreadable)?;
-        let choice = choose(&asked, &self.0.assets)?;
-        asked.extensions = named(asked.extensions, self.0.nonces.as_ref())?;
+    pub async fn pay(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+    ) -> Result<Option<Payment>, PaymentError> {
+        match Demand::read(headers, body).map_err(PaymentError::Unreadable)? {
+            Some(demand) => self.meet(demand, method, url).await.map(Some),
+            None => Ok(None),
+        }
+    }
 
+    /// Signs what is demanded.
+    pub(super) async fn meet(&self, mut demand: Demand, method: &Method, url: &Url) -> Result<Payment, PaymentError> {
         let now = self.now();
-        let promise = Promise { amount: choice.amount, payee: choice.offer.pay_to, host: host_of(url), at: now };
-        let mut reservation = self.0.budget.reserve(promise, now)?;
+        let (choice, mut reservation) = self.reserve(&demand, url, now)?;
+        demand.name(self.0.nonces.as_ref())?;
         let window = choice.offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
         let valid_before = now.saturating_add(window);
         let authorization = Authorization {
@@ -123,8 +130,17 @@ impl Payer {
             amount: choice.amount,
             valid_before,
             nonce: authorization.nonce,
-            payment: encode(asked, choice, authorization, signature).map_err(PaymentError::encode)?,
+            version: demand.version(),
+            status_url: demand.status_url(url).map(String::from),
+            payment: demand
+                .answer(choice.index, &ExactPayload { signature, authorization })
+                .map_err(PaymentError::encode)?,
         };
+        // What came with the offer goes back with it; a long 402 makes a payment that is too long to be read.
+        let (size, limit) = (entry.payment.len(), MAX_PAYMENT_HEADER);
+        if size > limit {
+            return Err(PaymentError::encode(DecodeError::TooLarge { size, limit }));
+        }
         let mut header = HeaderValue::from_str(&entry.payment).map_err(PaymentError::encode)?;
         header.set_sensitive(true);
 
@@ -135,35 +151,21 @@ impl Payer {
             reservation.release();
             return Err(PaymentError::Journal(error));
         }
-        Ok(Some(Payment::new(header, entry, reservation, journal, self.0.clock.clone())))
+        Ok(Payment::new(header, entry, reservation, journal, self.0.clock.clone()))
     }
-}
 
-/// The extensions that a payment returns. Where the server lets it be named, it gets an id of its own: made of other
-/// randomness than the nonce, which the chain publishes.
-fn named(
-    offered: Option<Verbatim<Map<String, Value>>>,
-    nonces: &dyn Nonces,
-) -> Result<Option<Verbatim<Map<String, Value>>>, RandomnessError> {
-    let Some(offered) = offered else { return Ok(None) };
-    let id = PaymentId::of_random(nonces.next()?);
-    Ok(Some(id.add_to(&offered).unwrap_or(offered)))
-}
-
-/// The payment as the header carries it: the offer and the resource return as they came.
-fn encode(
-    asked: Asked,
-    choice: Choice,
-    authorization: Authorization,
-    signature: PaymentSignature,
-) -> Result<String, serde_json::Error> {
-    encode_header(&PaymentPayload {
-        x402_version: V2,
-        resource: asked.resource,
-        accepted: choice.accepted,
-        payload: Verbatim::of(&ExactPayload { signature, authorization })?,
-        extensions: asked.extensions,
-    })
+    /// The best offer that the budget covers; if it covers none, what it says to the best.
+    fn reserve(&self, demand: &Demand, url: &Url, now: u64) -> Result<(Choice, Reservation), Refusal> {
+        let mut refusal = None;
+        for choice in self.0.taste.choose(demand)? {
+            let promise = Promise { amount: choice.amount, payee: choice.offer.pay_to, host: host_of(url), at: now };
+            match self.0.budget.reserve(promise, now) {
+                Ok(reservation) => return Ok((choice, reservation)),
+                Err(refused) => refusal = refusal.or(Some(refused)),
+            }
+        }
+        Err(refusal.unwrap_or(Refusal::NoPayableOffer { reasons: Vec::new() }))
+    }
 }
 
 impl fmt::Debug for Payer {
@@ -171,7 +173,7 @@ impl fmt::Debug for Payer {
         f.debug_struct("Payer")
             .field("address", &self.0.signer.address())
             .field("budget", &self.0.budget)
-            .field("assets", &self.0.assets)
+            .field("taste", &self.0.taste)
             .finish_non_exhaustive()
     }
 }
@@ -181,6 +183,7 @@ pub struct PayerBuilder {
     signer: Box<dyn AuthorizationSigner>,
     budget: Option<Budget>,
     assets: Option<Vec<Asset>>,
+    taste: Taste,
     max_window: Duration,
     clock: Arc<dyn Clock>,
     nonces: Arc<dyn Nonces>,
@@ -208,6 +211,51 @@ impl PayerBuilder {
         self
     }
 
+    /// Of several payable offers, takes the one that ranks lowest. Offers of the same rank are told apart by the next
+    /// preference, if this is called again, and in the end by price, then by flow (`authorization` before `upfront`), then by
+    /// the server's order. Without any preference that is all: the cheapest is taken.
+    ///
+    /// An offer that the budget does not cover is passed over for the next best. The rank is asked for often; keep it cheap.
+    ///
+    /// ```
+    /// # #[cfg(feature = "local-signer")] {
+    /// use std::{cmp::Reverse, time::Duration};
+    /// use alloy_signer_local::PrivateKeySigner;
+    /// use tower_x402::{Network, client::Payer, protocol::PaymentFlow};
+    ///
+    /// let payer = Payer::builder(PrivateKeySigner::random())
+    ///     .flows([PaymentFlow::Authorization])                      // never pay before the work
+    ///     .min_window(Duration::from_secs(30))                      // nor with less time than that to be served
+    ///     .prefer_networks([Network::BASE, Network::BASE_SEPOLIA])  // rather on Base, whatever it costs
+    ///     .prefer(|offer| offer.amount)                             // and there the cheapest,
+    ///     .prefer(|offer| Reverse(offer.max_timeout_seconds))       // of equal ones that with the longest window
+    ///     .build();
+    /// # }
+    /// ```
+    pub fn prefer<K: Ord>(mut self, rank: impl Fn(&ExactOffer) -> K + Send + Sync + 'static) -> Self {
+        self.taste.prefer(rank);
+        self
+    }
+
+    /// [Prefers](Self::prefer) earlier networks of this list to later ones, and those to networks that are not in it. On which
+    /// ones is paid at all, [`networks`](Self::networks) says.
+    pub fn prefer_networks(mut self, networks: impl IntoIterator<Item = Network>) -> Self {
+        self.taste.prefer_networks(networks.into_iter().collect());
+        self
+    }
+
+    /// Pays in these flows only. Any, unless set.
+    pub fn flows(mut self, flows: impl IntoIterator<Item = PaymentFlow>) -> Self {
+        self.taste.flows = Some(flows.into_iter().collect());
+        self
+    }
+
+    /// Refuses offers whose `maxTimeoutSeconds` is less than this; in whole seconds, rounded up. One second unless set.
+    pub fn min_window(mut self, window: Duration) -> Self {
+        self.taste.min_window = window.as_secs().saturating_add((window.subsec_nanos() > 0).into());
+        self
+    }
+
     /// The longest time an authorization is valid, whatever the server asks for. One hour unless set.
     pub fn max_window(mut self, window: Duration) -> Self {
         self.max_window = window;
@@ -227,12 +275,13 @@ impl PayerBuilder {
     }
 
     /// The payer.
-    pub fn build(self) -> Payer {
+    pub fn build(mut self) -> Payer {
         let default = || [Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect();
+        self.taste.assets = self.assets.unwrap_or_else(default);
         Payer(Arc::new(Inner {
             signer: self.signer,
             budget: self.budget.unwrap_or_default(),
-            assets: self.assets.unwrap_or_else(default),
+            taste: self.taste,
             max_window: self.max_window,
             clock: self.clock,
             nonces: self.nonces,
@@ -246,6 +295,7 @@ impl fmt::Debug for PayerBuilder {
             .field("address", &self.signer.address())
             .field("budget", &self.budget)
             .field("assets", &self.assets)
+            .field("taste", &self.taste)
             .finish_non_exhaustive()
     }
 }

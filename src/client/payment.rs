@@ -6,20 +6,18 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, choose::Asked, journal::Record};
+use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, demand::Demand, journal::Record};
 use crate::{
     clock::Clock,
     network::Network,
-    protocol::{
-        MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, Reason, SettlementResponse, decode_header, header_name, parse_decimal,
-    },
+    protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, parse_decimal, v1},
 };
 
 /// A signed payment under way: what to send, and what the answers so far mean.
 ///
-/// Send [`header`](Self::header) with the very request that was answered 402. Report each answer with
+/// Send [`header`](Self::header) under [`header_name`](Self::header_name) with the very request that was answered 402. Report each answer with
 /// [`answered`](Self::answered), or its absence with [`unanswered`](Self::unanswered), present the same payment again while
 /// that says [`Next::Again`], and then [`conclude`](Self::conclude). A payment that is dropped without that, because the
 /// task was cancelled, keeps its amount reserved.
@@ -69,7 +67,17 @@ impl Payment {
         Self { header, entry, reservation, journal, clock, in_doubt: false, receipt }
     }
 
-    /// The value of the `PAYMENT-SIGNATURE` header, marked as sensitive.
+    /// The version of the protocol it is made in: that of the 402.
+    pub const fn version(&self) -> Version {
+        self.entry.version
+    }
+
+    /// The name of the header to send: `PAYMENT-SIGNATURE`, or `X-PAYMENT` in v1.
+    pub const fn header_name(&self) -> HeaderName {
+        HeaderName::from_static(self.entry.version.payment_header())
+    }
+
+    /// The value of that header, marked as sensitive.
     pub const fn header(&self) -> &HeaderValue {
         &self.header
     }
@@ -79,14 +87,16 @@ impl Payment {
         self.entry.valid_before
     }
 
-    /// Judges the head of an answer.
-    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) -> Next {
+    /// Judges the head of an answer. In v1, where another 402 says why in its body, that body is looked at too, if it is
+    /// given.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> Next {
         let claim = Claim::read(headers, &self.entry);
         let retry_after = retry_after(headers, self.clock.now());
         let transient = status.is_server_error()
             || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
             || matches!(&claim, Claim::Failed { reason: Reason::SettlementPending, .. });
-        self.note(claim, status, headers);
+        let refusal = if status == StatusCode::PAYMENT_REQUIRED { refusal_reason(headers, body) } else { None };
+        self.note(claim, status, refusal);
         if transient { Next::Again { after: retry_after } } else { Next::Stop }
     }
 
@@ -113,7 +123,7 @@ impl Payment {
         receipt
     }
 
-    fn note(&mut self, claim: Claim, status: StatusCode, headers: &HeaderMap) {
+    fn note(&mut self, claim: Claim, status: StatusCode, refusal: Option<Reason>) {
         let (outcome, transaction, reason) = match claim {
             Claim::Paid { transaction } => {
                 let outcome = if transaction.is_some() { Outcome::Settled } else { Outcome::Accepted };
@@ -121,12 +131,11 @@ impl Payment {
             }
             Claim::Failed { reason, transaction } => (outcome_of(&reason), transaction, Some(reason.to_string())),
             Claim::Contradiction(what) => {
-                tracing::warn!(nonce = %self.entry.nonce, what, "a PAYMENT-RESPONSE contradicts what was signed");
-                (Outcome::Unknown, None, Some(format!("the server's PAYMENT-RESPONSE {what}")))
+                tracing::warn!(nonce = %self.entry.nonce, what, "a payment response contradicts what was signed");
+                (Outcome::Unknown, None, Some(format!("the server's payment response {what}")))
             }
             Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
-                let reason = refusal_reason(headers);
-                match reason {
+                match refusal {
                     Some(reason) => (outcome_of(&reason), None, Some(reason.to_string())),
                     // Whoever asks again without a word about what it was given may have used it.
                     None => (Outcome::Unknown, None, Some("the server asked again".into())),
@@ -175,14 +184,17 @@ enum Claim {
 
 impl Claim {
     fn read(headers: &HeaderMap, signed: &JournalEntry) -> Self {
-        let mut values = headers.get_all(header_name::PAYMENT_RESPONSE).iter();
+        let mut values = headers.get_all(signed.version.response_header()).iter();
         let Some(value) = values.next() else { return Self::None };
         if values.next().is_some() {
             return Self::Contradiction("comes twice");
         }
-        let Ok(response) = decode_header::<SettlementResponse>(value.as_bytes(), MAX_PAYMENT_HEADER) else {
-            return Self::Contradiction("cannot be read");
+        let value = value.as_bytes();
+        let response: Result<SettlementResponse, _> = match signed.version {
+            Version::V1 => decode_header::<v1::SettlementResponse>(value, MAX_PAYMENT_HEADER).map(Into::into),
+            Version::V2 => decode_header(value, MAX_PAYMENT_HEADER),
         };
+        let Ok(response) = response else { return Self::Contradiction("cannot be read") };
         let transaction = response.transaction.parse::<B256>().ok();
         if !response.success {
             let reason = response.error_reason.unwrap_or(Reason::UnexpectedSettleError);
@@ -204,11 +216,9 @@ impl Claim {
     }
 }
 
-/// The reason that a 402 gives in its `PAYMENT-REQUIRED`.
-fn refusal_reason(headers: &HeaderMap) -> Option<Reason> {
-    let value = headers.get(header_name::PAYMENT_REQUIRED)?;
-    let asked = decode_header::<Asked>(value.as_bytes(), MAX_REQUIRED_HEADER).ok()?;
-    asked.error.map(|error| shortened(Reason::from(error.as_str())))
+/// The reason that another 402 gives.
+fn refusal_reason(headers: &HeaderMap, body: Option<&[u8]>) -> Option<Reason> {
+    Demand::read(headers, body).ok()??.reason().map(shortened)
 }
 
 /// Receipts are kept and logged; a server does not decide how long they are.

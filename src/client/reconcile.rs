@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use alloy_primitives::{B256, Bytes, U64};
+use alloy_primitives::{Bytes, U64};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 use alloy_sol_types::{SolCall, sol};
 use serde_json::json;
 
-use super::{Budget, JournalEntry, Outcome, journal::Record};
-use crate::{
-    settlement::{
-        credit::{self, Use},
-        judge::Expected,
-        rpc::{Block, Rpc, RpcFailure},
-    },
-    usdc::Usdc,
+use super::{
+    Budget, JournalEntry,
+    reconciliation::{Proof, Reconciliation},
+};
+use crate::settlement::{
+    credit::{self, Use},
+    judge::Expected,
+    rpc::{Block, Rpc, RpcFailure},
 };
 
 /// How long one request to the node may take.
@@ -27,22 +27,6 @@ const CLOSE_ENOUGH: u64 = 500;
 
 sol! {
     function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
-}
-
-/// What a look at the chain resolved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Reconciliation {
-    /// Payments that were made; they are now spent.
-    pub paid: usize,
-    /// Their sum.
-    pub spent: Usdc,
-    /// Payments that can never be made any more; they are no longer reserved.
-    pub void: usize,
-    /// Their sum.
-    pub released: Usdc,
-    /// Payments that stay open: still valid, not final yet, or on another chain than the node's.
-    pub open: usize,
 }
 
 /// Why the chain could not be looked at. What was resolved before that stays resolved.
@@ -113,40 +97,9 @@ where
             true => prove(&rpc, &entry, last).await?,
             false => None,
         };
-        let Some(proof) = proof else {
-            found.open += 1;
-            continue;
-        };
-        // Closed in the meantime by an answer to the request itself: it is counted there.
-        if !budget.resolve(proof.record(&entry)).await {
-            continue;
-        }
-        let (count, sum) = match proof {
-            Proof::Paid { .. } => (&mut found.paid, &mut found.spent),
-            Proof::Void => (&mut found.void, &mut found.released),
-        };
-        *count += 1;
-        *sum = sum.checked_add(entry.amount).unwrap_or(Usdc::MAX);
+        found.enter(budget, &entry, proof).await;
     }
     Ok(found)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Proof {
-    Paid { transaction: B256 },
-    Void,
-}
-
-impl Proof {
-    fn record(self, entry: &JournalEntry) -> Record {
-        match self {
-            Self::Paid { transaction } => {
-                let (outcome, transaction) = (Outcome::Settled, Some(transaction));
-                Record::Outcome { nonce: entry.nonce, outcome, transaction }
-            }
-            Self::Void => Record::Void { nonce: entry.nonce },
-        }
-    }
 }
 
 /// What blocks up to `last`, the newest final one, prove about a payment.

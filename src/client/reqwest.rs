@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
-use ::reqwest::{Client, Request, Response, StatusCode, Url, redirect};
+use ::reqwest::{Body, Client, Request, Response, ResponseBuilderExt as _, StatusCode, Url, redirect};
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::{Extensions, HeaderMap};
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next as Chain};
 
 use super::{
-    Budget, Payer, PaymentError, Refusal,
+    Budget, Payer, PaymentError, Refusal, ResponseBody,
+    demand::{Demand, Place},
     present::{Carrier, present},
     retry::Retry,
 };
-use crate::protocol::header_name::PAYMENT_SIGNATURE;
+use crate::protocol::{
+    MAX_REQUIRED_BODY,
+    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
+};
 
 /// Pays for requests that are answered 402, within its payer's budget.
 ///
@@ -21,8 +26,9 @@ use crate::protocol::header_name::PAYMENT_SIGNATURE;
 /// with `Retry-After`), the *same* payment is presented again, a bounded number of times and not past its validity. One
 /// request never leads to a second signature. The response carries its [`Receipt`](super::Receipt) (see [`ReceiptExt`](super::ReceiptExt)).
 ///
-/// A 402 without `PAYMENT-REQUIRED` is not x402's and is returned as it came, as is the answer to a request that already
-/// carries a `PAYMENT-SIGNATURE` of the caller's.
+/// A 402 without `PAYMENT-REQUIRED` may be one of x402 v1, which makes its offers in the body: JSON is read for that, up to 64 KiB
+/// and for no longer than an attempt takes (ten seconds at most). What turns out not to be x402's is returned as it
+/// came, as is the answer to a request that already carries a payment header of the caller's.
 ///
 /// # Redirects
 ///
@@ -101,24 +107,26 @@ impl Middleware for PaymentMiddleware {
         extensions: &mut Extensions,
         chain: Chain<'_>,
     ) -> reqwest_middleware::Result<Response> {
-        if request.headers().contains_key(PAYMENT_SIGNATURE) {
+        if [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name)) {
             return chain.run(request, extensions).await;
         }
         let url = request.url().clone();
         let copy = request.try_clone();
         let response = chain.clone().run(request, extensions).await?;
-        if !Payer::is_asked(response.status(), response.headers()) {
-            return Ok(response);
-        }
+        let (body, response) = match Demand::place(response.status(), response.headers()) {
+            Place::Nowhere => return Ok(response),
+            Place::Header => (None, response),
+            Place::Body => open(response, self.retry.patience()).await,
+        };
+        let demand = Demand::read(response.headers(), body.as_deref());
+        let Some(demand) = demand.map_err(|why| error(PaymentError::Unreadable(why)))? else { return Ok(response) };
         let mut paid = copy.ok_or_else(|| error(Refusal::BodyNotReplayable))?;
         if !same_resource(&url, response.url()) {
             return Err(error(Refusal::Redirected { to: without_secrets(response.url()) }));
         }
-        let Some(payment) = self.payer.pay(paid.method(), &url, response.headers()).await.map_err(error)? else {
-            return Ok(response);
-        };
         drop(response);
-        paid.headers_mut().insert(PAYMENT_SIGNATURE, payment.header().clone());
+        let payment = self.payer.meet(demand, paid.method(), &url).await.map_err(error)?;
+        paid.headers_mut().insert(payment.header_name(), payment.header().clone());
         let carrier = Paid { request: paid, extensions, chain };
         present(&self.payer, &self.retry, payment, carrier).await.map_err(error)
     }
@@ -140,6 +148,10 @@ impl Carrier for Paid<'_> {
         self.chain.clone().run(copy, self.extensions).await
     }
 
+    async fn open(answer: Response, patience: Duration) -> (Option<Bytes>, Response) {
+        open(answer, patience).await
+    }
+
     fn head(answer: &Response) -> (StatusCode, &HeaderMap) {
         (answer.status(), answer.headers())
     }
@@ -147,6 +159,18 @@ impl Carrier for Paid<'_> {
     fn extensions(answer: &mut Response) -> &mut Extensions {
         answer.extensions_mut()
     }
+}
+
+/// The body of a response, if it is short and comes in time; and the response as it came.
+async fn open(response: Response, patience: Duration) -> (Option<Bytes>, Response) {
+    let carries_url = http::Response::builder().url(response.url().clone()).body(());
+    let (mut parts, body) = http::Response::<Body>::from(response).into_parts();
+    // reqwest keeps the URL elsewhere, and looks for it here on the way back.
+    if let Ok(carrier) = carries_url {
+        parts.extensions.extend(carrier.into_parts().0.extensions);
+    }
+    let (text, body) = ResponseBody::untouched(body).open(MAX_REQUIRED_BODY, patience).await;
+    (text, http::Response::from_parts(parts, Body::wrap(body)).into())
 }
 
 fn error(error: impl Into<PaymentError>) -> reqwest_middleware::Error {

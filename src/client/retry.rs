@@ -19,6 +19,14 @@ impl Retry {
     /// No pause is longer, whatever a server asks for.
     const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+    /// No body of a 402 is waited for any longer.
+    const LONGEST_BODY: Duration = Duration::from_secs(10);
+
+    /// How long the body of a 402 may take.
+    pub(super) fn patience(&self) -> Duration {
+        self.attempt_timeout.min(Self::LONGEST_BODY)
+    }
+
     /// How long to wait before presenting `payment` again after `attempts` attempts; `None` to let it be.
     pub(super) fn pause(&self, next: Next, attempts: u32, payer: &Payer, payment: &Payment) -> Option<Duration> {
         let Next::Again { after } = next else { return None };

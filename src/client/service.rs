@@ -7,18 +7,25 @@ use std::{
     mem,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use bytes::Bytes;
 use http::{Extensions, HeaderMap, Request, Response, StatusCode, Uri};
+use http_body::Body;
 use tower_service::Service;
 use url::Url;
 
 use super::{
-    Payer, PaymentError, Refusal,
+    Payer, PaymentError, Refusal, ResponseBody,
+    demand::{Demand, Place},
     present::{Carrier, present},
     retry::Retry,
 };
-use crate::protocol::header_name::PAYMENT_SIGNATURE;
+use crate::protocol::{
+    MAX_REQUIRED_BODY,
+    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
+};
 
 /// An HTTP client that pays; made by [`AddPaymentLayer`](super::AddPaymentLayer).
 #[derive(Clone, Debug)]
@@ -73,9 +80,9 @@ where
     S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     S::Future: Send,
     B: Clone + Send + 'static,
-    R: Send + 'static,
+    R: Body<Data = Bytes, Error: Send> + Send + 'static,
 {
-    type Response = Response<R>;
+    type Response = Response<ResponseBody<R>>;
     type Error = AddPaymentError<S::Error>;
     type Future = AddPaymentFuture<R, S::Error>;
 
@@ -96,25 +103,30 @@ async fn buy<S, B, R>(
     payer: Payer,
     retry: Retry,
     mut request: Request<B>,
-) -> Result<Response<R>, AddPaymentError<S::Error>>
+) -> Result<Response<ResponseBody<R>>, AddPaymentError<S::Error>>
 where
     S: Service<Request<B>, Response = Response<R>> + Send,
     S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     S::Future: Send,
     B: Clone + Send,
-    R: Send,
+    R: Body<Data = Bytes, Error: Send> + Send,
 {
-    if request.headers().contains_key(PAYMENT_SIGNATURE) {
-        return inner.call(request).await.map_err(AddPaymentError::Inner);
+    if [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name)) {
+        let response = inner.call(request).await.map_err(AddPaymentError::Inner)?;
+        return Ok(response.map(ResponseBody::untouched));
     }
     let response = inner.call(request.clone()).await.map_err(AddPaymentError::Inner)?;
-    if !Payer::is_asked(response.status(), response.headers()) {
-        return Ok(response);
-    }
-    let url = absolute(request.uri())?;
-    let Some(payment) = payer.pay(request.method(), &url, response.headers()).await? else { return Ok(response) };
+    let (body, response) = match Demand::place(response.status(), response.headers()) {
+        Place::Nowhere => return Ok(response.map(ResponseBody::untouched)),
+        Place::Header => (None, response.map(ResponseBody::untouched)),
+        Place::Body => open(response.map(ResponseBody::untouched), retry.patience()).await,
+    };
+    let demand = Demand::read(response.headers(), body.as_deref()).map_err(PaymentError::Unreadable)?;
+    let Some(demand) = demand else { return Ok(response) };
     drop(response);
-    request.headers_mut().insert(PAYMENT_SIGNATURE, payment.header().clone());
+    let url = absolute(request.uri())?;
+    let payment = payer.meet(demand, request.method(), &url).await?;
+    request.headers_mut().insert(payment.header_name(), payment.header().clone());
     Ok(present(&payer, &retry, payment, Paid { inner, request }).await?)
 }
 
@@ -133,15 +145,19 @@ where
     S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     S::Future: Send,
     B: Clone + Send,
-    R: Send,
+    R: Body<Data = Bytes, Error: Send> + Send,
 {
-    type Answer = Response<R>;
+    type Answer = Response<ResponseBody<R>>;
     type Error = S::Error;
 
     async fn carry(&mut self) -> Result<Self::Answer, Self::Error> {
         poll_fn(|cx| self.inner.poll_ready(cx)).await?;
         let copy = self.request.clone();
-        self.inner.call(copy).await
+        Ok(self.inner.call(copy).await?.map(ResponseBody::untouched))
+    }
+
+    async fn open(answer: Self::Answer, patience: Duration) -> (Option<Bytes>, Self::Answer) {
+        open(answer, patience).await
     }
 
     fn head(answer: &Self::Answer) -> (StatusCode, &HeaderMap) {
@@ -153,12 +169,22 @@ where
     }
 }
 
-type Answer<R, E> = Result<Response<R>, AddPaymentError<E>>;
+/// The body of a response, if it is short and comes in time; and the response as it came.
+async fn open<R>(response: Response<ResponseBody<R>>, patience: Duration) -> (Option<Bytes>, Response<ResponseBody<R>>)
+where
+    R: Body<Data = Bytes, Error: Send> + Send,
+{
+    let (parts, body) = response.into_parts();
+    let (text, body) = body.open(MAX_REQUIRED_BODY, patience).await;
+    (text, Response::from_parts(parts, body))
+}
+
+type Answer<R, E> = Result<Response<ResponseBody<R>>, AddPaymentError<E>>;
 
 /// The response of an [`AddPayment`]. Dropped while a payment is under way, it leaves the amount reserved.
-pub struct AddPaymentFuture<R, E>(Pin<Box<dyn Future<Output = Answer<R, E>> + Send>>);
+pub struct AddPaymentFuture<R: Body, E>(Pin<Box<dyn Future<Output = Answer<R, E>> + Send>>);
 
-impl<R, E> Future for AddPaymentFuture<R, E> {
+impl<R: Body, E> Future for AddPaymentFuture<R, E> {
     type Output = Answer<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -166,7 +192,7 @@ impl<R, E> Future for AddPaymentFuture<R, E> {
     }
 }
 
-impl<R, E> fmt::Debug for AddPaymentFuture<R, E> {
+impl<R: Body, E> fmt::Debug for AddPaymentFuture<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AddPaymentFuture").finish_non_exhaustive()
     }

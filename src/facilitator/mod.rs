@@ -102,6 +102,9 @@ pub struct Verified {
     pub gas: Option<u64>,
     /// When, in Unix seconds.
     pub at: u64,
+    /// Whether the payer has code, which judges the signature and is run when the payment is settled: such a payment gets a
+    /// transaction of its own.
+    pub contract_wallet: bool,
 }
 
 /// Why a payment was not verified.

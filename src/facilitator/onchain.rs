@@ -13,7 +13,7 @@ use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 use async_trait::async_trait;
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     time::{Instant, timeout},
 };
 use url::Url;
@@ -29,12 +29,15 @@ use crate::{
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::{
         broadcast::Broadcaster,
+        deploy::Deployment,
         engine::{Engine, SharedSigner},
         fees::FeeCache,
         http::Endpoint,
         lane::Lane,
+        member::Active,
         pace::Pace,
         probe::Probe,
+        queue::Queue,
         reverts::Reverts,
         rpc::Rpc,
     },
@@ -135,9 +138,21 @@ impl OnchainFacilitator {
         self.engine.deploy_batch_settler().await
     }
 
+    /// Looks at once for open payments that nobody looks after, instead of at the next
+    /// [interval](OnchainFacilitatorBuilder::upkeep_interval).
+    pub fn look_after_soon(&self) {
+        self.engine.hint.notify_one();
+    }
+
+    /// Shuts down: takes nothing new to settle, and returns when everything begun has come to an end, at the latest after
+    /// `patience`. Whether nothing is left; what is left is in the ledger, and the next process goes on with it.
+    pub async fn drain(&self, patience: Duration) -> bool {
+        timeout(patience.min(LONGEST), self.engine.drain()).await.is_ok()
+    }
+
     /// Totals since the start.
     pub fn stats(&self) -> SettlementStats {
-        SettlementStats { in_flight: self.engine.lane.in_flight() as u64, ..*self.engine.totals() }
+        self.engine.stats()
     }
 }
 
@@ -164,6 +179,7 @@ impl Facilitator for OnchainFacilitator {
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
+        self.engine.check_backlog()?;
         if authorization.value.is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
         }
@@ -185,6 +201,7 @@ impl Facilitator for OnchainFacilitator {
                 funds: Some(Funds { balance: facts.balance, block: facts.block }),
                 gas: Some(facts.gas),
                 at,
+                contract_wallet: facts.payer_has_code(),
             }),
         }
     }
@@ -248,6 +265,10 @@ pub struct OnchainFacilitatorBuilder {
     block_time: Option<Duration>,
     rpc_timeout: Duration,
     max_transfer_gas: u64,
+    batch_size: usize,
+    batch_gas_cap: u32,
+    backlog: usize,
+    upkeep_interval: Duration,
 }
 
 impl Default for OnchainFacilitatorBuilder {
@@ -266,6 +287,10 @@ impl Default for OnchainFacilitatorBuilder {
             block_time: None,
             rpc_timeout: Duration::from_secs(5),
             max_transfer_gas: 400_000,
+            batch_size: 100,
+            batch_gas_cap: 120_000,
+            backlog: 10_000,
+            upkeep_interval: Duration::from_secs(5),
         }
     }
 }
@@ -359,6 +384,34 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
+    /// How many payments share a transaction at most, where the chain has the [`BatchSettler`]; 100 if not set. One transaction has
+    /// room for about 300. With 1, payments are settled one by one.
+    pub fn batch_size(mut self, payments: usize) -> Self {
+        self.batch_size = payments;
+        self
+    }
+
+    /// How much gas the token's call for one payment in a batch may use; 120,000 if not set. A plain transfer takes about 60,000;
+    /// what takes more is settled alone.
+    pub fn batch_gas_cap(mut self, gas: u32) -> Self {
+        self.batch_gas_cap = gas;
+        self
+    }
+
+    /// How many payments may wait for their settlement; 10,000 if not set. While there are as many, nothing new is verified, so
+    /// that no work is done that cannot be paid for in time: [`FacilitatorError::Busy`].
+    pub fn backlog(mut self, payments: usize) -> Self {
+        self.backlog = payments;
+        self
+    }
+
+    /// How often open payments that nobody looks after are looked for in the ledger; 5 seconds if not set. The node is asked only
+    /// if there are any, or while settled payments are not final.
+    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
+        self.upkeep_interval = interval.clamp(Duration::from_millis(10), LONGEST);
+        self
+    }
+
     /// Looks at the node (its chain, its clock, the key's balance) and builds the facilitator.
     ///
     /// # Errors
@@ -394,13 +447,28 @@ impl OnchainFacilitatorBuilder {
             watched: Mutex::default(),
             filling: AtomicBool::new(false),
             reverts: Reverts::default(),
+            batch_size: self.batch_size,
+            batch_gas_cap: self.batch_gas_cap,
+            deployment: Deployment::default(),
+            backlog: self.backlog,
+            process: getrandom::u64().map_err(|_| OnchainBuildError::Randomness)?,
+            queue: Queue::default(),
+            active: Active::default(),
+            caught_up: watch::Sender::new(false),
+            closing: AtomicBool::new(false),
+            hint: Arc::default(),
             rpc,
         };
         let wallets = Wallets {
             judging: Semaphore::new(self.contract_wallets.min(Semaphore::MAX_PERMITS)),
             codeless: Mutex::default(),
         };
-        Ok(OnchainFacilitator { engine: Arc::new(engine), wallets: Arc::new(wallets) })
+        let engine = Arc::new(engine);
+        if let Ok(is_there) = engine.has_batch_settler().await {
+            engine.deployment.note(is_there);
+        }
+        engine.keep_up(self.upkeep_interval);
+        Ok(OnchainFacilitator { engine, wallets: Arc::new(wallets) })
     }
 }
 
@@ -471,6 +539,9 @@ pub enum OnchainBuildError {
         /// How far apart they are.
         seconds: u64,
     },
+    /// The operating system has no randomness.
+    #[error("the operating system's source of randomness failed")]
+    Randomness,
     /// The crate was built from damaged sources.
     #[error("the probe's bytecode cannot be read: the crate's sources are damaged")]
     Probe,

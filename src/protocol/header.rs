@@ -14,6 +14,9 @@ pub const MAX_PAYMENT_HEADER: usize = 16 * 1024;
 /// The largest `PAYMENT-REQUIRED` that a client reads, in bytes; Node's fetch stops at the same size.
 pub const MAX_REQUIRED_HEADER: usize = 16 * 1024;
 
+/// The largest body of a 402 in which a client looks for an offer of x402 v1, in bytes.
+pub const MAX_REQUIRED_BODY: usize = 64 * 1024;
+
 /// Standard alphabet; padding is written, and optional when read.
 const CODEC: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,

@@ -17,6 +17,7 @@ mod exact;
 mod header;
 mod messages;
 mod payment_id;
+pub mod payment_status;
 mod reason;
 pub mod v1;
 mod verbatim;
@@ -24,7 +25,9 @@ mod version;
 
 pub(crate) use exact::parse_decimal;
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
-pub use header::{DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, decode_header, encode_header};
+pub use header::{
+    DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,
+};
 pub use messages::{
     FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
     SupportedKind, SupportedResponse, VerifyResponse,
@@ -32,7 +35,7 @@ pub use messages::{
 pub use payment_id::{PaymentId, PaymentIdError};
 pub use reason::Reason;
 pub use verbatim::Verbatim;
-pub use version::{V1, V2};
+pub use version::{UnknownVersion, V1, V2, Version};
 
 /// Names of the HTTP headers, in the lower case that HTTP/2 demands.
 pub mod header_name {

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ExactPayload, Reason, ResourceInfo, V1, Verbatim};
+use super::{ExactPayload, OfferError, Reason, ResourceInfo, V1, Verbatim};
 use crate::network::Network;
 
 /// The body of a 402: what a resource costs and how it can be paid.
@@ -78,6 +78,25 @@ impl PaymentRequirements {
     }
 }
 
+/// Reads an offer; `extra.paymentFlow`, which v1 does not know, is heeded where a server sends it.
+impl TryFrom<&PaymentRequirements> for super::ExactOffer {
+    type Error = OfferError;
+
+    fn try_from(offer: &PaymentRequirements) -> Result<Self, OfferError> {
+        let network = Network::from_v1_name(&offer.network);
+        let network = network.ok_or_else(|| OfferError::Network(offer.network.clone()))?;
+        Self::try_from(&super::PaymentRequirements {
+            scheme: offer.scheme.clone(),
+            network: network.to_string(),
+            amount: offer.max_amount_required.clone(),
+            asset: offer.asset.clone(),
+            pay_to: offer.pay_to.clone(),
+            max_timeout_seconds: offer.max_timeout_seconds,
+            extra: offer.extra.clone().unwrap_or_default(),
+        })
+    }
+}
+
 /// `X-PAYMENT`: a signed payment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -125,6 +144,22 @@ impl From<&super::SettlementResponse> for SettlementResponse {
     }
 }
 
+impl From<SettlementResponse> for super::SettlementResponse {
+    /// The network gets its name in v2; one that v1 does not know keeps its own.
+    fn from(settlement: SettlementResponse) -> Self {
+        let network = Network::from_v1_name(&settlement.network);
+        Self {
+            success: settlement.success,
+            error_reason: settlement.error_reason,
+            payer: settlement.payer,
+            transaction: settlement.transaction,
+            network: network.map_or(settlement.network, |network| network.to_string()),
+            amount: None,
+            extensions: None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use alloy_primitives::{Address, U256};
@@ -155,6 +190,27 @@ mod tests {
             "asset": offer.asset.address.to_string(),
             "extra": { "name": "USD Coin", "version": "2" },
         });
-        assert_eq!(serde_json::to_value(spelled).unwrap(), expected);
+        assert_eq!(serde_json::to_value(&spelled).unwrap(), expected);
+        assert_eq!(ExactOffer::try_from(&spelled), Ok(ExactOffer { flow: PaymentFlow::Authorization, ..offer }));
+    }
+
+    #[test]
+    fn a_network_has_to_be_named_as_v1_names_it() {
+        let mut spelled = PaymentRequirements::of(
+            &ExactOffer {
+                asset: Network::BASE.usdc().unwrap(),
+                amount: U256::from(1_000),
+                pay_to: Address::repeat_byte(7),
+                max_timeout_seconds: 60,
+                flow: PaymentFlow::Authorization,
+            }
+            .to_requirements(),
+            "base",
+            &ResourceInfo::default(),
+        );
+        for network in ["eip155:8453", "avalanche", ""] {
+            spelled.network = network.into();
+            assert_eq!(ExactOffer::try_from(&spelled), Err(OfferError::Network(network.into())));
+        }
     }
 }

@@ -1,6 +1,63 @@
-//! The numbers in `x402Version`.
+//! The versions of the protocol, and the numbers in `x402Version`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::header_name;
+
+/// A version of x402 in which a payment is made and its settlement told; serialized as its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Version {
+    /// Offers in the body of the 402, payments in `X-PAYMENT`.
+    V1,
+    /// Offers in `PAYMENT-REQUIRED`, payments in `PAYMENT-SIGNATURE`.
+    #[default]
+    V2,
+}
+
+impl Version {
+    /// The name of the header that carries a payment.
+    pub const fn payment_header(self) -> &'static str {
+        match self {
+            Self::V1 => header_name::X_PAYMENT,
+            Self::V2 => header_name::PAYMENT_SIGNATURE,
+        }
+    }
+
+    /// The name of the header that tells how a payment was settled.
+    pub const fn response_header(self) -> &'static str {
+        match self {
+            Self::V1 => header_name::X_PAYMENT_RESPONSE,
+            Self::V2 => header_name::PAYMENT_RESPONSE,
+        }
+    }
+}
+
+impl From<Version> for u8 {
+    fn from(version: Version) -> Self {
+        match version {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        }
+    }
+}
+
+impl TryFrom<u8> for Version {
+    type Error = UnknownVersion;
+
+    fn try_from(number: u8) -> Result<Self, UnknownVersion> {
+        match number {
+            1 => Ok(Self::V1),
+            2 => Ok(Self::V2),
+            other => Err(UnknownVersion(other)),
+        }
+    }
+}
+
+/// A number that is no version of x402 this crate knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("x402 version {0} is not known here, only 1 and 2")]
+pub struct UnknownVersion(pub u8);
 
 macro_rules! version {
     ($(#[$doc:meta])* $name:ident = $number:literal) => {
@@ -52,5 +109,9 @@ mod tests {
         }
         assert!(serde_json::from_str::<V1>("2").is_err());
         assert!(serde_json::from_str::<V2>("1").is_err());
+        for (text, version) in [("1", Some(Version::V1)), ("2", Some(Version::V2)), ("3", None), ("\"1\"", None)] {
+            assert_eq!(serde_json::from_str(text).ok(), version, "{text}");
+        }
+        assert_eq!(serde_json::to_string(&Version::V1).unwrap(), "1");
     }
 }

@@ -15,11 +15,11 @@ use http::{
 };
 use serde::Serialize;
 
-use super::{claim::Version, offer::Demand, response_body::ResponseBody};
+use super::{offer::Demand, response_body::ResponseBody};
 use crate::{
     ledger::Record,
     network::Network,
-    protocol::{Reason, SettlementResponse, encode_header, header_name, v1},
+    protocol::{Reason, SettlementResponse, Version, encode_header, header_name, v1},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);

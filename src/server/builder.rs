@@ -4,6 +4,7 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use http::{StatusCode, Uri, request, response};
+use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -17,7 +18,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, Terms},
     network::{Asset, Network},
-    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim},
+    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim, payment_status},
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -29,6 +30,7 @@ pub struct RequirePaymentLayerBuilder {
     facilitators: Vec<Arc<dyn Facilitator>>,
     resource: ResourceInfo,
     location: Location,
+    status_url: Option<String>,
     limits: Limits,
     is_success: Option<Classifier>,
     allow_upgrades: bool,
@@ -47,6 +49,7 @@ impl Default for RequirePaymentLayerBuilder {
             facilitators: Vec::new(),
             resource: ResourceInfo::default(),
             location: Location::Origin(String::new()),
+            status_url: None,
             limits: Limits::default(),
             is_success: None,
             allow_upgrades: false,
@@ -121,6 +124,14 @@ impl RequirePaymentLayerBuilder {
     pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
         let origin = origin.into();
         self.location = Location::Origin(origin.trim_end_matches('/').to_owned());
+        self
+    }
+
+    /// Where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path (`/payments/status`)
+    /// on the origin of what is sold. It is declared among the `extensions` of the 402
+    /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid.
+    pub fn status_url(mut self, url: impl Into<String>) -> Self {
+        self.status_url = Some(url.into());
         self
     }
 
@@ -268,6 +279,7 @@ impl RequirePaymentLayerBuilder {
         }
         check_limits(&self.limits)?;
         check_location(&self.location)?;
+        check_status_url(self.status_url.as_deref())?;
         if self.resource.tags.len() > 5 {
             return Err(BuildError::TooManyTags(self.resource.tags.len()));
         }
@@ -293,7 +305,7 @@ impl RequirePaymentLayerBuilder {
                 ways.push(way);
             }
         }
-        let extensions = self.asks_for_ids.then(PaymentId::declaration).and_then(|offered| Verbatim::of(&offered).ok());
+        let extensions = declarations(self.asks_for_ids, self.status_url.as_deref());
         let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
@@ -349,9 +361,29 @@ fn check_location(location: &Location) -> Result<(), BuildError> {
         Location::Origin(origin) if origin.is_empty() => return Ok(()),
         Location::Origin(text) | Location::Url(text) => text,
     };
+    if is_http_url(text) { Ok(()) } else { Err(BuildError::Url(text.clone())) }
+}
+
+/// What the 402 declares; `None` if nothing.
+fn declarations(asks_for_ids: bool, status_url: Option<&str>) -> Option<Verbatim<Map<String, Value>>> {
+    let ids = asks_for_ids.then(PaymentId::declaration).unwrap_or_default();
+    let status = status_url.map(payment_status::declaration).unwrap_or_default();
+    let all: Map<_, _> = ids.into_iter().chain(status).collect();
+    Verbatim::of(&all).ok().filter(|_| !all.is_empty())
+}
+
+/// A path that begins with two slashes names a host.
+fn check_status_url(url: Option<&str>) -> Result<(), BuildError> {
+    let is_path = |url: &str| url.starts_with('/') && !url.starts_with("//") && url.parse::<Uri>().is_ok();
+    match url.filter(|url| !is_path(url) && !is_http_url(url)) {
+        Some(url) => Err(BuildError::Url(url.to_owned())),
+        None => Ok(()),
+    }
+}
+
+fn is_http_url(text: &str) -> bool {
     let uri: Option<Uri> = text.parse().ok();
-    let is_http = uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
-    if is_http { Ok(()) } else { Err(BuildError::Url(text.clone())) }
+    uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
 }
 
 /// What is wrong with the description of a layer.

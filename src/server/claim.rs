@@ -11,17 +11,9 @@ use crate::{
     network::Network,
     protocol::{
         DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, Verbatim,
-        decode_header, header_name, v1,
+        Version, decode_header, header_name, v1,
     },
 };
-
-/// The version of the protocol in which a request is paid and its settlement is told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Version {
-    V1,
-    #[default]
-    V2,
-}
 
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]
@@ -158,10 +150,7 @@ fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {
         #[serde(rename = "x402Version")]
         version: u64,
     }
-    let expected = match header.version {
-        Version::V1 => 1,
-        Version::V2 => 2,
-    };
+    let expected = u64::from(u8::from(header.version));
     if let DecodeError::Json(_) = error
         && let Ok(Versioned { version }) = decode_header(header.value, header.value.len())
         && version != expected

@@ -11,7 +11,6 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, mark_paid, settlement_of},
-    claim::Version,
     payment::Payment,
     purchase::{Purchase, Start},
     record::{Destination, Recorder},
@@ -24,7 +23,7 @@ use super::{
 use crate::{
     facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
-    protocol::{PaymentFlow, header_name},
+    protocol::{PaymentFlow, Version, header_name},
 };
 
 /// How often it is looked whether a payer's other payments are settled.

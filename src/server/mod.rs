@@ -78,6 +78,11 @@
 //! [`resource_url`](RequirePaymentLayerBuilder::resource_url): what one of them was paid for and still owes is then not
 //! asked of another.
 //!
+//! # Payers that got no answer
+//!
+//! They present the same payment again and get what they paid for. Who cannot do that any more can look up what became of
+//! the payment where [`PaymentStatus`] is served and [`status_url`](RequirePaymentLayerBuilder::status_url) says so.
+//!
 //! # Order of layers
 //!
 //! Put a `CorsLayer` above this one, so that its answers carry CORS headers too; or use
@@ -107,6 +112,7 @@ mod response_body;
 mod sale;
 mod service;
 mod settle;
+mod status;
 mod wait;
 
 pub use builder::{BuildError, RequirePaymentLayerBuilder};
@@ -117,3 +123,4 @@ pub use price::{PriceError, Quote};
 pub use request_body::RequestBody;
 pub use response_body::ResponseBody;
 pub use service::RequirePayment;
+pub use status::{PaymentStatus, PaymentStatusFuture};

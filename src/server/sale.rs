@@ -8,7 +8,6 @@ use http::{StatusCode, Uri};
 use super::{
     answer::{Answer, settlement_of},
     body::ReadError,
-    claim::Version,
     config::Config,
     offer::OnOffer,
     price::PriceError,
@@ -17,7 +16,7 @@ use super::{
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
     ledger::{LedgerError, Record},
-    protocol::Reason,
+    protocol::{Reason, Version},
 };
 
 /// When a client should come back to see what became of its payment.

@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, Cors},
-    claim::{Header, Version},
+    claim::Header,
     config::Config,
     future::ResponseFuture,
     purchase,
@@ -24,6 +24,7 @@ use super::{
     response_body::ResponseBody,
     sale::{self, Sale},
 };
+use crate::protocol::Version;
 
 /// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
 ///

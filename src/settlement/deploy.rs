@@ -1,9 +1,12 @@
 //! Where the batch settler is, and how it comes there.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256, Bytes, address, b256, bytes, keccak256};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     broadcast::Sent,
@@ -59,7 +62,43 @@ const DEPLOYMENT_GAS: u64 = 400_000;
 /// How often a node that lags behind a receipt is asked again.
 const LAGGING: usize = 5;
 
+/// How long a chain without the batch settler is believed to have none.
+const RECHECK: Duration = Duration::from_secs(600);
+
+/// Whether the chain has the batch settler, as far as is known.
+#[derive(Debug, Default)]
+pub(crate) struct Deployment(Mutex<Option<(Instant, bool)>>);
+
+impl Deployment {
+    pub(crate) fn note(&self, is_there: bool) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), is_there));
+    }
+
+    /// `None` if it should be looked up.
+    fn known(&self) -> Option<bool> {
+        let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.filter(|(at, is_there)| *is_there || at.elapsed() < RECHECK).map(|(_, is_there)| is_there)
+    }
+}
+
 impl Engine {
+    /// Whether payments can share a transaction. A node that does not say is asked again later.
+    pub(super) async fn can_batch(&self) -> bool {
+        if self.batch_size <= 1 {
+            return false;
+        }
+        if let Some(known) = self.deployment.known() {
+            return known;
+        }
+        let found = self.has_batch_settler().await;
+        if let Err(error) = &found {
+            tracing::warn!(%error, "whether payments can share transactions is not known; they are settled one by one");
+        }
+        let is_there = found.unwrap_or(false);
+        self.deployment.note(is_there);
+        is_there
+    }
+
     /// Whether the batch settler is on the chain. One request.
     pub(crate) async fn has_batch_settler(&self) -> Result<bool, FacilitatorError> {
         let code = self.rpc.code(BatchSettler::ADDRESS).await?;
@@ -89,6 +128,7 @@ impl Engine {
         let transaction = self.send_deployment().await?;
         for _ in 0..LAGGING {
             if self.has_batch_settler().await? {
+                self.deployment.note(true);
                 tracing::info!(address = %BatchSettler::ADDRESS, %transaction, "the batch settler is deployed");
                 return Ok(Some(transaction));
             }
@@ -101,7 +141,7 @@ impl Engine {
     async fn send_deployment(self: &Arc<Self>) -> Result<B256, FacilitatorError> {
         let late =
             FacilitatorError::Busy { what: "the batch settler's deployment", retry_after: Duration::from_secs(5) };
-        let place = self.lane.enter(QUEUE_PATIENCE).await?;
+        let place = timeout(QUEUE_PATIENCE, self.lane.enter()).await.map_err(|_| late.clone())?;
         let fees = self.fees.get(&self.rpc).await?;
         let mut slot = self.lane.take(place).await?;
         let input = BatchSettler::deployment();
@@ -110,10 +150,14 @@ impl Engine {
         let signed = match self.sign(transaction).await {
             Ok(signed) => signed,
             Err(error) => {
-                self.give_back(slot);
+                self.give_back(slot).await;
                 return Err(error);
             }
         };
+        if let Err(error) = self.ledger.submit(self.submission(&signed, slot.nonce(), Vec::new())).await {
+            self.give_back(slot).await;
+            return Err(error.into());
+        }
         // From here on a slot that is dropped is looked up on the chain.
         slot.sent();
         let started = Instant::now();
@@ -129,7 +173,7 @@ impl Engine {
                 return Err(late);
             }
             refusal => {
-                self.give_back(slot);
+                self.give_back(slot).await;
                 self.refused(refusal).await?;
                 return Err(late);
             }

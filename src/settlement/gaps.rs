@@ -14,7 +14,7 @@ use super::{
     engine::{Engine, QUEUE_PATIENCE, WATCH_LIMIT},
     lane::Slot,
 };
-use crate::facilitator::FacilitatorError;
+use crate::{facilitator::FacilitatorError, ledger::LedgerError};
 
 /// How long a gap may wait for a payment to fill it.
 const GAP_PATIENCE: Duration = Duration::from_millis(300);
@@ -25,8 +25,14 @@ const FILLER_GAS: u64 = 21_000;
 
 impl Engine {
     /// Gives a nonce back and sees to it that nobody waits for it.
-    pub(super) fn give_back(self: &Arc<Self>, slot: Slot) {
+    pub(super) async fn give_back(self: &Arc<Self>, slot: Slot) {
+        let nonce = slot.nonce();
+        // While nobody here can take it yet: what is freed must not be in use again already.
+        if let Err(error) = self.ledger.free_nonce(&self.sender(), nonce, self.process).await {
+            tracing::warn!(%error, lane_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
+        }
         slot.release();
+        self.queue.changed.notify_one();
         if self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
             tokio::spawn(self.clone().fill_gaps());
         }
@@ -63,6 +69,15 @@ impl Engine {
         let fees = self.fees.get(&self.rpc).await?;
         let transaction = self.transaction(slot.nonce(), fees, FILLER_GAS, self.signer.address(), Bytes::new());
         let signed = self.sign(transaction).await?;
+        match self.ledger.submit(self.submission(&signed, slot.nonce(), Vec::new())).await {
+            Ok(()) => {}
+            // It is no gap, but another process's.
+            Err(LedgerError::NonceTaken { .. }) => {
+                slot.displaced();
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
         slot.sent();
         let sent = self.node.resend(&self.rpc, &signed.raw).await;
         match sent {
@@ -76,6 +91,8 @@ impl Engine {
                 return Ok(());
             }
             refusal => {
+                // Whether others hear of it soon or late is all that depends on this.
+                let _ = self.ledger.free_nonce(&self.sender(), slot.nonce(), self.process).await;
                 slot.release();
                 return self.refused(refusal).await;
             }

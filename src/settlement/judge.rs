@@ -11,7 +11,7 @@ use super::{
     rpc::{Log, Receipt},
     transfer::Token,
 };
-use crate::eip3009::Authorization;
+use crate::{eip3009::Authorization, facilitator::Prechecked};
 
 /// What must have moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,10 @@ impl Expected {
             value: authorization.value,
             nonce: authorization.nonce,
         }
+    }
+
+    pub(crate) fn of_payment(payment: &Prechecked) -> Self {
+        Self::of(payment.terms().offer().asset.address, payment.authorization())
     }
 
     /// Whether this transaction executed the authorization to its end.

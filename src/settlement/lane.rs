@@ -7,10 +7,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -23,8 +20,6 @@ use tokio::{
 use super::rpc::{Rpc, RpcFailure};
 use crate::facilitator::FacilitatorError;
 
-/// Settlements that may wait for the window; beyond it callers are told to come back.
-const MAX_WAITING: usize = 4096;
 /// Gaps that are looked for at once; more are found when these are filled.
 const MAX_GAPS: usize = 64;
 /// After a failed look at the chain, how long nobody asks again.
@@ -38,7 +33,6 @@ struct Inner {
     account: Address,
     rpc: Rpc,
     window: Arc<Semaphore>,
-    waiting: AtomicUsize,
     nonces: Mutex<Nonces>,
     /// Held while the chain is asked; when that failed last.
     syncing: AsyncMutex<Option<Instant>>,
@@ -58,7 +52,7 @@ struct Nonces {
 
 /// A place in the window of transactions in flight.
 #[derive(Debug)]
-pub(crate) struct Place(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
+pub(crate) struct Place(#[expect(dead_code, reason = "held until it is dropped")] Option<OwnedSemaphorePermit>);
 
 /// A nonce in use. What becomes of it must be said: [`consumed`](Self::consumed), [`release`](Self::release) or
 /// [`displaced`](Self::displaced). A slot that is dropped is given back if nothing was sent with it.
@@ -77,21 +71,15 @@ impl Lane {
             account,
             rpc,
             window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
-            waiting: AtomicUsize::new(0),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
         }))
     }
 
     /// A place in the window, as soon as there is one. It keeps no nonce from others yet.
-    pub(crate) async fn enter(&self, patience: Duration) -> Result<Place, FacilitatorError> {
-        let busy =
-            FacilitatorError::Busy { what: "transactions of the settlement key", retry_after: Duration::from_secs(2) };
-        let _waiting = Waiting::enter(&self.0.waiting).ok_or_else(|| busy.clone())?;
-        match timeout(patience, self.0.window.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Place(permit)),
-            _ => Err(busy),
-        }
+    pub(crate) async fn enter(&self) -> Place {
+        // Never closed; without a permit the window would only be wider.
+        Place(self.0.window.clone().acquire_owned().await.ok())
     }
 
     /// The lowest free nonce.
@@ -106,7 +94,7 @@ impl Lane {
 
     /// A free nonce that keeps others from being included, if there is one.
     pub(crate) async fn take_gap(&self, patience: Duration) -> Option<Slot> {
-        let place = self.enter(patience).await.ok()?;
+        let place = timeout(patience, self.enter()).await.ok()?;
         let nonce = {
             let mut nonces = self.nonces();
             if !nonces.has_gap() {
@@ -122,6 +110,28 @@ impl Lane {
     /// Whether a free nonce keeps others from being included.
     pub(crate) fn has_gap(&self) -> bool {
         self.nonces().has_gap()
+    }
+
+    /// All nonces below are in blocks, as far as is known here.
+    pub(crate) fn consumed(&self) -> u64 {
+        self.nonces().consumed
+    }
+
+    /// The chain says that all nonces below are in blocks.
+    pub(crate) fn consumed_below(&self, next: u64) {
+        let mut nonces = self.nonces();
+        if next > nonces.consumed {
+            nonces.consumed = next;
+            nonces.free = nonces.free.split_off(&next);
+            nonces.next = nonces.next.map(|known| known.max(next));
+        }
+    }
+
+    /// The chain has undone blocks: asks it where to go on.
+    pub(crate) fn rewind(&self) {
+        let mut nonces = self.nonces();
+        nonces.consumed = 0;
+        nonces.next = None;
     }
 
     /// How many nonces are in use.
@@ -160,22 +170,6 @@ impl Lane {
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lane").field("account", &self.0.account).field("nonces", &*self.nonces()).finish()
-    }
-}
-
-/// One more who waits, for as long as it lives.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn enter(waiting: &'a AtomicUsize) -> Option<Self> {
-        let entered = Self(waiting);
-        (waiting.fetch_add(1, Ordering::Relaxed) < MAX_WAITING).then_some(entered)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -228,6 +222,15 @@ impl Nonces {
 impl Slot {
     pub(crate) const fn nonce(&self) -> u64 {
         self.nonce
+    }
+
+    /// Another process uses the nonce: goes on to one that is not known to be used, from `next` on.
+    pub(crate) fn skip_to(&mut self, next: u64) {
+        let mut nonces = self.lane.nonces();
+        nonces.taken.remove(&self.nonce);
+        nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
+        // With `next` known there is one.
+        self.nonce = nonces.take().unwrap_or(next);
     }
 
     /// From now on a transaction with this nonce may be anywhere.

@@ -2,7 +2,10 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `engine` | how one payment becomes a transaction that is watched to its end |
+//! | `engine` | what settling with one key takes |
+//! | `member`, `queue`, `batcher` | who waits, and who shares a transaction |
+//! | `attempt` | how a transaction is signed, journalled, sent and followed to its end |
+//! | `upkeep`, `finality` | what is done without being asked: after a crash, an outage, a reorganization |
 //! | `outcome` | what became of a payment, as far as the chain proves it |
 //! | `probe` | whether a payment would be executed now, in one `eth_call` |
 //! | `judge` | what the logs of a receipt prove |
@@ -15,22 +18,27 @@
 //! | `reverts` | who made a payment look good that then failed, and must wait |
 //! | `rpc`, `http` | how a node is asked |
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the engine settles one by one"))]
+mod attempt;
 pub(crate) mod batch;
+mod batcher;
 pub(crate) mod broadcast;
 mod confirm;
 pub(crate) mod credit;
 pub(crate) mod deploy;
 pub(crate) mod engine;
 pub(crate) mod fees;
+mod finality;
 mod gaps;
 pub(crate) mod http;
 pub(crate) mod judge;
 pub(crate) mod lane;
+pub(crate) mod member;
 mod outcome;
 pub(crate) mod pace;
 pub(crate) mod probe;
+pub(crate) mod queue;
 pub(crate) mod reverts;
 pub(crate) mod rpc;
 mod transaction;
 mod transfer;
+pub(crate) mod upkeep;

@@ -5,7 +5,9 @@ use tokio::time::sleep;
 
 use super::{
     credit::{self, Use},
-    engine::{Engine, Job},
+    engine::Engine,
+    judge::Expected,
+    member::Member,
     probe::Facts,
     rpc::{Receipt, RpcFailure},
     transfer,
@@ -29,34 +31,25 @@ impl Engine {
         Ok((facts, rejection))
     }
 
-    /// What an included transaction of ours did.
-    pub(super) async fn conclude(
-        &self,
-        job: &Job,
-        seen_unused: Option<u64>,
-        receipt: &Receipt,
-    ) -> Result<Outcome, FacilitatorError> {
+    /// Why an included transaction for this payment did not pay it.
+    pub(super) async fn conclude(&self, member: &Member, receipt: &Receipt) -> Result<Outcome, FacilitatorError> {
         let transaction = receipt.transaction_hash;
-        if job.expected.is_paid_by(receipt) {
-            self.totals().settled += 1;
-            return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
-        }
         self.totals().reverted += 1;
         tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
         let unknown = Outcome::Unknown { transaction: Some(transaction) };
         // A node that lags behind the receipt cannot say why.
         for _ in 0..LAGGING {
-            match self.verify(&job.payment).await {
+            match self.verify(&member.payment).await {
                 Ok((facts, _)) if facts.block < receipt.block() => {}
                 Ok((facts, _)) if facts.used => {
-                    let found = self.look_for_use(job, seen_unused, &facts, Some(transaction)).await;
+                    let found = self.look_for_use(&member.payment, member.seen_unused, &facts, Some(transaction)).await;
                     if let Ok(Outcome::Failed { .. }) = found {
-                        self.reverts.note(job.key.payer);
+                        self.reverts.note(member.key.payer);
                     }
                     return Ok(found.unwrap_or(unknown));
                 }
                 Ok((_, rejection)) => {
-                    self.reverts.note(job.key.payer);
+                    self.reverts.note(member.key.payer);
                     let (reason, detail) = match rejection {
                         Some(Rejection { reason, detail }) => (reason, detail),
                         None => {
@@ -75,18 +68,18 @@ impl Engine {
     /// The authorization is used: by whom, and for what?
     pub(super) async fn look_for_use(
         &self,
-        job: &Job,
+        payment: &Prechecked,
         seen_unused: Option<u64>,
         facts: &Facts,
         transaction: Option<B256>,
     ) -> Result<Outcome, FacilitatorError> {
-        let record = self.ledger.get(&job.key).await?;
+        let record = self.ledger.get(&payment.key()).await?;
         let reserved = record.map(|record| record.block_seen.or(seen_unused));
         let Some(seen_unused) = reserved.flatten() else {
             let detail = "the authorization was used before it was reserved here".to_owned();
             return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
         };
-        match credit::find(&self.rpc, &job.expected, seen_unused, facts.block).await? {
+        match credit::find(&self.rpc, &Expected::of_payment(payment), seen_unused, facts.block).await? {
             Use::Paid { transaction, block } => {
                 self.totals().credited += 1;
                 tracing::info!(%transaction, block, "settled by another sender's transaction");
@@ -108,20 +101,21 @@ impl Engine {
         if let Settlement::Final { transaction, block } = record.settlement {
             return Ok(Outcome::Settled { transaction, block, fee: record.fee });
         }
-        let job = Job::new(Prechecked::of_record(record));
+        let payment = Prechecked::of_record(record);
+        let expected = Expected::of_payment(&payment);
         let newest_first = || record.transactions.iter().rev().take(16).copied();
         for transaction in newest_first() {
             if let Some(receipt) = self.rpc.receipt(transaction).await?
-                && job.expected.is_paid_by(&receipt)
+                && expected.is_paid_by(&receipt)
             {
                 return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
             }
         }
         // Final before newest: what is unused now was unused then.
         let finalized = self.rpc.block("finalized").await?;
-        let (facts, rejection) = self.verify(&job.payment).await?;
+        let (facts, rejection) = self.verify(&payment).await?;
         if facts.used {
-            return self.look_for_use(&job, record.block_seen, &facts, newest_first().next()).await;
+            return self.look_for_use(&payment, record.block_seen, &facts, newest_first().next()).await;
         }
         let valid_before = record.authorization.valid_before;
         let expired = |timestamp: u64| U256::from(timestamp) >= valid_before;

@@ -117,6 +117,11 @@ impl Rpc {
         self.call("eth_getTransactionReceipt", [transaction]).await
     }
 
+    /// The block with this number, on the chain as the node sees it now.
+    pub(crate) async fn block_at(&self, number: u64) -> Result<Option<Block>, RpcFailure> {
+        self.call("eth_getBlockByNumber", (U64::from(number), false)).await
+    }
+
     /// The newest block (`latest`), or the newest that will not be undone (`finalized`).
     pub(crate) async fn block(&self, tag: &'static str) -> Result<Option<Block>, RpcFailure> {
         self.call("eth_getBlockByNumber", (tag, false)).await
@@ -219,6 +224,7 @@ pub(crate) struct Log {
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Block {
     pub(crate) number: U64,
+    pub(crate) hash: B256,
     pub(crate) timestamp: U64,
 }
 

@@ -137,12 +137,13 @@ async fn a_price_above_the_limit_is_refused_each_time_it_is_asked_for() {
 }
 
 /// 50 MB.
-const FLOOD: u64 = 50 << 20;
+pub const FLOOD: u64 = 50 << 20;
 
 #[tokio::test]
 async fn the_body_of_a_402_is_not_read() {
     for chunked in [false, true] {
-        let (address, sent) = flood(chunked).await;
+        let header = format!("payment-required: {}", required(&[offer(1_000)]));
+        let (address, sent) = flood(header, "", chunked).await;
         let budget = budget(10_000);
         let response = client(&budget).post(format!("http://{address}/")).body("x").send().await.unwrap();
         assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (200, Outcome::Settled));
@@ -153,21 +154,28 @@ async fn the_body_of_a_402_is_not_read() {
     }
 }
 
-/// Answers 402 with a huge body, and counts what it could send of it; a paid request is answered well.
-async fn flood(chunked: bool) -> (std::net::SocketAddr, Arc<AtomicU64>) {
+/// Answers 402 with this header and a huge body that starts so, and counts what it could send of it; a request that is paid in
+/// v2 is answered well.
+pub async fn flood(header: String, start: &'static str, chunked: bool) -> (std::net::SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let sent = Arc::new(AtomicU64::new(0));
     let count = sent.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream, chunked, count.clone()));
+            tokio::spawn(serve(stream, header.clone(), start, chunked, count.clone()));
         }
     });
     (address, sent)
 }
 
-async fn serve(mut stream: TcpStream, chunked: bool, sent: Arc<AtomicU64>) -> std::io::Result<()> {
+async fn serve(
+    mut stream: TcpStream,
+    header: String,
+    start: &'static str,
+    chunked: bool,
+    sent: Arc<AtomicU64>,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\nx") {
         head.push(stream.read_u8().await?);
@@ -178,21 +186,25 @@ async fn serve(mut stream: TcpStream, chunked: bool, sent: Arc<AtomicU64>) -> st
         return stream.write_all(answer.as_bytes()).await;
     }
     let length = if chunked { "transfer-encoding: chunked".into() } else { format!("content-length: {FLOOD}") };
-    let required = required(&[offer(1_000)]);
-    let answer = format!("HTTP/1.1 402 Payment Required\r\npayment-required: {required}\r\n{length}\r\n\r\n");
+    let answer = format!("HTTP/1.1 402 Payment Required\r\n{header}\r\n{length}\r\n\r\n");
     stream.write_all(answer.as_bytes()).await?;
     if chunked {
         stream.write_all(format!("{FLOOD:x}\r\n").as_bytes()).await?;
     }
-    let chunk = [b' '; 16 << 10];
+    let mut chunk = [b' '; 16 << 10];
+    chunk[..start.len()].copy_from_slice(start.as_bytes());
     for _ in 0..FLOOD / chunk.len() as u64 {
         stream.write_all(&chunk).await?;
         sent.fetch_add(chunk.len() as u64, Ordering::SeqCst);
+        chunk.fill(b' ');
+    }
+    if chunked {
+        stream.write_all(b"\r\n0\r\n\r\n").await?;
     }
     Ok(())
 }
 
-async fn stands_still(count: &AtomicU64) -> u64 {
+pub async fn stands_still(count: &AtomicU64) -> u64 {
     loop {
         let before = count.load(Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(200)).await;

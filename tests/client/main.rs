@@ -1,11 +1,14 @@
 //! The paying client, over real connections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod bodies;
 mod concurrent;
 mod hostile;
 mod layer;
 mod middleware;
 mod reconcile;
 mod script;
+mod status;
 #[path = "../support/mod.rs"]
 mod support;
+mod v1;

@@ -163,6 +163,34 @@ async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
 }
 
 #[tokio::test]
+#[cfg(unix)]
+async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
+    let directory = std::env::temp_dir().join(format!("x402-gone-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("journal.jsonl");
+    let budget = Budget::builder().journal(Journal::open(&path).unwrap()).total(Usdc::from_atomic(1_500)).build();
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled(), settled()]).await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    for _ in 0..3 {
+        let error = buy(&server, &budget).await.unwrap_err();
+        match PaymentError::of(&error) {
+            Some(error @ PaymentError::Journal(_)) => assert_eq!(error.outcome(), Outcome::Refused),
+            _ => panic!("{error:?}"),
+        }
+        assert_eq!((budget.spent(), budget.reserved()), (Usdc::ZERO, Usdc::ZERO));
+        assert!(budget.journal().unresolved().is_empty());
+    }
+    assert!(server.payments().is_empty());
+    drop(budget);
+
+    std::fs::create_dir_all(&directory).unwrap();
+    let budget = Budget::builder().journal(Journal::open(&path).unwrap()).total(Usdc::from_atomic(1_500)).build();
+    let (_, receipt) = buy(&server, &budget).await.unwrap();
+    assert_eq!((receipt.outcome, budget.spent().atomic()), (Outcome::Settled, 1_000));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test]
 async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
     let server = Server::start(|_| Answer::Response((StatusCode::PAYMENT_REQUIRED, "call us").into_response())).await;
     let response = client(&budget(10_000)).get(server.url()).send().await.unwrap();
@@ -187,6 +215,37 @@ async fn refusals_name_the_limit() {
     assert_eq!(error.to_string(), "the price is $0.001, but $0.000999 remains of the total limit of $0.001999");
     assert!(matches!(refusal(&error), Refusal::AboveTotalLimit { .. }));
     assert_eq!(server.payments().len(), 1);
+}
+
+#[tokio::test]
+async fn the_best_offer_is_taken_that_the_budget_covers() {
+    let priced = |network: Network, amount| ExactOffer { asset: network.usdc().unwrap(), ..offer(amount) };
+    let (base, sepolia) = (Network::BASE, Network::BASE_SEPOLIA);
+    let buyer = |budget: &Budget| {
+        let key: PrivateKeySigner = KEY.parse().unwrap();
+        let payer = Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW));
+        let payer = payer.prefer_networks([base, sepolia]).build();
+        PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap()
+    };
+    for (on_base, on_sepolia, network) in
+        [(9_000, 1_000, Some(base)), (10_001, 1_000, Some(sepolia)), (10_001, 10_002, None)]
+    {
+        let offers = required(&[priced(sepolia, on_sepolia), priced(base, on_base)]);
+        // Whatever happens, the server settles nothing: what counts is where the money was promised.
+        let server = Server::paid(offers, vec![status(400)]).await;
+        let budget = budget(100_000);
+        match (buyer(&budget).post(server.url()).send().await, network) {
+            (Ok(response), Some(network)) => assert_eq!(response.receipt().unwrap().network, network),
+            (Err(error), None) => {
+                let asked = Usdc::from_atomic(on_base);
+                assert!(matches!(refusal(&error), Refusal::AbovePaymentLimit { asked: best, .. } if *best == asked));
+                assert_eq!((budget.remaining(), server.payments().len()), (budget.total(), 0));
+            }
+            other => panic!("{other:?}"),
+        }
+        let payment = server.payments().first().map(|payment| decode(payment).accepted.read().unwrap().network);
+        assert_eq!(payment, network.map(|network| network.to_string()), "the offer that was echoed");
+    }
 }
 
 #[tokio::test]
@@ -572,7 +631,7 @@ async fn secrets_are_in_no_debug_output_and_no_error() {
     let url = server.url().parse().unwrap();
     let mut headers = http::HeaderMap::new();
     headers.insert("payment-required", required(&[offer(1_000)]).parse().unwrap());
-    let signed = payer(&budget).pay(&http::Method::POST, &url, &headers).await.unwrap().unwrap();
+    let signed = payer(&budget).pay(&http::Method::POST, &url, &headers, None).await.unwrap().unwrap();
     shown += &format!("{signed:?}");
     assert!(signed.header().is_sensitive());
     for secret in [payment.as_str(), signature.trim_matches('"'), signed.header().to_str().unwrap(), &KEY[2..]] {

@@ -24,7 +24,7 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     client::{Budget, Payer},
     eip3009::TokenDomain,
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, PaymentPayload, decode_header},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, PaymentPayload, ResourceInfo, decode_header, v1},
 };
 
 pub const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
@@ -48,7 +48,10 @@ pub enum Answer {
 pub struct Seen {
     pub method: String,
     pub path: String,
+    /// The value of the payment header, in whichever version.
     pub payment: Option<String>,
+    /// The name of that header.
+    pub paid_in: Option<&'static str>,
     pub body: Vec<u8>,
 }
 
@@ -61,10 +64,19 @@ pub struct Server {
 impl Server {
     /// Unpaid requests get a 402 with `required`; paid ones the replies in turn, the last kind again and again being a 500.
     pub async fn paid(required: String, replies: Vec<Reply>) -> Self {
+        Self::selling(move || required_402(&required), replies).await
+    }
+
+    /// The same in v1, whose offers are in the body of the 402.
+    pub async fn paid_in_v1(required: Value, replies: Vec<Reply>) -> Self {
+        Self::selling(move || required_402_v1(&required), replies).await
+    }
+
+    pub async fn selling(demand: impl Fn() -> Response + Send + Sync + 'static, replies: Vec<Reply>) -> Self {
         let replies = Mutex::new(VecDeque::from(replies));
         Self::start(move |seen| {
             if seen.payment.is_none() {
-                return Answer::Response(required_402(&required));
+                return Answer::Response(demand());
             }
             match replies.lock().unwrap().pop_front() {
                 Some(reply) => reply(seen),
@@ -86,10 +98,13 @@ impl Server {
             let (log, answer) = (log.clone(), answer.clone());
             async move {
                 let (parts, body) = request.into_parts();
+                let paid_in =
+                    ["payment-signature", "x-payment"].into_iter().find(|name| parts.headers.contains_key(*name));
                 let seen = Seen {
                     method: parts.method.to_string(),
                     path: parts.uri.to_string(),
-                    payment: parts.headers.get("payment-signature").map(|v| v.to_str().unwrap().to_owned()),
+                    payment: paid_in.map(|name| parts.headers[name].to_str().unwrap().to_owned()),
+                    paid_in,
                     body: axum::body::to_bytes(body, 1 << 20).await.unwrap().to_vec(),
                 };
                 log.lock().unwrap().push(seen.clone());
@@ -130,6 +145,11 @@ pub fn required_402(header: &str) -> Response {
     Response::builder().status(402).header("payment-required", header).body(Body::empty()).unwrap()
 }
 
+pub fn required_402_v1(body: &Value) -> Response {
+    let response = Response::builder().status(402).header("content-type", "application/json; charset=utf-8");
+    response.body(Body::from(body.to_string())).unwrap()
+}
+
 // What the server says.
 
 pub fn offer(amount: u64) -> ExactOffer {
@@ -147,12 +167,33 @@ pub fn required(offers: &[ExactOffer]) -> String {
     encode(json!({ "x402Version": 2, "resource": { "url": "http://evaluator.example" }, "accepts": accepts }))
 }
 
+/// The body of a 402 of v1. It says nothing of flows, unless one is other than usual.
+pub fn required_v1(offers: &[ExactOffer]) -> Value {
+    let resource = ResourceInfo { url: "http://evaluator.example".into(), ..ResourceInfo::default() };
+    let spell = |offer: &ExactOffer| {
+        let written = offer.to_requirements();
+        let mut spelled = v1::PaymentRequirements::of(&written, offer.network().v1_name().unwrap(), &resource);
+        spelled.extra = Some(written.extra);
+        spelled
+    };
+    let accepts: Vec<_> = offers.iter().map(spell).collect();
+    json!({ "x402Version": 1, "error": "X-PAYMENT header is required", "accepts": accepts })
+}
+
 pub fn encode(message: impl ToString) -> String {
     STANDARD.encode(message.to_string())
 }
 
 pub fn decode(payment: &str) -> PaymentPayload {
     decode_header(payment.as_bytes(), usize::MAX).unwrap()
+}
+
+/// What was signed, in either version.
+pub fn payload(payment: &str) -> ExactPayload {
+    match decode_header::<v1::PaymentPayload>(payment.as_bytes(), usize::MAX) {
+        Ok(payment) => payment.payload.read().unwrap(),
+        Err(_) => decode(payment).payload.read().unwrap(),
+    }
 }
 
 pub fn transaction() -> B256 {
@@ -175,6 +216,28 @@ pub fn with_settlement(status: u16, settlement: impl ToString) -> Reply {
 
 pub fn settled() -> Reply {
     with_settlement(200, settlement())
+}
+
+pub fn settlement_v1() -> Value {
+    json!({ "success": true, "payer": PAYER, "transaction": transaction(), "network": "base-sepolia" })
+}
+
+pub fn settled_in_v1() -> Reply {
+    with_settlement_v1(200, settlement_v1())
+}
+
+pub fn with_settlement_v1(status: u16, settlement: impl ToString) -> Reply {
+    let header = encode(settlement);
+    Box::new(move |_| {
+        let response = Response::builder().status(status).header("x-payment-response", header);
+        Answer::Response(response.body(Body::from("the evaluation")).unwrap())
+    })
+}
+
+pub fn required_again_v1(amount: u64, error: Value) -> Reply {
+    let mut required = required_v1(&[offer(amount)]);
+    required["error"] = error;
+    Box::new(move |_| Answer::Response(required_402_v1(&required)))
 }
 
 pub fn status(status: u16) -> Reply {
@@ -229,7 +292,7 @@ pub struct Bank(Arc<Mutex<BTreeMap<B256, ExactPayload>>>);
 impl Bank {
     /// Executes a payment if its signature is good.
     pub fn settle(&self, payment: &str) {
-        let payload = decode(payment).payload.read().unwrap();
+        let payload = payload(payment);
         let authorization = &payload.authorization;
         let domain = TokenDomain::of(&Network::BASE_SEPOLIA.usdc().unwrap());
         assert_eq!(payload.signature.recover(authorization.signing_hash(&domain)).unwrap(), authorization.from);

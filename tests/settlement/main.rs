@@ -2,9 +2,11 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod batch;
 mod faults;
 mod lane;
 mod reconcile;
 mod settle;
 mod stage;
+mod upkeep;
 mod verify;

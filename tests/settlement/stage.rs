@@ -18,7 +18,7 @@ use tower_x402::{
         Authenticity, Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome,
         Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
     },
-    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits},
+    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, StoredResponse},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
@@ -162,6 +162,29 @@ impl Stage {
         verified
     }
 
+    /// Enters a payment into the ledger whose work is done and whose answer is kept, by a process that is gone.
+    pub(crate) async fn produced(&self, payment: &Prechecked) {
+        let funds = self.verify(payment).await.unwrap().funds;
+        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+        let now = self.clock.now();
+        let record = Record::new(payment, request, now, now - 1);
+        let Reservation::New(lease) = self.ledger.reserve(record).await.unwrap() else { panic!("known") };
+        let response = StoredResponse {
+            status: http::StatusCode::OK,
+            headers: http::HeaderMap::new(),
+            body: bytes::Bytes::from_static(b"answer"),
+            trailers: None,
+            stored_at: now,
+        };
+        for step in [
+            FulfilmentStep::Admit { funds, due: false },
+            FulfilmentStep::Start { until: 0 },
+            FulfilmentStep::Produce { body: None, at: now, response: Some(Arc::new(response)) },
+        ] {
+            self.ledger.fulfil(&lease, step).await.unwrap();
+        }
+    }
+
     /// Settles the payment and enters the outcome into the ledger.
     pub(crate) async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let outcome = self.facilitator.settle(payment, verified).await?;
@@ -278,6 +301,17 @@ pub(crate) fn execution(authorization: &Authorization, signature: &PaymentSignat
         s: B256::from_slice(&bytes[32..64]),
     }
     .abi_encode()
+}
+
+/// Returns when the condition holds; panics if that takes too long.
+pub(crate) async fn until(mut condition: impl AsyncFnMut() -> bool) {
+    for _ in 0..1_000 {
+        if condition().await {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("it did not happen within ten seconds");
 }
 
 pub(crate) fn paid_by(outcome: &Result<Outcome, FacilitatorError>) -> B256 {

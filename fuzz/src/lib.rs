@@ -1,0 +1,195 @@
+//! What must hold for any bytes from the network, whoever sent them.
+//!
+//! Each function takes arbitrary bytes and panics if a promise is broken. The fuzz targets call them with what libFuzzer
+//! makes up; the test `fuzz_corpus` calls them with the seeds and with mutations of them, on stable Rust.
+
+mod buyer;
+mod seller;
+mod wire;
+
+use alloy_primitives::{B256, U256};
+use serde_json::{Map, Value, value::RawValue};
+use tower_x402::{
+    Network,
+    protocol::{
+        DecodeError, ExactOffer, FacilitatorRequest, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, PaymentRequired,
+        PaymentRequirements, SettlementResponse, SupportedKind, SupportedResponse, Verbatim, VerifyResponse,
+        decode_header, encode_header, header_name, v1,
+    },
+};
+
+use self::wire::{depth, is_echoed, reread, same};
+
+/// How far an input got. Seeds are checked for it, so that they do not quietly cease to reach what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    /// It is no message.
+    Unread,
+    /// It is one, and nothing came of it.
+    Read,
+    /// A payment that passed every local check but the signature's: the chain was asked.
+    Judged,
+    /// A payment that was reserved, an offer that was paid, an answer that counts as settlement.
+    Believed,
+}
+
+/// A promise about any bytes: panics if they break it.
+pub type Property = fn(&[u8]) -> Depth;
+
+/// Every property, by the name of its fuzz target and of its corpus.
+pub const PROPERTIES: [(&str, Property); 6] = [
+    ("payment_v1", payment_v1),
+    ("payment_v2", payment_v2),
+    ("required_v1", required_v1),
+    ("required_v2", required_v2),
+    ("answers", answers),
+    ("card", card),
+];
+
+/// `X-PAYMENT`, or the JSON inside it: written as it is read, and good for nothing but what was signed.
+pub fn payment_v1(input: &[u8]) -> Depth {
+    let value = &wire::as_header(input);
+    let message = decode_header::<v1::PaymentPayload>(value, MAX_PAYMENT_HEADER).ok();
+    let is_whole = message.as_ref().map(|message| {
+        let json = wire::inside(value, message);
+        reread::<v1::PaymentPayload>(&json);
+        is_echoed(&json, &message.payload);
+        message.payload.read().map(|payload| same(&payload)).is_ok()
+    });
+    seller::present(header_name::X_PAYMENT, value, is_whole)
+}
+
+/// `PAYMENT-SIGNATURE`, or the JSON inside it: likewise.
+pub fn payment_v2(input: &[u8]) -> Depth {
+    let value = &wire::as_header(input);
+    let message = decode_header::<PaymentPayload>(value, MAX_PAYMENT_HEADER).ok();
+    let is_whole = message.as_ref().map(|message| {
+        let json = wire::inside(value, message);
+        reread::<PaymentPayload>(&json);
+        is_echoed(&json, &message.accepted);
+        is_echoed(&json, &message.payload);
+        message.resource.iter().for_each(|resource| is_echoed(&json, resource));
+        message.extensions.iter().for_each(|extensions| is_echoed(&json, extensions));
+        let offer = offer(&message.accepted);
+        let payload = message.payload.read().map(|payload| same(&payload));
+        offer.is_some() && payload.is_ok() && has_good_id(&message.extensions)
+    });
+    seller::present(header_name::PAYMENT_SIGNATURE, value, is_whole)
+}
+
+/// The body of a 402 to a client of v1.
+pub fn required_v1(input: &[u8]) -> Depth {
+    let Some((message, _)) = reread::<v1::PaymentRequired>(input) else { return Depth::Unread };
+    for offer in &message.accepts {
+        is_echoed(input, offer);
+        if let Ok(offer) = offer.read() {
+            same(&offer);
+        }
+    }
+    Depth::Read
+}
+
+/// `PAYMENT-REQUIRED`, or the JSON inside it: echoed to the byte, and paid within the budget or not at all.
+pub fn required_v2(input: &[u8]) -> Depth {
+    if let Some((message, _)) = reread::<PaymentRequired>(input) {
+        same(&message.resource);
+        for accepted in &message.accepts {
+            is_echoed(input, accepted);
+            offer(accepted);
+        }
+        message.extensions.iter().for_each(|extensions| is_echoed(input, extensions));
+    }
+    buyer::asked(&wire::as_header(input))
+}
+
+/// What a facilitator answers, and `PAYMENT-RESPONSE`: a payer takes it for a settlement only if it says so of its payment.
+pub fn answers(input: &[u8]) -> Depth {
+    let mut read = false;
+    read |= reread::<VerifyResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
+    read |= reread::<SupportedResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
+    read |= reread::<v1::SettlementResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
+    read |= reread::<FacilitatorRequest>(input).is_some();
+    if let Some((first, second)) = reread::<SettlementResponse>(input) {
+        assert_eq!(first, second);
+        first.extensions.iter().for_each(|extensions| is_echoed(input, extensions));
+        let in_v1 = v1::SettlementResponse::from(&first);
+        same(&in_v1);
+        assert_eq!((in_v1.success, &in_v1.transaction), (first.success, &first.transaction));
+        read = true;
+    }
+    buyer::told(&wire::as_header(input)).max(if read { Depth::Read } else { Depth::Unread })
+}
+
+/// JSON of any form and size in the places that the protocol leaves open, such as an agent's card of 64 KiB.
+pub fn card(input: &[u8]) -> Depth {
+    let Ok(card) = std::str::from_utf8(input) else { return Depth::Unread };
+    let Ok(raw) = serde_json::from_str::<&RawValue>(card) else { return Depth::Unread };
+    // Around it a payment that is good, and an offer to pay. Neither is worth less or more for it.
+    let payment = seller::genuine_with("extensions", raw.get());
+    let header = encode_header(&raw_json(&payment)).expect("JSON can be written");
+    let fits = header.len() <= MAX_PAYMENT_HEADER;
+    let is_whole = match decode_header::<PaymentPayload>(header.as_bytes(), MAX_PAYMENT_HEADER) {
+        Ok(message) => {
+            assert!(fits);
+            // What is null is absent.
+            assert_eq!(message.extensions.as_ref().map_or("null", Verbatim::text), raw.get());
+            reread::<PaymentPayload>(payment.as_bytes());
+            Some(has_good_id(&message.extensions))
+        }
+        Err(DecodeError::TooLarge { size, limit }) => {
+            assert!(!fits && size == header.len() && limit < size);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let reached = seller::present(header_name::PAYMENT_SIGNATURE, header.as_bytes(), is_whole);
+    assert_eq!(reached, if is_whole == Some(true) { Depth::Believed } else { Depth::Unread });
+    buyer::asked(encode_header(&raw_json(&buyer::demand_with(raw.get()))).expect("JSON can be written").as_bytes());
+
+    let Ok(read) = serde_json::from_str::<Map<String, Value>>(raw.get()) else { return Depth::Read };
+    assert!(read.values().all(|value| depth(value) < 128), "a reader's stack is bounded");
+    let network = "base".to_owned();
+    same(&SupportedKind { x402_version: 2, scheme: "exact".into(), network, extra: Some(read.clone()) });
+    let id = PaymentId::of_random(B256::repeat_byte(7));
+    let offered: Verbatim<Map<String, Value>> = serde_json::from_str(raw.get()).expect("it is JSON");
+    if let Some(named) = id.add_to(&offered) {
+        assert_eq!(PaymentId::of(&named.read().expect("what was written can be read")), Ok(Some(id)));
+        wire::is_echoed_but_for_id(raw.get(), named.text());
+    }
+    if let Ok(Some(id)) = PaymentId::of(&read) {
+        assert!((16..=128).contains(&id.as_str().len()));
+    }
+    Depth::Believed
+}
+
+/// An offer means the same after it is read and written; `None` if it is not an offer in the protocol's form.
+fn offer(text: &Verbatim<PaymentRequirements>) -> Option<PaymentRequirements> {
+    let requirements = text.read().ok()?;
+    same(&requirements);
+    if let Ok(offer) = ExactOffer::try_from(&requirements) {
+        let written = offer.to_requirements();
+        assert_eq!(ExactOffer::try_from(&written).as_ref(), Ok(&offer));
+        let significant = |digits: &str| digits.trim_start_matches('0').to_owned();
+        assert_eq!(significant(&written.amount), significant(&requirements.amount));
+        // Read with 0x, 0X or neither, in any case.
+        let digits = |text: &str| text.to_ascii_lowercase().trim_start_matches("0x").to_owned();
+        assert_eq!(digits(&written.asset), digits(&requirements.asset));
+        assert_eq!(digits(&written.pay_to), digits(&requirements.pay_to));
+        assert_eq!(written.network.parse(), requirements.network.parse::<Network>());
+        assert_eq!(written.max_timeout_seconds, requirements.max_timeout_seconds);
+        for field in ["name", "version"] {
+            assert_eq!(written.extra[field], requirements.extra[field]);
+        }
+        assert!(offer.amount <= U256::MAX && requirements.amount.len() <= 78);
+    }
+    Some(requirements)
+}
+
+/// Whether a payment's extensions can be read where they are looked at for an id, and hold none that is none.
+fn has_good_id(extensions: &Option<Verbatim<Map<String, Value>>>) -> bool {
+    extensions.as_ref().is_none_or(|extensions| extensions.read().is_ok_and(|all| PaymentId::of(&all).is_ok()))
+}
+
+fn raw_json(text: &str) -> Box<RawValue> {
+    RawValue::from_string(text.to_owned()).expect("JSON inside JSON is JSON")
+}

@@ -1,0 +1,349 @@
+//! One transaction: signed, journalled, sent, followed to its end.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_consensus::TxEip1559;
+use alloy_primitives::{Address, B256, Bytes, U256};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    batch::{self, GasLimit},
+    broadcast::Sent,
+    confirm::{Flight, Seen},
+    deploy::BatchSettler,
+    engine::{Engine, WATCH_LIMIT, Watched},
+    fees::Fees,
+    lane::{Place, Slot},
+    member::Member,
+    rpc::Receipt,
+    transaction::Signed,
+    transfer,
+};
+use crate::{
+    facilitator::{FacilitatorError, Outcome},
+    ledger::{LedgerError, PaymentKey, SettlementStep, Submission},
+    protocol::Reason,
+};
+
+/// A node that holds a broadcast until inclusion lets go after 6 s on Base; this is how long we hold on.
+const SYNC_LIMIT: Duration = Duration::from_secs(8);
+/// How long the last look before a deadline may take.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often the price of one nonce is raised.
+const MAX_RAISES: usize = 3;
+/// How often a nonce is given up to another process in one attempt.
+const MAX_COLLISIONS: usize = 256;
+/// For how long after a submission other processes leave its payments alone, in seconds, beyond the time to confirm.
+const SETTLING_SLACK: u64 = 45;
+
+/// What a transaction calls.
+struct Call {
+    to: Address,
+    input: Bytes,
+    gas_limit: u64,
+}
+
+impl Engine {
+    /// Settles these payments in one transaction, and answers them.
+    pub(super) async fn attempt(self: &Arc<Self>, mut members: Vec<Member>, place: Place) {
+        let (fees, mut slot) = match self.fees.get(&self.rpc).await {
+            Ok(fees) => match self.lane.take(place).await {
+                Ok(slot) => (fees, slot),
+                Err(error) => return self.give_up_all(members, error).await,
+            },
+            Err(error) => return self.give_up_all(members, error).await,
+        };
+        let call = self.call(&members);
+        let transaction = self.transaction(slot.nonce(), fees, call.gas_limit, call.to, call.input);
+        let (transaction, signed) = match self.sign_and_journal(&mut members, &mut slot, transaction).await {
+            Ok(Some(signed)) => signed,
+            Ok(None) => return self.give_back(slot).await,
+            Err(error) => {
+                self.give_back(slot).await;
+                return self.give_up_all(members, error).await;
+            }
+        };
+        slot.sent();
+        let started = Instant::now();
+        let _watched = Watched::enter(self, signed.hash);
+        let (lane_nonce, payments, gas_limit) = (slot.nonce(), members.len(), transaction.gas_limit);
+        tracing::debug!(transaction = %signed.hash, lane_nonce, payments, gas_limit, "sending");
+        let limit = SYNC_LIMIT.min(self.confirm_timeout);
+        match self.node.send(&self.rpc, &signed.raw, signed.hash, limit).await {
+            Sent::Included(receipt) => self.included(members, slot, &receipt, started).await,
+            sent @ (Sent::Pooled | Sent::Perhaps) => {
+                let certainly = matches!(sent, Sent::Pooled);
+                let flight = Flight::new(signed.raw, signed.hash, certainly, &self.pace);
+                self.follow(members, slot, flight, (transaction, fees), started).await;
+            }
+            sent @ (Sent::NonceUsed | Sent::NonceContested) => {
+                // A retry below us may have sent it twice.
+                if let Ok(Some(receipt)) = self.rpc.receipt(signed.hash).await {
+                    return self.included(members, slot, &receipt, started).await;
+                }
+                tracing::warn!(lane_nonce, "another process uses the settlement key");
+                match sent {
+                    Sent::NonceUsed => slot.consumed_by_another(),
+                    _ => slot.displaced(),
+                }
+                members.iter_mut().for_each(|member| member.spent.push(signed.hash));
+                self.again(members).await;
+            }
+            refusal => {
+                members.iter_mut().for_each(|member| member.spent.push(signed.hash));
+                self.give_back(slot).await;
+                match self.refused(refusal).await {
+                    Ok(()) => self.again(members).await,
+                    Err(error) => self.give_up_all(members, error).await,
+                }
+            }
+        }
+    }
+
+    /// One payment is a call of its token, several are a call of the contract that takes them.
+    fn call(&self, members: &[Member]) -> Call {
+        if let [member] = members {
+            let input = transfer::calldata(member.payment.authorization(), member.payment.signature());
+            return Call { to: member.expected.token, gas_limit: self.gas_limit(&input, member.verified.gas), input };
+        }
+        let mut gas = GasLimit::new(self.batch_gas_cap);
+        for member in members {
+            gas.admit(member.verified.gas);
+        }
+        let packed: Vec<_> = members.iter().filter_map(Member::packed).collect();
+        let token = members.first().map_or(Address::ZERO, |member| member.expected.token);
+        Call {
+            to: BatchSettler::ADDRESS,
+            input: batch::encode(token, self.batch_gas_cap, &packed),
+            gas_limit: gas.get(),
+        }
+    }
+
+    /// Makes the transaction and all its payments known to the journal before anybody else can know it. Those that are
+    /// settled meanwhile, or another process's, are left out; `None` if nobody remains.
+    async fn sign_and_journal(
+        self: &Arc<Self>,
+        members: &mut Vec<Member>,
+        slot: &mut Slot,
+        mut transaction: TxEip1559,
+    ) -> Result<Option<(TxEip1559, Signed)>, FacilitatorError> {
+        for _ in 0..MAX_COLLISIONS {
+            transaction.nonce = slot.nonce();
+            let signed = self.sign(transaction.clone()).await?;
+            let payments = members.iter().map(|member| member.key).collect();
+            match self.ledger.submit(self.submission(&signed, slot.nonce(), payments)).await {
+                Ok(()) => {
+                    for member in members {
+                        member.journalled.push(signed.hash);
+                        member.attempts += 1;
+                    }
+                    return Ok(Some((transaction, signed)));
+                }
+                Err(LedgerError::NonceTaken { next }) => slot.skip_to(next),
+                Err(LedgerError::NotDue(keys)) => {
+                    let (others, kept): (Vec<_>, Vec<_>) =
+                        members.drain(..).partition(|member| keys.contains(&member.key));
+                    *members = kept;
+                    for member in others {
+                        self.finish_as_recorded(member).await;
+                    }
+                    if members.is_empty() {
+                        return Ok(None);
+                    }
+                    let call = self.call(members);
+                    transaction.gas_limit = call.gas_limit;
+                    transaction.to = call.to.into();
+                    transaction.input = call.input;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(FacilitatorError::Busy { what: "the nonces of the settlement key", retry_after: Duration::from_secs(2) })
+    }
+
+    pub(super) fn submission(&self, signed: &Signed, nonce: u64, payments: Vec<PaymentKey>) -> Submission {
+        let at = self.clock.now();
+        Submission {
+            sender: self.sender(),
+            nonce,
+            hash: signed.hash,
+            raw: signed.raw.clone(),
+            payments,
+            by: self.process,
+            at,
+            until: at.saturating_add(self.confirm_timeout.as_secs()).saturating_add(SETTLING_SLACK),
+        }
+    }
+
+    /// Follows a transaction until its nonce is resolved. Who waits for the outcome is told `Unknown` in good time.
+    async fn follow(
+        self: &Arc<Self>,
+        mut members: Vec<Member>,
+        slot: Slot,
+        mut flight: Flight,
+        (mut transaction, mut fees): (TxEip1559, Fees),
+        started: Instant,
+    ) {
+        let raise_after = (6 * self.pace.block_time()).max(Duration::from_secs(2));
+        let answer_at = started + self.confirm_timeout;
+        let mut raised = Vec::new();
+        loop {
+            let is_awaited = members.iter().any(Member::is_awaited);
+            let deadline = match is_awaited {
+                true => answer_at.min(Instant::now() + raise_after),
+                false => Instant::now() + 4 * raise_after,
+            };
+            // A last look that hangs must not keep the callers.
+            let watch = timeout_at(deadline + GRACE, flight.watch(&self.rpc, &self.node, &self.pace, deadline));
+            match watch.await.unwrap_or(Seen::NotYet) {
+                Seen::Included(receipt) => return self.included(members, slot, &receipt, started).await,
+                Seen::Displaced => {
+                    tracing::warn!(lane_nonce = slot.nonce(), "another transaction took the nonce");
+                    slot.consumed_by_another();
+                    for member in &mut members {
+                        member.spent.clone_from(&member.journalled);
+                    }
+                    // Whoever was told "unknown" asks again, or the upkeep does, and decides what happens next.
+                    let (awaited, alone): (Vec<_>, Vec<_>) = members.into_iter().partition(Member::is_awaited);
+                    self.again(awaited).await;
+                    drop(alone);
+                    return;
+                }
+                Seen::NotYet => {}
+            }
+            if Instant::now() >= answer_at && is_awaited {
+                tracing::warn!(transaction = %flight.hash(), "not in a block in time; its fate is unknown");
+                for member in &mut members {
+                    drop(member.answer(Ok(Outcome::Unknown { transaction: Some(flight.hash()) })));
+                }
+            }
+            if started.elapsed() >= WATCH_LIMIT {
+                return slot.displaced();
+            }
+            if raised.len() < MAX_RAISES
+                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees).await
+            {
+                raised.push(Watched::enter(self, better.hash));
+                self.node.resend(&self.rpc, &better.raw).await;
+                flight.replaced_by(better.raw, better.hash);
+            }
+        }
+    }
+
+    /// Signs the same call with the same nonce for a better price, if the price is what it waits for.
+    async fn raise(
+        &self,
+        members: &mut [Member],
+        slot: &Slot,
+        transaction: &mut TxEip1559,
+        fees: &mut Fees,
+    ) -> Result<Option<Signed>, FacilitatorError> {
+        self.fees.forget().await;
+        if self.fees.get(&self.rpc).await?.max_fee <= fees.max_fee.saturating_add(fees.max_fee / 10) {
+            return Ok(None);
+        }
+        let raised = self.fees.raise(&self.rpc, *fees).await?;
+        let (gas_limit, input) = (transaction.gas_limit, transaction.input.clone());
+        let to = transaction.to.to().copied().unwrap_or_default();
+        let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
+        let signed = self.sign(better.clone()).await?;
+        let payments = members.iter().map(|member| member.key).collect();
+        self.ledger.submit(self.submission(&signed, slot.nonce(), payments)).await?;
+        (*transaction, *fees) = (better, raised);
+        members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
+        tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
+        Ok(Some(signed))
+    }
+
+    /// What an included transaction did to each of its payments. Those that a batch did not pay are looked at again, and get a
+    /// transaction of their own.
+    async fn included(self: &Arc<Self>, members: Vec<Member>, slot: Slot, receipt: &Receipt, started: Instant) {
+        self.account(receipt, started);
+        slot.consumed();
+        self.queue.changed.notify_one();
+        let shared = members.len() > 1;
+        let (paid, unpaid): (Vec<_>, Vec<_>) =
+            members.into_iter().partition(|member| member.expected.is_paid_by(receipt));
+        let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
+        let fee = receipt.cost().checked_div(U256::from(paid.len()));
+        self.totals().settled += paid.len() as u64;
+        for member in paid {
+            self.finish(member, Ok(Outcome::Settled { transaction, block, fee })).await;
+        }
+        if shared {
+            let mut left_behind = Vec::new();
+            for mut member in unpaid {
+                tracing::info!(parent: &member.span, %transaction, "in a batch that did not pay it");
+                member.left_behind = true;
+                member.spent.push(transaction);
+                left_behind.push(member);
+            }
+            return self.again(left_behind).await;
+        }
+        for member in unpaid {
+            let outcome = self.conclude(&member, receipt).await;
+            self.finish(member, outcome).await;
+        }
+    }
+
+    /// Tells what became of a payment: whoever waits, else the ledger.
+    pub(super) async fn finish(&self, mut member: Member, outcome: Result<Outcome, FacilitatorError>) {
+        match member.answer(outcome) {
+            None => {}
+            Some(Ok(outcome)) => self.record(&member.key, outcome.step()).await,
+            Some(Err(error)) => tracing::warn!(parent: &member.span, %error, "not settled; it will be tried again"),
+        }
+    }
+
+    /// Another process was faster, or is at it.
+    async fn finish_as_recorded(&self, member: Member) {
+        let outcome = match self.ledger.get(&member.key).await {
+            Ok(Some(record)) => match record.settlement.paid_by() {
+                Some(transaction) => {
+                    Ok(Outcome::Settled { transaction, block: record.settlement.block(), fee: record.fee })
+                }
+                None => Ok(Outcome::Unknown { transaction: record.transactions.last().copied() }),
+            },
+            Ok(None) => Ok(member.unknown()),
+            Err(error) => Err(error.into()),
+        };
+        self.finish(member, outcome).await;
+    }
+
+    /// Nothing more can be done now. If no node took any transaction of the payment, it is due again; otherwise its fate is
+    /// unknown.
+    pub(super) async fn give_up(&self, member: Member, error: FacilitatorError) {
+        if member.journalled.is_empty() {
+            return self.finish(member, Err(error)).await;
+        }
+        let unknown = Ok(member.unknown());
+        if !member.is_clean() {
+            return self.finish(member, unknown).await;
+        }
+        let was_spent = |transaction: &B256| member.spent.contains(transaction);
+        let record = self.ledger.get(&member.key).await.ok().flatten();
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
+        let is_due = record.is_some_and(|record| record.transactions.iter().all(was_spent))
+            && self.ledger.settle(&member.key, step).await.is_ok();
+        self.finish(member, if is_due { Err(error) } else { unknown }).await;
+    }
+
+    async fn give_up_all(&self, members: Vec<Member>, error: FacilitatorError) {
+        for member in members {
+            self.give_up(member, error.clone()).await;
+        }
+    }
+
+    /// A fact about the chain stays true if the ledger is slow to take it; what it does not take now is found again.
+    pub(super) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
+        for attempt in 1..=5_u32 {
+            match self.ledger.settle(key, step.clone()).await {
+                Ok(()) | Err(LedgerError::Forbidden(_)) => return,
+                Err(error) => {
+                    tracing::warn!(%error, attempt, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
+                    tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
+                }
+            }
+        }
+    }
+}

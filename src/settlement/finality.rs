@@ -1,0 +1,143 @@
+//! Settled payments, until their blocks are final.
+
+use std::{collections::HashMap, sync::Arc};
+
+use alloy_primitives::B256;
+
+use super::{
+    engine::Engine,
+    judge::Expected,
+    rpc::{Block, Receipt, RpcFailure},
+};
+use crate::{
+    facilitator::{FacilitatorError, Prechecked},
+    ledger::{Listing, PaymentKey, Record, SettlementState, SettlementStep},
+};
+
+/// How far the chain was followed.
+#[derive(Default)]
+pub(super) struct Horizon {
+    /// The newest block seen.
+    head: Option<Block>,
+    /// The newest final block seen.
+    finalized: u64,
+}
+
+/// Receipts are asked for once per pass and transaction.
+type Receipts = HashMap<B256, Option<Receipt>>;
+
+impl Engine {
+    /// Records what has become final, and notices what a reorganization undid.
+    pub(super) async fn follow_the_chain(self: &Arc<Self>, horizon: &mut Horizon) -> Result<(), FacilitatorError> {
+        let settled = self.settled(None, None, 1).await?;
+        if settled.is_empty() {
+            *horizon = Horizon::default();
+            return Ok(());
+        }
+        let Some(head) = self.rpc.block("latest").await? else { return Ok(()) };
+        if let Some(seen) = horizon.head.replace(head)
+            && self.is_gone(&seen).await?
+        {
+            tracing::warn!(block = %seen.number, "the chain was reorganized");
+            self.lane.rewind();
+            self.send_again(true).await?;
+            self.check_settled(None).await?;
+        }
+        let finalized = match self.rpc.block("finalized").await {
+            Ok(block) => block.map_or(0, |block| block.number.saturating_to()),
+            // A node that does not know the word.
+            Err(RpcFailure::Refused { .. }) => 0,
+            Err(failure) => return Err(failure.into()),
+        };
+        if finalized > horizon.finalized {
+            self.check_settled(Some(finalized)).await?;
+            horizon.finalized = finalized;
+            let in_blocks = self.rpc.nonce(self.signer.address(), "finalized").await?;
+            self.ledger.forget_nonces(&self.sender(), in_blocks).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a block seen before is not on the chain any more.
+    async fn is_gone(&self, seen: &Block) -> Result<bool, FacilitatorError> {
+        let now = self.rpc.block_at(seen.number.saturating_to()).await?;
+        // A node behind the one asked before does not know the block yet.
+        Ok(now.is_some_and(|now| now.hash != seen.hash))
+    }
+
+    /// Looks at the receipts of settled payments again: of all, or of those in blocks that are final.
+    async fn check_settled(self: &Arc<Self>, finalized: Option<u64>) -> Result<(), FacilitatorError> {
+        let mut receipts = Receipts::new();
+        let mut after = None;
+        loop {
+            let page = self.settled(finalized, after, 256).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = Some(last.key);
+            for record in page {
+                self.check(record, finalized, &mut receipts).await?;
+            }
+            receipts.clear();
+        }
+    }
+
+    async fn check(
+        self: &Arc<Self>,
+        mut record: Record,
+        finalized: Option<u64>,
+        receipts: &mut Receipts,
+    ) -> Result<(), FacilitatorError> {
+        let Some(transaction) = record.settlement.paid_by() else { return Ok(()) };
+        let receipt = match receipts.get(&transaction) {
+            Some(receipt) => receipt.clone(),
+            None => {
+                let receipt = self.receipt_at_last(transaction).await?;
+                receipts.insert(transaction, receipt.clone());
+                receipt
+            }
+        };
+        let expected = Expected::of_payment(&Prechecked::of_record(&record));
+        let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
+            tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");
+            self.totals().undone += 1;
+            self.record(&record.key, SettlementStep::Undo).await;
+            if let Some(now) = self.ledger.get(&record.key).await? {
+                record = now;
+            }
+            return self.take_up(record).await;
+        };
+        let block = receipt.block();
+        if record.settlement.block() != Some(block) {
+            let step = SettlementStep::Settle { transaction, block: Some(block), fee: record.fee };
+            self.record(&record.key, step).await;
+        }
+        if finalized.is_some_and(|finalized| block <= finalized) {
+            self.record(&record.key, SettlementStep::Finalize).await;
+        }
+        Ok(())
+    }
+
+    /// The receipt; that there is none is believed the second time.
+    async fn receipt_at_last(&self, transaction: B256) -> Result<Option<Receipt>, FacilitatorError> {
+        if let Some(receipt) = self.rpc.receipt(transaction).await? {
+            return Ok(Some(receipt));
+        }
+        tokio::time::sleep(self.pace.poll_interval()).await;
+        Ok(self.rpc.receipt(transaction).await?)
+    }
+
+    async fn settled(
+        &self,
+        up_to_block: Option<u64>,
+        after: Option<PaymentKey>,
+        limit: usize,
+    ) -> Result<Vec<Record>, FacilitatorError> {
+        let listing = Listing {
+            network: Some(self.network),
+            up_to_block,
+            after,
+            limit,
+            ..Listing::of([SettlementState::Settled])
+        };
+        Ok(self.ledger.list(&listing).await?)
+    }
+}

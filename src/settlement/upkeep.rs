@@ -1,0 +1,232 @@
+//! What has to be done without being asked.
+//!
+//! A process may have died between any two steps, a node may have forgotten a transaction, a request may be gone whose payment
+//! is still open. From time to time everything open that nobody looks after is looked at: what is on the chain is recorded, what
+//! was lost is sent again, what is due is settled. Where nothing is open, the node is not asked anything.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_consensus::{Transaction as _, TxEnvelope};
+use alloy_eips::Decodable2718 as _;
+use alloy_primitives::Bytes;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use super::{broadcast::Sent, engine::Engine, fees::Fees, finality::Horizon, rpc::RpcFailure};
+use crate::{
+    facilitator::{FacilitatorError, Outcome, Prechecked, Verified},
+    ledger::{
+        Fulfilment, LedgerError, Listing, NONCE_HELD_SECONDS, Record, Settlement, SettlementState, SettlementStep,
+        Settling, Submission,
+    },
+};
+
+/// What is open.
+const OPEN: [SettlementState; 3] = [SettlementState::Due, SettlementState::Submitted, SettlementState::Unknown];
+/// How long after it was submitted a transaction that nobody watches is sent again, in seconds.
+const QUIET: u64 = 10;
+/// How many payments are looked at at a time.
+const AT_A_TIME: usize = 16;
+/// Between two looks at the same payment lies a quarter of its age, within these bounds, in seconds.
+const PAUSES: std::ops::RangeInclusive<u64> = 2..=300;
+/// How often the key's balance is looked at while it is used.
+const TANK_INTERVAL: Duration = Duration::from_secs(60);
+/// The tank is low when it does not pay for this many more transactions.
+const TANK_LOW: u64 = 200;
+/// Gas for a transfer of nothing to oneself.
+const FILLER_GAS: u64 = 21_000;
+
+/// What one pass remembers for the next.
+#[derive(Default)]
+struct Memory {
+    horizon: Horizon,
+    tank: Option<(Instant, u64)>,
+}
+
+impl Engine {
+    /// Looks after everything for as long as the engine is used.
+    pub(crate) fn keep_up(self: &Arc<Self>, interval: Duration) {
+        let (engine, hint) = (Arc::downgrade(self), self.hint.clone());
+        tokio::spawn(async move {
+            let mut memory = Memory::default();
+            while let Some(engine) = engine.upgrade() {
+                if let Err(error) = engine.look_after(&mut memory).await {
+                    tracing::warn!(%error, "open payments could not be looked after");
+                }
+                drop(engine);
+                let _ = timeout(interval, hint.notified()).await;
+            }
+        });
+    }
+
+    /// One pass over everything open.
+    async fn look_after(self: &Arc<Self>, memory: &mut Memory) -> Result<(), FacilitatorError> {
+        let caught_up = *self.caught_up.borrow();
+        self.send_again(!caught_up).await?;
+        if !caught_up {
+            self.each_open(&[SettlementState::Submitted, SettlementState::Unknown]).await?;
+            self.caught_up.send_replace(true);
+        }
+        if !self.is_closing() {
+            self.each_open(&OPEN).await?;
+        }
+        self.follow_the_chain(&mut memory.horizon).await?;
+        self.watch_the_tank(memory).await
+    }
+
+    /// Takes up all payments in these states that nobody looks after.
+    async fn each_open(self: &Arc<Self>, states: &[SettlementState]) -> Result<(), FacilitatorError> {
+        let now = self.clock.now();
+        let mut listing = Listing {
+            network: Some(self.network),
+            settlement: states.to_vec(),
+            idle_at: Some(now),
+            ..Listing::default()
+        };
+        loop {
+            let page = self.ledger.list(&listing).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            listing.after = Some(last.key);
+            let mut looks = JoinSet::new();
+            for record in page {
+                if looks.len() >= AT_A_TIME {
+                    heed(looks.join_next().await)?;
+                }
+                let engine = self.clone();
+                looks.spawn(async move { engine.take_up(record).await });
+            }
+            while let Some(look) = looks.join_next().await {
+                heed(Some(look))?;
+            }
+        }
+    }
+
+    /// One open payment: what does the chain say, and is it to be settled?
+    pub(super) async fn take_up(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {
+        if self.active.contains(&record.key) {
+            return Ok(());
+        }
+        let now = self.clock.now();
+        let age = now.saturating_sub(record.reserved_at) / 4;
+        let until = now.saturating_add(age.clamp(*PAUSES.start(), *PAUSES.end()));
+        match self.ledger.settle(&record.key, SettlementStep::Take(Settling { by: self.process, until })).await {
+            Ok(()) => {}
+            // Another process was faster, or it is settled.
+            Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        let is_expired = record.authorization.valid_before <= alloy_primitives::U256::from(now);
+        if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
+            let outcome = self.reconcile(&record).await?;
+            let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
+            if is_due && self.is_on_its_way(&record).await? {
+                return Ok(());
+            }
+            self.record(&record.key, outcome.step()).await;
+            if !is_due || is_expired {
+                return Ok(());
+            }
+        }
+        if self.is_owed(&record).await? {
+            let payment = Prechecked::of_record(&record);
+            match self.begin(payment, Verified::default(), None) {
+                Ok(()) | Err(FacilitatorError::Busy { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a transaction for it is sent again if no node has it now.
+    async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
+        let submissions = self.ledger.submissions(&self.sender(), self.lane.consumed()).await?;
+        Ok(submissions.iter().any(|submission| record.transactions.contains(&submission.hash)))
+    }
+
+    /// Whether the seller may take the money without being asked: the payer has the answer, or can have it. Who was told that
+    /// settling failed may have paid again, and is not charged behind its back.
+    async fn is_owed(&self, record: &Record) -> Result<bool, FacilitatorError> {
+        Ok(match record.fulfilment {
+            Fulfilment::Delivered => true,
+            Fulfilment::Produced => record.last_failure.is_none() && self.ledger.response(&record.key).await?.is_some(),
+            Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
+        })
+    }
+
+    /// Sends journalled transactions again that nobody watches: their process died, or the node lost them. The youngest are left to
+    /// whoever just sent them, unless it is `certain` that nobody did.
+    pub(super) async fn send_again(self: &Arc<Self>, certain: bool) -> Result<(), FacilitatorError> {
+        let now = self.clock.now();
+        let is_quiet = |submission: &Submission| {
+            !self.watches(submission.hash) && (certain || submission.at.saturating_add(QUIET) < now)
+        };
+        let mut quiet = self.ledger.submissions(&self.sender(), self.lane.consumed()).await?;
+        quiet.retain(is_quiet);
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        let next = self.rpc.nonce(self.signer.address(), "latest").await?;
+        self.lane.consumed_below(next);
+        for submission in quiet.into_iter().filter(|submission| submission.nonce >= next) {
+            tracing::info!(transaction = %submission.hash, lane_nonce = submission.nonce, "sending a forgotten transaction again");
+            let sent = self.node.resend(&self.rpc, &submission.raw).await;
+            let is_fresh = submission.at.saturating_add(NONCE_HELD_SECONDS) >= now;
+            if matches!(sent, Sent::Perhaps) && is_fresh {
+                // Whether it is on its way must be known before its payments are judged.
+                return Err(RpcFailure::Silent.into());
+            }
+            if submission.nonce == next && submission.at.saturating_add(NONCE_HELD_SECONDS) < now {
+                self.unblock(&submission).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A transaction that everything behind it waits for, and that nobody follows, is not included: a transfer of nothing takes its
+    /// nonce for a better price. Its payments are open again then.
+    async fn unblock(&self, stuck: &Submission) -> Result<(), FacilitatorError> {
+        let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
+        let paid =
+            Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
+        let fees = self.fees.raise(&self.rpc, paid).await?;
+        let filler = self.transaction(stuck.nonce, fees, FILLER_GAS, self.signer.address(), Bytes::new());
+        let signed = self.sign(filler).await?;
+        match self.ledger.submit(self.submission(&signed, stuck.nonce, Vec::new())).await {
+            Ok(()) => {}
+            Err(LedgerError::NonceTaken { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
+        self.node.resend(&self.rpc, &signed.raw).await;
+        Ok(())
+    }
+
+    /// Warns before the key cannot pay for gas any more; looks only while it is used.
+    async fn watch_the_tank(&self, memory: &mut Memory) -> Result<(), FacilitatorError> {
+        let stats = self.stats();
+        let is_due = memory
+            .tank
+            .is_none_or(|(at, transactions)| at.elapsed() >= TANK_INTERVAL && stats.transactions > transactions);
+        if stats.transactions == 0 || !is_due {
+            return Ok(());
+        }
+        memory.tank = Some((Instant::now(), stats.transactions));
+        let account = self.signer.address();
+        let balance = self.rpc.balance(account).await?;
+        let each = stats.spent / alloy_primitives::U256::from(stats.transactions);
+        if balance < each.saturating_mul(alloy_primitives::U256::from(TANK_LOW)) {
+            tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
+        }
+        Ok(())
+    }
+}
+
+fn heed(look: Option<Result<Result<(), FacilitatorError>, tokio::task::JoinError>>) -> Result<(), FacilitatorError> {
+    match look {
+        Some(Ok(result)) => result,
+        // A panic is reported where it happens; the payment is looked at again.
+        Some(Err(_)) | None => Ok(()),
+    }
+}

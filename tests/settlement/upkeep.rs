@@ -1,0 +1,206 @@
+//! What nobody asks for and has to be done: after a crash, an outage, a reorganization.
+
+use std::time::Duration;
+
+use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
+use alloy_eips::Encodable2718 as _;
+use alloy_network::TxSignerSync as _;
+use alloy_primitives::{B256, TxKind, U256};
+use tower_x402::{
+    devnet::{Devnet, Orphans},
+    facilitator::{OnchainFacilitatorBuilder, Prechecked},
+    ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
+};
+
+use crate::stage::*;
+
+fn diligent(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
+    builder.upkeep_interval(Duration::from_millis(30))
+}
+
+async fn settlement(stage: &Stage, payment: &Prechecked) -> Settlement {
+    stage.record(payment).await.settlement
+}
+
+async fn until_settled(stage: &Stage, payment: &Prechecked) -> B256 {
+    until(async || settlement(stage, payment).await.paid_by().is_some()).await;
+    settlement(stage, payment).await.paid_by().unwrap()
+}
+
+/// The transaction that a process signed and journalled, and died before it sent it.
+async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) -> B256 {
+    let mut transaction = TxEip1559 {
+        chain_id: stage.devnet.chain_id(),
+        nonce: 0,
+        gas_limit: 200_000,
+        max_fee_per_gas,
+        max_priority_fee_per_gas: 1,
+        to: TxKind::Call(stage.terms.offer().asset.address),
+        input: execution(payment.authorization(), payment.signature()).into(),
+        ..TxEip1559::default()
+    };
+    let signature = settlement_key().sign_transaction_sync(&mut transaction).unwrap();
+    let envelope = TxEnvelope::from(transaction.into_signed(signature));
+    let now = tower_x402::Clock::now(&*stage.clock);
+    let submission = Submission {
+        sender: Sender { network: stage.devnet.network(), address: settlement_key().address() },
+        nonce: 0,
+        hash: *envelope.tx_hash(),
+        raw: envelope.encoded_2718().into(),
+        payments: vec![payment.key()],
+        by: 1,
+        at: now - 11,
+        until: now - 1,
+    };
+    stage.ledger.submit(submission).await.unwrap();
+    *envelope.tx_hash()
+}
+
+#[tokio::test]
+async fn what_a_dead_process_produced_is_settled_without_being_asked() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds };
+    // The upkeep may have been faster; then this is no test of it.
+    if stage.ledger.settle(&payment.key(), failed).await.is_ok() && stage.received() == 0 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(stage.received(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_was_journalled_and_never_sent_is_sent() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_another() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    // Far below the base fee.
+    let stuck = journalled(&stage, &payment, 1).await;
+    stage.clock.advance(61);
+    until(async || {
+        stage.facilitator.look_after_soon();
+        settlement(&stage, &payment).await.paid_by().is_some()
+    })
+    .await;
+    assert_ne!(settlement(&stage, &payment).await.paid_by(), Some(stuck));
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+#[tokio::test]
+async fn what_a_reorganization_undid_is_settled_again() {
+    for orphans in [Orphans::Lost, Orphans::Requeued] {
+        let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+        let payment = stage.payment(&stage.payer(1));
+        stage.produced(&payment).await;
+        until_settled(&stage, &payment).await;
+        let lease = Lease { key: payment.key(), epoch: 0 };
+        stage.ledger.fulfil(&lease, FulfilmentStep::Deliver).await.unwrap();
+        stage.devnet.mine();
+        // A pass that sees the chain as it is now.
+        let calls = stage.calls("eth_getBlockByNumber");
+        until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+        // The block that paid and the one after it.
+        stage.devnet.reorg(2, orphans);
+        until(async || stage.received() == 1).await;
+        until_settled(&stage, &payment).await;
+        assert_eq!(stage.received(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_is_in_a_final_block_is_final() {
+    let stage = Stage::with(|d| d.finality_depth(3), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    assert_eq!(stage.ledger.submissions(&sender, 0).await.unwrap().len(), 1);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    until(async || matches!(settlement(&stage, &payment).await, Settlement::Final { .. })).await;
+    until(async || stage.ledger.submissions(&sender, 0).await.unwrap().is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_expired_unused_is_dead_and_said_to_be() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    stage.produced(&payment).await;
+    stage.drain(payer.address());
+    stage.clock.advance(VALID + 1);
+    stage.devnet.mine();
+    stage.facilitator.look_after_soon();
+    until(async || settlement(&stage, &payment).await == Settlement::Dead).await;
+    assert_eq!(stage.received(), 0);
+}
+
+#[tokio::test]
+async fn where_nothing_is_open_the_node_is_left_alone() {
+    let stage = Stage::with(|d| d, diligent).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage.requests(), 0);
+}
+
+/// What an earlier process left behind is known before anything new is signed, and an outage in between loses nothing.
+#[tokio::test]
+async fn nothing_is_signed_before_the_past_is_known() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let past = stage.payment(&stage.payer(1));
+    stage.produced(&past).await;
+    journalled(&stage, &past, 1_000_000_000).await;
+    let devnet: &Devnet = &stage.devnet;
+    devnet.faults().set(|call| match call.method {
+        "eth_sendRawTransaction" => tower_x402::devnet::Fault::DropBefore,
+        _ => tower_x402::devnet::Fault::None,
+    });
+    let restarted = diligent(
+        tower_x402::facilitator::OnchainFacilitator::builder()
+            .network(devnet.network())
+            .client(devnet.rpc_client())
+            .signer(settlement_key())
+            .ledger(stage.ledger.clone())
+            .clock(stage.clock.clone()),
+    )
+    .build()
+    .await
+    .unwrap();
+    let new = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&new).await;
+    let settling = tokio::spawn({
+        let (restarted, new) = (restarted.clone(), new.clone());
+        async move { tower_x402::facilitator::Facilitator::settle(&restarted, &new, &verified).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    devnet.faults().clear();
+    paid_by(&settling.await.unwrap());
+    until_settled(&stage, &past).await;
+    assert_eq!(stage.received(), 2);
+    assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
+}

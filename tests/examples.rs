@@ -190,17 +190,26 @@ async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
     assert_eq!((&summary["spent"], &summary["reserved"]), (&json!("1000"), &json!("0")), "{line}");
 }
 
-/// Killed between two presentations of one payment, with its ledger in a file.
 #[tokio::test]
 async fn a_killed_evaluator_remembers_what_was_bought() {
+    let directory = tempfile::tempdir().unwrap();
+    remembers_what_was_bought(&format!("sqlite:{}", directory.path().join("ledger.sqlite").display())).await;
+}
+
+#[cfg(feature = "test-postgres")]
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought_postgres() {
+    remembers_what_was_bought(support::postgres::Server::start().url()).await;
+}
+
+/// Killed between two presentations of one payment.
+async fn remembers_what_was_bought(ledger: &str) {
     let chain = DevnetChain::start(None).await;
     let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
     chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
-    let directory = tempfile::tempdir().unwrap();
-    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
     let rpc_url = chain.rpc_url();
     let arguments =
-        ["--rpc-url", &rpc_url, "--ledger", &ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
+        ["--rpc-url", &rpc_url, "--ledger", ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
     let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
     let ask = async |evaluator: &Evaluator, purchase: Option<&Purchase>| {
         let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");

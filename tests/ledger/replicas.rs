@@ -58,7 +58,7 @@ fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_many_replicas_that_reserve_one_wins_postgres() {
+async fn of_many_replicas_that_reserve_one_wins() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
     let tasks = (0..100).map(|n| {
         let ledger = replicas[n % 4].clone();
@@ -69,7 +69,7 @@ async fn of_many_replicas_that_reserve_one_wins_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_in_flight_stays_within_the_balance_across_replicas_postgres() {
+async fn what_is_in_flight_stays_within_the_balance_across_replicas() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
     let tasks = (0..60).map(|nonce| {
         let ledger = replicas[nonce as usize % 4].clone();
@@ -87,7 +87,7 @@ async fn what_is_in_flight_stays_within_the_balance_across_replicas_postgres() {
 }
 
 #[tokio::test]
-async fn what_one_replica_did_the_others_see_postgres() {
+async fn what_one_replica_did_the_others_see() {
     let schema = Server::shared().new_schema();
     let [first, second] = replicas(&schema).await;
     let lease = reserve(&*first, record(1, 1)).await;
@@ -115,7 +115,7 @@ async fn what_one_replica_did_the_others_see_postgres() {
 
 /// If they locked payments in the order they are given, they would wait for each other in a circle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn submissions_that_share_payments_do_not_block_each_other_postgres() {
+async fn submissions_that_share_payments_do_not_block_each_other() {
     let replicas: [_; 2] = replicas(&Server::shared().new_schema()).await;
     let mut keys = Vec::new();
     for payer in 1..=40 {
@@ -144,7 +144,7 @@ async fn submissions_that_share_payments_do_not_block_each_other_postgres() {
 
 /// The connection is killed while the statement waits in its middle: one payment is locked, the other is not reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_submission_cut_off_in_its_middle_leaves_nothing_half_done_postgres() {
+async fn a_submission_cut_off_in_its_middle_leaves_nothing_half_done() {
     let (server, schema) = (Server::start(), "cut_off");
     let ledger = Arc::new(replica(server.url(), schema).connect().await.unwrap());
     let mut keys = Vec::new();
@@ -239,7 +239,7 @@ impl Cutter {
 
 /// The server sends its answer after the commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_step_whose_answer_is_lost_is_taken_once_postgres() {
+async fn a_step_whose_answer_is_lost_is_taken_once() {
     let server = Server::shared();
     let (_, directory) = server.url().split_once("host=").unwrap();
     let cutter = Cutter::start(directory.into());
@@ -276,7 +276,7 @@ async fn a_step_whose_answer_is_lost_is_taken_once_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_ledger_outlives_its_server_postgres() {
+async fn a_ledger_outlives_its_server() {
     let server = Server::start();
     let ledger = replica(server.url(), "restart").connect().await.unwrap();
     let lease = reserve(&ledger, record(1, 1)).await;
@@ -292,7 +292,7 @@ async fn a_ledger_outlives_its_server_postgres() {
 
 /// What was answered is on disk, whatever the server was about to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_was_reserved_is_there_after_the_server_was_killed_postgres() {
+async fn what_was_reserved_is_there_after_the_server_was_killed() {
     let server = Server::start();
     let mut settings = PgConnection::connect(server.url()).await.unwrap();
     run(&mut settings, "ALTER DATABASE postgres SET synchronous_commit = off".into()).await;
@@ -327,7 +327,7 @@ async fn what_was_reserved_is_there_after_the_server_was_killed_postgres() {
 }
 
 #[tokio::test]
-async fn responses_stay_within_their_bounds_postgres() {
+async fn responses_stay_within_their_bounds() {
     let schema = Server::shared().new_schema();
     let limits = ResponseLimits { body_bytes: 100, total_bytes: 5 * 612, count: 4, age_seconds: 60 };
     let url = Server::shared().url();
@@ -366,7 +366,7 @@ async fn responses_stay_within_their_bounds_postgres() {
 }
 
 #[tokio::test]
-async fn a_full_ledger_refuses_what_is_new_postgres() {
+async fn a_full_ledger_refuses_what_is_new() {
     let schema = Server::shared().new_schema();
     let ledger = replica(Server::shared().url(), &schema).max_records(3).connect().await.unwrap();
     for nonce in 0..3 {
@@ -379,7 +379,7 @@ async fn a_full_ledger_refuses_what_is_new_postgres() {
 }
 
 #[tokio::test]
-async fn a_password_is_in_no_error_postgres() {
+async fn a_password_is_in_no_error() {
     let (_, directory) = Server::shared().url().split_once("host=").unwrap();
     for url in [
         format!("postgres://tests:secret@localhost/missing?host={directory}"),
@@ -398,7 +398,7 @@ async fn a_password_is_in_no_error_postgres() {
 }
 
 #[tokio::test]
-async fn a_session_without_its_settings_is_refused_postgres() {
+async fn a_session_without_its_settings_is_refused() {
     for name in ["Upper", "", "a;b", "1a", "pg-x", &"a".repeat(64)] {
         let opened = replica(Server::shared().url(), name).connect().await;
         assert!(matches!(opened, Err(LedgerError::Backend(_))), "{name}");

@@ -107,7 +107,7 @@ impl PostgresLedger {
                 break;
             }
         }
-        if submission.nonce % COUNT_EVERY == 0 {
+        if submission.nonce.is_multiple_of(COUNT_EVERY) {
             let offset = i64::try_from(MAX_NONCES).unwrap_or(i64::MAX);
             self.connections.repeat(of_sender(FORGET_OLDEST, &submission.sender).bind(offset)).await?;
         }

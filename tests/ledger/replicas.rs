@@ -113,9 +113,8 @@ async fn what_one_replica_did_the_others_see() {
     assert!(third.get(&lease.key).await.unwrap().is_some_and(|record| record.lease_until == CLOCK_START + 90));
 }
 
-/// If they locked payments in the order they are given, they would wait for each other in a circle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn submissions_that_share_payments_do_not_block_each_other() {
+async fn submissions_of_the_same_payments_at_the_same_time_all_happen() {
     let replicas: [_; 2] = replicas(&Server::shared().new_schema()).await;
     let mut keys = Vec::new();
     for payer in 1..=40 {

@@ -202,7 +202,7 @@ async fn a_killed_evaluator_remembers_what_was_bought_postgres() {
     remembers_what_was_bought(support::postgres::Server::start().url()).await;
 }
 
-/// Killed between two presentations of one payment.
+/// Killed as soon as it answered: the answer was there before it was paid for.
 async fn remembers_what_was_bought(ledger: &str) {
     let chain = DevnetChain::start(None).await;
     let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
@@ -225,8 +225,6 @@ async fn remembers_what_was_bought(ledger: &str) {
     let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
     let first = ask(&evaluator, Some(&purchase)).await;
     assert_eq!(first.status, 200, "{}", first.text());
-    // The answer is on disk a moment after it was given; a copy waits for that.
-    assert_eq!(ask(&evaluator, Some(&purchase)).await.text(), first.text());
     evaluator.process.kill().await.unwrap();
 
     let evaluator = Evaluator::start(&arguments, Some(&settler)).await;

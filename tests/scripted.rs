@@ -5,171 +5,32 @@
 mod support;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use alloy_primitives::{B256, Bytes as Hex};
-use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::{StreamExt as _, future::BoxFuture, stream};
+use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
-    shop::{App, Customer, Purchase, app, evaluate, send, try_send},
+    scripted::{Scripted, away, customer, echo, layer, not_yet, paid, record, serve},
+    shop::{evaluate, send, try_send},
 };
 use tokio::sync::Notify;
-use tower::{BoxError, Layer as _};
 use tower_x402::{
-    ManualClock, Network, Usdc,
-    facilitator::{
-        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
-    },
+    ManualClock, Usdc,
+    facilitator::{Authenticity, Rejection, Verified},
     ledger::{
         Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
         Sender, SettlementStep, StoredResponse, Submission,
     },
-    protocol::{PaymentFlow, Reason, SupportedResponse},
-    server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    protocol::{PaymentFlow, Reason},
 };
-
-type Verify = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Verified, VerifyError>> + Send + Sync;
-type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
-
-/// Says what the test tells it to, by the number of the call.
-struct Scripted {
-    ledger: Arc<dyn Ledger>,
-    verify: Box<Verify>,
-    settle: Box<Settle>,
-    verified: AtomicU64,
-    settled: AtomicU64,
-}
-
-impl std::fmt::Debug for Scripted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Scripted")
-    }
-}
-
-impl Scripted {
-    fn new() -> Self {
-        Self {
-            ledger: Arc::new(MemoryLedger::new()),
-            verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
-            settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
-            verified: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-        }
-    }
-
-    fn verify<F>(mut self, verify: impl Fn(u64, Prechecked) -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = Result<Verified, VerifyError>> + Send + 'static,
-    {
-        self.verify = Box::new(move |call, payment| Box::pin(verify(call, payment)));
-        self
-    }
-
-    fn settle<F>(mut self, settle: impl Fn(u64, Prechecked) -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
-    {
-        self.settle = Box::new(move |call, payment| Box::pin(settle(call, payment)));
-        self
-    }
-
-    fn settlements(&self) -> u64 {
-        self.settled.load(Ordering::SeqCst)
-    }
-}
-
-fn paid() -> Outcome {
-    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1), fee: None }
-}
-
-fn not_yet() -> Outcome {
-    let detail = "not yet".to_owned();
-    Outcome::Failed { reason: Reason::InsufficientFunds, detail, transaction: None, dead: false }
-}
-
-fn away() -> FacilitatorError {
-    FacilitatorError::Unreachable { what: "the node", retry_after: Duration::from_secs(1) }
-}
-
-#[async_trait]
-impl Facilitator for Scripted {
-    fn ledger(&self) -> &Arc<dyn Ledger> {
-        &self.ledger
-    }
-
-    fn serves(&self, _: &Terms) -> bool {
-        true
-    }
-
-    async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
-        Ok(SupportedResponse::default())
-    }
-
-    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
-        (self.verify)(self.verified.fetch_add(1, Ordering::SeqCst), payment.clone()).await
-    }
-
-    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
-        (self.settle)(self.settled.fetch_add(1, Ordering::SeqCst), payment.clone()).await
-    }
-
-    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Unknown { transaction: None })
-    }
-}
-
-fn layer(facilitator: &Arc<Scripted>) -> RequirePaymentLayerBuilder {
-    RequirePaymentLayer::builder()
-        .price("$0.001")
-        .pay_to(Network::BASE_SEPOLIA, alloy_primitives::Address::repeat_byte(0xba))
-        .facilitator(facilitator.clone())
-}
-
-/// A service that counts its runs; the handler gets the run's number and the unread request.
-fn serve<H, F>(layer: RequirePaymentLayerBuilder, handler: H) -> (App, Arc<AtomicU64>)
-where
-    H: Fn(u64, Request<RequestBody<Body>>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
-    let handled = Arc::new(AtomicU64::new(0));
-    let counter = handled.clone();
-    let service = tower::service_fn(move |request: Request<RequestBody<Body>>| {
-        let work = handler(counter.fetch_add(1, Ordering::SeqCst), request);
-        async move { Ok::<_, BoxError>(work.await) }
-    });
-    (app(layer.build().unwrap().layer(service)), handled)
-}
-
-/// Echoes the request's body.
-async fn echo(_: u64, request: Request<RequestBody<Body>>) -> Response<Body> {
-    Response::new(Body::from(request.into_body().collect().await.unwrap().to_bytes()))
-}
-
-fn customer() -> Customer {
-    let signer = PrivateKeySigner::random();
-    Customer { from: signer.address(), signer }
-}
-
-async fn record(facilitator: &Scripted, purchase: &Purchase) -> Option<Record> {
-    let key = PaymentKey {
-        network: purchase.asset.network,
-        asset: purchase.asset.address,
-        payer: purchase.authorization.from,
-        nonce: purchase.authorization.nonce,
-    };
-    facilitator.ledger.get(&key).await.unwrap()
-}
 
 /// A body that says when it is read, and ends when it is told to.
 fn held_body(text: &'static str, read: Arc<Notify>, go: Arc<Notify>) -> Body {

@@ -39,10 +39,17 @@ contract HostileToken {
     address public target;
     bytes public data;
 
+    /// @notice How much gas a payment must come with.
+    uint256 public least;
+
     mapping(address => mapping(bytes32 => bool)) public authorizationState;
 
     function setCallback(address target_, bytes calldata data_) external {
         (target, data) = (target_, data_);
+    }
+
+    function setLeast(uint256 least_) external {
+        least = least_;
     }
 
     function transferWithAuthorization(
@@ -69,6 +76,7 @@ contract HostileToken {
             (bool success,) = target.call(data);
             require(success, "the call back failed");
         }
+        require(gas >= least, "too little gas");
         require(!authorizationState[from][nonce], "used");
         authorizationState[from][nonce] = true;
         emit AuthorizationUsed(from, nonce);

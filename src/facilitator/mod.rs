@@ -63,6 +63,18 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`FacilitatorError`] if that cannot be told now.
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
+
+    /// Whether it settles by itself every payment in its ledger that is due and that nobody looks after. Only then may a
+    /// layer [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. `false` if not
+    /// overridden.
+    fn settles_due(&self) -> bool {
+        false
+    }
+
+    /// Hints that a payment has been left to it to settle. Returns at once and keeps nothing of the payment but what is in
+    /// the ledger. Does nothing if not overridden: what [settles by itself](Self::settles_due) finds the payment sooner or
+    /// later.
+    fn settle_soon(&self, _payment: &PaymentKey) {}
 }
 
 /// So that one facilitator can serve several layers.
@@ -90,6 +102,14 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         (**self).reconcile(record).await
+    }
+
+    fn settles_due(&self) -> bool {
+        (**self).settles_due()
+    }
+
+    fn settle_soon(&self, payment: &PaymentKey) {
+        (**self).settle_soon(payment);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     facilitator::{
         Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
     },
-    ledger::{Funds, Ledger, MemoryLedger, Record},
+    ledger::{Funds, Ledger, MemoryLedger, PaymentKey, Record},
     network::Network,
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::{
@@ -212,6 +212,14 @@ impl Facilitator for OnchainFacilitator {
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.engine.reconcile(record).await
+    }
+
+    fn settles_due(&self) -> bool {
+        true
+    }
+
+    fn settle_soon(&self, _payment: &PaymentKey) {
+        self.look_after_soon();
     }
 }
 

@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 
 use alloy_primitives::U256;
 
-use super::{Funds, LedgerError, Record};
+use super::{Funds, LedgerError, Record, credit::CreditBook};
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
 pub(super) const RECENT: u64 = 120;
 
-/// What one payer has in flight.
+/// What one payer has in flight, and how it pays.
 #[derive(Debug, Default)]
 pub(super) struct PayerBook {
+    pub(super) credit: CreditBook,
     /// Not submitted: every balance still shows it.
     held: U256,
     /// Submitted, and not known to be settled: a balance may show it or not.
@@ -33,7 +34,7 @@ impl PayerBook {
     #[cfg(feature = "postgres")]
     pub(super) fn of_sums(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
         let moved = VecDeque::from([Moved { at: now, block: u64::MAX, amount: moved }]);
-        Self { held, submitted, moved }
+        Self { credit: CreditBook::default(), held, submitted, moved }
     }
 
     /// Whether the balance covers `amount` and all that is in flight.
@@ -61,11 +62,13 @@ impl PayerBook {
     pub(super) fn add(&mut self, record: &Record) {
         let part = self.part_of(record);
         *part = part.saturating_add(record.in_flight());
+        self.credit.add(record);
     }
 
     pub(super) fn subtract(&mut self, record: &Record) {
         let part = self.part_of(record);
         *part = part.saturating_sub(record.in_flight());
+        self.credit.subtract(record);
     }
 
     fn part_of(&mut self, record: &Record) -> &mut U256 {
@@ -79,6 +82,6 @@ impl PayerBook {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.held.is_zero() && self.submitted.is_zero() && self.moved.is_empty()
+        self.held.is_zero() && self.submitted.is_zero() && self.moved.is_empty() && self.credit.is_empty()
     }
 }

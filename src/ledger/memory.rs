@@ -10,14 +10,14 @@ use std::{
     },
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 
 #[cfg(feature = "sqlite")]
 use super::submission::Nonce;
 use super::{
     Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
-    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission, exposure::PayerBook,
+    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission, credit::Owed, exposure::PayerBook,
     responses::ResponseStore, submission::Nonces,
 };
 use crate::{
@@ -38,6 +38,7 @@ pub(super) const RETENTION: u64 = 900;
 #[derive(Debug)]
 pub struct MemoryLedger {
     shards: Vec<Mutex<Shard>>,
+    owed: Arc<Owed>,
     hasher: RandomState,
     responses: Mutex<ResponseStore>,
     /// Locked after the shards.
@@ -56,8 +57,11 @@ impl MemoryLedger {
 
     /// An empty ledger with bounds and a clock of the caller's.
     pub fn with(responses: ResponseLimits, max_records: usize, clock: Arc<dyn Clock>) -> Self {
+        let owed = Arc::new(Owed::default());
+        let shard = || Mutex::new(Shard { owed: owed.clone(), ..Shard::default() });
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            owed,
             hasher: RandomState::new(),
             responses: Mutex::new(ResponseStore::new(responses)),
             nonces: Mutex::default(),
@@ -100,6 +104,11 @@ impl MemoryLedger {
                 && !record.admitted
             {
                 payer.covers(record.authorization.value, funds)?;
+            }
+            if let FulfilmentStep::Defer { limit } = &step {
+                let amount = record.authorization.value;
+                payer.credit.trusts(amount, limit)?;
+                return self.owed.lend(amount, limit.total, || Ok(record.fulfil(&step)?));
             }
             Ok(record.fulfil(&step)?)
         })?;
@@ -159,9 +168,12 @@ impl MemoryLedger {
     #[cfg(feature = "sqlite")]
     pub(super) fn restore(&self, record: Record) {
         let mut shard = self.shard(&record.key);
-        if !record.in_flight().is_zero() {
-            shard.payers.entry(payer_of(&record.key)).or_default().add(&record);
+        let book = shard.payers.entry(payer_of(&record.key)).or_default();
+        book.add(&record);
+        if book.is_idle() {
+            shard.payers.remove(&payer_of(&record.key));
         }
+        self.owed.moved(U256::ZERO, record.owed());
         shard.insert(record);
         self.records.fetch_add(1, Ordering::Relaxed);
     }
@@ -337,6 +349,7 @@ struct Shard {
     /// By the payer and the id it gave.
     ids: HashMap<(PayerKey, B256), PaymentKey>,
     settled_and_forgotten: u64,
+    owed: Arc<Owed>,
 }
 
 impl Shard {
@@ -352,9 +365,14 @@ impl Shard {
         book.age(now);
         let was_paid = record.settlement.paid_by().is_some();
         let state = record.settlement.state();
+        let owed = record.deferred.then(|| record.owed());
         book.subtract(record);
         let result = change(record, book);
         book.add(record);
+        // What was deferred just now is in the sum already.
+        if let Some(before) = owed {
+            self.owed.moved(before, record.owed());
+        }
         if let (false, Settlement::Settled { block: Some(block), .. }) = (was_paid, record.settlement) {
             book.moved(record.authorization.value, block, now);
         }
@@ -410,6 +428,7 @@ impl Shard {
         if record.settlement.paid_by().is_some() {
             self.settled_and_forgotten += 1;
         }
+        self.owed.moved(record.owed(), U256::ZERO);
         if let Some(book) = self.payers.get_mut(&payer_of(key)) {
             book.subtract(&record);
             book.age(now);

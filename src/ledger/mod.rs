@@ -30,9 +30,18 @@
 //!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
 //! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
 //!    without bound: responses age out by count, bytes and time.
+//! 9. [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at the same time:
+//!    - the sum of all deferred payments that are not paid, this one included, is at most `total`;
+//!    - the same sum of this payer, on this network and in this token, is at most `per_payer`;
+//!    - the payer has, there, at least `history` payments that are `Settled` or `Final`;
+//!    - none of its deferred payments there that are not paid is `Dead` or has a [`last_failure`](Record::last_failure).
+//!
+//!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Records that were forgotten count for
+//!    nothing. A reorganization may bring the sums above the limit; then nothing more is deferred until they are below it.
 //!
 //! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
 
+mod credit;
 mod exposure;
 mod listing;
 mod memory;
@@ -50,6 +59,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+pub use credit::CreditLimit;
 pub use listing::Listing;
 pub use memory::MemoryLedger;
 #[cfg(feature = "postgres")]
@@ -92,7 +102,7 @@ pub trait Ledger: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`],
-    /// [`LedgerError::Stale`], [`LedgerError::Undecided`] or [`LedgerError::Backend`].
+    /// [`LedgerError::Stale`], [`LedgerError::Undecided`], [`LedgerError::NoCredit`] or [`LedgerError::Backend`].
     async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError>;
 
     /// Takes a step along the axis of settlement.
@@ -226,6 +236,10 @@ pub enum LedgerError {
     /// then, with the same balance.
     #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
     Undecided,
+    /// The payment is not deferred: its payer is not known well enough, has not paid what was deferred before, or too much is
+    /// owed already. Settle it now.
+    #[error("this payment gets no credit")]
+    NoCredit,
     /// These payments cannot be submitted: they are settled already, or another process looks after them. Leave them out.
     #[error("{} of the payments are settled already, or looked after by another process", .0.len())]
     NotDue(Vec<PaymentKey>),

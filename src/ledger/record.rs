@@ -11,7 +11,7 @@ use crate::{
     protocol::Reason,
 };
 
-use super::{StoredResponse, Submission};
+use super::{CreditLimit, StoredResponse, Submission};
 
 /// What identifies a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,6 +63,8 @@ pub struct Record {
     pub transactions: Vec<B256>,
     /// Whether its amount counts as in flight.
     pub admitted: bool,
+    /// Whether its response was released before it was paid for.
+    pub deferred: bool,
     /// Who may work on it: a number that grows with every owner.
     pub epoch: u64,
     /// Until when the owner's lease runs, in Unix seconds.
@@ -287,6 +289,12 @@ pub enum FulfilmentStep {
         /// is still streaming is [stored](super::Ledger::store_response) when it has ended.
         response: Option<Arc<StoredResponse>>,
     },
+    /// The response is released before the payment is settled, within `limit`; its lease ends, so that whoever settles what is
+    /// due finds it at once.
+    Defer {
+        /// What may be owed, this payment included.
+        limit: CreditLimit,
+    },
     /// The response was handed over, or broke off for good.
     Deliver,
 }
@@ -359,6 +367,7 @@ impl Record {
             block_seen: None,
             transactions: Vec::new(),
             admitted: false,
+            deferred: false,
             epoch: 0,
             lease_until,
             reserved_at: now,
@@ -377,6 +386,7 @@ impl Record {
     /// | `Start` | admitted or settled, `Reserved` or `Released` or `Working` (a dead owner's) | `Working` |
     /// | `Release` | `Reserved`, `Working` | `Released`, out of flight unless due |
     /// | `Produce` | `Working` | `Produced` |
+    /// | `Defer` | `Produced` and due, not deferred before | unchanged, deferred, its lease ended |
     /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
     ///
     /// # Errors
@@ -411,6 +421,10 @@ impl Record {
                 if self.settlement == Settlement::None {
                     self.settlement = Settlement::Due;
                 }
+            }
+            (FulfilmentStep::Defer { .. }, Produced) if self.settlement == Settlement::Due && !self.deferred => {
+                self.deferred = true;
+                self.lease_until = 0;
             }
             (FulfilmentStep::Deliver, Produced | Delivered) => self.fulfilment = Delivered,
             _ => return Err(self.forbidden()),
@@ -540,6 +554,12 @@ impl Record {
     /// Atomic units that count as in flight.
     pub fn in_flight(&self) -> U256 {
         if self.admitted { self.authorization.value } else { U256::ZERO }
+    }
+
+    /// Atomic units that are owed for what was handed over already.
+    pub fn owed(&self) -> U256 {
+        let is_owed = self.deferred && self.settlement.paid_by().is_none();
+        if is_owed { self.authorization.value } else { U256::ZERO }
     }
 
     fn forbidden(&self) -> Forbidden {

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     config::{Classifier, Config, Limits, UNPROVEN},
+    deferred::DeferredPolicy,
     layer::RequirePaymentLayer,
     offer::{Catalogue, Location, Way},
     price::{Price, PriceError, Quote},
@@ -32,6 +33,7 @@ pub struct RequirePaymentLayerBuilder {
     location: Location,
     status_url: Option<String>,
     limits: Limits,
+    deferred: Option<DeferredPolicy>,
     is_success: Option<Classifier>,
     allow_upgrades: bool,
     answer_preflights: bool,
@@ -51,6 +53,7 @@ impl Default for RequirePaymentLayerBuilder {
             location: Location::Origin(String::new()),
             status_url: None,
             limits: Limits::default(),
+            deferred: None,
             is_success: None,
             allow_upgrades: false,
             answer_preflights: false,
@@ -104,6 +107,20 @@ impl RequirePaymentLayerBuilder {
         if !self.flows.contains(&flow) {
             self.flows.push(flow);
         }
+        self
+    }
+
+    /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
+    /// payment is treated as without this. Payers are offered `authorization` as before: theirs is not to choose. Where it
+    /// happens, `PAYMENT-RESPONSE` says success without a transaction, and names the payment in the extension
+    /// `payment-status`. Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
+    ///
+    /// ```
+    /// # use tower_x402::server::{DeferredPolicy, RequirePaymentLayer};
+    /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(DeferredPolicy::default());
+    /// ```
+    pub fn deferred(mut self, policy: DeferredPolicy) -> Self {
+        self.deferred = Some(policy);
         self
     }
 
@@ -302,6 +319,9 @@ impl RequirePaymentLayerBuilder {
                 let sample = Terms::new(way.offer(U256::from(1), timeout));
                 let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
                 way.facilitator = facilitator.ok_or(BuildError::NotServed(way.asset.network))?;
+                if self.deferred.is_some() && !self.facilitators[way.facilitator].settles_due() {
+                    return Err(BuildError::NotDeferrable(way.asset.network));
+                }
                 ways.push(way);
             }
         }
@@ -319,6 +339,7 @@ impl RequirePaymentLayerBuilder {
             permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
             unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
             limits: self.limits,
+            credit: self.deferred.map(|policy| policy.limit()),
             is_success: self.is_success.unwrap_or_else(|| {
                 let switching = self.allow_upgrades.then_some(StatusCode::SWITCHING_PROTOCOLS);
                 Arc::new(move |response| response.status.is_success() || Some(response.status) == switching)
@@ -416,6 +437,9 @@ pub enum BuildError {
     /// Nobody to settle there.
     #[error("no facilitator serves {0}: add one with .facilitator(…)")]
     NotServed(Network),
+    /// Nobody to settle later.
+    #[error("the facilitator for {0} settles nothing by itself: leave .deferred(…) out, or use another one")]
+    NotDeferrable(Network),
     /// The window leaves no time to work and settle.
     #[error(
         "max_timeout is {max_timeout:?}, but handler_deadline and settlement_margin need {needed:?}: raise the first or lower the others"

@@ -9,6 +9,7 @@ use super::{offer::Catalogue, wait::InProgress};
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Window},
+    ledger::CreditLimit,
 };
 
 pub(super) type Classifier = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -17,6 +18,8 @@ pub(super) struct Config {
     pub(super) catalogue: Catalogue,
     pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
     pub(super) limits: Limits,
+    /// What may be owed for responses that were released before they were paid for.
+    pub(super) credit: Option<CreditLimit>,
     pub(super) is_success: Classifier,
     pub(super) allow_upgrades: bool,
     pub(super) answer_preflights: bool,

@@ -10,10 +10,12 @@ use tower::ServiceExt as _;
 use tower_service::Service;
 
 use super::{
-    answer::{Answer, mark_paid, settlement_of},
+    answer::{Answer, mark_paid},
+    deferred::receipt_of,
     payment::Payment,
+    produced::Produced,
     purchase::{Purchase, Start},
-    record::{Destination, Recorder},
+    record::Destination,
     request_body::{Read, RequestBody, digest_of},
     response_body::ResponseBody,
     sale,
@@ -69,26 +71,32 @@ where
             held.give_back().await;
             return Ok(sale::ledger_failed(&error).into_response());
         }
-        let deadline = purchase.sale.config.limits.handler_deadline;
+        let deadline = Instant::now() + purchase.sale.config.limits.handler_deadline;
         let (request, read) = paid_request(parts, work, Payment::of(&held.record));
-        match tokio::time::timeout(deadline, inner.oneshot(request)).await {
-            Err(_elapsed) => {
-                held.release(read.digest()).await;
-                Ok(sale::too_slow().into_response())
-            }
+        let (parts, body) = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
+            Ok(Ok(response)) => response.into_parts(),
             Ok(Err(error)) => {
                 held.release(read.digest()).await;
-                Err(error)
+                return Err(error);
             }
-            Ok(Ok(response)) => {
-                let (parts, body) = response.into_parts();
-                if (purchase.sale.config.is_success)(&parts) {
-                    return Ok(after_work(&purchase, held, busy, read.digest(), parts, body, &verified).await);
-                }
+            Err(_elapsed) => {
                 held.release(read.digest()).await;
-                Ok(held.unsuccessful(parts, body, purchase.sale.version))
+                return Ok(sale::too_slow().into_response());
             }
+        };
+        if !(purchase.sale.config.is_success)(&parts) {
+            held.release(read.digest()).await;
+            return Ok(held.unsuccessful(parts, body, purchase.sale.version));
         }
+        // A body that can be kept is part of the work: it is there, and kept, before anybody pays for it.
+        let work = match Produced::of(&parts, body, purchase.facilitator.ledger().response_limit(), deadline).await {
+            Ok(work) => work,
+            Err(answer) => {
+                held.release(read.digest()).await;
+                return Ok(answer.into_response());
+            }
+        };
+        Ok(after_work(&purchase, held, busy, read.digest(), parts, work, &verified).await)
     }
 }
 
@@ -145,31 +153,55 @@ async fn after_work<R>(
     busy: Busy,
     read: BodyDigest,
     mut parts: response::Parts,
-    body: R,
+    work: Produced<R>,
     verified: &Verified,
 ) -> Response<ResponseBody<R>>
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let now = purchase.sale.config.clock.now();
-    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response: None }).await {
+    let response = work.to_keep(&parts, now);
+    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response }).await {
         held.give_back().await;
         return sale::ledger_failed(&error).into_response();
     }
     held.guard.disarm();
     let ledger = purchase.facilitator.ledger().clone();
-    let recorder = Recorder::new(&parts, body, Destination { ledger, lease: held.lease, busy, now });
+    let delivery = work.deliver(&parts, Destination { ledger: ledger.clone(), lease: held.lease, busy, now });
     if held.record.settlement.paid_by().is_none()
+        && !(delivery.is_whole() && is_deferred(purchase, &ledger, &mut held).await)
         && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
     {
         // The work is done and must not be done again: kept, in case the payment settles yet.
-        recorder.finish_alone();
+        drop(delivery);
         return answer.into_response();
     }
-    if let Some(transaction) = held.record.settlement.paid_by() {
-        mark_paid(&mut parts, &settlement_of(&held.record, Ok(transaction)), purchase.sale.version);
+    if let Some(receipt) = receipt_of(&held.record) {
+        mark_paid(&mut parts, &receipt, purchase.sale.version);
     }
-    Response::from_parts(parts, ResponseBody::recorded(recorder))
+    Response::from_parts(parts, delivery.into_body())
+}
+
+/// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, or if anything is in
+/// the way, it is settled now like any other.
+async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut Held) -> bool {
+    // A client of v1 could not be told where to ask for it.
+    let Some(limit) = purchase.sale.config.credit.filter(|_| purchase.sale.version == Version::V2) else {
+        return false;
+    };
+    let step = FulfilmentStep::Defer { limit };
+    match ledger.fulfil(&held.lease, step.clone()).await {
+        Ok(()) => {
+            purchase.facilitator.settle_soon(&held.lease.key);
+            held.record.fulfil(&step).is_ok()
+        }
+        Err(LedgerError::NoCredit) => false,
+        Err(error) => {
+            let key = &held.lease.key;
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+            false
+        }
+    }
 }
 
 /// The record and the right to change it.
@@ -207,8 +239,8 @@ impl Held {
 
     /// A response that the classifier does not call a success: charged only if the money had moved before.
     fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, version: Version) -> Response<ResponseBody<R>> {
-        if let Some(transaction) = self.record.settlement.paid_by() {
-            mark_paid(&mut parts, &settlement_of(&self.record, Ok(transaction)), version);
+        if let Some(receipt) = receipt_of(&self.record) {
+            mark_paid(&mut parts, &receipt, version);
         }
         Response::from_parts(parts, ResponseBody::inner(body))
     }

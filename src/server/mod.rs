@@ -31,6 +31,11 @@
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
 //! the same request finds the answer.
 //!
+//! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::Ledger::response_limit), is read
+//! whole within the handler's deadline and kept before it is settled: a crash at any moment loses neither money nor answer. If
+//! its body breaks off, the attempt has failed. Other responses stream once they are settled, and are copied as they do; what
+//! a crash takes of such a one is answered 409 with the transaction.
+//!
 //! # Versions of the protocol
 //!
 //! The 402 serves both: `PAYMENT-REQUIRED` is x402 v2, the JSON body is x402 v1. A payment in `X-PAYMENT` is answered in
@@ -94,6 +99,7 @@ mod body;
 mod builder;
 mod claim;
 mod config;
+mod deferred;
 mod fingerprint;
 mod future;
 mod job;
@@ -104,6 +110,7 @@ mod offer_v1;
 mod payment;
 mod presented;
 mod price;
+mod produced;
 mod purchase;
 mod record;
 mod refusal;
@@ -116,6 +123,7 @@ mod status;
 mod wait;
 
 pub use builder::{BuildError, RequirePaymentLayerBuilder};
+pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
 pub use payment::Payment;

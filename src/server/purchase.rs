@@ -13,10 +13,11 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;
 
 use super::{
-    answer::{Answer, mark_paid, settlement_of},
+    answer::{Answer, mark_paid},
     body::read_whole,
     claim::{Claim, Header},
     config::Config,
+    deferred::receipt_of,
     job::{Job, Work},
     lease::{Claimed, LeaseClaim},
     presented::{self, Presented, is_same},
@@ -231,6 +232,8 @@ impl Purchase {
                             drop(busy);
                             wait_until(deadline, tokio::time::sleep(POLL)).await?;
                         }
+                        // It is owed for, and will be settled: its response left before.
+                        Kept::Gone if record.deferred => return Err(sale::answered_before(&record)),
                         Kept::Gone => return Err(sale::not_kept()),
                     }
                 }
@@ -254,6 +257,8 @@ impl Purchase {
         let attempts_left = record.attempts < self.sale.config.limits.attempts;
         match (record.fulfilment, record.settlement) {
             (_, Settlement::Dead) => Verdict::Dead,
+            // Answered on credit. If settling it was tried in vain, the payer may make up for it now.
+            (Produced | Delivered, _) if record.deferred && record.last_failure.is_none() => Verdict::Replay,
             (Reserved | Working, _) if record.lease_until >= now => Verdict::Wait,
             (_, Settlement::Submitted | Settlement::Unknown) => Verdict::Reconcile,
             (Produced | Delivered, Settlement::Settled { .. } | Settlement::Final { .. }) => Verdict::Replay,
@@ -301,14 +306,14 @@ impl Purchase {
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
         }
-        let (Some(stored), Some(transaction)) = (stored, record.settlement.paid_by()) else {
+        let (Some(stored), Some(receipt)) = (stored, receipt_of(record)) else {
             return Err(sale::answered_before(record));
         };
         let mut response = Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone()));
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
-        mark_paid(&mut parts, &settlement_of(record, Ok(transaction)), self.sale.version);
+        mark_paid(&mut parts, &receipt, self.sale.version);
         Ok(Some(Response::from_parts(parts, body)))
     }
 

@@ -1,4 +1,4 @@
-//! Copies a paid response for replays as it streams to the client.
+//! Copies a paid response for replays as it streams to the client: one whose length is not known, or too large to wait for.
 
 use std::{
     future::poll_fn,
@@ -45,6 +45,8 @@ struct Recording<B> {
     copy: Option<BytesMut>,
     limit: usize,
     destination: Destination,
+    /// Whether the client gets it.
+    is_released: bool,
 }
 
 impl<B> Recorder<B>
@@ -55,21 +57,20 @@ where
         let limit = destination.ledger.response_limit();
         // What follows 101 is a connection, which cannot be had twice.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
-        let head = StoredResponse {
-            status: parts.status,
-            headers: kept_headers(&parts.headers),
-            body: Bytes::new(),
-            trailers: None,
-            stored_at: destination.now,
-        };
+        let head = stored(parts, Bytes::new(), None, destination.now);
         let copy = is_kept.then(BytesMut::new);
-        let recording = Recording { body: Box::pin(body), head, copy, limit, destination };
+        let recording = Recording { body: Box::pin(body), head, copy, limit, destination, is_released: false };
         Self { recording: Some(recording), drain: spawn_drain }
     }
+}
 
-    /// Finishes the copy without a client.
-    pub(super) fn finish_alone(self) {
-        drop(self);
+impl<B> Recorder<B> {
+    /// Lets the client have it.
+    pub(super) fn released(mut self) -> Self {
+        if let Some(recording) = &mut self.recording {
+            recording.is_released = true;
+        }
+        self
     }
 }
 
@@ -106,8 +107,8 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
 
     fn complete(&mut self) {
         if let Some(recording) = self.recording.take() {
-            let Recording { head, copy, destination, .. } = recording;
-            spawn(store(head, copy, destination));
+            let Recording { head, copy, destination, is_released, .. } = recording;
+            spawn(store(head, copy, destination, is_released));
         }
     }
 }
@@ -153,23 +154,43 @@ where
             true
         });
         let is_whole = drained.await == Ok(true);
-        let Recording { head, copy, destination, .. } = recording;
-        store(head, copy.filter(|_| is_whole), destination).await;
+        let Recording { head, copy, destination, is_released, .. } = recording;
+        store(head, copy.filter(|_| is_whole), destination, is_released).await;
     });
 }
 
-async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination) {
-    let Destination { ledger, lease, busy, .. } = destination;
-    if let Some(copy) = copy
-        && let Err(error) = ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await
-    {
-        tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a paid response was not kept for replays");
-    }
-    // Losing this step costs nothing: a produced response is replayed like a delivered one.
-    if let Err(error) = ledger.fulfil(&lease, FulfilmentStep::Deliver).await {
-        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
+async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination, is_released: bool) {
+    let Destination { ledger, lease, busy, now } = destination;
+    let is_kept = match copy {
+        Some(copy) => match ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await {
+            Ok(()) => true,
+            Err(error) => {
+                let key = &lease.key;
+                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
+                false
+            }
+        },
+        None => false,
+    };
+    if is_released {
+        delivered(ledger.as_ref(), &lease).await;
+    } else if !is_kept {
+        // Neither had nor kept: nobody is to be charged for it, nor to wait for it, so the lease ends.
+        let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
     }
     drop(busy);
+}
+
+/// Losing this step costs nothing: a produced response is replayed like a delivered one.
+pub(super) async fn delivered(ledger: &dyn Ledger, lease: &Lease) {
+    if let Err(error) = ledger.fulfil(lease, FulfilmentStep::Deliver).await {
+        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
+    }
+}
+
+/// A response as it is kept for replays.
+pub(super) fn stored(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>, stored_at: u64) -> StoredResponse {
+    StoredResponse { status: parts.status, headers: kept_headers(&parts.headers), body, trailers, stored_at }
 }
 
 /// Without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
@@ -191,7 +212,7 @@ fn kept_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Outside a runtime there is nobody left to replay to.
-fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+pub(super) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(work);
     }

@@ -164,6 +164,12 @@ pub(super) fn too_slow() -> Answer {
     Answer::problem(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail, None)
 }
 
+/// The handler's response ended before its end.
+pub(super) fn broke_off() -> Answer {
+    let detail = "the work's response broke off; presenting the same payment again charges nothing more";
+    Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None)
+}
+
 pub(super) fn crashed() -> Answer {
     let detail = "the work failed; presenting the same payment again charges nothing more";
     Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None)

@@ -150,6 +150,7 @@ impl Engine {
     async fn is_owed(&self, record: &Record) -> Result<bool, FacilitatorError> {
         Ok(match record.fulfilment {
             Fulfilment::Delivered => true,
+            Fulfilment::Produced if record.deferred => true,
             Fulfilment::Produced => record.last_failure.is_none() && self.ledger.response(&record.key).await?.is_some(),
             Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
         })

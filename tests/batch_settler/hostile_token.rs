@@ -21,6 +21,7 @@ sol! {
             uint8 v, bytes32 r, bytes32 s, uint256 gas);
 
         function setCallback(address target, bytes data);
+        function setLeast(uint256 least);
     }
 }
 
@@ -38,7 +39,7 @@ pub enum Way {
     CallsBack,
 }
 
-const PAYEE: Address = address!("00000000000000000000000000000000000bacc0");
+pub const PAYEE: Address = address!("00000000000000000000000000000000000bacc0");
 
 on_every_chain! {
     every_argument_arrives_as_it_was_signed,

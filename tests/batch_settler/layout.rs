@@ -9,7 +9,8 @@ use alloy_sol_types::SolError;
 use tower_x402::facilitator::BatchSettler;
 
 use crate::{
-    batch::{GAS_CAP, MAX_GAS, Payment, Settler, Stage, batch, pack},
+    batch::{GAS_CAP, MAX_GAS, Payment, Settler, Stage, batch, pack, unsigned},
+    hostile_token::{PAYEE, deploy},
     support::{
         authorization::random_address,
         chain::{Chain, on_every_chain},
@@ -18,6 +19,7 @@ use crate::{
 
 on_every_chain! {
     a_length_that_does_not_fit_the_counts_is_refused,
+    whatever_is_not_groups_end_to_end_is_refused,
     a_batch_of_nothing_is_refused,
     a_token_without_code_is_refused,
     ether_is_refused,
@@ -49,6 +51,66 @@ async fn a_length_that_does_not_fit_the_counts_is_refused(chain: &dyn Chain) {
     assert_eq!(chain.balance(payees[0]).await, 0, "not even what came before the mistake");
     assert!(stage.settle(good).await.status());
     assert_eq!((chain.balance(payees[0]).await, chain.balance(payees[1]).await), (100, 100));
+}
+
+/// Groups of all sizes, damaged in their counts and lengths; each judged by a reader of the layout that shares nothing with the
+/// contract.
+async fn whatever_is_not_groups_end_to_end_is_refused(chain: &dyn Chain) {
+    let stage = Stage::on(chain).await;
+    let token = deploy(chain).await;
+    let mut random = Random(0x5eed);
+    let (mut good, mut bad) = (0, 0);
+    for _ in 0..200 {
+        let groups: Vec<Vec<_>> = (0..1 + random.below(4))
+            .map(|_| (0..1 + random.below(3)).map(|_| unsigned(random_address(), PAYEE, 1_000)).collect())
+            .collect();
+        let groups: Vec<_> = groups.iter().map(|payments| (PAYEE, &payments[..])).collect();
+        let mut calldata = pack(token, GAS_CAP, &groups).to_vec();
+        match random.below(4) {
+            0 => {}
+            1 => calldata.truncate(24 + random.below(calldata.len() - 24)),
+            2 => calldata.extend(vec![random.below(3) as u8; random.below(400)]),
+            _ => calldata[24 + 20..24 + 22].copy_from_slice(&(random.below(10) as u16).to_be_bytes()),
+        }
+        match payments_in(&calldata) {
+            Some(payments) => {
+                // What fills a gap may be a payment that the token takes for another of its ways, so only the count is certain.
+                let (reached, _) = stage.simulate(calldata.into(), MAX_GAS).await.unwrap().unwrap();
+                assert_eq!(reached, payments);
+                good += 1;
+            }
+            None => {
+                refused(&stage, calldata.into(), "damaged").await;
+                bad += 1;
+            }
+        }
+    }
+    assert!(good > 40 && bad > 40, "{good} good, {bad} bad");
+}
+
+/// How many payments the calldata holds, if it is well-formed.
+fn payments_in(calldata: &[u8]) -> Option<u64> {
+    let mut rest = calldata.get(24..).filter(|rest| !rest.is_empty())?;
+    let mut payments = 0;
+    while !rest.is_empty() {
+        let count = u16::from_be_bytes(rest.get(20..22)?.try_into().unwrap());
+        let records = rest.get(22..22 + 138 * usize::from(count)).filter(|records| !records.is_empty())?;
+        rest = &rest[22 + records.len()..];
+        payments += u64::from(count);
+    }
+    Some(payments)
+}
+
+/// The same numbers every time (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
 }
 
 async fn a_batch_of_nothing_is_refused(chain: &dyn Chain) {

@@ -26,7 +26,7 @@ on_every_chain! {
     members_that_the_token_refuses_keep_nobody_from_being_paid,
     what_somebody_else_executed_first_is_left_out,
     a_batch_that_was_executed_before_reverts_cheaply,
-    a_payer_that_gained_code_is_passed_over,
+    ninety_nine_are_paid_around_a_payer_that_gained_code,
     a_hundred_payments_of_a_delegated_payer_cost_little,
 }
 
@@ -156,25 +156,27 @@ async fn a_batch_that_was_executed_before_reverts_cheaply(chain: &dyn Chain) {
     assert!(second.gas_used < first.gas_used / 2, "{} after {}", second.gas_used, first.gas_used);
 }
 
-async fn a_payer_that_gained_code_is_passed_over(chain: &dyn Chain) {
+async fn ninety_nine_are_paid_around_a_payer_that_gained_code(chain: &dyn Chain) {
     let stage = Stage::on(chain).await;
-    let (payers, payee) = (stage.payers(10).await, random_address());
+    let (payers, payee) = (stage.payers(100).await, random_address());
+    chain.mint(payee, 1).await;
     let payments = |payers: &[PrivateKeySigner]| -> Vec<_> {
         payers.iter().map(|payer| Payment::by(payer, payee, chain)).collect()
     };
-    let without = stage.settle(batch(chain, &payments(&payers[1..]))).await.gas_used;
+    let without = payments(&[&payers[..50], &payers[51..]].concat());
+    let without = stage.settle(batch(chain, &without)).await.gas_used;
     let members = payments(&payers);
-    burn_gas_from_now_on(&stage, payers[0].address()).await;
+    burn_gas_from_now_on(&stage, payers[50].address()).await;
     // The token would ask it, and it would burn what it is given.
-    let Payment { message, signature } = &members[0];
+    let Payment { message, signature } = &members[50];
     let alone = stage.relayer.send(chain, transfer_vrs(message, signature)).await;
     assert!(!alone.status() && alone.gas_used > 450_000, "{}", alone.gas_used);
 
     let receipt = stage.settle(batch(chain, &members)).await;
-    assert!(!members[0].is_paid_by(&receipt));
-    assert_eq!(paid(&members[1..], &receipt), [true; 9]);
-    // Not more than 138 bytes and a look at an account; the payee is not new any more.
-    assert!(receipt.gas_used < without + 6_000, "{} after {without}", receipt.gas_used);
+    let paid = paid(&members, &receipt);
+    assert!(paid.iter().enumerate().all(|(n, paid)| *paid == (n != 50)), "{paid:?}");
+    // It costs 138 bytes and a look at an account; the zeros in the signatures of the others vary by a little.
+    assert!(receipt.gas_used < without + 10_000, "{} after {without}", receipt.gas_used);
 }
 
 async fn a_hundred_payments_of_a_delegated_payer_cost_little(chain: &dyn Chain) {

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
@@ -10,8 +10,8 @@ use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        Counts, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Sender, Settlement, SettlementStep,
-        SqliteLedger, StoredResponse, Submission,
+        Counts, CreditLimit, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Sender, Settlement,
+        SettlementStep, SqliteLedger, StoredResponse, Submission,
     },
 };
 
@@ -194,4 +194,26 @@ async fn a_file_that_cannot_be_written_stops_everything() {
         "what is not durable is not shown"
     );
     drop(ledger);
+}
+
+#[tokio::test]
+async fn what_is_owed_is_owed_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let limit = CreditLimit { total: U256::from(19), per_payer: U256::from(1_000), history: 1 };
+    let ledger = open(&path).await;
+    let paid = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &paid).await;
+    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    let (first, second) = (reserve(&ledger, record(1, 2)).await, reserve(&ledger, record(1, 3)).await);
+    produce(&ledger, &first).await;
+    produce(&ledger, &second).await;
+    ledger.fulfil(&first, FulfilmentStep::Defer { limit }).await.unwrap();
+    ledger.close().await;
+    let ledger = open(&path).await;
+    assert!(ledger.get(&first.key).await.unwrap().unwrap().deferred);
+    let defer = async || ledger.fulfil(&second, FulfilmentStep::Defer { limit }).await;
+    assert!(matches!(defer().await, Err(LedgerError::NoCredit)), "what the earlier process deferred is owed");
+    ledger.settle(&first.key, SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
+    defer().await.expect("the history is there, and nothing is owed");
 }

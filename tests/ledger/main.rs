@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backends;
+mod credit;
 mod durable;
 #[cfg(feature = "test-postgres")]
 mod replicas;
@@ -25,8 +26,8 @@ use tower_x402::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Terms, Window, precheck},
     ledger::{
-        Counts, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey, Record,
-        Reservation, Settlement, SettlementStep, Settling, StoredResponse,
+        Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey,
+        Record, Reservation, Settlement, SettlementStep, Settling, StoredResponse,
     },
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
@@ -409,6 +410,7 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Ok(FulfilmentStep::Start { until: 0 }),
         Ok(FulfilmentStep::Release { body: None }),
         Ok(FulfilmentStep::Produce { body: None, at: 1, response: None }),
+        Ok(FulfilmentStep::Defer { limit: CreditLimit { total: U256::MAX, per_payer: U256::MAX, history: 0 } }),
         Ok(FulfilmentStep::Deliver),
         Err(SettlementStep::Submit { transaction: hash(1) }),
         Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None }),
@@ -445,6 +447,8 @@ proptest! {
                 || matches!(record.settlement, Settlement::Dead), "works unadmitted after {:?}", step);
             prop_assert!(record.transactions.len() >= before.transactions.len(), "forgot a transaction");
             prop_assert!(!paid(&record) || !record.admitted, "paid and in flight");
+            prop_assert!(!record.deferred || answered(&record), "deferred before there is an answer");
+            prop_assert!(record.owed().is_zero() || !paid(&record), "paid and owed");
             if taken.is_err() {
                 prop_assert_eq!(format!("{:?}", before), format!("{:?}", record), "refused, yet changed");
             }

@@ -86,6 +86,36 @@ async fn what_is_in_flight_stays_within_the_balance_across_replicas() {
     assert_eq!(admitted, 10, "ten times ten");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_owed_stays_within_the_limit_across_replicas() {
+    let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
+    let limit = CreditLimit { total: U256::from(79), per_payer: U256::from(1_000), history: 1 };
+    let mut leases = Vec::new();
+    for payer in 1..=6 {
+        let paid = reserve(&*replicas[0], record(payer, 0)).await;
+        produce(&*replicas[0], &paid).await;
+        let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
+        replicas[0].settle(&paid.key, settle).await.unwrap();
+        for nonce in 1..=4 {
+            let lease = reserve(&*replicas[0], record(payer, nonce)).await;
+            produce(&*replicas[0], &lease).await;
+            leases.push(lease);
+        }
+    }
+    let tasks = leases.into_iter().enumerate().map(|(n, lease)| {
+        let ledger = replicas[n % 4].clone();
+        tokio::spawn(async move {
+            match ledger.fulfil(&lease, FulfilmentStep::Defer { limit }).await {
+                Ok(()) => true,
+                Err(LedgerError::NoCredit) => false,
+                Err(error) => panic!("{error:?}"),
+            }
+        })
+    });
+    let deferred = join_all(tasks).await.into_iter().filter(|deferred| *deferred.as_ref().unwrap()).count();
+    assert_eq!(deferred, 7, "seven times ten");
+}
+
 #[tokio::test]
 async fn what_one_replica_did_the_others_see() {
     let schema = Server::shared().new_schema();

@@ -9,6 +9,7 @@
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
 //! shop.rs           a service that charges, and customers who pay it by hand
 //! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
+//! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
 //! ```
 
@@ -23,5 +24,6 @@ pub mod devnet;
 pub mod postgres;
 pub mod programs;
 pub mod rpc_proxy;
+pub mod scripted;
 pub mod shop;
 pub mod token;

@@ -21,7 +21,12 @@ use tokio::sync::Mutex;
 
 pub use self::builder::PostgresLedgerBuilder;
 use self::{
-    connections::Connections, known::Known, payments::Stamped, responses::Responses, steps::Change, upkeep::Upkeep,
+    connections::Connections,
+    known::Known,
+    payments::Stamped,
+    responses::Responses,
+    steps::{Change, Needs},
+    upkeep::Upkeep,
 };
 use super::{
     Counts, Forbidden, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation,
@@ -62,6 +67,8 @@ pub struct PostgresLedger {
     known: Known<PaymentKey, Stamped>,
     /// Admissions of one payer that happen here wait for each other here: in the database they would be in vain.
     turns: Vec<Mutex<()>>,
+    /// The same for payments that are deferred, whoever pays.
+    turn_of_all: Mutex<()>,
     hasher: RandomState,
     responses: Responses,
     upkeep: Upkeep,
@@ -87,6 +94,7 @@ impl PostgresLedger {
             connections,
             known: Known::new(),
             turns: (0..TURNS).map(|_| Mutex::default()).collect(),
+            turn_of_all: Mutex::default(),
             hasher: RandomState::new(),
             responses: Responses::new(responses),
             upkeep: Upkeep::new(max_records),
@@ -125,7 +133,7 @@ impl Ledger for PostgresLedger {
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let change = Change { key, funds: None, response: None };
+        let change = Change { key, needs: Needs::Nothing, response: None };
         let taken = self.change(change, |record| {
             if record.epoch != seen || record.is_leased(now) {
                 return Err(LedgerError::LeaseLost);
@@ -141,13 +149,20 @@ impl Ledger for PostgresLedger {
     }
 
     async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
-        let funds = if let FulfilmentStep::Admit { funds, .. } = &step { *funds } else { None };
+        let (needs, turn) = match &step {
+            FulfilmentStep::Admit { funds: Some(funds), .. } => (Needs::Funds(*funds), Some(self.turn_of(&lease.key))),
+            FulfilmentStep::Defer { limit } => (Needs::Credit(*limit), Some(&self.turn_of_all)),
+            _ => (Needs::Nothing, None),
+        };
         let response = match &step {
             FulfilmentStep::Produce { response: Some(response), .. } => self.responses.row(response),
             _ => None,
         };
-        let _turn = if funds.is_some() { Some(self.turn_of(&lease.key).lock().await) } else { None };
-        let change = Change { key: &lease.key, funds, response: response.as_ref() };
+        let _turn = match turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        let change = Change { key: &lease.key, needs, response: response.as_ref() };
         self.change(change, |record| {
             if record.epoch != lease.epoch {
                 return Err(LedgerError::LeaseLost);
@@ -163,7 +178,7 @@ impl Ledger for PostgresLedger {
 
     async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        let change = Change { key, funds: None, response: None };
+        let change = Change { key, needs: Needs::Nothing, response: None };
         self.change(change, |record| Ok(record.settle(&step, now)?)).await.map(drop)
     }
 

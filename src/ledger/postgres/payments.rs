@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256};
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    super::{Fulfilment, LedgerError, PaymentKey, Record, memory::expiry, row::Row},
+    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, memory::expiry, row::Row},
     connections::{Connections, DatabaseError, Statement},
     responses::KeptResponse,
 };
@@ -27,30 +27,50 @@ pub(super) enum Found {
     Nothing,
 }
 
-/// A payer on a chain and token must have admitted nothing since this stamp was read.
+/// Nobody must have taken a turn since this stamp was read.
 pub(super) struct Turn {
+    pub(super) of: TurnOf,
     pub(super) seen: Option<i64>,
     pub(super) now: u64,
+}
+
+/// Whose steps come one after the other.
+#[derive(Clone, Copy)]
+pub(super) enum TurnOf {
+    /// Those of one payer on one network, in one token.
+    Payer(PaymentKey),
+    Everybody,
+}
+
+impl TurnOf {
+    /// Fills the next three places.
+    pub(super) fn bind_to(self, statement: Statement) -> Statement {
+        match self {
+            Self::Payer(key) => statement.bind(chain(key.network)).bind(key.asset.to_vec()).bind(key.payer.to_vec()),
+            Self::Everybody => statement.bind(-1_i64).bind(Vec::<u8>::new()).bind(Vec::<u8>::new()),
+        }
+    }
 }
 
 macro_rules! step {
     () => {
         "UPDATE payments SET stamp = $6, fulfilment = $7, settlement = $8, has_failed = $9, in_flight = $10, \
-         is_resolved = $11, block = $12, settled_at = $13, lease_until = $14, settling_until = $15, record = $16 \
+         is_resolved = $11, block = $12, settled_at = $13, lease_until = $14, settling_until = $15, is_owed = $16, \
+         is_overdue = $17, record = $18 \
          WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5"
     };
 }
 
 const RESERVE: &str = "WITH made AS (\
        INSERT INTO payments (chain_id, asset, payer, nonce, stamp, fulfilment, settlement, has_failed, in_flight, \
-         is_resolved, block, settled_at, lease_until, settling_until, record, id, amount, forget_at) \
-       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17::numeric, $18) \
+         is_resolved, block, settled_at, lease_until, settling_until, is_owed, is_overdue, record, id, amount, forget_at) \
+       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19::numeric, $20) \
        ON CONFLICT DO NOTHING RETURNING nonce) \
      SELECT true AS is_new, nonce, 0::bigint AS stamp, 0::bigint AS lease_until, 0::bigint AS replays, '' AS record FROM made \
      UNION ALL SELECT false, nonce, stamp, lease_until, replays, record FROM payments \
        WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 \
      UNION ALL SELECT false, nonce, stamp, lease_until, replays, record FROM payments \
-       WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $16 AND nonce <> $4";
+       WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND id = $18 AND nonce <> $4";
 const READ: &str = "SELECT stamp, lease_until, replays, record FROM payments \
      WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4";
 const STEP: &str = concat!(step!(), " RETURNING 1");
@@ -59,17 +79,17 @@ const STEP_WITH_RESPONSE: &str = concat!(
     step!(),
     " RETURNING 1), kept AS (\
        INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
-       SELECT $1, $2, $3, $4, $17, $18, $19, $20 FROM step ON CONFLICT DO NOTHING) \
+       SELECT $1, $2, $3, $4, $19, $20, $21, $22 FROM step ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
-/// The payment's row is locked first, so that a payer's turn is not used up by a step that is not taken.
+/// The payment's row is locked first, so that a turn is not used up by a step that is not taken.
 const STEP_IN_TURN: &str = concat!(
     "WITH mine AS (\
        SELECT 1 FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5 FOR UPDATE), \
      turn AS (\
-       INSERT INTO payers (chain_id, asset, payer, stamp, touched_at) SELECT $1, $2, $3, $6, $17 FROM mine \
+       INSERT INTO turns (chain_id, asset, payer, stamp, touched_at) SELECT $21, $22, $23, $6, $19 FROM mine \
        ON CONFLICT (chain_id, asset, payer) DO UPDATE SET stamp = excluded.stamp, touched_at = excluded.touched_at \
-       WHERE payers.stamp = $18 RETURNING 1) ",
+       WHERE turns.stamp = $20 RETURNING 1) ",
     step!(),
     " AND EXISTS (SELECT 1 FROM turn) RETURNING 1"
 );
@@ -124,10 +144,10 @@ pub(super) fn step_with_response(
     Ok(response.bind_to(statement))
 }
 
-/// The same, if the payer has admitted nothing in between.
+/// The same, if nobody has taken the turn in between.
 pub(super) fn step_in_turn(record: &Record, from: i64, to: i64, turn: &Turn) -> Result<Statement, LedgerError> {
     let statement = values(keyed(STEP_IN_TURN, &record.key).bind(from).bind(to), record)?;
-    Ok(statement.bind(capped(turn.now - turn.now % TOUCHED_EVERY)).bind(turn.seen))
+    Ok(turn.of.bind_to(statement.bind(capped(turn.now - turn.now % TOUCHED_EVERY)).bind(turn.seen)))
 }
 
 pub(super) fn discard(key: &PaymentKey, from: i64) -> Statement {
@@ -160,6 +180,8 @@ fn values(statement: Statement, record: &Record) -> Result<Statement, LedgerErro
         .bind(record.settled_at.map(capped))
         .bind(capped(record.lease_until))
         .bind(settling_until(record))
+        .bind(!record.owed().is_zero())
+        .bind(is_overdue(record))
         .bind(json(record)?))
 }
 

@@ -4,12 +4,13 @@ use alloy_primitives::U256;
 
 use super::{
     super::{
-        Funds, Lease, LedgerError, PaymentKey, Record, Reservation,
+        CreditLimit, Funds, Lease, LedgerError, PaymentKey, Record, Reservation,
+        credit::{CreditBook, Owed},
         exposure::{PayerBook, RECENT},
     },
     PostgresLedger,
     connections::{Failure, Statement, Tries},
-    payments::{self, Found, Stamped, Turn, capped, chain, column},
+    payments::{self, Found, Stamped, Turn, TurnOf, capped, column},
     responses::KeptResponse,
 };
 
@@ -19,17 +20,36 @@ const MAX_LOST: u32 = 100;
 /// What a payer has in flight, and what moved since the block, with the stamp of its last admission: at one moment.
 const BOOK: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
        COALESCE(moved.amount, 0)::text AS moved, \
-       (SELECT stamp FROM payers WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
+       (SELECT stamp FROM turns WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
      FROM (SELECT sum(amount) FILTER (WHERE is_resolved) AS held, sum(amount) FILTER (WHERE NOT is_resolved) AS submitted \
          FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND in_flight) AS flying, \
        (SELECT sum(amount) AS amount FROM payments \
          WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
 
+/// What everybody owes, and what the payer owes and has paid, with the stamp of the last payment that was deferred.
+const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
+       (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 \
+         AND settled_at IS NOT NULL LIMIT $4) AS history) AS paid, \
+       (SELECT stamp FROM turns WHERE chain_id = $5 AND asset = $6 AND payer = $7) AS stamp \
+     FROM (SELECT sum(amount) AS total, \
+         sum(amount) FILTER (WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS own, \
+         count(*) FILTER (WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND is_overdue) AS overdue \
+       FROM payments WHERE is_owed) AS owed";
+
+/// What must hold beyond the record itself, at the moment of the step.
+#[derive(Clone, Copy)]
+pub(super) enum Needs {
+    Nothing,
+    /// The payer was seen to own this, and it covers what is in flight.
+    Funds(Funds),
+    /// No more than this is owed.
+    Credit(CreditLimit),
+}
+
 /// A change of one record.
 pub(super) struct Change<'a> {
     pub(super) key: &'a PaymentKey,
-    /// What the payer was seen to own, if the change admits the payment.
-    pub(super) funds: Option<Funds>,
+    pub(super) needs: Needs,
     /// What the change brings.
     pub(super) response: Option<&'a KeptResponse>,
 }
@@ -91,12 +111,19 @@ impl PostgresLedger {
     ) -> Result<(Record, Statement), LedgerError> {
         let mut record = seen.record.clone();
         decide(&mut record)?;
-        let statement = match (change.funds, change.response) {
-            (Some(funds), _) if !seen.record.admitted => {
-                let now = self.clock.now();
+        let (now, amount) = (self.clock.now(), record.authorization.value);
+        let statement = match (change.needs, change.response) {
+            (Needs::Funds(funds), _) if !seen.record.admitted => {
                 let (book, last) = self.book(change.key, funds.block, now).await?;
-                book.covers(record.authorization.value, &funds)?;
-                payments::step_in_turn(&record, seen.stamp, stamp, &Turn { seen: last, now })
+                book.covers(amount, &funds)?;
+                let turn = Turn { of: TurnOf::Payer(*change.key), seen: last, now };
+                payments::step_in_turn(&record, seen.stamp, stamp, &turn)
+            }
+            (Needs::Credit(limit), _) => {
+                let (total, own, last) = self.credit(change.key, limit.history).await?;
+                own.trusts(amount, &limit)?;
+                total.lend(amount, limit.total, || Ok(()))?;
+                payments::step_in_turn(&record, seen.stamp, stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
             }
             (_, Some(response)) => payments::step_with_response(&record, seen.stamp, stamp, response),
             _ => payments::step(&record, seen.stamp, stamp),
@@ -105,10 +132,8 @@ impl PostgresLedger {
     }
 
     async fn book(&self, key: &PaymentKey, block: u64, now: u64) -> Result<(PayerBook, Option<i64>), LedgerError> {
-        let statement = Statement::new(BOOK)
-            .bind(chain(key.network))
-            .bind(key.asset.to_vec())
-            .bind(key.payer.to_vec())
+        let statement = TurnOf::Payer(*key)
+            .bind_to(Statement::new(BOOK))
             .bind(capped(now.saturating_sub(RECENT)))
             .bind(capped(block));
         let rows = self.connections.repeat(statement).await?;
@@ -116,6 +141,16 @@ impl PostgresLedger {
         // A sum beyond 256 bits is beyond every balance.
         let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
         Ok((PayerBook::of_sums(amount("held")?, amount("submitted")?, amount("moved")?, now), column(row, "stamp")?))
+    }
+
+    async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(Owed, CreditBook, Option<i64>), LedgerError> {
+        let statement = TurnOf::Payer(*key).bind_to(Statement::new(CREDIT)).bind(i64::from(history));
+        let rows = self.connections.repeat(TurnOf::Everybody.bind_to(statement)).await?;
+        let row = rows.first().ok_or_else(payments::unreadable)?;
+        let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
+        let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));
+        let own = CreditBook::of_sums(count("paid")?, amount("own")?, count("overdue")?);
+        Ok((Owed::of_sum(amount("total")?), own, column(row, "stamp")?))
     }
 
     /// Makes a record, or finds the one there is.

@@ -31,8 +31,8 @@ const POSTPONE: &str = "WITH locked AS (\
        ORDER BY chain_id, asset, payer, nonce FOR UPDATE OF payments SKIP LOCKED) \
      UPDATE payments SET forget_at = $5 FROM locked WHERE payments.chain_id = locked.chain_id \
        AND payments.asset = locked.asset AND payments.payer = locked.payer AND payments.nonce = locked.nonce";
-const FORGET_PAYERS: &str = "DELETE FROM payers WHERE (chain_id, asset, payer) IN (\
-       SELECT chain_id, asset, payer FROM payers WHERE touched_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)";
+const FORGET_TURNS: &str = "DELETE FROM turns WHERE (chain_id, asset, payer) IN (\
+       SELECT chain_id, asset, payer FROM turns WHERE touched_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)";
 const COUNT: &str = "SELECT count(*) AS number FROM (SELECT FROM payments LIMIT $1) AS records";
 
 /// How many records are looked at in one go.
@@ -41,8 +41,8 @@ const BATCH: usize = 64;
 const OFTEN: (usize, u64) = (32, 10);
 /// After how many seconds everything else is seen to.
 const SELDOM: u64 = 60;
-/// How long a payer's last turn is remembered, in seconds: longer than any step takes.
-const PAYER_KEPT: u64 = 7200;
+/// How long the last turn is remembered, in seconds: longer than any step takes.
+const TURN_KEPT: u64 = 7200;
 
 /// When what is due.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl PostgresLedger {
         if self.upkeep.seldom_at.load(Ordering::Relaxed) <= now {
             self.upkeep.seldom_at.store(now.saturating_add(SELDOM), Ordering::Relaxed);
             self.responses.trim(&self.connections, now).await?;
-            let statement = Statement::new(FORGET_PAYERS).bind(capped(now.saturating_sub(PAYER_KEPT))).bind(4096_i64);
+            let statement = Statement::new(FORGET_TURNS).bind(capped(now.saturating_sub(TURN_KEPT))).bind(4096_i64);
             self.connections.repeat(statement).await?;
             self.count().await?;
         }

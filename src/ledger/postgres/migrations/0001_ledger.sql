@@ -14,6 +14,8 @@ CREATE TABLE payments (
     amount         numeric(78, 0) NOT NULL,
     in_flight      boolean        NOT NULL,
     is_resolved    boolean        NOT NULL,
+    is_owed        boolean        NOT NULL,
+    is_overdue     boolean        NOT NULL,
     block          bigint,
     settled_at     bigint,
     lease_until    bigint         NOT NULL,
@@ -26,11 +28,13 @@ CREATE TABLE payments (
 CREATE UNIQUE INDEX payments_by_id ON payments (chain_id, asset, payer, id) WHERE id IS NOT NULL;
 CREATE INDEX payments_by_state ON payments (settlement, chain_id, asset, payer, nonce);
 CREATE INDEX payments_in_flight ON payments (chain_id, asset, payer) WHERE in_flight;
+CREATE INDEX payments_owed ON payments (chain_id, asset, payer) WHERE is_owed;
 CREATE INDEX payments_moved ON payments (chain_id, asset, payer, settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX payments_to_forget ON payments (forget_at);
 
--- Payments of one payer are admitted one after the other: each needs the stamp that the one before left.
-CREATE TABLE payers (
+-- Payments of one payer are admitted one after the other: each needs the stamp that the one before left. Those that are deferred
+-- come one after the other whoever pays: their row names nobody (chain -1).
+CREATE TABLE turns (
     chain_id   bigint NOT NULL,
     asset      bytea  NOT NULL,
     payer      bytea  NOT NULL,
@@ -38,7 +42,7 @@ CREATE TABLE payers (
     touched_at bigint NOT NULL,
     PRIMARY KEY (chain_id, asset, payer)
 );
-CREATE INDEX payers_by_age ON payers (touched_at);
+CREATE INDEX turns_by_age ON turns (touched_at);
 
 -- Responses kept for replays, in the order in which they came.
 CREATE TABLE responses (

@@ -1,0 +1,78 @@
+//! Releasing a response before it is paid for, to payers that have paid before.
+
+use alloy_primitives::B256;
+use serde_json::{Map, Value, json};
+
+use super::answer::settlement_of;
+use crate::{
+    ledger::{CreditLimit, Record},
+    protocol::{SettlementResponse, Verbatim},
+    usdc::Usdc,
+};
+
+/// Whose payments are settled after the response was released, and how much may be owed at a time;
+/// [`deferred`](super::RequirePaymentLayerBuilder::deferred).
+///
+/// The amounts are bounds on what can be lost: a payer that spends its balance elsewhere before it is settled costs at most
+/// `per_payer`, and all of them together `total`. What is never paid takes from both until its record ages out, some time after
+/// the payment could last be made.
+///
+/// ```
+/// use tower_x402::{Usdc, server::DeferredPolicy};
+///
+/// let policy = DeferredPolicy { per_payer: Usdc::from_atomic(20_000), ..DeferredPolicy::default() };
+/// assert_eq!((policy.total, policy.history), (Usdc::from_atomic(1_000_000), 3));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeferredPolicy {
+    /// What all payers together may owe in the ledger, on all networks; default $1.
+    pub total: Usdc,
+    /// What one payer may owe; default $0.05.
+    pub per_payer: Usdc,
+    /// How many payments of the payer must be settled here already, of those that the ledger still has on record; default 3,
+    /// at least 1.
+    pub history: u32,
+}
+
+impl Default for DeferredPolicy {
+    fn default() -> Self {
+        Self { total: Usdc::from_atomic(1_000_000), per_payer: Usdc::from_atomic(50_000), history: 3 }
+    }
+}
+
+impl DeferredPolicy {
+    pub(super) fn limit(&self) -> CreditLimit {
+        CreditLimit {
+            total: self.total.into(),
+            per_payer: self.per_payer.into(),
+            // Whoever never paid is not known.
+            history: self.history.max(1),
+        }
+    }
+}
+
+/// What the client is told of a payment whose response it gets: the transaction that paid, or, of one that is settled later,
+/// success without a transaction and the payment's name. `None` where it owes nothing yet.
+pub(super) fn receipt_of(record: &Record) -> Option<SettlementResponse> {
+    match record.settlement.paid_by() {
+        Some(transaction) => Some(settlement_of(record, Ok(transaction))),
+        None if record.deferred => {
+            let extensions = Verbatim::of(&status_of(record)).ok();
+            Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, Ok(B256::ZERO)) })
+        }
+        None => None,
+    }
+}
+
+/// The extension `payment-status`: which payment to ask for.
+fn status_of(record: &Record) -> Map<String, Value> {
+    let key = &record.key;
+    let payment = json!({
+        "state": "pending",
+        "network": key.network.to_string(),
+        "asset": key.asset,
+        "payer": key.payer,
+        "nonce": key.nonce,
+    });
+    Map::from_iter([("payment-status".to_owned(), json!({ "info": payment }))])
+}

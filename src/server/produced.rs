@@ -1,0 +1,106 @@
+//! What the work produced, and how it reaches the client.
+
+use std::{future::poll_fn, pin::pin, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode, response::Parts};
+use http_body::Body;
+use tokio::time::Instant;
+
+use super::{
+    answer::Answer,
+    record::{Destination, Recorder, delivered, spawn, stored},
+    response_body::ResponseBody,
+    sale,
+};
+use crate::ledger::StoredResponse;
+
+/// A response's body: whole where it can be kept for replays before it is paid for, and else streaming.
+pub(super) enum Produced<R> {
+    Whole { bytes: Bytes, trailers: Option<HeaderMap> },
+    Streaming(R),
+}
+
+impl<R: Body<Data = Bytes>> Produced<R> {
+    /// Reads a body that says its length, and whose length is at most `limit`, until `deadline`. The error is what the client
+    /// is told of a body that breaks off: work that did not succeed.
+    pub(super) async fn of(parts: &Parts, body: R, limit: usize, deadline: Instant) -> Result<Self, Answer> {
+        // What follows 101 is a connection.
+        let length = body.size_hint().exact().filter(|_| parts.status != StatusCode::SWITCHING_PROTOCOLS);
+        let Some(length) = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= limit)
+        else {
+            return Ok(Self::Streaming(body));
+        };
+        let read = tokio::time::timeout_at(deadline, read_exactly(body, length)).await;
+        let (bytes, trailers) = read.map_err(|_elapsed| sale::too_slow())?.ok_or_else(sale::broke_off)?;
+        Ok(Self::Whole { bytes, trailers })
+    }
+
+    /// What the ledger keeps in the same breath as the fact that the work is done.
+    pub(super) fn to_keep(&self, parts: &Parts, now: u64) -> Option<Arc<StoredResponse>> {
+        match self {
+            Self::Whole { bytes, trailers } => Some(Arc::new(stored(parts, bytes.clone(), trailers.clone(), now))),
+            Self::Streaming(_) => None,
+        }
+    }
+}
+
+impl<R: Body<Data = Bytes> + Send + 'static> Produced<R> {
+    /// Prepares the way to the client, and to the ledger for what it does not have yet.
+    pub(super) fn deliver(self, parts: &Parts, destination: Destination) -> Delivery<R> {
+        match self {
+            Self::Whole { bytes, trailers } => Delivery::Whole { bytes, trailers, destination },
+            Self::Streaming(body) => Delivery::Streaming(Recorder::new(parts, body, destination)),
+        }
+    }
+}
+
+/// A response on its way to the client, once it is paid for. Dropped before that, it is still kept for replays.
+pub(super) enum Delivery<R> {
+    Whole { bytes: Bytes, trailers: Option<HeaderMap>, destination: Destination },
+    Streaming(Recorder<R>),
+}
+
+impl<R> Delivery<R> {
+    /// Whether the ledger has all of it.
+    pub(super) const fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole { .. })
+    }
+
+    /// The body for the client. Copies of the payment are answered as soon as there is something to answer them with.
+    pub(super) fn into_body(self) -> ResponseBody<R> {
+        match self {
+            Self::Whole { bytes, trailers, destination: Destination { ledger, lease, busy, .. } } => {
+                drop(busy);
+                spawn(async move { delivered(ledger.as_ref(), &lease).await });
+                ResponseBody::replay(bytes, trailers)
+            }
+            Self::Streaming(recorder) => ResponseBody::recorded(recorder.released()),
+        }
+    }
+}
+
+/// `None` if the body breaks off, or is not as long as it said.
+async fn read_exactly<R: Body<Data = Bytes>>(body: R, length: usize) -> Option<(Bytes, Option<HeaderMap>)> {
+    let mut body = pin!(body);
+    let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+    let mut trailers: Option<HeaderMap> = None;
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        match frame.ok()?.into_data() {
+            Ok(data) if first.len() + rest.len() + data.len() > length => return None,
+            // Most bodies come in one piece, which then need not be copied.
+            Ok(data) if first.is_empty() && rest.is_empty() => first = data,
+            Ok(data) => {
+                rest.extend_from_slice(&std::mem::take(&mut first));
+                rest.extend_from_slice(&data);
+            }
+            Err(frame) => {
+                if let Ok(more) = frame.into_trailers() {
+                    trailers.get_or_insert_default().extend(more);
+                }
+            }
+        }
+    }
+    let bytes = if rest.is_empty() { first } else { rest.freeze() };
+    (bytes.len() == length).then_some((bytes, trailers))
+}

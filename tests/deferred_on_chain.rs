@@ -1,0 +1,163 @@
+//! Payments that are settled after the response was released, with a chain to settle them on.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::Arc;
+
+use alloy_primitives::U256;
+use alloy_signer_local::PrivateKeySigner;
+use axum::{Router, routing::post};
+use support::{
+    authorization::{self, unix_now},
+    chain::Chain,
+    devnet::DevnetChain,
+    rpc_proxy::{Fate, RpcProxy},
+    shop::{Answer, App, Customer, PRICE, Purchase, Shop, evaluate, send},
+    token::transfer_vrs,
+};
+use tower_x402::{
+    Usdc,
+    client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt},
+    facilitator::{Facilitator, Verified, Window, precheck},
+    ledger::{Ledger, Listing, PaymentKey, Settlement, SettlementState},
+    protocol::ExactPayload,
+    server::DeferredPolicy,
+};
+
+/// Credit for three payments, after one that was paid.
+fn policy() -> DeferredPolicy {
+    let three = Usdc::from_atomic(3 * PRICE);
+    DeferredPolicy { total: three, per_payer: three, history: 1 }
+}
+
+/// Does once what a facilitator does that looks after its ledger: settles what is due.
+async fn collect(shop: &Shop) {
+    let ledger = shop.facilitator.ledger();
+    let open = Listing::of([SettlementState::Due, SettlementState::Submitted, SettlementState::Unknown]);
+    for record in ledger.list(&open).await.unwrap() {
+        let payload = ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() };
+        let payment = precheck(record.terms.clone(), payload, Window { remaining: 0, skew: 60 }, unix_now()).unwrap();
+        let outcome = shop.facilitator.settle(&payment, &Verified::default()).await.unwrap();
+        // Somebody may have been faster.
+        let _ = ledger.settle(&record.key, outcome.step()).await;
+    }
+}
+
+async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
+    let purchase = customer.pay(app, evaluate("x")).await;
+    let answer = send(app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.text()), (200, "x"), "{answer:?}");
+    (purchase, answer)
+}
+
+fn is_accepted(answer: &Answer) -> bool {
+    answer.settlement().unwrap()["transaction"] == ""
+}
+
+async fn is_paid(shop: &Shop, purchase: &Purchase) -> bool {
+    shop.record(&purchase.authorization).await.unwrap().settlement.paid_by().is_some()
+}
+
+#[tokio::test]
+async fn what_was_answered_on_credit_is_settled_later() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let app = shop.app(shop.layer().deferred(policy()));
+    let customer = Customer::with_funds(&chain, 10 * PRICE).await;
+    assert!(!is_accepted(&buy(&app, &customer).await.1));
+    let mut bought = Vec::new();
+    for _ in 0..3 {
+        let (purchase, answer) = buy(&app, &customer).await;
+        assert!(is_accepted(&answer));
+        bought.push(purchase);
+    }
+    collect(&shop).await;
+    assert_eq!(chain.balance(shop.pay_to).await, 4 * PRICE);
+    let transfers = chain.token_transfers(shop.pay_to).await;
+    for purchase in bought {
+        let replay = send(&app, purchase.on(evaluate("x"))).await;
+        assert!(transfers.iter().any(|transfer| transfer.transaction == replay.transaction()));
+    }
+    assert!(is_accepted(&buy(&app, &customer).await.1), "it is good for more");
+    assert_eq!(shop.handled(), 5);
+}
+
+#[tokio::test]
+async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_with_and_no_more() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let shop = Shop::open_at(&chain, proxy.url()).await;
+    let app = shop.app(shop.layer().deferred(policy()));
+    let customer = Customer::with_funds(&chain, 10 * PRICE).await;
+    assert!(!is_accepted(&buy(&app, &customer).await.1));
+    // Nothing reaches the chain before the payer is done.
+    let sends = |methods: &[String]| methods.iter().any(|method| method.starts_with("eth_sendRawTransaction"));
+    proxy.judge(move |methods| if sends(methods) { Fate::DropBefore } else { Fate::Pass });
+    let mut owed = Vec::new();
+    for _ in 0..3 {
+        let (purchase, answer) = buy(&app, &customer).await;
+        assert!(is_accepted(&answer));
+        owed.push(purchase);
+    }
+    let all = authorization::authorization(customer.from, authorization::random_address(), 9 * PRICE);
+    let signature = authorization::sign(&customer.signer, &shop.asset, &all);
+    assert!(chain.relayer().await.send(&chain, transfer_vrs(&all, &signature)).await.status());
+    assert_eq!(chain.balance(customer.from).await, 0);
+    proxy.judge(|_| Fate::Pass);
+    collect(&shop).await;
+    assert_eq!(chain.balance(shop.pay_to).await, PRICE, "there is nothing to collect");
+
+    // While it is lost, it takes from what others are trusted with; they pay in line.
+    let other = Customer::with_funds(&chain, 10 * PRICE).await;
+    for _ in 0..2 {
+        assert!(!is_accepted(&buy(&app, &other).await.1));
+    }
+    assert_eq!(chain.balance(shop.pay_to).await, 3 * PRICE);
+
+    let last = owed.iter().map(|purchase| purchase.authorization.validBefore).max().unwrap();
+    chain.set_next_timestamp(u64::try_from(last).unwrap() + 100).await;
+    chain.mine().await;
+    for purchase in &owed {
+        assert!(!is_paid(&shop, purchase).await);
+        let record = shop.record(&purchase.authorization).await.unwrap();
+        let outcome = shop.facilitator.reconcile(&record).await.unwrap();
+        let _ = shop.facilitator.ledger().settle(&record.key, outcome.step()).await;
+        let record = shop.record(&purchase.authorization).await.unwrap();
+        assert_eq!((record.settlement, record.owed()), (Settlement::Dead, U256::from(PRICE)));
+    }
+}
+
+#[tokio::test]
+async fn our_client_takes_it_for_accepted_and_its_money_for_spent() {
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let paywall = shop.layer().deferred(policy()).build().unwrap();
+    let router = Router::new().route("/evaluate", post(async |body: String| body)).layer(paywall);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/evaluate", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+
+    let key = PrivateKeySigner::random();
+    chain.mint(key.address(), 5 * PRICE).await;
+    let budget = Budget::builder().total(Usdc::from_atomic(5 * PRICE)).build();
+    let payer = Payer::builder(key).budget(budget.clone()).build();
+    let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let buy = async || {
+        let response = client.post(&url).body("x").send().await.unwrap();
+        let receipt = response.receipt().unwrap().clone();
+        assert_eq!(response.text().await.unwrap(), "x");
+        receipt
+    };
+    assert_eq!(buy().await.outcome, Outcome::Settled);
+    let receipt = buy().await;
+    assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Accepted, None));
+    assert_eq!((budget.spent(), budget.reserved()), (Usdc::from_atomic(2 * PRICE), Usdc::ZERO));
+    collect(&shop).await;
+    let key = PaymentKey { network: receipt.network, asset: receipt.asset, payer: receipt.payer, nonce: receipt.nonce };
+    let ledger: &Arc<dyn Ledger> = shop.facilitator.ledger();
+    let paid_by = ledger.get(&key).await.unwrap().unwrap().settlement.paid_by().expect("settled later");
+    let transfers = chain.token_transfers(shop.pay_to).await;
+    assert!(transfers.iter().any(|transfer| transfer.transaction == paid_by && transfer.from == receipt.payer));
+}

@@ -4,25 +4,25 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
 use axum::{Router, routing::post};
 use support::{
-    authorization::{self, unix_now},
+    authorization,
     chain::Chain,
     devnet::DevnetChain,
     rpc_proxy::{Fate, RpcProxy},
+    scripted::key,
     shop::{Answer, App, Customer, PRICE, Purchase, Shop, evaluate, send},
     token::transfer_vrs,
 };
 use tower_x402::{
     Usdc,
     client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt},
-    facilitator::{Facilitator, Verified, Window, precheck},
-    ledger::{Ledger, Listing, PaymentKey, Settlement, SettlementState},
-    protocol::ExactPayload,
+    facilitator::Facilitator,
+    ledger::{PaymentKey, Record, Settlement},
     server::DeferredPolicy,
 };
 
@@ -32,17 +32,22 @@ fn policy() -> DeferredPolicy {
     DeferredPolicy { total: three, per_payer: three, history: 1 }
 }
 
-/// Does once what a facilitator does that looks after its ledger: settles what is due.
-async fn collect(shop: &Shop) {
-    let ledger = shop.facilitator.ledger();
-    let open = Listing::of([SettlementState::Due, SettlementState::Submitted, SettlementState::Unknown]);
-    for record in ledger.list(&open).await.unwrap() {
-        let payload = ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() };
-        let payment = precheck(record.terms.clone(), payload, Window { remaining: 0, skew: 60 }, unix_now()).unwrap();
-        let outcome = shop.facilitator.settle(&payment, &Verified::default()).await.unwrap();
-        // Somebody may have been faster.
-        let _ = ledger.settle(&record.key, outcome.step()).await;
-    }
+/// Waits until the facilitator, which looks after its ledger, has brought a payment to where it belongs.
+async fn until(shop: &Shop, key: &PaymentKey, is_there: impl Fn(&Record) -> bool) -> Record {
+    let looking = async {
+        loop {
+            let record = shop.facilitator.ledger().get(key).await.unwrap().unwrap();
+            if is_there(&record) {
+                return record;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looking).await.expect("the facilitator looks after it")
+}
+
+fn is_paid(record: &Record) -> bool {
+    record.settlement.paid_by().is_some()
 }
 
 async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
@@ -54,10 +59,6 @@ async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
 
 fn is_accepted(answer: &Answer) -> bool {
     answer.settlement().unwrap()["transaction"] == ""
-}
-
-async fn is_paid(shop: &Shop, purchase: &Purchase) -> bool {
-    shop.record(&purchase.authorization).await.unwrap().settlement.paid_by().is_some()
 }
 
 #[tokio::test]
@@ -73,7 +74,9 @@ async fn what_was_answered_on_credit_is_settled_later() {
         assert!(is_accepted(&answer));
         bought.push(purchase);
     }
-    collect(&shop).await;
+    for purchase in &bought {
+        until(&shop, &key(purchase), is_paid).await;
+    }
     assert_eq!(chain.balance(shop.pay_to).await, 4 * PRICE);
     let transfers = chain.token_transfers(shop.pay_to).await;
     for purchase in bought {
@@ -106,7 +109,9 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
     assert!(chain.relayer().await.send(&chain, transfer_vrs(&all, &signature)).await.status());
     assert_eq!(chain.balance(customer.from).await, 0);
     proxy.judge(|_| Fate::Pass);
-    collect(&shop).await;
+    for purchase in &owed {
+        until(&shop, &key(purchase), |record| record.last_failure.is_some()).await;
+    }
     assert_eq!(chain.balance(shop.pay_to).await, PRICE, "there is nothing to collect");
 
     // While it is lost, it takes from what others are trusted with; they pay in line.
@@ -120,12 +125,13 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
     chain.set_next_timestamp(u64::try_from(last).unwrap() + 100).await;
     chain.mine().await;
     for purchase in &owed {
-        assert!(!is_paid(&shop, purchase).await);
-        let record = shop.record(&purchase.authorization).await.unwrap();
+        // What it would find out by itself, a minute later.
+        let key = key(purchase);
+        let record = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();
-        let _ = shop.facilitator.ledger().settle(&record.key, outcome.step()).await;
-        let record = shop.record(&purchase.authorization).await.unwrap();
-        assert_eq!((record.settlement, record.owed()), (Settlement::Dead, U256::from(PRICE)));
+        shop.facilitator.ledger().settle(&key, outcome.step()).await.unwrap();
+        let lost = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();
+        assert_eq!((lost.settlement, lost.owed()), (Settlement::Dead, U256::from(PRICE)), "never to be paid");
     }
 }
 
@@ -154,10 +160,8 @@ async fn our_client_takes_it_for_accepted_and_its_money_for_spent() {
     let receipt = buy().await;
     assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Accepted, None));
     assert_eq!((budget.spent(), budget.reserved()), (Usdc::from_atomic(2 * PRICE), Usdc::ZERO));
-    collect(&shop).await;
     let key = PaymentKey { network: receipt.network, asset: receipt.asset, payer: receipt.payer, nonce: receipt.nonce };
-    let ledger: &Arc<dyn Ledger> = shop.facilitator.ledger();
-    let paid_by = ledger.get(&key).await.unwrap().unwrap().settlement.paid_by().expect("settled later");
+    let paid_by = until(&shop, &key, is_paid).await.settlement.paid_by();
     let transfers = chain.token_transfers(shop.pay_to).await;
-    assert!(transfers.iter().any(|transfer| transfer.transaction == paid_by && transfer.from == receipt.payer));
+    assert!(transfers.iter().any(|transfer| Some(transfer.transaction) == paid_by && transfer.from == receipt.payer));
 }

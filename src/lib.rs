@@ -63,6 +63,7 @@
 //! | `local-signer` | keys in memory | yes |
 //! | `keystore` | keys from encrypted eth keystore files | |
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
+//! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |

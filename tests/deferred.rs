@@ -71,14 +71,15 @@ async fn settle(ledger: &dyn Ledger, purchase: &Purchase, transaction: u8) {
 #[tokio::test]
 async fn a_known_payer_is_answered_before_any_transaction() {
     let facilitator = Arc::new(Scripted::new());
-    let (app, handled) = serve(layer(&facilitator).deferred(policy(10, 10, 2)), echo);
+    let layer = layer(&facilitator).deferred(policy(10, 10, 2)).status_url("/payments/status");
+    let (app, handled) = serve(layer, echo);
     let customer = known(&app, 2).await;
     let (purchase, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (3, 2), "worked for, and not settled");
     let told = answer.settlement().unwrap();
     let payment = &told["extensions"]["payment-status"]["info"];
-    assert_eq!(payment["state"], "pending");
+    assert_eq!((&payment["state"], &payment["url"]), (&json!("pending"), &json!("/payments/status")));
     for (name, value) in [
         ("network", json!(Network::BASE_SEPOLIA)),
         ("asset", json!(purchase.asset.address)),

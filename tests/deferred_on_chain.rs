@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
-use axum::{Router, routing::post};
+use axum::{Router, body::Body, routing::post};
+use http::Request;
 use support::{
     authorization,
     chain::Chain,
@@ -23,7 +24,7 @@ use tower_x402::{
     client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt},
     facilitator::Facilitator,
     ledger::{PaymentKey, Record, Settlement},
-    server::DeferredPolicy,
+    server::{DeferredPolicy, PaymentStatus},
 };
 
 /// Credit for three payments, after one that was paid.
@@ -72,16 +73,23 @@ async fn what_was_answered_on_credit_is_settled_later() {
     for _ in 0..3 {
         let (purchase, answer) = buy(&app, &customer).await;
         assert!(is_accepted(&answer));
-        bought.push(purchase);
+        let info = answer.settlement().unwrap()["extensions"]["payment-status"]["info"].clone();
+        bought.push((purchase, info));
     }
-    for purchase in &bought {
+    for (purchase, _) in &bought {
         until(&shop, &key(purchase), is_paid).await;
     }
     assert_eq!(chain.balance(shop.pay_to).await, 4 * PRICE);
     let transfers = chain.token_transfers(shop.pay_to).await;
-    for purchase in bought {
-        let replay = send(&app, purchase.on(evaluate("x"))).await;
-        assert!(transfers.iter().any(|transfer| transfer.transaction == replay.transaction()));
+    let status = support::shop::app(PaymentStatus::new(shop.facilitator.ledger().clone()));
+    for (purchase, info) in bought {
+        let transaction = send(&app, purchase.on(evaluate("x"))).await.transaction();
+        assert!(transfers.iter().any(|transfer| transfer.transaction == transaction));
+        // Whom the answer told to ask is told the same.
+        let named =
+            ["network", "asset", "payer", "nonce"].map(|name| format!("{name}={}", info[name].as_str().unwrap()));
+        let asked = Request::get(format!("/payments/status?{}", named.join("&"))).body(Body::empty()).unwrap();
+        assert_eq!(send(&status, asked).await.json()["transaction"], transaction.to_string());
     }
     assert!(is_accepted(&buy(&app, &customer).await.1), "it is good for more");
     assert_eq!(shop.handled(), 5);

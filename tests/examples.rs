@@ -33,6 +33,7 @@ const PRICE: u64 = 1_000;
 on_every_chain! {
     a_student_buys_in_the_default_flow,
     a_student_buys_upfront,
+    a_student_that_has_paid_before_pays_later,
 }
 
 #[tokio::test]
@@ -190,28 +191,73 @@ async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
     assert_eq!((&summary["spent"], &summary["reserved"]), (&json!("1000"), &json!("0")), "{line}");
 }
 
-/// Killed as soon as it answered, with its ledger in a file: the answer was there before it was paid for.
 #[tokio::test]
 async fn a_killed_evaluator_remembers_what_was_bought() {
+    let directory = tempfile::tempdir().unwrap();
+    remembers_what_was_bought(&format!("sqlite:{}", directory.path().join("ledger.sqlite").display())).await;
+}
+
+#[cfg(feature = "test-postgres")]
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought_postgres() {
+    remembers_what_was_bought(support::postgres::Server::start().url()).await;
+}
+
+/// Both submit with one key: what one of them does the other knows from the ledger.
+#[cfg(feature = "test-postgres")]
+#[tokio::test]
+async fn two_evaluators_share_a_ledger_postgres() {
+    const COUNT: u64 = 8;
+    let chain = DevnetChain::start(None).await;
+    let (customer, settler) = (Customer::with_funds(&chain, COUNT * PRICE).await, PrivateKeySigner::random());
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let server = support::postgres::Server::start();
+    let rpc_url = chain.rpc_url();
+    let arguments = [
+        ["--rpc-url", &rpc_url, "--ledger", server.url(), "--public-url", "https://judge.example"].as_slice(),
+        &["--pay-to", "0x00000000000000000000000000000000000000ee"],
+    ]
+    .concat();
+    let evaluators =
+        [Evaluator::start(&arguments, Some(&settler)).await, Evaluator::start(&arguments, Some(&settler)).await];
+    let offer = demand(&ask(&evaluators[0], None).await);
+    let purchases: Vec<Purchase> = (0..COUNT).map(|_| customer.sign(&offer, 0)).collect();
+    let bought = |n: usize| ask(&evaluators[n % 2], Some(&purchases[n]));
+    let answers = futures_util::future::join_all((0..purchases.len()).map(bought)).await;
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let again = ask(&evaluators[(n + 1) % 2], Some(&purchases[n])).await;
+        assert_eq!((again.status, again.text()), (answer.status, answer.text()), "the other one has its answer");
+        assert_eq!(again.transaction(), answer.transaction());
+    }
+    let [first, second] = [evaluators[0].stats().await, evaluators[1].stats().await];
+    assert_eq!((&first["settled"], &second["settled"]), (&json!(COUNT), &json!(COUNT)), "both count the same ledger");
+    let handled = |stats: &Value| stats["handled"].as_u64().unwrap();
+    assert_eq!(handled(&first) + handled(&second), COUNT, "each was worked on once");
+    assert_eq!(chain.balance(evaluators[0].pay_to).await, COUNT * PRICE);
+}
+
+/// Asks for the evaluation of a sum.
+async fn ask(evaluator: &Evaluator, purchase: Option<&Purchase>) -> Answer {
+    let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
+    let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
+    if let Some(purchase) = purchase {
+        let paid = purchase.on(http::Request::new(axum::body::Body::empty()));
+        request = request.header("payment-signature", &paid.headers()["payment-signature"]);
+    }
+    let response = request.body(body).send().await.unwrap();
+    let (status, headers) = (response.status(), response.headers().clone());
+    Answer { status, headers, body: response.bytes().await.unwrap() }
+}
+
+/// Killed as soon as it answered: the answer was there before it was paid for.
+async fn remembers_what_was_bought(ledger: &str) {
     let chain = DevnetChain::start(None).await;
     let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
     chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
-    let directory = tempfile::tempdir().unwrap();
-    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
     let rpc_url = chain.rpc_url();
     let arguments =
-        ["--rpc-url", &rpc_url, "--ledger", &ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
-    let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
-    let ask = async |evaluator: &Evaluator, purchase: Option<&Purchase>| {
-        let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
-        if let Some(purchase) = purchase {
-            let paid = purchase.on(http::Request::new(axum::body::Body::empty()));
-            request = request.header("payment-signature", &paid.headers()["payment-signature"]);
-        }
-        let response = request.body(body).send().await.unwrap();
-        let (status, headers) = (response.status(), response.headers().clone());
-        Answer { status, headers, body: response.bytes().await.unwrap() }
-    };
+        ["--rpc-url", &rpc_url, "--ledger", ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
     let mut evaluator = Evaluator::start(&arguments, Some(&settler)).await;
     let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
     let first = ask(&evaluator, Some(&purchase)).await;
@@ -233,6 +279,23 @@ async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
 
 async fn a_student_buys_upfront(chain: &dyn Chain) {
     buy(chain, "upfront").await;
+}
+
+async fn a_student_that_has_paid_before_pays_later(chain: &dyn Chain) {
+    let (student, settler) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    chain.mint(student.address(), 100_000).await;
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let mut evaluator = Evaluator::start(&["--rpc-url", &chain.rpc_url(), "--flow", "deferred"], Some(&settler)).await;
+    let known = evaluator.sell(&student, &["--count", "3"]).await;
+    assert_eq!(known.outcomes(), ["settled"; 3]);
+    let later = evaluator.sell(&student, &["--count", "8", "--concurrency", "4"]).await;
+    assert!(later.succeeded);
+    assert_eq!(later.outcomes(), ["accepted"; 8]);
+    // Asked to stop, it collects first.
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+    assert_eq!(evaluator.income().await, 11 * PRICE);
 }
 
 async fn buy(chain: &dyn Chain, flow: &str) {

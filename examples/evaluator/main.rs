@@ -91,6 +91,9 @@ impl Server {
             .description("Exact arithmetic and unit checking of a worked answer")
             .mime_type("application/json")
             .tags(["evaluation", arithmetic::SKILL]);
+        if let Some(credit) = flags.credit() {
+            paywall = paywall.deferred(credit);
+        }
         if let Some(url) = &flags.public_url {
             paywall = match url.has_path() {
                 true => paywall.resource_url(&url.0),

@@ -16,8 +16,8 @@ use tower_x402::{
     client::{Budget, Outcome, Payer, Payment, PaymentError},
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
     protocol::{
-        ExactOffer, MAX_PAYMENT_HEADER, MAX_REQUIRED_HEADER, PaymentPayload, PaymentRequirements, SettlementResponse,
-        Verbatim, decode_header, header_name,
+        ExactOffer, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentPayload, PaymentRequirements,
+        SettlementResponse, Verbatim, Version, decode_header, header_name, v1,
     },
 };
 use url::Url;
@@ -52,34 +52,22 @@ struct Demand {
     extensions: Option<Verbatim<Value>>,
 }
 
+/// The offers of a 402 of v1.
+#[derive(Deserialize)]
+struct DemandInV1 {
+    accepts: Vec<Verbatim<v1::PaymentRequirements>>,
+}
+
 /// Asks for money in `PAYMENT-REQUIRED`: what is signed is within the budget and is what was asked for.
 pub(super) fn asked(value: &[u8]) -> Depth {
     let Ok(value) = HeaderValue::from_bytes(value) else { return Depth::Unread };
     let headers = HeaderMap::from_iter([(http::HeaderName::from_static(header_name::PAYMENT_REQUIRED), value.clone())]);
     let buyer = Buyer::new();
-    let payment = match buyer.pay(&headers) {
-        Ok(payment) => payment,
-        Err(error) => {
-            assert!(
-                buyer.signed().is_empty() || matches!(error, PaymentError::Encode(_)),
-                "{error}: nothing is signed"
-            );
-            assert_eq!(buyer.books(), (0, 0));
-            assert!(buyer.budget.journal().unresolved().is_empty());
-            return if matches!(error, PaymentError::Unreadable(_)) { Depth::Unread } else { Depth::Read };
-        }
+    let payment = match buyer.pay(&headers, None) {
+        Ok(payment) => payment.expect("whoever sends the header asks for money"),
+        Err(error) => return buyer.has_not_paid(&error),
     };
-    let [(signed, separator)] = &buyer.signed()[..] else { panic!("one purchase, one signature") };
-    assert_eq!(signed.from, PAYER);
-    assert!(
-        signed.value > U256::ZERO && signed.value <= U256::from(LIMIT.atomic()),
-        "{} is above the budget",
-        signed.value
-    );
-    assert_eq!(U256::from(buyer.books().1), signed.value, "what is signed is reserved");
-    assert!(signed.valid_after < U256::from(NOW) && signed.valid_before > U256::from(NOW));
-    assert!(signed.valid_before <= U256::from(NOW + MAX_WINDOW));
-
+    let (signed, separator) = &buyer.has_promised_little();
     let header = payment.header();
     assert!(header.is_sensitive());
     let sent: PaymentPayload =
@@ -92,19 +80,60 @@ pub(super) fn asked(value: &[u8]) -> Depth {
     }
     assert!(demand.accepts.iter().any(|offer| offer == &sent.accepted), "an offer is echoed");
     let offer = readable(&sent.accepted).expect("the payer could read it");
-    assert_eq!((signed.value, signed.to), (offer.amount, offer.pay_to), "what is signed is the offer");
-    assert!(signed.valid_before <= U256::from(NOW).saturating_add(U256::from(offer.max_timeout_seconds)));
-    assert!(trusted().contains(&offer.asset));
-    assert_eq!(separator, &TokenDomain::of(&offer.asset).separator());
+    is_signed(&offer, signed, separator);
     let cheapest = demand.accepts.iter().take(MAX_OFFERS).filter_map(readable).filter(is_payable);
     assert!(cheapest.into_iter().all(|other| other.amount >= offer.amount), "the cheapest is taken");
     assert_eq!(sent.payload.read().expect("the payer's own").authorization, *signed);
 
     // Whatever a second 402 says, the money stays reserved: there is a signature.
-    let outcome = buyer.conclude(payment, StatusCode::PAYMENT_REQUIRED, &headers);
+    let outcome = buyer.conclude(payment, StatusCode::PAYMENT_REQUIRED, &headers, None);
     assert!(matches!(outcome, Outcome::Failed | Outcome::Unknown));
     assert_eq!(U256::from(buyer.books().1), signed.value);
     Depth::Believed
+}
+
+/// Asks for money in the body of a 402, as v1 does: likewise; and a body that is no demand is none of the payer's business.
+pub(super) fn asked_in_v1(body: &[u8]) -> Depth {
+    let (buyer, headers) = (Buyer::new(), HeaderMap::new());
+    let payment = match buyer.pay(&headers, Some(body)) {
+        Ok(Some(payment)) => payment,
+        Ok(None) => {
+            assert!(buyer.signed().is_empty() && buyer.books() == (0, 0));
+            return Depth::Unread;
+        }
+        Err(error) => return buyer.has_not_paid(&error),
+    };
+    assert!(body.len() <= MAX_REQUIRED_BODY);
+    let (signed, separator) = &buyer.has_promised_little();
+    assert_eq!((payment.version(), payment.header_name().as_str()), (Version::V1, header_name::X_PAYMENT));
+    assert!(payment.header().is_sensitive());
+    let sent: v1::PaymentPayload =
+        decode_header(payment.header().as_bytes(), MAX_PAYMENT_HEADER).expect("what is signed fits where it must go");
+    assert_eq!(sent.payload.read().expect("the payer's own").authorization, *signed);
+    let demand: DemandInV1 = serde_json::from_slice(body).expect("the payer could read it");
+    let offers = demand.accepts.iter().take(MAX_OFFERS).filter_map(|offer| offer.read().ok());
+    let payable = offers.filter_map(|offer| ExactOffer::try_from(&offer).ok()).filter(is_payable);
+    let cheapest = payable.min_by_key(|offer| offer.amount).expect("one was paid");
+    assert_eq!((sent.scheme.as_str(), Network::from_v1_name(&sent.network)), ("exact", Some(signed_on(separator))));
+    assert_eq!(signed.value, cheapest.amount, "the cheapest is taken");
+    let outcome = buyer.conclude(payment, StatusCode::PAYMENT_REQUIRED, &headers, Some(body));
+    assert!(matches!(outcome, Outcome::Failed | Outcome::Unknown));
+    assert_eq!(U256::from(buyer.books().1), signed.value);
+    Depth::Believed
+}
+
+/// What is signed is the offer.
+fn is_signed(offer: &ExactOffer, signed: &Authorization, separator: &B256) {
+    assert_eq!((signed.value, signed.to), (offer.amount, offer.pay_to), "what is signed is the offer");
+    assert!(signed.valid_before <= U256::from(NOW).saturating_add(U256::from(offer.max_timeout_seconds)));
+    assert!(trusted().contains(&offer.asset));
+    assert_eq!(separator, &TokenDomain::of(&offer.asset).separator());
+}
+
+/// The network of the token whose domain was signed for.
+fn signed_on(separator: &B256) -> Network {
+    let asset = trusted().into_iter().find(|asset| TokenDomain::of(asset).separator() == *separator);
+    asset.expect("no other token is paid with").network
 }
 
 /// Answers a payment with this `PAYMENT-RESPONSE`: paid is what it says of exactly this payment.
@@ -117,8 +146,8 @@ pub(super) fn told(value: &[u8]) -> Depth {
         let buyer = Buyer::new();
         let demand = HeaderValue::try_from(as_header(DEMAND.as_bytes())).expect("base64");
         let asked = HeaderMap::from_iter([(http::HeaderName::from_static(header_name::PAYMENT_REQUIRED), demand)]);
-        let payment = buyer.pay(&asked).expect("the seed can be paid");
-        let outcome = buyer.conclude(payment, status, &headers);
+        let payment = buyer.pay(&asked, None).expect("the seed can be paid").expect("the seed asks");
+        let outcome = buyer.conclude(payment, status, &headers, None);
         if outcome.is_paid() {
             let response = response.as_ref().expect("only what can be read is believed");
             assert!(response.success);
@@ -172,14 +201,38 @@ impl Buyer {
         Self { payer, budget, signed }
     }
 
-    fn pay(&self, headers: &HeaderMap) -> Result<Payment, PaymentError> {
+    fn pay(&self, headers: &HeaderMap, body: Option<&[u8]>) -> Result<Option<Payment>, PaymentError> {
         let url = Url::parse("https://api.example/evaluate").expect("a URL");
-        let paid = wait(self.payer.pay(&Method::POST, &url, headers, None))?;
-        Ok(paid.expect("whoever sends the header asks for money"))
+        wait(self.payer.pay(&Method::POST, &url, headers, body))
     }
 
-    fn conclude(&self, mut payment: Payment, status: StatusCode, headers: &HeaderMap) -> Outcome {
-        payment.answered(status, headers, None);
+    /// What did not lead to a payment left no trace.
+    fn has_not_paid(&self, error: &PaymentError) -> Depth {
+        assert!(self.signed().is_empty() || matches!(error, PaymentError::Encode(_)), "{error}: nothing is signed");
+        assert_eq!(self.books(), (0, 0));
+        assert!(self.budget.journal().unresolved().is_empty());
+        if matches!(error, PaymentError::Unreadable(_)) { Depth::Unread } else { Depth::Read }
+    }
+
+    /// What was signed, once and within the budget; with the domain of its token.
+    fn has_promised_little(&self) -> (Authorization, B256) {
+        let mut all = self.signed();
+        let (signed, separator) = all.pop().expect("it was signed");
+        assert!(all.is_empty(), "one purchase, one signature");
+        assert_eq!(signed.from, PAYER);
+        assert!(
+            signed.value > U256::ZERO && signed.value <= U256::from(LIMIT.atomic()),
+            "{} is above the budget",
+            signed.value
+        );
+        assert_eq!(U256::from(self.books().1), signed.value, "what is signed is reserved");
+        assert!(signed.valid_after < U256::from(NOW) && signed.valid_before > U256::from(NOW));
+        assert!(signed.valid_before <= U256::from(NOW + MAX_WINDOW));
+        (signed, separator)
+    }
+
+    fn conclude(&self, mut payment: Payment, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> Outcome {
+        payment.answered(status, headers, body);
         let receipt = wait(payment.conclude());
         assert!(receipt.reason.is_none_or(|reason| reason.chars().count() <= 256), "a server fills no logs");
         receipt.outcome

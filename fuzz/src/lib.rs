@@ -77,16 +77,19 @@ pub fn payment_v2(input: &[u8]) -> Depth {
     seller::present(header_name::PAYMENT_SIGNATURE, value, is_whole)
 }
 
-/// The body of a 402 to a client of v1.
+/// The body of a 402 to a client of v1: paid within the budget or not at all.
 pub fn required_v1(input: &[u8]) -> Depth {
-    let Some((message, _)) = reread::<v1::PaymentRequired>(input) else { return Depth::Unread };
-    for offer in &message.accepts {
-        is_echoed(input, offer);
-        if let Ok(offer) = offer.read() {
-            same(&offer);
+    let mut depth = Depth::Unread;
+    if let Some((message, _)) = reread::<v1::PaymentRequired>(input) {
+        for offer in &message.accepts {
+            is_echoed(input, offer);
+            if let Ok(offer) = offer.read() {
+                same(&offer);
+            }
         }
+        depth = Depth::Read;
     }
-    Depth::Read
+    buyer::asked_in_v1(input).max(depth)
 }
 
 /// `PAYMENT-REQUIRED`, or the JSON inside it: echoed to the byte, and paid within the budget or not at all.

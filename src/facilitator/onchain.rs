@@ -13,7 +13,7 @@ use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 use async_trait::async_trait;
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{Notify, Semaphore, watch},
     time::{Instant, timeout},
 };
 use url::Url;
@@ -114,9 +114,14 @@ impl OnchainFacilitator {
         OnchainFacilitatorBuilder::default()
     }
 
-    /// The address of the settlement key, which pays for gas.
+    /// The address of the first settlement key, which pays for gas.
     pub fn settlement_address(&self) -> Address {
-        self.engine.signer.address()
+        self.engine.lanes.first().map_or(Address::ZERO, Lane::account)
+    }
+
+    /// The addresses of all settlement keys.
+    pub fn settlement_addresses(&self) -> Vec<Address> {
+        self.engine.lanes.iter().map(Lane::account).collect()
     }
 
     /// The chain it settles on.
@@ -124,12 +129,16 @@ impl OnchainFacilitator {
         self.engine.network
     }
 
-    /// What the settlement key has for gas, in wei. One request.
+    /// What the settlement key has for gas, in wei; of several keys, the one that has least. One request per key.
     ///
     /// # Errors
     /// [`FacilitatorError::Unreachable`] if the node does not say.
     pub async fn gas_tank(&self) -> Result<U256, FacilitatorError> {
-        Ok(self.engine.rpc.balance(self.settlement_address()).await?)
+        let mut least = U256::MAX;
+        for lane in &self.engine.lanes {
+            least = least.min(self.engine.rpc.balance(lane.account()).await?);
+        }
+        Ok(least)
     }
 
     /// Deploys the [`BatchSettler`] with the settlement key, unless the chain has it already. Returns the transaction, if it took
@@ -189,7 +198,7 @@ impl Facilitator for OnchainFacilitator {
             network: self.engine.network.to_string(),
             extra: None,
         };
-        let signers = [("eip155:*".to_owned(), vec![self.settlement_address().to_string()])];
+        let signers = [("eip155:*".to_owned(), self.settlement_addresses().iter().map(Address::to_string).collect())];
         Ok(SupportedResponse { kinds: vec![kind], extensions: Vec::new(), signers: signers.into() })
     }
 
@@ -298,7 +307,7 @@ pub struct OnchainFacilitatorBuilder {
     network: Option<Network>,
     url: Option<String>,
     client: Option<RpcClient>,
-    signer: Option<SharedSigner>,
+    signers: Vec<SharedSigner>,
     ledger: Option<Arc<dyn Ledger>>,
     clock: Arc<dyn Clock>,
     max_gas_price: Option<u128>,
@@ -322,7 +331,7 @@ impl Default for OnchainFacilitatorBuilder {
             network: None,
             url: None,
             client: None,
-            signer: None,
+            signers: Vec::new(),
             ledger: None,
             clock: Arc::new(SystemClock),
             max_gas_price: None,
@@ -368,9 +377,11 @@ impl OnchainFacilitatorBuilder {
         self.client(client)
     }
 
-    /// The settlement key, which pays for gas: any alloy transaction signer.
+    /// A settlement key, which pays for gas: any alloy transaction signer. Further calls add further keys: each has its own
+    /// nonces, and so its own [window](Self::in_flight) of transactions. Processes on one
+    /// ledger may share keys.
     pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
-        self.signer = Some(Arc::new(signer));
+        self.signers.push(Arc::new(signer));
         self
     }
 
@@ -483,7 +494,13 @@ impl OnchainFacilitatorBuilder {
     /// [`OnchainBuildError`] says what to change.
     pub async fn build(self) -> Result<OnchainFacilitator, OnchainBuildError> {
         let network = self.network.ok_or(OnchainBuildError::Missing("network"))?;
-        let signer = self.signer.ok_or(OnchainBuildError::Missing("signer"))?;
+        if self.signers.is_empty() {
+            return Err(OnchainBuildError::Missing("signer"));
+        }
+        let accounts: Vec<Address> = self.signers.iter().map(|signer| signer.address()).collect();
+        if let Some(twice) = accounts.iter().enumerate().find(|(index, account)| accounts[..*index].contains(account)) {
+            return Err(OnchainBuildError::SameKey(*twice.1));
+        }
         let client = match (self.client, self.url) {
             (Some(client), _) => client,
             (None, Some(url)) => {
@@ -498,22 +515,26 @@ impl OnchainFacilitatorBuilder {
         }
         let rpc = Rpc::new(client, self.rpc_timeout);
         let pace = Pace::new(self.block_time);
-        preflight(&rpc, network, &*self.clock, signer.address(), &pace).await?;
+        preflight(&rpc, network, &*self.clock, &accounts, &pace).await?;
+        let freed = Arc::<Notify>::default();
         let engine = Engine {
             network,
             probe: Probe::new(self.max_transfer_gas).ok_or(OnchainBuildError::Probe)?,
             pace,
             fees: FeeCache::new(self.max_gas_price),
-            lane: Lane::new(signer.address(), rpc.clone(), self.in_flight),
+            lanes: self
+                .signers
+                .into_iter()
+                .map(|signer| Lane::new(signer, rpc.clone(), self.in_flight, freed.clone()))
+                .collect(),
+            freed,
             node: Broadcaster::new(),
-            signer,
             ledger: measured(self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new()))),
             clock: self.clock,
             gas_cap: self.max_transfer_gas,
             confirm_timeout: self.confirm_timeout,
             totals: Mutex::default(),
             watched: Mutex::default(),
-            filling: AtomicBool::new(false),
             reverts: Reverts::default(),
             batch_size: self.batch_size,
             batch_gas_cap: self.batch_gas_cap,
@@ -561,18 +582,16 @@ async fn preflight(
     rpc: &Rpc,
     network: Network,
     clock: &dyn Clock,
-    account: Address,
+    accounts: &[Address],
     pace: &Pace,
 ) -> Result<(), OnchainBuildError> {
     let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
     if found != network.chain_id() {
         return Err(OnchainBuildError::WrongChain { expected: network, found: Network::eip155(found) });
     }
-    let (block, balance) = (rpc.block("latest").await, rpc.balance(account).await);
+    let block = rpc.block("latest").await;
     let block = block.ok().flatten().ok_or(OnchainBuildError::Node)?;
-    let balance = balance.map_err(|_| OnchainBuildError::Node)?;
     pace.observe(block.number.saturating_to());
-    metrics::gas_tank(network, account, balance);
     let timestamp = block.timestamp.saturating_to::<u64>();
     let skew = clock.now().abs_diff(timestamp);
     if skew > SKEW_LIMIT {
@@ -581,10 +600,14 @@ async fn preflight(
     if skew > SKEW_WARNING {
         tracing::warn!(seconds = skew, "this machine's clock and the newest block are apart");
     }
-    if balance.is_zero() {
-        tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
+    for account in accounts {
+        let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
+        metrics::gas_tank(network, *account, balance);
+        if balance.is_zero() {
+            tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
+        }
+        tracing::info!(%network, %account, %balance, "settling on chain");
     }
-    tracing::info!(%network, %account, %balance, "settling on chain");
     Ok(())
 }
 
@@ -618,6 +641,9 @@ pub enum OnchainBuildError {
         /// How far apart they are.
         seconds: u64,
     },
+    /// One key was given twice.
+    #[error("the settlement key of {0} was given twice")]
+    SameKey(Address),
     /// The operating system has no randomness.
     #[error("the operating system's source of randomness failed")]
     Randomness,

@@ -25,6 +25,12 @@ pub struct CreditLimit {
 pub(super) struct Owed(Mutex<U256>);
 
 impl Owed {
+    /// The sum that a database has made.
+    #[cfg(feature = "postgres")]
+    pub(super) const fn of_sum(sum: U256) -> Self {
+        Self(Mutex::new(sum))
+    }
+
     /// Does `defer` if that keeps the sum within `limit`.
     pub(super) fn lend(
         &self,
@@ -60,6 +66,12 @@ pub(super) struct CreditBook {
 }
 
 impl CreditBook {
+    /// A book whose sums a database has made.
+    #[cfg(feature = "postgres")]
+    pub(super) const fn of_sums(paid: u32, owed: U256, failed: u32) -> Self {
+        Self { paid, owed, failed }
+    }
+
     /// Whether the payer is trusted with `amount`.
     pub(super) fn trusts(&self, amount: U256, limit: &CreditLimit) -> Result<(), LedgerError> {
         let fits = self.owed.checked_add(amount).is_some_and(|owed| owed <= limit.per_payer);
@@ -69,13 +81,13 @@ impl CreditBook {
     pub(super) fn add(&mut self, record: &Record) {
         self.paid = self.paid.saturating_add(record.settlement.paid_by().is_some().into());
         self.owed = self.owed.saturating_add(record.owed());
-        self.failed = self.failed.saturating_add(has_failed(record).into());
+        self.failed = self.failed.saturating_add(is_overdue(record).into());
     }
 
     pub(super) fn subtract(&mut self, record: &Record) {
         self.paid = self.paid.saturating_sub(record.settlement.paid_by().is_some().into());
         self.owed = self.owed.saturating_sub(record.owed());
-        self.failed = self.failed.saturating_sub(has_failed(record).into());
+        self.failed = self.failed.saturating_sub(is_overdue(record).into());
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -83,7 +95,8 @@ impl CreditBook {
     }
 }
 
-fn has_failed(record: &Record) -> bool {
+/// Whether it was deferred, and could not be settled when that was tried.
+pub(super) fn is_overdue(record: &Record) -> bool {
     record.deferred
         && record.settlement.paid_by().is_none()
         && (record.settlement == Settlement::Dead || record.last_failure.is_some())

@@ -7,7 +7,7 @@ use alloy_primitives::U256;
 use super::{Funds, LedgerError, Record, credit::CreditBook};
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
-const RECENT: u64 = 120;
+pub(super) const RECENT: u64 = 120;
 
 /// What one payer has in flight, and how it pays.
 #[derive(Debug, Default)]
@@ -30,6 +30,13 @@ struct Moved {
 }
 
 impl PayerBook {
+    /// A book whose sums a database has made; `moved` is what left the balance since the block it was read at.
+    #[cfg(feature = "postgres")]
+    pub(super) fn of_sums(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
+        let moved = VecDeque::from([Moved { at: now, block: u64::MAX, amount: moved }]);
+        Self { credit: CreditBook::default(), held, submitted, moved }
+    }
+
     /// Whether the balance covers `amount` and all that is in flight.
     pub(super) fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
         let held = self.held.saturating_add(amount);

@@ -29,7 +29,7 @@ use crate::{
 const SHARDS: usize = 64;
 
 /// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
-const RETENTION: u64 = 900;
+pub(super) const RETENTION: u64 = 900;
 
 /// A ledger in memory.
 ///
@@ -322,15 +322,11 @@ impl Ledger for MemoryLedger {
             let shard = lock(shard);
             sum.settled += shard.settled_and_forgotten;
             for record in shard.records.values() {
-                let counter = match record.settlement {
-                    Settlement::Settled { .. } | Settlement::Final { .. } => &mut sum.settled,
-                    Settlement::Unknown => &mut sum.unknown,
-                    Settlement::Dead => &mut sum.failed,
-                    Settlement::Due if record.last_failure.is_some() => &mut sum.failed,
-                    Settlement::None if record.fulfilment == super::Fulfilment::Released => continue,
-                    Settlement::None | Settlement::Due | Settlement::Submitted => &mut sum.pending,
-                };
-                *counter += 1;
+                let is_released = record.fulfilment == super::Fulfilment::Released;
+                let has_failed = record.last_failure.is_some();
+                if let Some(counter) = sum.counter(record.settlement.state(), is_released, has_failed) {
+                    *counter += 1;
+                }
             }
         }
         Ok(sum)
@@ -463,7 +459,7 @@ fn payer_of(key: &PaymentKey) -> PayerKey {
     (key.network, key.asset, key.payer)
 }
 
-fn expiry(record: &Record) -> u64 {
+pub(super) fn expiry(record: &Record) -> u64 {
     u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(RETENTION)
 }
 

@@ -47,9 +47,11 @@ mod listing;
 #[cfg(all(feature = "metrics", feature = "onchain"))]
 mod measured;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod record;
 mod responses;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -64,6 +66,8 @@ pub use listing::Listing;
 #[cfg(all(feature = "metrics", feature = "onchain"))]
 pub(crate) use measured::Measured;
 pub use memory::MemoryLedger;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
 pub use record::{
     BodyDigest, Fingerprint, Forbidden, Fulfilment, FulfilmentStep, Funds, Lease, PaymentKey, Record, Settlement,
     SettlementState, SettlementStep, Settling,
@@ -197,6 +201,20 @@ pub struct Counts {
     pub unknown: u64,
     /// Not executed when last tried, or proven never to be.
     pub failed: u64,
+}
+
+impl Counts {
+    /// Where a payment in this state is counted: with a failure on record or not, its last attempt released or not.
+    fn counter(&mut self, state: SettlementState, is_released: bool, has_failed: bool) -> Option<&mut u64> {
+        Some(match state {
+            SettlementState::Settled | SettlementState::Final => &mut self.settled,
+            SettlementState::Unknown => &mut self.unknown,
+            SettlementState::Dead => &mut self.failed,
+            SettlementState::Due if has_failed => &mut self.failed,
+            SettlementState::None if is_released => return None,
+            SettlementState::None | SettlementState::Due | SettlementState::Submitted => &mut self.pending,
+        })
+    }
 }
 
 /// Why the ledger did not do as asked.

@@ -113,7 +113,7 @@ impl ResponseStore {
 }
 
 /// What a response costs to keep, in bytes; the constant stands for the tables around it.
-fn weight(response: &StoredResponse) -> usize {
+pub(super) fn weight(response: &StoredResponse) -> usize {
     let fields =
         |headers: &HeaderMap| headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum::<usize>();
     512 + response.body.len() + fields(&response.headers) + response.trailers.as_ref().map_or(0, fields)

@@ -15,9 +15,9 @@ use crate::network::Network;
 pub const NONCE_HELD_SECONDS: u64 = 60;
 
 /// How many nonces of one sender are remembered; the oldest go first.
-const MAX_NONCES: usize = 4096;
+pub(super) const MAX_NONCES: usize = 4096;
 /// How many transactions are listed at once.
-const MAX_LISTED: usize = 256;
+pub(super) const MAX_LISTED: usize = 256;
 
 /// An account that submits transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

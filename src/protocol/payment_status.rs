@@ -9,6 +9,14 @@
 //! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` then answers a [`Status`], or 404 for
 //! a payment that the server does not know. The URL may be a path of the paid resource's origin; clients follow it to no
 //! other origin.
+//!
+//! A server that answers before it settles names the payment in the `extensions` of its `PAYMENT-RESPONSE`, which says success
+//! with an empty transaction:
+//!
+//! ```json
+//! { "payment-status": { "info": { "url": "…", "state": "pending",
+//!     "network": "eip155:8453", "asset": "0x…", "payer": "0x…", "nonce": "0x…" } } }
+//! ```
 
 use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
@@ -20,6 +28,22 @@ pub const NAME: &str = "payment-status";
 /// What a server offers in a 402: the fate of a payment can be looked up at `url`.
 pub fn declaration(url: &str) -> Map<String, Value> {
     Map::from_iter([(NAME.to_owned(), json!({ "info": { "url": url } }))])
+}
+
+/// What a server says of a payment that it will settle: the parameters to ask for it with, and, if it answers that, where.
+#[cfg(feature = "server")]
+pub(crate) fn pending(payment: &crate::ledger::PaymentKey, url: Option<&str>) -> Map<String, Value> {
+    let mut info = json!({
+        "state": State::Pending,
+        "network": payment.network.to_string(),
+        "asset": payment.asset,
+        "payer": payment.payer,
+        "nonce": payment.nonce,
+    });
+    if let Some(url) = url {
+        info["url"] = url.into();
+    }
+    Map::from_iter([(NAME.to_owned(), json!({ "info": info }))])
 }
 
 /// The URL that a server's extensions declare.

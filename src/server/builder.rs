@@ -113,7 +113,7 @@ impl RequirePaymentLayerBuilder {
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
     /// payment is treated as without this. Payers are offered `authorization` as before: theirs is not to choose. Where it
     /// happens, `PAYMENT-RESPONSE` says success without a transaction, and names the payment in the extension
-    /// `payment-status`. Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
+    /// [`payment-status`](crate::protocol::payment_status). Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
     ///
     /// ```
     /// # use tower_x402::server::{DeferredPolicy, RequirePaymentLayer};
@@ -340,6 +340,7 @@ impl RequirePaymentLayerBuilder {
             unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
             limits: self.limits,
             credit: self.deferred.map(|policy| policy.limit()),
+            status_url: self.status_url,
             is_success: self.is_success.unwrap_or_else(|| {
                 let switching = self.allow_upgrades.then_some(StatusCode::SWITCHING_PROTOCOLS);
                 Arc::new(move |response| response.status.is_success() || Some(response.status) == switching)

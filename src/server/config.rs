@@ -20,6 +20,8 @@ pub(super) struct Config {
     pub(super) limits: Limits,
     /// What may be owed for responses that were released before they were paid for.
     pub(super) credit: Option<CreditLimit>,
+    /// Where payers are told what became of their payments.
+    pub(super) status_url: Option<String>,
     pub(super) is_success: Classifier,
     pub(super) allow_upgrades: bool,
     pub(super) answer_preflights: bool,

@@ -1,12 +1,11 @@
 //! Releasing a response before it is paid for, to payers that have paid before.
 
 use alloy_primitives::B256;
-use serde_json::{Map, Value, json};
 
 use super::answer::settlement_of;
 use crate::{
     ledger::{CreditLimit, Record},
-    protocol::{SettlementResponse, Verbatim},
+    protocol::{SettlementResponse, Verbatim, payment_status},
     usdc::Usdc,
 };
 
@@ -53,26 +52,13 @@ impl DeferredPolicy {
 
 /// What the client is told of a payment whose response it gets: the transaction that paid, or, of one that is settled later,
 /// success without a transaction and the payment's name. `None` where it owes nothing yet.
-pub(super) fn receipt_of(record: &Record) -> Option<SettlementResponse> {
+pub(super) fn receipt_of(record: &Record, status_url: Option<&str>) -> Option<SettlementResponse> {
     match record.settlement.paid_by() {
         Some(transaction) => Some(settlement_of(record, Ok(transaction))),
         None if record.deferred => {
-            let extensions = Verbatim::of(&status_of(record)).ok();
+            let extensions = Verbatim::of(&payment_status::pending(&record.key, status_url)).ok();
             Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, Ok(B256::ZERO)) })
         }
         None => None,
     }
-}
-
-/// The extension `payment-status`: which payment to ask for.
-fn status_of(record: &Record) -> Map<String, Value> {
-    let key = &record.key;
-    let payment = json!({
-        "state": "pending",
-        "network": key.network.to_string(),
-        "asset": key.asset,
-        "payer": key.payer,
-        "nonce": key.nonce,
-    });
-    Map::from_iter([("payment-status".to_owned(), json!({ "info": payment }))])
 }

@@ -11,14 +11,13 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, mark_paid},
-    deferred::receipt_of,
     payment::Payment,
     produced::Produced,
     purchase::{Purchase, Start},
     record::Destination,
     request_body::{Read, RequestBody, digest_of},
     response_body::ResponseBody,
-    sale,
+    sale::{self, Sale},
     settle::Settler,
     wait::Busy,
 };
@@ -89,7 +88,7 @@ where
         if !(purchase.sale.config.is_success)(&parts) {
             metrics::request(Ended::Unsuccessful);
             held.release(read.digest()).await;
-            return Ok(held.unsuccessful(parts, body, purchase.sale.version));
+            return Ok(held.unsuccessful(parts, body, &purchase.sale));
         }
         // A body that can be kept is part of the work: it is there, and kept, before anybody pays for it.
         let work = match Produced::of(&parts, body, purchase.facilitator.ledger().response_limit(), deadline).await {
@@ -180,7 +179,7 @@ where
         return answer.into_response();
     }
     metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
-    if let Some(receipt) = receipt_of(&held.record) {
+    if let Some(receipt) = purchase.sale.receipt(&held.record) {
         mark_paid(&mut parts, &receipt, purchase.sale.version);
     }
     Response::from_parts(parts, delivery.into_body())
@@ -242,9 +241,9 @@ impl Held {
     }
 
     /// A response that the classifier does not call a success: charged only if the money had moved before.
-    fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, version: Version) -> Response<ResponseBody<R>> {
-        if let Some(receipt) = receipt_of(&self.record) {
-            mark_paid(&mut parts, &receipt, version);
+    fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, sale: &Sale) -> Response<ResponseBody<R>> {
+        if let Some(receipt) = sale.receipt(&self.record) {
+            mark_paid(&mut parts, &receipt, sale.version);
         }
         Response::from_parts(parts, ResponseBody::inner(body))
     }

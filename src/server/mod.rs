@@ -27,6 +27,10 @@
 //! - `upfront`: the payment is settled, then the handler works. If it fails, presenting the same payment again runs it
 //!   again and charges nothing.
 //!
+//! With [`deferred`](RequirePaymentLayerBuilder::deferred), what is accepted as `authorization` may be answered before it is
+//! settled: if its payer has paid here before and owes little. Then `PAYMENT-RESPONSE` says success without a transaction, and
+//! the facilitator settles on its own.
+//!
 //! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
 //! the same request finds the answer.

@@ -21,7 +21,6 @@ use super::{
     body::read_whole,
     claim::{Claim, Header},
     config::Config,
-    deferred::receipt_of,
     job::{Job, Work},
     lease::{Claimed, LeaseClaim},
     presented::{self, Presented, is_same},
@@ -346,7 +345,7 @@ impl Purchase {
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
         }
-        let (Some(stored), Some(receipt)) = (stored, receipt_of(record)) else {
+        let (Some(stored), Some(receipt)) = (stored, self.sale.receipt(record)) else {
             return Err(sale::answered_before(record));
         };
         let mut response = Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone()));

@@ -9,6 +9,7 @@ use super::{
     answer::{Answer, settlement_of},
     body::ReadError,
     config::Config,
+    deferred::receipt_of,
     offer::OnOffer,
     price::PriceError,
     refusal::Refusal,
@@ -17,7 +18,7 @@ use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
     ledger::{LedgerError, Record},
     metrics::Ended,
-    protocol::{Reason, Version},
+    protocol::{Reason, SettlementResponse, Version},
 };
 
 /// When a client should come back to see what became of its payment.
@@ -74,6 +75,11 @@ impl Sale {
     ) -> Answer {
         self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
             .with_settlement(&settlement_of(record, Err((reason, transaction))), self.version)
+    }
+
+    /// How the payment for a response was or will be settled; `None` if it is not.
+    pub(super) fn receipt(&self, record: &Record) -> Option<SettlementResponse> {
+        receipt_of(record, self.config.status_url.as_deref())
     }
 
     /// Not known whether the payment moved.

@@ -13,7 +13,7 @@ use super::{
     deploy::BatchSettler,
     engine::{Engine, WATCH_LIMIT, Watched},
     fees::Fees,
-    lane::{Place, Slot},
+    lane::{Lane, Place, Slot},
     member::Member,
     rpc::Receipt,
     transaction::Signed,
@@ -46,9 +46,9 @@ struct Call {
 
 impl Engine {
     /// Settles these payments in one transaction, and answers them.
-    pub(super) async fn attempt(self: &Arc<Self>, mut members: Vec<Member>, place: Place) {
+    pub(super) async fn attempt(self: &Arc<Self>, mut members: Vec<Member>, lane: &Lane, place: Place) {
         let (fees, mut slot) = match self.fees.get(&self.rpc).await {
-            Ok(fees) => match self.lane.take(place).await {
+            Ok(fees) => match lane.take(place).await {
                 Ok(slot) => (fees, slot),
                 Err(error) => return self.give_up_all(members, error).await,
             },
@@ -93,7 +93,7 @@ impl Engine {
             refusal => {
                 members.iter_mut().for_each(|member| member.spent.push(signed.hash));
                 self.give_back(slot).await;
-                match self.refused(refusal).await {
+                match self.refused(lane, refusal).await {
                     Ok(()) => self.again(members).await,
                     Err(error) => self.give_up_all(members, error).await,
                 }
@@ -130,9 +130,9 @@ impl Engine {
     ) -> Result<Option<(TxEip1559, Signed)>, FacilitatorError> {
         for _ in 0..MAX_COLLISIONS {
             transaction.nonce = slot.nonce();
-            let signed = self.sign(transaction.clone()).await?;
+            let signed = self.sign(slot.lane(), transaction.clone()).await?;
             let payments = members.iter().map(|member| member.key).collect();
-            match self.ledger.submit(self.submission(&signed, slot.nonce(), payments)).await {
+            match self.ledger.submit(self.submission(slot, &signed, payments)).await {
                 Ok(()) => {
                     for member in members {
                         member.journalled.push(signed.hash);
@@ -163,10 +163,20 @@ impl Engine {
         Err(FacilitatorError::Busy { what: "the nonces of the settlement key", retry_after: Duration::from_secs(2) })
     }
 
-    pub(super) fn submission(&self, signed: &Signed, nonce: u64, payments: Vec<PaymentKey>) -> Submission {
+    pub(super) fn submission(&self, slot: &Slot, signed: &Signed, payments: Vec<PaymentKey>) -> Submission {
+        self.submission_of(slot.lane(), slot.nonce(), signed, payments)
+    }
+
+    pub(super) fn submission_of(
+        &self,
+        lane: &Lane,
+        nonce: u64,
+        signed: &Signed,
+        payments: Vec<PaymentKey>,
+    ) -> Submission {
         let at = self.clock.now();
         Submission {
-            sender: self.sender(),
+            sender: self.sender(lane),
             nonce,
             hash: signed.hash,
             raw: signed.raw.clone(),
@@ -248,9 +258,9 @@ impl Engine {
         let (gas_limit, input) = (transaction.gas_limit, transaction.input.clone());
         let to = transaction.to.to().copied().unwrap_or_default();
         let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
-        let signed = self.sign(better.clone()).await?;
+        let signed = self.sign(slot.lane(), better.clone()).await?;
         let payments = members.iter().map(|member| member.key).collect();
-        self.ledger.submit(self.submission(&signed, slot.nonce(), payments)).await?;
+        self.ledger.submit(self.submission(slot, &signed, payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
         metrics::replaced(self.network, "price");

@@ -15,6 +15,7 @@ use tracing::Instrument;
 
 use super::{
     engine::{Engine, QUEUE_PATIENCE},
+    lane::{Lane, Place},
     member::{Answer, Member},
 };
 use crate::facilitator::{FacilitatorError, Outcome, Prechecked, Rejection, Verified};
@@ -93,29 +94,34 @@ impl Engine {
                 let error = FacilitatorError::Busy { what: "the settlement key", retry_after: Duration::from_secs(2) };
                 self.give_up(member, error).await;
             }
-            let Some(place) = place else { continue };
+            let Some((lane, place)) = place else { continue };
             let most = if self.can_batch().await { self.batch_size } else { 1 };
             if most > 1 {
                 self.gather(most).await;
             }
             let members = self.queue.take(most, self.batch_gas_cap);
             if !members.is_empty() {
-                tokio::spawn(self.clone().settle_together(members, place));
+                tokio::spawn(self.clone().settle_together(members, lane, place));
             }
         }
     }
 
     /// A place in the lane, once what an earlier process left behind is known.
-    async fn place(&self) -> super::lane::Place {
+    async fn place(&self) -> (Lane, Place) {
         let mut caught_up = self.caught_up.subscribe();
         // The sender is in the engine.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
-        self.lane.enter().await
+        loop {
+            if let Some(entered) = Lane::enter_any(&self.lanes) {
+                return entered;
+            }
+            self.freed.notified().await;
+        }
     }
 
     async fn gather(&self, most: usize) {
         let started = Instant::now();
-        let in_flight = self.lane.in_flight();
+        let in_flight = self.in_flight();
         let until = match in_flight {
             0 => started + BURST,
             _ => started + (self.pace.block_time() / 2).min(LONGEST_GATHERING),
@@ -123,7 +129,7 @@ impl Engine {
         loop {
             let changed = self.queue.changed.notified();
             // When a transaction is done with, the next one need not wait.
-            if self.queue.len() >= most || (in_flight > 0 && self.lane.in_flight() < in_flight) {
+            if self.queue.len() >= most || (in_flight > 0 && self.in_flight() < in_flight) {
                 return;
             }
             if timeout_at(until, changed).await.is_err() {
@@ -133,7 +139,7 @@ impl Engine {
     }
 
     /// Looks again at those who were verified long ago, and begins a transaction for those who are fit.
-    async fn settle_together(self: Arc<Self>, members: Vec<Member>, place: super::lane::Place) {
+    async fn settle_together(self: Arc<Self>, members: Vec<Member>, lane: Lane, place: Place) {
         let together = members.len() > 1;
         let (mut fit, stale): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| self.is_fresh(member));
         let mut looks = JoinSet::new();
@@ -154,7 +160,7 @@ impl Engine {
             self.put_back(alone);
         }
         if !fit.is_empty() {
-            self.attempt(fit, place).await;
+            self.attempt(fit, &lane, place).await;
         }
     }
 

@@ -141,20 +141,21 @@ impl Engine {
     async fn send_deployment(self: &Arc<Self>) -> Result<B256, FacilitatorError> {
         let late =
             FacilitatorError::Busy { what: "the batch settler's deployment", retry_after: Duration::from_secs(5) };
-        let place = timeout(QUEUE_PATIENCE, self.lane.enter()).await.map_err(|_| late.clone())?;
+        let lane = self.lanes.first().ok_or_else(|| late.clone())?;
+        let place = timeout(QUEUE_PATIENCE, lane.enter()).await.map_err(|_| late.clone())?;
         let fees = self.fees.get(&self.rpc).await?;
-        let mut slot = self.lane.take(place).await?;
+        let mut slot = lane.take(place).await?;
         let input = BatchSettler::deployment();
         let gas_limit = transfer::intrinsic_gas(&input).saturating_add(DEPLOYMENT_GAS);
         let transaction = self.transaction(slot.nonce(), fees, gas_limit, BatchSettler::DEPLOYER, input);
-        let signed = match self.sign(transaction).await {
+        let signed = match self.sign(lane, transaction).await {
             Ok(signed) => signed,
             Err(error) => {
                 self.give_back(slot).await;
                 return Err(error);
             }
         };
-        if let Err(error) = self.ledger.submit(self.submission(&signed, slot.nonce(), Vec::new())).await {
+        if let Err(error) = self.ledger.submit(self.submission(&slot, &signed, Vec::new())).await {
             self.give_back(slot).await;
             return Err(error.into());
         }
@@ -174,7 +175,7 @@ impl Engine {
             }
             refusal => {
                 self.give_back(slot).await;
-                self.refused(refusal).await?;
+                self.refused(lane, refusal).await?;
                 return Err(late);
             }
         }

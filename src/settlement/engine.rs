@@ -1,4 +1,4 @@
-//! Everything that settling on one chain with one key takes.
+//! Everything that settling on one chain takes.
 
 use std::{
     collections::HashSet,
@@ -41,6 +41,8 @@ use crate::{
 
 /// How long a payment waits for its transaction to begin.
 pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a key that could not pay for gas is used only if there is no other.
+const EMPTY_TANK: Duration = Duration::from_secs(30);
 /// How long a transaction out of sight keeps its nonce.
 pub(super) const WATCH_LIMIT: Duration = Duration::from_secs(1_800);
 
@@ -73,16 +75,18 @@ pub struct SettlementStats {
     pub pending: u64,
 }
 
-/// Everything that settling on one chain with one key takes.
+/// Everything that settling on one chain takes.
 pub(crate) struct Engine {
     pub(crate) network: Network,
     pub(crate) rpc: Rpc,
     pub(crate) probe: Probe,
     pub(crate) pace: Pace,
     pub(crate) fees: FeeCache,
-    pub(crate) lane: Lane,
+    /// One per key.
+    pub(crate) lanes: Vec<Lane>,
+    /// A place in one of them has become free.
+    pub(crate) freed: Arc<Notify>,
     pub(crate) node: Broadcaster,
-    pub(crate) signer: SharedSigner,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gas_cap: u64,
@@ -100,7 +104,6 @@ pub(crate) struct Engine {
     pub(crate) totals: Mutex<SettlementStats>,
     /// Transactions that a task of this process looks after.
     pub(crate) watched: Mutex<HashSet<B256>>,
-    pub(crate) filling: AtomicBool,
     pub(crate) reverts: Reverts,
     pub(crate) queue: Queue,
     pub(crate) active: Active,
@@ -115,16 +118,22 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// No node took the transaction. `Ok` if another one may fare better.
-    pub(super) async fn refused(&self, refusal: Sent) -> Result<(), FacilitatorError> {
+    pub(super) async fn refused(&self, lane: &Lane, refusal: Sent) -> Result<(), FacilitatorError> {
         match refusal {
             Sent::NoGas => {
-                let account = self.signer.address();
+                let account = lane.account();
                 let balance = self.rpc.balance(account).await.unwrap_or_default();
                 tracing::error!(%account, %balance, "the settlement key cannot pay for gas");
+                lane.rest(EMPTY_TANK);
+                if self.lanes.len() > 1 {
+                    return Ok(());
+                }
                 Err(FacilitatorError::GasTank { balance })
             }
             Sent::PoolFull => {
-                Err(FacilitatorError::Busy { what: "the node's transaction pool", retry_after: Duration::from_secs(2) })
+                // Other processes may share the key; with the next block there is room again.
+                tokio::time::sleep(self.pace.block_time().min(Duration::from_secs(1))).await;
+                Ok(())
             }
             Sent::Refused(words) => {
                 tracing::error!(words, "the node refuses the transaction");
@@ -150,13 +159,18 @@ impl Engine {
     }
 
     /// Whose transactions these are, in the ledger.
-    pub(super) fn sender(&self) -> Sender {
-        Sender { network: self.network, address: self.signer.address() }
+    pub(super) fn sender(&self, lane: &Lane) -> Sender {
+        Sender { network: self.network, address: lane.account() }
+    }
+
+    /// How many transactions are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.lanes.iter().map(Lane::in_flight).sum()
     }
 
     /// What came of it so far.
     pub(crate) fn stats(&self) -> SettlementStats {
-        let (in_flight, pending) = (self.lane.in_flight() as u64, self.active.count() as u64);
+        let (in_flight, pending) = (self.in_flight() as u64, self.active.count() as u64);
         SettlementStats { in_flight, pending, ..*self.totals() }
     }
 
@@ -181,11 +195,7 @@ impl Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("network", &self.network)
-            .field("account", &self.signer.address())
-            .field("lane", &self.lane)
-            .finish_non_exhaustive()
+        f.debug_struct("Engine").field("network", &self.network).field("lanes", &self.lanes).finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@ use alloy_primitives::B256;
 use super::{
     engine::Engine,
     judge::Expected,
+    lane::Lane,
     rpc::{Block, Receipt, RpcFailure},
 };
 use crate::{
@@ -40,7 +41,7 @@ impl Engine {
             && self.is_gone(&seen).await?
         {
             tracing::warn!(block = %seen.number, "the chain was reorganized");
-            self.lane.rewind();
+            self.lanes.iter().for_each(Lane::rewind);
             self.send_again(true).await?;
             self.check_settled(None).await?;
         }
@@ -53,8 +54,10 @@ impl Engine {
         if finalized > horizon.finalized {
             self.check_settled(Some(finalized)).await?;
             horizon.finalized = finalized;
-            let in_blocks = self.rpc.nonce(self.signer.address(), "finalized").await?;
-            self.ledger.forget_nonces(&self.sender(), in_blocks).await?;
+            for lane in &self.lanes {
+                let in_blocks = self.rpc.nonce(lane.account(), "finalized").await?;
+                self.ledger.forget_nonces(&self.sender(lane), in_blocks).await?;
+            }
         }
         Ok(())
     }

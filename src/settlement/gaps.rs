@@ -1,9 +1,6 @@
 //! Gaps in the nonces, and filling them.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::Bytes;
 use tokio::time::{Instant, sleep};
@@ -12,7 +9,7 @@ use super::{
     broadcast::Sent,
     confirm::{Flight, Seen},
     engine::{Engine, QUEUE_PATIENCE, WATCH_LIMIT},
-    lane::Slot,
+    lane::{Lane, Slot},
 };
 use crate::{facilitator::FacilitatorError, ledger::LedgerError, metrics};
 
@@ -28,31 +25,32 @@ impl Engine {
     pub(super) async fn give_back(self: &Arc<Self>, slot: Slot) {
         let nonce = slot.nonce();
         // While nobody here can take it yet: what is freed must not be in use again already.
-        if let Err(error) = self.ledger.free_nonce(&self.sender(), nonce, self.process).await {
+        if let Err(error) = self.ledger.free_nonce(&self.sender(slot.lane()), nonce, self.process).await {
             tracing::warn!(%error, lane_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
         }
+        let lane = slot.lane().clone();
         slot.release();
         self.queue.changed.notify_one();
-        if self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
-            tokio::spawn(self.clone().fill_gaps());
+        if lane.begin_filling() {
+            tokio::spawn(self.clone().fill_gaps(lane));
         }
     }
 
     /// Fills gaps that no payment fills soon with transfers of nothing to ourselves, so that what is in flight above them can
     /// be included.
-    async fn fill_gaps(self: Arc<Self>) {
+    async fn fill_gaps(self: Arc<Self>, lane: Lane) {
         let mut pause = GAP_PATIENCE.max(2 * self.pace.poll_interval());
         for _ in 0..MAX_FILLERS {
             sleep(pause).await;
-            if !self.lane.has_gap() {
-                self.filling.store(false, Ordering::Release);
+            if !lane.has_gap() {
+                lane.end_filling();
                 // One that came between these two lines is nobody else's.
-                match self.lane.has_gap() && !self.filling.swap(true, Ordering::AcqRel) {
+                match lane.begin_filling() {
                     true => continue,
                     false => return,
                 }
             }
-            let Some(slot) = self.lane.take_gap(QUEUE_PATIENCE).await else { continue };
+            let Some(slot) = lane.take_gap(QUEUE_PATIENCE).await else { continue };
             let nonce = slot.nonce();
             match self.fill(slot).await {
                 Ok(()) => {
@@ -65,14 +63,14 @@ impl Engine {
                 }
             }
         }
-        self.filling.store(false, Ordering::Release);
+        lane.end_filling();
     }
 
     async fn fill(self: &Arc<Self>, mut slot: Slot) -> Result<(), FacilitatorError> {
         let fees = self.fees.get(&self.rpc).await?;
-        let transaction = self.transaction(slot.nonce(), fees, FILLER_GAS, self.signer.address(), Bytes::new());
-        let signed = self.sign(transaction).await?;
-        match self.ledger.submit(self.submission(&signed, slot.nonce(), Vec::new())).await {
+        let transaction = self.transaction(slot.nonce(), fees, FILLER_GAS, slot.lane().account(), Bytes::new());
+        let signed = self.sign(slot.lane(), transaction).await?;
+        match self.ledger.submit(self.submission(&slot, &signed, Vec::new())).await {
             Ok(()) => {}
             // It is no gap, but another process's.
             Err(LedgerError::NonceTaken { .. }) => {
@@ -95,9 +93,10 @@ impl Engine {
             }
             refusal => {
                 // Whether others hear of it soon or late is all that depends on this.
-                let _ = self.ledger.free_nonce(&self.sender(), slot.nonce(), self.process).await;
+                let _ = self.ledger.free_nonce(&self.sender(slot.lane()), slot.nonce(), self.process).await;
+                let lane = slot.lane().clone();
                 slot.release();
-                return self.refused(refusal).await;
+                return self.refused(&lane, refusal).await;
             }
         }
         let engine = self.clone();

@@ -7,17 +7,23 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use alloy_primitives::Address;
 use tokio::{
-    sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore},
+    sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
 };
 
-use super::rpc::{Rpc, RpcFailure};
+use super::{
+    engine::SharedSigner,
+    rpc::{Rpc, RpcFailure},
+};
 use crate::{facilitator::FacilitatorError, metrics};
 
 /// Gaps that are looked for at once; more are found when these are filled.
@@ -30,9 +36,15 @@ const SYNC_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Lane(Arc<Inner>);
 
 struct Inner {
-    account: Address,
+    signer: SharedSigner,
     rpc: Rpc,
     window: Arc<Semaphore>,
+    /// Told whenever a place becomes free, here or in another lane.
+    freed: Arc<Notify>,
+    /// Until when it is used only if there is no other.
+    resting: Mutex<Option<Instant>>,
+    /// Whether a task fills its gaps.
+    filling: AtomicBool,
     nonces: Mutex<Nonces>,
     /// Held while the chain is asked; when that failed last.
     syncing: AsyncMutex<Option<Instant>>,
@@ -52,7 +64,18 @@ struct Nonces {
 
 /// A place in the window of transactions in flight.
 #[derive(Debug)]
-pub(crate) struct Place(#[expect(dead_code, reason = "held until it is dropped")] Option<OwnedSemaphorePermit>);
+pub(crate) struct Place {
+    permit: Option<OwnedSemaphorePermit>,
+    freed: Arc<Notify>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Before anybody is told.
+        self.permit = None;
+        self.freed.notify_one();
+    }
+}
 
 /// A nonce in use. What becomes of it must be said: [`consumed`](Self::consumed), [`release`](Self::release) or
 /// [`displaced`](Self::displaced). A slot that is dropped is given back if nothing was sent with it.
@@ -66,20 +89,60 @@ pub(crate) struct Slot {
 }
 
 impl Lane {
-    pub(crate) fn new(account: Address, rpc: Rpc, window: usize) -> Self {
+    pub(crate) fn new(signer: SharedSigner, rpc: Rpc, window: usize, freed: Arc<Notify>) -> Self {
         Self(Arc::new(Inner {
-            account,
+            signer,
             rpc,
+            freed,
+            resting: Mutex::default(),
+            filling: AtomicBool::new(false),
             window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
             nonces: Mutex::default(),
             syncing: AsyncMutex::default(),
         }))
     }
 
+    /// The address of its key.
+    pub(crate) fn account(&self) -> Address {
+        self.0.signer.address()
+    }
+
+    pub(super) fn signer(&self) -> &SharedSigner {
+        &self.0.signer
+    }
+
     /// A place in the window, as soon as there is one. It keeps no nonce from others yet.
     pub(crate) async fn enter(&self) -> Place {
         // Never closed; without a permit the window would only be wider.
-        Place(self.0.window.clone().acquire_owned().await.ok())
+        Place { permit: self.0.window.clone().acquire_owned().await.ok(), freed: self.0.freed.clone() }
+    }
+
+    /// A place in the window of the lane that has the most room, if there is one.
+    pub(super) fn enter_any(lanes: &[Self]) -> Option<(Self, Place)> {
+        let all_rest = lanes.iter().all(Self::is_resting);
+        let room = |lane: &&Self| lane.0.window.available_permits();
+        let lane = lanes.iter().filter(|lane| all_rest || !lane.is_resting()).max_by_key(room)?;
+        let permit = lane.0.window.clone().try_acquire_owned().ok()?;
+        Some((lane.clone(), Place { permit: Some(permit), freed: lane.0.freed.clone() }))
+    }
+
+    /// Uses other lanes for a while, where there are others.
+    pub(super) fn rest(&self, pause: Duration) {
+        *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + pause);
+    }
+
+    fn is_resting(&self) -> bool {
+        let until = *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// Whether the caller is to fill the gaps: there are some, and nobody does.
+    pub(super) fn begin_filling(&self) -> bool {
+        self.has_gap() && !self.0.filling.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn end_filling(&self) {
+        self.0.filling.store(false, Ordering::Release);
     }
 
     /// The lowest free nonce.
@@ -153,7 +216,7 @@ impl Lane {
         if failed.is_some_and(|at| at.elapsed() < SYNC_PAUSE) {
             return Err(RpcFailure::Silent);
         }
-        match self.0.rpc.nonce(self.0.account, "pending").await {
+        match self.0.rpc.nonce(self.account(), "pending").await {
             Ok(pending) => self.nonces().resume(pending),
             Err(failure) => {
                 *failed = Some(Instant::now());
@@ -170,7 +233,7 @@ impl Lane {
 
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane").field("account", &self.0.account).field("nonces", &*self.nonces()).finish()
+        f.debug_struct("Lane").field("account", &self.account()).field("nonces", &*self.nonces()).finish()
     }
 }
 
@@ -232,6 +295,11 @@ impl Slot {
         nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
         // With `next` known there is one.
         self.nonce = nonces.take().unwrap_or(next);
+    }
+
+    /// Whose nonce it is.
+    pub(super) fn lane(&self) -> &Lane {
+        &self.lane
     }
 
     /// From now on a transaction with this nonce may be anywhere.

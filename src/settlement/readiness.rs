@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use alloy_primitives::U256;
 use tokio::{sync::Mutex, time::Instant};
 
-use super::engine::Engine;
+use super::{engine::Engine, lane::Lane};
 use crate::{
     facilitator::{FacilitatorError, NotReady, Readiness},
     metrics,
@@ -46,15 +47,18 @@ impl Engine {
         if self.check_backlog().is_err() {
             note(NotReady::Backlog { waiting: self.active.count() });
         }
-        let account = self.signer.address();
-        let Ok(balance) = self.rpc.balance(account).await else {
-            note(NotReady::Node);
-            return readiness;
-        };
-        metrics::gas_tank(self.network, account, balance);
+        let mut balance = U256::ZERO;
+        for account in self.lanes.iter().map(Lane::account) {
+            let Ok(wei) = self.rpc.balance(account).await else {
+                note(NotReady::Node);
+                return readiness;
+            };
+            metrics::gas_tank(self.network, account, wei);
+            balance = balance.max(wei);
+        }
         match self.fees.get(&self.rpc).await {
             Ok(fees) => {
-                if balance < alloy_primitives::U256::from(fees.max_fee.saturating_mul(LEAST_GAS)) {
+                if balance < U256::from(fees.max_fee.saturating_mul(LEAST_GAS)) {
                     note(NotReady::GasTank { balance });
                 }
             }

@@ -6,7 +6,7 @@ use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
 
-use super::{engine::Engine, fees::Fees, transfer};
+use super::{engine::Engine, fees::Fees, lane::Lane, transfer};
 use crate::facilitator::FacilitatorError;
 
 /// What a simulation may fall short of: it reads the token's storage before the transfer, which makes that cheaper, and the
@@ -33,10 +33,10 @@ impl Engine {
         }
     }
 
-    pub(super) async fn sign(&self, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
+    pub(super) async fn sign(&self, lane: &Lane, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
         // A signer's error may quote what it was asked to sign, or where its key service is.
-        let signature = self.signer.sign_transaction(&mut transaction).await.map_err(|_| {
-            tracing::error!(account = %self.signer.address(), "the settlement key's signer failed");
+        let signature = lane.signer().sign_transaction(&mut transaction).await.map_err(|_| {
+            tracing::error!(account = %lane.account(), "the settlement key's signer failed");
             FacilitatorError::Unreachable { what: "the settlement key's signer", retry_after: Duration::from_secs(5) }
         })?;
         let envelope = TxEnvelope::from(transaction.into_signed(signature));

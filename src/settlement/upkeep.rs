@@ -8,13 +8,13 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::Decodable2718 as _;
-use alloy_primitives::Bytes;
+use alloy_primitives::{Bytes, U256};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
 
-use super::{broadcast::Sent, engine::Engine, fees::Fees, finality::Horizon, rpc::RpcFailure};
+use super::{broadcast::Sent, engine::Engine, fees::Fees, finality::Horizon, lane::Lane, rpc::RpcFailure};
 use crate::{
     facilitator::{FacilitatorError, Outcome, Prechecked, Verified},
     ledger::{
@@ -118,7 +118,7 @@ impl Engine {
             Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        let is_expired = record.authorization.valid_before <= alloy_primitives::U256::from(now);
+        let is_expired = record.authorization.valid_before <= U256::from(now);
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
@@ -142,8 +142,13 @@ impl Engine {
 
     /// Whether a transaction for it is sent again if no node has it now.
     async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
-        let submissions = self.ledger.submissions(&self.sender(), self.lane.consumed()).await?;
-        Ok(submissions.iter().any(|submission| record.transactions.contains(&submission.hash)))
+        for lane in &self.lanes {
+            let submissions = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
+            if submissions.iter().any(|submission| record.transactions.contains(&submission.hash)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the seller may take the money without being asked: the payer has the answer, or can have it. Who was told that
@@ -159,18 +164,25 @@ impl Engine {
 
     /// Sends journalled transactions again that nobody watches: their process died, or the node lost them. The youngest are left to
     /// whoever just sent them, unless it is `certain` that nobody did.
-    pub(super) async fn send_again(self: &Arc<Self>, certain: bool) -> Result<(), FacilitatorError> {
+    pub(super) async fn send_again(&self, certain: bool) -> Result<(), FacilitatorError> {
+        for lane in &self.lanes {
+            self.send_again_in(lane, certain).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_again_in(&self, lane: &Lane, certain: bool) -> Result<(), FacilitatorError> {
         let now = self.clock.now();
         let is_quiet = |submission: &Submission| {
             !self.watches(submission.hash) && (certain || submission.at.saturating_add(QUIET) < now)
         };
-        let mut quiet = self.ledger.submissions(&self.sender(), self.lane.consumed()).await?;
+        let mut quiet = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
         quiet.retain(is_quiet);
         if quiet.is_empty() {
             return Ok(());
         }
-        let next = self.rpc.nonce(self.signer.address(), "latest").await?;
-        self.lane.consumed_below(next);
+        let next = self.rpc.nonce(lane.account(), "latest").await?;
+        lane.consumed_below(next);
         for submission in quiet.into_iter().filter(|submission| submission.nonce >= next) {
             tracing::info!(transaction = %submission.hash, lane_nonce = submission.nonce, "sending a forgotten transaction again");
             let sent = self.node.resend(&self.rpc, &submission.raw).await;
@@ -180,7 +192,7 @@ impl Engine {
                 return Err(RpcFailure::Silent.into());
             }
             if submission.nonce == next && submission.at.saturating_add(NONCE_HELD_SECONDS) < now {
-                self.unblock(&submission).await?;
+                self.unblock(lane, &submission).await?;
             }
         }
         Ok(())
@@ -188,14 +200,14 @@ impl Engine {
 
     /// A transaction that everything behind it waits for, and that nobody follows, is not included: a transfer of nothing takes its
     /// nonce for a better price. Its payments are open again then.
-    async fn unblock(&self, stuck: &Submission) -> Result<(), FacilitatorError> {
+    async fn unblock(&self, lane: &Lane, stuck: &Submission) -> Result<(), FacilitatorError> {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
         let fees = self.fees.raise(&self.rpc, paid).await?;
-        let filler = self.transaction(stuck.nonce, fees, FILLER_GAS, self.signer.address(), Bytes::new());
-        let signed = self.sign(filler).await?;
-        match self.ledger.submit(self.submission(&signed, stuck.nonce, Vec::new())).await {
+        let filler = self.transaction(stuck.nonce, fees, FILLER_GAS, lane.account(), Bytes::new());
+        let signed = self.sign(lane, filler).await?;
+        match self.ledger.submit(self.submission_of(lane, stuck.nonce, &signed, Vec::new())).await {
             Ok(()) => {}
             Err(LedgerError::NonceTaken { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -216,12 +228,14 @@ impl Engine {
             return Ok(());
         }
         memory.tank = Some((Instant::now(), stats.transactions));
-        let account = self.signer.address();
-        let balance = self.rpc.balance(account).await?;
-        metrics::gas_tank(self.network, account, balance);
-        let each = stats.spent / alloy_primitives::U256::from(stats.transactions);
-        if balance < each.saturating_mul(alloy_primitives::U256::from(TANK_LOW)) {
-            tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
+        let each = stats.spent / U256::from(stats.transactions);
+        for lane in &self.lanes {
+            let account = lane.account();
+            let balance = self.rpc.balance(account).await?;
+            metrics::gas_tank(self.network, account, balance);
+            if balance < each.saturating_mul(U256::from(TANK_LOW)) {
+                tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
+            }
         }
         Ok(())
     }

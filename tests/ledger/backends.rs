@@ -33,9 +33,20 @@ pub(crate) async fn sqlite() -> TestLedger {
     TestLedger { ledger: Arc::new(ledger), clock, directory: Some(directory) }
 }
 
+/// A ledger in a schema of its own, on a server that the tests share. Tests on it need the feature `test-postgres`.
+#[cfg(feature = "test-postgres")]
+pub(crate) async fn postgres() -> TestLedger {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let server = crate::support::Server::shared();
+    let builder = tower_x402::ledger::PostgresLedger::builder(server.url()).schema(&server.new_schema());
+    let ledger = builder.max_records(10_000).max_connections(8).clock(clock.clone()).connect().await.unwrap();
+    TestLedger { ledger: Arc::new(ledger), clock, directory: None }
+}
+
 /// Makes `memory::a` of `async fn a(ledger: TestLedger)`, and so on for every backend.
 macro_rules! on_every_ledger {
-    (@ $backend:ident: $($test:ident),*) => {
+    (@ $(#[$gate:meta])? $backend:ident: $($test:ident),*) => {
+        $(#[$gate])?
         mod $backend {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -48,6 +59,7 @@ macro_rules! on_every_ledger {
     ($($test:ident),* $(,)?) => {
         on_every_ledger! { @ memory: $($test),* }
         on_every_ledger! { @ sqlite: $($test),* }
+        on_every_ledger! { @ #[cfg(feature = "test-postgres")] postgres: $($test),* }
     };
 }
 pub(crate) use on_every_ledger;

@@ -5,7 +5,13 @@
 mod backends;
 mod credit;
 mod durable;
+#[cfg(feature = "test-postgres")]
+mod replicas;
 mod settling;
+#[cfg(feature = "test-postgres")]
+#[path = "../support/postgres.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod support;
 
 use std::sync::Arc;
 

@@ -93,7 +93,7 @@ impl TxSigner<Signature> for FlakySigner {
 
 #[tokio::test]
 async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
-    let stage = Stage::with(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
+    let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
     let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
     let mut verified = Vec::new();
     for payment in &payments {
@@ -120,7 +120,7 @@ async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
     let payment = stage.payment(&key);
     let verified = stage.admit(&payment).await;
     stage.devnet.faults().set(|call| match (call.method, call.index) {
-        (SYNC, 0) => Fault::Error { code: -32000, message: "txpool is full".into() },
+        (SYNC, 0..4) => Fault::Error { code: -32000, message: "txpool is full".into() },
         _ => Fault::None,
     });
     assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::Busy { .. })));

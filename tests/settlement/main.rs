@@ -4,6 +4,7 @@
 
 mod batch;
 mod faults;
+mod keys;
 mod lane;
 mod reconcile;
 mod settle;

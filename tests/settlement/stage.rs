@@ -67,6 +67,14 @@ impl Stage {
         devnet: impl FnOnce(DevnetBuilder) -> DevnetBuilder,
         facilitator: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
+        Self::with_keys(devnet, |builder| facilitator(builder.signer(settlement_key()))).await
+    }
+
+    /// Without a settlement key but those that `facilitator` gives.
+    pub(crate) async fn with_keys(
+        devnet: impl FnOnce(DevnetBuilder) -> DevnetBuilder,
+        facilitator: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
         let clock = Arc::new(ManualClock::at(1_800_000_000));
         let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone()));
         Self::build(clock, ledger, devnet, facilitator).await
@@ -83,7 +91,6 @@ impl Stage {
         let builder = OnchainFacilitator::builder()
             .network(devnet.network())
             .client(devnet.rpc_client())
-            .signer(settlement_key())
             .ledger(ledger.clone())
             .clock(clock.clone())
             .block_time(std::time::Duration::from_millis(200));

@@ -8,6 +8,7 @@
 //! authorization.rs  EIP-3009 messages, hashed and signed without this crate's own code
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
 //! shop.rs           a service that charges, and customers who pay it by hand
+//! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
 //! ```
@@ -20,6 +21,7 @@ pub mod authorization;
 pub mod chain;
 pub mod circle;
 pub mod devnet;
+pub mod postgres;
 pub mod programs;
 pub mod rpc_proxy;
 pub mod scripted;

@@ -1,0 +1,264 @@
+//! Connections to the database, and what becomes of statements sent over them.
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sqlx::{
+    Arguments as _, ConnectOptions as _, Connection as _, Encode, PgConnection, Postgres, Type,
+    postgres::{PgArguments, PgConnectOptions, PgDatabaseError, PgRow, PgSeverity},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::super::LedgerError;
+
+/// How long a caller waits for a connection of the few to be idle.
+const WAIT_FOR_CONNECTION: Duration = Duration::from_secs(5);
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long a statement may take until the connection counts as broken; the server gives up a little earlier.
+const STATEMENT: Duration = Duration::from_secs(10);
+/// How long a statement is repeated that came to nothing.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest pause between two tries.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A few connections, each with the settings that the ledger relies on.
+///
+/// Every statement commits by itself. A connection is used again only after a statement on it has come to its end: if the
+/// caller goes away in the middle, so does the connection.
+pub(super) struct Connections {
+    options: PgConnectOptions,
+    idle: Mutex<Vec<PgConnection>>,
+    permits: Semaphore,
+}
+
+/// A statement and what is put into it.
+pub(super) struct Statement {
+    sql: &'static str,
+    arguments: PgArguments,
+    is_broken: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Nothing happened; it may be repeated.
+    NotDone(DatabaseError),
+    /// The connection broke: it may have happened, or may happen yet.
+    Perhaps(DatabaseError),
+    /// Nothing happened, and repeating it is pointless.
+    Refused(DatabaseError),
+}
+
+/// What the database said: its code and message. Its details quote rows, which hold bearer data, and are left out.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct DatabaseError(String);
+
+/// Tries, and pauses in between, until patience ends.
+pub(super) struct Tries {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Connections {
+    /// No connection is made yet.
+    pub(super) fn new(options: PgConnectOptions, max: u32) -> Self {
+        let permits = Semaphore::new(usize::try_from(max.clamp(1, 10_000)).unwrap_or(1));
+        Self { options: with_settings(options), idle: Mutex::default(), permits }
+    }
+
+    /// A connection for the caller alone, without a bound on the time of a statement.
+    pub(super) async fn for_migrations(&self) -> Result<PgConnection, Failure> {
+        connect(&self.options.clone().options([("statement_timeout", "0"), ("lock_timeout", "0")])).await
+    }
+
+    /// Runs a statement that may be repeated without harm, and repeats it while it is in vain.
+    pub(super) async fn repeat(&self, statement: Statement) -> Result<Vec<PgRow>, LedgerError> {
+        let mut tries = Tries::new();
+        loop {
+            match self.once(&statement).await {
+                Ok(rows) => return Ok(rows),
+                Err(Failure::Refused(error)) => return Err(error.into()),
+                Err(Failure::NotDone(error) | Failure::Perhaps(error)) => tries.again_after(error).await?,
+            }
+        }
+    }
+
+    /// Runs a statement once.
+    pub(super) async fn once(&self, statement: &Statement) -> Result<Vec<PgRow>, Failure> {
+        if statement.is_broken {
+            return Err(Failure::Refused(DatabaseError("a value cannot be written".to_owned())));
+        }
+        let permit = timeout(WAIT_FOR_CONNECTION, self.permits.acquire()).await;
+        let Ok(Ok(_permit)) = permit else {
+            return Err(Failure::Refused(DatabaseError("all connections are in use".to_owned())));
+        };
+        // Not within the match: the lock would be held until its end.
+        let idle = self.idle().pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => connect(&self.options).await?,
+        };
+        let query = sqlx::query_with(statement.sql, statement.arguments.clone());
+        let failure = match timeout(STATEMENT, query.fetch_all(&mut connection)).await {
+            Ok(Ok(rows)) => {
+                self.idle().push(connection);
+                return Ok(rows);
+            }
+            Ok(Err(error)) => {
+                if let Some(failure) = of_statement(&error) {
+                    self.idle().push(connection);
+                    return Err(failure);
+                }
+                of_connection(&error)
+            }
+            Err(_) => Failure::Perhaps(DatabaseError("the database does not answer".to_owned())),
+        };
+        // If the server went away, all of them are broken.
+        self.idle().clear();
+        Err(failure)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<PgConnection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Statement {
+    pub(super) fn new(sql: &'static str) -> Self {
+        Self { sql, arguments: PgArguments::default(), is_broken: false }
+    }
+
+    /// Fills the next place (`$1`, `$2` …).
+    pub(super) fn bind<'v>(mut self, value: impl Encode<'v, Postgres> + Type<Postgres>) -> Self {
+        self.is_broken |= self.arguments.add(value).is_err();
+        self
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The options hold the password.
+        f.debug_struct("Connections").field("idle", &self.idle().len()).finish_non_exhaustive()
+    }
+}
+
+impl Tries {
+    pub(super) fn new() -> Self {
+        Self { until: Instant::now() + PATIENCE, pause: Duration::from_millis(10) }
+    }
+
+    /// Pauses, or says that it is enough.
+    pub(super) async fn again_after(&mut self, error: DatabaseError) -> Result<(), LedgerError> {
+        if Instant::now() + self.pause > self.until {
+            return Err(error.into());
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+}
+
+impl DatabaseError {
+    pub(super) fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(error) => Self(match error.code() {
+                Some(code) => format!("{} ({code})", error.message()),
+                None => error.message().to_owned(),
+            }),
+            // A URL that cannot be read is quoted with its password.
+            sqlx::Error::Configuration(_) => Self("the connection options cannot be used".to_owned()),
+            error => Self(error.to_string()),
+        }
+    }
+}
+
+impl From<DatabaseError> for LedgerError {
+    fn from(error: DatabaseError) -> Self {
+        Self::Backend(Box::new(error))
+    }
+}
+
+impl From<Failure> for LedgerError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotDone(error) | Failure::Perhaps(error) | Failure::Refused(error) => error.into(),
+        }
+    }
+}
+
+/// What the ledger relies on, whatever the server's, the database's or the role's own settings. A process that vanishes
+/// without a word must not keep others waiting for its locks.
+fn with_settings(options: PgConnectOptions) -> PgConnectOptions {
+    options
+        .options([
+            ("synchronous_commit", "on"),
+            ("default_transaction_isolation", "read committed"),
+            ("default_transaction_read_only", "off"),
+            ("statement_timeout", "8000"),
+            ("lock_timeout", "4000"),
+            ("idle_in_transaction_session_timeout", "10000"),
+            ("tcp_keepalives_idle", "15"),
+            ("tcp_keepalives_interval", "5"),
+            ("tcp_keepalives_count", "3"),
+            ("jit", "off"),
+        ])
+        .disable_statement_logging()
+}
+
+async fn connect(options: &PgConnectOptions) -> Result<PgConnection, Failure> {
+    match timeout(CONNECT, PgConnection::connect_with(options)).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(error)) => Err(of_connecting(&error)),
+        Err(_) => Err(Failure::NotDone(DatabaseError("the database does not answer".to_owned()))),
+    }
+}
+
+/// Wrong passwords and missing databases do not come right by themselves; servers that start or are full do.
+fn of_connecting(error: &sqlx::Error) -> Failure {
+    let code = code(error);
+    let is_passing = match error {
+        sqlx::Error::Database(_) => code.starts_with("57P") || code.starts_with("53") || code.starts_with("08"),
+        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => false,
+        _ => true,
+    };
+    let error = DatabaseError::of(error);
+    if is_passing { Failure::NotDone(error) } else { Failure::Refused(error) }
+}
+
+/// What the server made of a statement, if the connection is as good as before.
+fn of_statement(error: &sqlx::Error) -> Option<Failure> {
+    let sqlx::Error::Database(cause) = error else { return None };
+    let is_fatal = cause
+        .try_downcast_ref::<PgDatabaseError>()
+        .is_none_or(|cause| matches!(cause.severity(), PgSeverity::Fatal | PgSeverity::Panic));
+    let code = code(error);
+    // What belongs to another connection than this one: a server that became a standby, a plan for another table.
+    if is_fatal || matches!(&*code, "25006" | "0A000" | "26000") {
+        return None;
+    }
+    let error = DatabaseError::of(error);
+    // Serialization failure, deadlock, lock not available, cancelled.
+    Some(match &*code {
+        "40001" | "40P01" | "55P03" | "57014" => Failure::NotDone(error),
+        _ => Failure::Refused(error),
+    })
+}
+
+/// What became of a statement whose connection cannot be used again.
+fn of_connection(error: &sqlx::Error) -> Failure {
+    let is_not_done = matches!(&*code(error), "25006" | "0A000" | "26000");
+    let error = DatabaseError::of(error);
+    if is_not_done { Failure::NotDone(error) } else { Failure::Perhaps(error) }
+}
+
+fn code(error: &sqlx::Error) -> String {
+    error.as_database_error().and_then(|error| error.code()).map(Into::into).unwrap_or_default()
+}

@@ -1,6 +1,7 @@
 //! A specialist that sells its verdicts: judges worked arithmetic answers for USDC over x402.
 #![allow(clippy::print_stdout)]
 
+mod admin;
 mod arithmetic;
 mod chain;
 mod flags;
@@ -38,6 +39,16 @@ async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,evaluator=info".into());
     let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     logs.with_env_filter(filter).init();
+    if let Some((which, format)) = flags.printing() {
+        let printed = async { admin::print(flags.open_ledger().await?, which, format.into()).await };
+        return match printed.await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("evaluator: {error:#}");
+                ExitCode::from(2)
+            }
+        };
+    }
     let server = match Server::start(&flags).await {
         Ok(server) => server,
         Err(error) => {
@@ -69,6 +80,7 @@ struct Server {
     listener: TcpListener,
     evaluator: Evaluator,
     paywall: RequirePaymentLayer,
+    admin: Option<admin::Token>,
     signals: Signals,
     _chain: Chain,
 }
@@ -113,13 +125,17 @@ impl Server {
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let evaluator = Evaluator::new(chain.facilitator.clone(), flags.handler_delay());
-        Ok(Self { listener, evaluator, paywall, signals, _chain: chain })
+        let admin = flags.admin_token.clone();
+        Ok(Self { listener, evaluator, paywall, admin, signals, _chain: chain })
     }
 
     /// Serves until a signal comes, and finishes what has begun.
     async fn run(mut self) -> anyhow::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let router = self.evaluator.router(self.paywall);
+        let mut router = self.evaluator.router(self.paywall);
+        if let Some(token) = self.admin {
+            router = router.merge(admin::router(self.evaluator.ledger(), token));
+        }
         let serving = axum::serve(self.listener, router).with_graceful_shutdown(async {
             let _ = stopped.await;
         });

@@ -74,7 +74,9 @@ async fn what_batches_cost_decides_where_payments_share_transactions() {
     let payments: Vec<Prechecked> = (0..150).map(|_| stage.payment(&stage.payer(1))).collect();
     let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;
     let settling = payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified));
-    join_all(settling).await.iter().for_each(|outcome| drop(paid_by(outcome)));
+    for outcome in join_all(settling).await {
+        paid_by(&outcome);
+    }
     stage.facilitator.set_native_price(between);
     stage.verify(&stage.payment(&stage.payer(1))).await.unwrap();
 }

@@ -211,14 +211,22 @@ async fn reorganize() {
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let is_paid = async || stage.record(&payment).await.settlement.paid_by().is_some();
-    until(is_paid).await;
+    until(&is_paid).await;
     stage.ledger.fulfil(&Lease { key: payment.key(), epoch: 0 }, FulfilmentStep::Deliver).await.unwrap();
     stage.devnet.mine();
     let calls = stage.calls("eth_getBlockByNumber");
     until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+    // Sent again, it waits.
+    stage.devnet.stall(true);
     stage.devnet.reorg(2, Orphans::Lost);
     until(async || stage.facilitator.stats().undone == 1).await;
-    until(is_paid).await;
+    stage.devnet.stall(false);
+    until(async || {
+        // It is looked at again after a pause.
+        stage.clock.advance(1);
+        is_paid().await
+    })
+    .await;
 }
 
 /// A ledger on disk that is used, summed up, and fails.

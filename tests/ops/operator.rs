@@ -191,7 +191,9 @@ async fn a_fee_that_is_looked_up_later_is_the_payments_share() {
     let payments: Vec<_> = (0..10).map(|_| stage.payment(&stage.payer(1))).collect();
     let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;
     let settling = payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified));
-    join_all(settling).await.iter().for_each(|outcome| drop(paid_by(outcome)));
+    for outcome in join_all(settling).await {
+        paid_by(&outcome);
+    }
     let spent = stage.facilitator.stats().spent - before;
     let mut fees = U256::ZERO;
     for payment in &payments {

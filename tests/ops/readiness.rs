@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::U256;
+use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::Fault,
     facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness},
@@ -26,7 +27,8 @@ async fn what_is_in_the_way_is_named_and_goes_when_it_has_gone() {
     until_it_says(&stage.facilitator, &[]).await;
 
     let balance = U256::from(1_000);
-    stage.devnet.fund(settlement_key().address(), balance);
+    let set_balance = (settlement_key().address(), balance);
+    stage.provider().raw_request::<_, ()>("anvil_setBalance".into(), set_balance).await.unwrap();
     until_it_says(&stage.facilitator, &[NotReady::GasTank { balance }]).await;
     stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
     until_it_says(&stage.facilitator, &[]).await;
@@ -69,7 +71,8 @@ async fn until_the_past_is_known_it_is_not_ready() {
 async fn a_ledger_that_fails_is_a_reason_for_every_facilitator() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = Arc::new(SqliteLedger::open(directory.path().join("ledger.sqlite")).await.unwrap());
-    let facilitator = Scripted { ledger: ledger.clone(), ..Scripted::new() };
+    let mut facilitator = Scripted::new();
+    facilitator.ledger = ledger.clone();
     assert_eq!(facilitator.readiness().await, Readiness::default());
     ledger.close().await;
     let readiness = Arc::new(facilitator).readiness().await;

@@ -89,11 +89,12 @@ impl Journal {
         while durable.changed().await.is_ok() {}
     }
 
-    /// Refuses to go on once the disk has fallen behind for good.
+    /// Refuses to go on once the disk has fallen behind for good, or the file was let go of.
     pub(super) fn check(&self) -> Result<(), LedgerError> {
+        let is_open = self.durable.has_changed().is_ok();
         match *self.durable.borrow() {
-            Some(_) => Ok(()),
-            None => Err(failed()),
+            Some(_) if is_open => Ok(()),
+            _ => Err(failed()),
         }
     }
 
@@ -112,6 +113,7 @@ impl Journal {
 
     /// Returns when everything that can be seen in memory now is durable.
     pub(super) async fn settled_down(&self) -> Result<(), LedgerError> {
+        self.check()?;
         let version = self.shared.dirty().version;
         self.until(version).await
     }

@@ -278,7 +278,10 @@ impl Engine {
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
         self.totals().settled += paid.len() as u64;
         for member in paid {
-            self.finish(member, Ok(Outcome::Settled { transaction, block, fee })).await;
+            match self.depths.of(member.expected.value) {
+                0 => self.finish(member, Ok(Outcome::Settled { transaction, block, fee })).await,
+                depth => drop(tokio::spawn(self.clone().bury(member, receipt.clone(), depth, fee))),
+            }
         }
         if shared {
             let mut left_behind = Vec::new();

@@ -21,6 +21,7 @@ use super::{
     broadcast::{Broadcaster, Sent},
     costs::Costs,
     deploy::Deployment,
+    depth::Depths,
     fees::FeeCache,
     lane::Lane,
     member::Active,
@@ -97,6 +98,7 @@ pub(crate) struct Engine {
     pub(crate) batch_gas_cap: u32,
     /// Whether the chain has the contract that takes batches.
     pub(crate) deployment: Deployment,
+    pub(crate) depths: Depths,
     /// How many payments may wait for settlement.
     pub(crate) backlog: usize,
     /// This process among those that share the ledger.

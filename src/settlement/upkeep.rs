@@ -92,6 +92,11 @@ impl Engine {
             listing.after = Some(last.key);
             let mut looks = JoinSet::new();
             for record in page {
+                if self.check_backlog().is_err() {
+                    // The rest is as good in the ledger.
+                    looks.join_all().await;
+                    return Ok(());
+                }
                 if looks.len() >= AT_A_TIME {
                     heed(looks.join_next().await)?;
                 }
@@ -110,6 +115,13 @@ impl Engine {
             return Ok(());
         }
         let now = self.clock.now();
+        let is_expired = record.authorization.valid_before <= U256::from(now);
+        let is_untouched =
+            record.settlement == Settlement::Due && record.transactions.is_empty() && record.last_failure.is_none();
+        if is_untouched && !is_expired {
+            // Should another process be as fast, the ledger takes one submission.
+            return self.settle_if_owed(&record).await;
+        }
         let age = now.saturating_sub(record.reserved_at) / 4;
         let until = now.saturating_add(age.clamp(*PAUSES.start(), *PAUSES.end()));
         match self.ledger.settle(&record.key, SettlementStep::Take(Settling { by: self.process, until })).await {
@@ -118,7 +130,6 @@ impl Engine {
             Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        let is_expired = record.authorization.valid_before <= U256::from(now);
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
@@ -130,8 +141,12 @@ impl Engine {
                 return Ok(());
             }
         }
-        if self.is_owed(&record).await? {
-            let payment = Prechecked::of_record(&record);
+        self.settle_if_owed(&record).await
+    }
+
+    async fn settle_if_owed(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
+        if self.is_owed(record).await? {
+            let payment = Prechecked::of_record(record);
             match self.begin(payment, Verified::default(), None) {
                 Ok(()) | Err(FacilitatorError::Busy { .. }) => {}
                 Err(error) => return Err(error),

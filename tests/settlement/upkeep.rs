@@ -204,3 +204,44 @@ async fn nothing_is_signed_before_the_past_is_known() {
     assert_eq!(stage.received(), 2);
     assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
 }
+
+#[tokio::test]
+async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let mining = async {
+        until(async || stage.received() == 1).await;
+        let included = stage.devnet.block_number();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(settlement(&stage, &payment).await, Settlement::Submitted, "in a block, and not deep");
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+        included
+    };
+    let (outcome, included) = tokio::join!(settling, mining);
+    let tower_x402::facilitator::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
+    assert_eq!(block, Some(included));
+}
+
+#[tokio::test]
+async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 2).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let undoing = async {
+        until(async || stage.received() == 1).await;
+        stage.devnet.reorg(1, Orphans::Lost);
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+    };
+    let (outcome, ()) = tokio::join!(settling, undoing);
+    assert!(matches!(outcome, Ok(tower_x402::facilitator::Outcome::Unknown { .. })), "{outcome:?}");
+    assert_eq!(stage.received(), 0);
+}

@@ -22,7 +22,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{Network, server::RequirePaymentLayer};
+use tower_x402::{Network, facilitator::Facilitator as _, server::RequirePaymentLayer};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -80,7 +80,8 @@ struct Server {
     listener: TcpListener,
     evaluator: Evaluator,
     paywall: RequirePaymentLayer,
-    admin: Option<admin::Token>,
+    /// For the operator.
+    admin: Option<axum::Router>,
     signals: Signals,
     _chain: Chain,
 }
@@ -125,7 +126,8 @@ impl Server {
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let evaluator = Evaluator::new(chain.facilitator.clone(), flags.handler_delay());
-        let admin = flags.admin_token.clone();
+        let token = flags.admin_token.clone();
+        let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
         Ok(Self { listener, evaluator, paywall, admin, signals, _chain: chain })
     }
 
@@ -133,8 +135,8 @@ impl Server {
     async fn run(mut self) -> anyhow::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let mut router = self.evaluator.router(self.paywall);
-        if let Some(token) = self.admin {
-            router = router.merge(admin::router(self.evaluator.ledger(), token));
+        if let Some(admin) = self.admin {
+            router = router.merge(admin);
         }
         let serving = axum::serve(self.listener, router).with_graceful_shutdown(async {
             let _ = stopped.await;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 use tower_x402::{
     facilitator::{Facilitator as _, OnchainFacilitator},
-    ledger::{Ledger, LedgerError},
+    ledger::LedgerError,
     server::{PaymentStatus, RequirePaymentLayer},
 };
 
@@ -68,10 +68,6 @@ impl Evaluator {
             .fallback(async || refuse(StatusCode::NOT_FOUND, "POST /evaluate, GET /stats or GET /payments/status"))
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(self.clone())
-    }
-
-    pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
-        self.facilitator.ledger().clone()
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, LedgerError> {

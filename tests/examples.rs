@@ -128,7 +128,7 @@ async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_
     }
     let (status, lines) = get("/admin/payments?state=all", Some(TOKEN)).await;
     assert_eq!((status, lines.lines().count()), (200, 2), "{lines}");
-    let payer = student.address().to_string();
+    let payer = format!("{:#x}", student.address());
     assert!(lines.lines().all(|line| line.contains(&payer)));
     let (_, csv) = get("/admin/payments?state=settled&format=csv", Some(TOKEN)).await;
     assert_eq!(csv.lines().count(), 3, "{csv}");

@@ -105,9 +105,10 @@ impl Entry {
         let values: [String; COLUMNS.len()] = [
             self.time.clone(),
             self.network.to_string(),
-            self.asset.to_string(),
-            self.payer.to_string(),
-            self.payee.to_string(),
+            // Without the capitals of a checksum, as in JSON: what is compared is text.
+            format!("{:#x}", self.asset),
+            format!("{:#x}", self.payer),
+            format!("{:#x}", self.payee),
             self.nonce.to_string(),
             self.amount_units.clone(),
             self.amount.clone(),

@@ -31,7 +31,7 @@ macro_rules! metrics {
     ($($name:ident = $kind:ident $text:literal $unit:literal $labels:tt $meaning:literal;)*) => {
         $(#[allow(dead_code, reason = "who reports it depends on the features")] pub(crate) const $name: &str = $text;)*
 
-        /// Everything that is reported. The [module](self) has it as a table.
+        /// Everything that is reported. The [module](crate::ops) has it as a table.
         pub const METRICS: &[Metric] = &[$(Metric {
             name: $text, kind: MetricKind::$kind, unit: $unit, labels: &$labels, meaning: $meaning,
         }),*];

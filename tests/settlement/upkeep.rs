@@ -29,9 +29,13 @@ async fn until_settled(stage: &Stage, payment: &Prechecked) -> B256 {
 
 /// The transaction that a process signed and journalled, and died before it sent it.
 async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) -> B256 {
+    journalled_with(stage, payment, max_fee_per_gas, 0).await
+}
+
+async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128, nonce: u64) -> B256 {
     let mut transaction = TxEip1559 {
         chain_id: stage.devnet.chain_id(),
-        nonce: 0,
+        nonce,
         gas_limit: 200_000,
         max_fee_per_gas,
         max_priority_fee_per_gas: 1,
@@ -44,7 +48,7 @@ async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) 
     let now = tower_x402::Clock::now(&*stage.clock);
     let submission = Submission {
         sender: Sender { network: stage.devnet.network(), address: settlement_key().address() },
-        nonce: 0,
+        nonce,
         hash: *envelope.tx_hash(),
         raw: envelope.encoded_2718().into(),
         payments: vec![payment.key()],
@@ -108,6 +112,18 @@ async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_ano
     })
     .await;
     assert_ne!(settlement(&stage, &payment).await.paid_by(), Some(stuck));
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+/// A process was refused its nonce and died; another one's transaction waits behind it.
+#[tokio::test]
+async fn a_gap_that_nobody_fills_is_filled() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let waiting = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, waiting);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
 }
 

@@ -220,7 +220,13 @@ impl Facilitator for OnchainFacilitator {
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        self.engine.reconcile(record).await
+        match self.engine.reconcile(record).await? {
+            // A transaction that no node has now, and that is sent again, may pay yet: nobody is to be told that it did not.
+            Outcome::Failed { dead: false, transaction, .. } if self.engine.is_on_its_way(record).await? => {
+                Ok(Outcome::Unknown { transaction })
+            }
+            outcome => Ok(outcome),
+        }
     }
 
     async fn readiness(&self) -> Readiness {

@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// Whether a transaction for it is sent again if no node has it now.
-    async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
+    pub(crate) async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
         for lane in &self.lanes {
             let submissions = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
             if submissions.iter().any(|submission| record.transactions.contains(&submission.hash)) {
@@ -190,19 +190,19 @@ impl Engine {
         let now = self.clock.now();
         let is_old = |submission: &Submission| certain || submission.at.saturating_add(QUIET) < now;
         let mut waiting = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
-        waiting.retain(is_old);
-        if waiting.is_empty() {
+        if !waiting.iter().any(is_old) {
             return Ok(());
         }
         let next = self.rpc.nonce(lane.account(), "latest").await?;
         lane.consumed_below(next);
         waiting.retain(|submission| submission.nonce >= next);
-        if waiting.first().is_some_and(|first| first.nonce > next) {
+        if waiting.first().is_some_and(|first| first.nonce > next && is_old(first)) {
             // Its process gave the nonce back and went away, or has nothing more to send.
             tracing::warn!(lane_nonce = next, "filling a gap in the nonces that others wait for");
             let fees = self.fees.get(&self.rpc).await?;
             self.fill_nonce(lane, next, fees).await?;
         }
+        waiting.retain(is_old);
         for submission in waiting.into_iter().filter(|submission| !self.watches(submission.hash)) {
             tracing::info!(transaction = %submission.hash, lane_nonce = submission.nonce, "sending a forgotten transaction again");
             let sent = self.node.resend(&self.rpc, &submission.raw).await;

@@ -8,7 +8,7 @@ use alloy_network::TxSignerSync as _;
 use alloy_primitives::{B256, TxKind, U256};
 use tower_x402::{
     devnet::{Devnet, Orphans},
-    facilitator::{OnchainFacilitatorBuilder, Prechecked},
+    facilitator::{Facilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
 };
 
@@ -96,6 +96,18 @@ async fn what_was_journalled_and_never_sent_is_sent() {
     stage.facilitator.look_after_soon();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_payment_whose_journalled_transaction_will_be_sent_is_not_said_to_have_failed() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    let outcome = stage.facilitator.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) });
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
 }
 
 #[tokio::test]

@@ -90,6 +90,8 @@ async fn everything_is_there_after_a_restart() {
     assert_eq!(submissions[0].raw.to_vec(), [3; 3]);
     ledger.submit(Submission { by: 2, ..submission(3, 5, vec![]) }).await.expect("the process that had it is gone");
 
+    let due = ledger.get(&due.key).await.unwrap().expect("kept");
+    assert_eq!((due.settlement, due.settling), (Settlement::Submitted, None), "nobody looks after it any more");
     let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
     assert!(taken.is_some(), "the owner died with its process");
     let next = reserve(&ledger, record(2, 2)).await;

@@ -17,7 +17,7 @@ use sqlx::{
 use tokio::sync::{Notify, watch};
 
 use super::super::{
-    LedgerError, MemoryLedger, PaymentKey, Sender, StoredResponse,
+    LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
     row::{Head, Row},
 };
 use super::nonces;
@@ -265,7 +265,7 @@ fn bind<'q>(query: Query<'q>, key: &PaymentKey) -> Query<'q> {
         .bind(key.nonce.to_vec())
 }
 
-fn fulfilment(record: &super::super::Record) -> &'static str {
+fn fulfilment(record: &Record) -> &'static str {
     use super::super::Fulfilment::*;
     match record.fulfilment {
         Reserved => "reserved",
@@ -280,7 +280,8 @@ async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Resul
     for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
         let json: String = row.try_get(0).map_err(backend)?;
         let record = serde_json::from_str::<Row>(&json).ok().and_then(Row::into_record).ok_or_else(unreadable)?;
-        memory.restore(record);
+        // Whoever looked after its settlement was the process that is gone.
+        memory.restore(Record { settling: None, ..record });
     }
     let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
     for row in sqlx::query(responses).fetch_all(&mut *connection).await.map_err(backend)? {

@@ -1,0 +1,91 @@
+//! The ledgers that survive their process, and what is in them when it is dead.
+
+use std::{path::PathBuf, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use tower_x402::{
+    Clock,
+    ledger::{Ledger, Listing, MemoryLedger, Record, ResponseLimits, SqliteLedger, StoredResponse},
+};
+
+/// Where a ledger is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Store {
+    Sqlite(PathBuf),
+    /// None: what the process knew is gone with it.
+    Nowhere,
+    #[cfg(feature = "test-postgres")]
+    Postgres {
+        url: String,
+        schema: String,
+    },
+}
+
+/// An open ledger.
+pub(crate) struct Open {
+    pub(crate) ledger: Arc<dyn Ledger>,
+    sqlite: Option<Arc<SqliteLedger>>,
+}
+
+impl Store {
+    pub(crate) async fn open(&self, clock: Arc<dyn Clock>) -> Open {
+        match self {
+            Self::Sqlite(path) => {
+                let ledger = SqliteLedger::open_with(path, ResponseLimits::default(), 10_000, clock).await;
+                let ledger = Arc::new(ledger.expect("the file opens"));
+                Open { ledger: ledger.clone(), sqlite: Some(ledger) }
+            }
+            Self::Nowhere => {
+                let ledger = MemoryLedger::with(ResponseLimits::default(), 10_000, clock);
+                Open { ledger: Arc::new(ledger), sqlite: None }
+            }
+            #[cfg(feature = "test-postgres")]
+            Self::Postgres { url, schema } => {
+                let builder = tower_x402::ledger::PostgresLedger::builder(url).schema(schema).max_connections(8);
+                let ledger = builder.max_records(10_000).clock(clock).connect().await;
+                Open { ledger: Arc::new(ledger.expect("the database answers")), sqlite: None }
+            }
+        }
+    }
+
+    /// What a dead process left. Looks at a copy where opening it changes anything.
+    pub(crate) async fn remains(&self, clock: Arc<dyn Clock>) -> Vec<(Record, Option<Arc<StoredResponse>>)> {
+        let copy = tempfile::tempdir().expect("a directory");
+        let store = match self {
+            Self::Sqlite(path) => {
+                let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+                for part in [name.to_owned(), format!("{name}-wal")] {
+                    let from = path.with_file_name(&part);
+                    if from.exists() {
+                        std::fs::copy(from, copy.path().join(part)).expect("a copy");
+                    }
+                }
+                Self::Sqlite(copy.path().join(name))
+            }
+            other => other.clone(),
+        };
+        let open = store.open(clock).await;
+        let mut remains = Vec::new();
+        let mut listing = Listing::of([]);
+        loop {
+            let page = open.ledger.list(&listing).await.expect("the ledger lists");
+            let Some(last) = page.last() else { break };
+            listing.after = Some(last.key);
+            for record in page {
+                let response = open.ledger.response(&record.key).await.expect("the ledger answers");
+                remains.push((record, response));
+            }
+        }
+        if let Some(sqlite) = open.sqlite {
+            sqlite.close().await;
+        }
+        remains
+    }
+}
+
+impl Open {
+    /// Transactions committed by this process, where it knows.
+    pub(crate) fn commits(&self) -> Option<u64> {
+        self.sqlite.as_ref().map(|ledger| ledger.commits())
+    }
+}

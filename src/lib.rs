@@ -58,6 +58,7 @@
 //! |---|---|---|
 //! | `server` | [`server`]: the tower layer that charges | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC | yes |
+//! | `remote` | `facilitator::RemoteFacilitator`: verification and settlement through a facilitator over HTTP | |
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
 //! | `reqwest` | the paying reqwest middleware | yes |
 //! | `local-signer` | keys in memory | yes |

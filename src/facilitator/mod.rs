@@ -6,6 +6,8 @@
 #[cfg(feature = "onchain")]
 mod onchain;
 mod precheck;
+#[cfg(feature = "remote")]
+mod remote;
 mod terms;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -16,6 +18,8 @@ use async_trait::async_trait;
 #[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
+#[cfg(feature = "remote")]
+pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder};
 pub use terms::Terms;
 
 use crate::{

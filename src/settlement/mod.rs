@@ -40,5 +40,5 @@ pub(crate) mod queue;
 pub(crate) mod reverts;
 pub(crate) mod rpc;
 mod transaction;
-mod transfer;
+pub(crate) mod transfer;
 pub(crate) mod upkeep;

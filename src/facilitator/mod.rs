@@ -3,11 +3,15 @@
 //! A [`Facilitator`] answers for one or more chains. [`precheck`] is local and the same for all of them: it authenticates a
 //! payment before anything is reserved or asked of a node.
 
+#[cfg(any(feature = "remote", feature = "server"))]
+mod flights;
 #[cfg(feature = "onchain")]
 mod onchain;
 mod precheck;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "server")]
+pub mod service;
 mod terms;
 
 use std::{fmt, sync::Arc, time::Duration};

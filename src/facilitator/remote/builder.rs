@@ -9,10 +9,10 @@ use url::Url;
 use super::{
     Remote, RemoteFacilitator,
     api::{Api, Authenticate},
-    flights::Flights,
     supported::Supported,
 };
 use crate::{
+    facilitator::flights::Flights,
     clock::{Clock, SystemClock},
     ledger::{Ledger, MemoryLedger},
     network::Network,

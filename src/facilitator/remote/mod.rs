@@ -2,7 +2,6 @@
 
 mod api;
 mod builder;
-mod flights;
 mod message;
 mod settle;
 mod supported;
@@ -18,13 +17,15 @@ pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 
 use api::{Answer, Api, Silence};
-use flights::Flights;
 use message::{Verdict, body_for, read_verdict};
 use settle::Insistence;
 use supported::Supported;
 use witness::Witness;
 
-use super::{Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError};
+use super::{
+    Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError,
+    flights::{Flights, NoLanding},
+};
 use crate::{
     clock::Clock,
     ledger::{Ledger, PaymentKey, Record},
@@ -77,7 +78,7 @@ struct Remote {
     /// Served without asking; empty if the facilitator is to say.
     networks: Vec<Network>,
     witnesses: Vec<(Network, Box<dyn Witness>)>,
-    flights: Arc<Flights>,
+    flights: Arc<Flights<Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
     process: u64,
@@ -132,12 +133,11 @@ impl Facilitator for RemoteFacilitator {
     }
 
     async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        let (remote, own) = (self.remote.clone(), payment.clone());
-        self.remote.flights.join(payment.key(), || remote.settle_alone(own, Insistence::Settle)).await
+        self.remote.settle(payment.clone(), Insistence::Settle).await
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        self.remote.clone().look_again(record).await
+        self.remote.look_again(record).await
     }
 
     fn settles_due(&self) -> bool {
@@ -152,6 +152,18 @@ impl Facilitator for RemoteFacilitator {
 impl Remote {
     fn serves(&self, network: Network) -> bool {
         if self.networks.is_empty() { self.supported.serves(network) } else { self.networks.contains(&network) }
+    }
+
+    /// Settles, or waits for the settlement that is under way.
+    async fn settle(self: &Arc<Self>, payment: Prechecked, insistence: Insistence) -> Result<Outcome, FacilitatorError> {
+        let remote = self.clone();
+        match self.flights.join(payment.key(), || remote.settle_alone(payment, insistence)).await {
+            Ok(result) => result,
+            Err(NoLanding::Lost) => Ok(Outcome::Unknown { transaction: None }),
+            Err(NoLanding::Full) => {
+                Err(FacilitatorError::Busy { what: "settlements", retry_after: Duration::from_secs(1) })
+            }
+        }
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<(), VerifyError> {

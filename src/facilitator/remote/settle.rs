@@ -197,7 +197,7 @@ impl Remote {
     }
 
     /// What became of a payment that was entrusted before: the chain first, where it can be asked, then the facilitator.
-    pub(super) async fn look_again(self: Arc<Self>, record: &Record) -> Result<Outcome, FacilitatorError> {
+    pub(super) async fn look_again(self: &Arc<Self>, record: &Record) -> Result<Outcome, FacilitatorError> {
         if let Some(outcome) = known(record) {
             return Ok(outcome);
         }
@@ -208,8 +208,7 @@ impl Remote {
                 return Ok(told(fate, None));
             }
         }
-        let remote = self.clone();
-        self.flights.join(record.key, || remote.settle_alone(payment, Insistence::Once)).await
+        self.settle(payment, Insistence::Once).await
     }
 
     pub(super) fn witness(&self, network: crate::Network) -> Option<&dyn Witness> {

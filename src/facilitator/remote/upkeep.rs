@@ -72,10 +72,9 @@ impl Remote {
             Err(error) => return Err(error.into()),
         }
         let outcome = if is_due {
-            let (remote, payment) = (self.clone(), Prechecked::of_record(&record));
-            self.flights.join(record.key, || remote.settle_alone(payment, Insistence::Once)).await?
+            self.settle(Prechecked::of_record(&record), Insistence::Once).await?
         } else {
-            self.clone().look_again(&record).await?
+            self.look_again(&record).await?
         };
         if let Outcome::Unknown { .. } = outcome {
             return Ok(());

@@ -55,9 +55,10 @@ impl FacilitatorServiceBuilder {
         self
     }
 
-    /// How many requests a caller may make: `burst` at once, and `per_second` in the long run. No bound if not set.
-    pub fn rate(mut self, per_second: u32, burst: u32) -> Self {
-        self.rate = Some(Rate { per_second: f64::from(per_second.max(1)), burst: f64::from(burst.max(1)) });
+    /// How many requests a caller may make: so many at once, and as many again, evenly, in every `period`. No bound if not set.
+    pub fn rate(mut self, requests: u32, period: Duration) -> Self {
+        let burst = f64::from(requests.max(1));
+        self.rate = Some(Rate { per_second: burst / period.as_secs_f64().max(0.001), burst });
         self
     }
 

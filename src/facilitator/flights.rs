@@ -71,7 +71,6 @@ impl<T: Clone + Send + Sync + 'static> Flights<T> {
         });
         Ok(landed)
     }
-
 }
 
 impl<T> Flights<T> {

@@ -67,7 +67,10 @@ async fn the_same_settlement_again_is_the_same_answer() {
     assert_eq!(stage.chain.token_transfers(pay_to).await[0].transaction.to_string(), later.1["transaction"]);
 
     let (_, said) = post(&stage, "verify", &body).await;
-    assert_eq!((&said["isValid"], &said["invalidReason"]), (&json!(false), &json!("invalid_exact_evm_nonce_already_used")));
+    assert_eq!(
+        (&said["isValid"], &said["invalidReason"]),
+        (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
+    );
 }
 
 #[tokio::test]
@@ -104,21 +107,33 @@ async fn what_is_wrong_is_said_and_nothing_is_sent() {
         ("invalid_x402_version", 400, change(|body| body["x402Version"] = json!(1))),
         ("invalid_payload", 400, change(|body| body["paymentPayload"]["payload"]["signature"] = json!(7))),
         ("invalid_payload", 400, json!({})),
-        ("invalid_network", 200, change(|body| {
-            body["paymentRequirements"]["network"] = json!("eip155:8453");
-            body["paymentPayload"]["accepted"]["network"] = json!("eip155:8453");
-        })),
-        ("invalid_payment_requirements", 200, change(|body| {
-            let token = json!("0x2222222222222222222222222222222222222222");
-            body["paymentRequirements"]["asset"] = token.clone();
-            body["paymentPayload"]["accepted"]["asset"] = token;
-        })),
+        (
+            "invalid_network",
+            200,
+            change(|body| {
+                body["paymentRequirements"]["network"] = json!("eip155:8453");
+                body["paymentPayload"]["accepted"]["network"] = json!("eip155:8453");
+            }),
+        ),
+        (
+            "invalid_payment_requirements",
+            200,
+            change(|body| {
+                let token = json!("0x2222222222222222222222222222222222222222");
+                body["paymentRequirements"]["asset"] = token.clone();
+                body["paymentPayload"]["accepted"]["asset"] = token;
+            }),
+        ),
     ];
     for (reason, status, body) in cases {
         let (verified, said) = post(&stage, "verify", &body).await;
         assert_eq!((verified, &said["invalidReason"]), (status, &json!(reason)), "{body}");
         let (settled, said) = post(&stage, "settle", &body).await;
-        assert_eq!((settled, &said["errorReason"], &said["success"]), (status, &json!(reason), &json!(false)), "{body}");
+        assert_eq!(
+            (settled, &said["errorReason"], &said["success"]),
+            (status, &json!(reason), &json!(false)),
+            "{body}"
+        );
     }
     let (_, said) = post(&strict, "settle", &request(&purchase(&customer, other))).await;
     assert_eq!(said["errorReason"], json!("invalid_payment_requirements"), "{said}");
@@ -133,7 +148,10 @@ async fn a_settlement_that_failed_happens_only_if_it_is_asked_for_again() {
     let body = request(&purchase(&poor, pay_to));
     let (status, said) = post(&stage, "settle", &body).await;
     assert_eq!((status, &said["errorReason"]), (200, &json!("insufficient_funds")), "{said}");
-    assert!(stage.bank.ledger().list(&Listing::default()).await.unwrap().is_empty(), "nothing was sent, nothing is kept");
+    assert!(
+        stage.bank.ledger().list(&Listing::default()).await.unwrap().is_empty(),
+        "nothing was sent, nothing is kept"
+    );
     stage.chain.mint(poor.from, PRICE).await;
     let (_, said) = post(&stage, "settle", &body).await;
     assert_eq!(said["success"], json!(true), "{said}");

@@ -37,7 +37,7 @@ use crate::support::{
     chain::Chain,
     devnet::DevnetChain,
     scripted,
-    shop::{App, Answer, Customer, PRICE, Purchase, evaluate, send},
+    shop::{Answer, App, Customer, PRICE, Purchase, evaluate, send},
 };
 
 /// What happens to one request for a settlement.
@@ -237,10 +237,7 @@ pub fn still_pending() -> Reply {
 }
 
 pub fn refusal(reason: &str) -> Reply {
-    Reply::Json(
-        200,
-        json!({ "success": false, "errorReason": reason, "transaction": "", "network": "eip155:84532" }),
-    )
+    Reply::Json(200, json!({ "success": false, "errorReason": reason, "transaction": "", "network": "eip155:84532" }))
 }
 
 /// Who charges, and what it did and got.

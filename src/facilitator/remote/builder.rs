@@ -12,8 +12,8 @@ use super::{
     supported::Supported,
 };
 use crate::{
-    facilitator::flights::Flights,
     clock::{Clock, SystemClock},
+    facilitator::flights::Flights,
     ledger::{Ledger, MemoryLedger},
     network::Network,
 };

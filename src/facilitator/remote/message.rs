@@ -10,7 +10,7 @@ use super::api::Answer;
 use crate::{
     facilitator::{Prechecked, Rejection},
     network::Network,
-    protocol::{ExactPayload, PaymentRequirements, Reason, VerifyResponse, Verbatim},
+    protocol::{ExactPayload, PaymentRequirements, Reason, Verbatim, VerifyResponse},
 };
 
 /// The longest reason code that is passed on.

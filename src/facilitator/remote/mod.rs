@@ -155,7 +155,11 @@ impl Remote {
     }
 
     /// Settles, or waits for the settlement that is under way.
-    async fn settle(self: &Arc<Self>, payment: Prechecked, insistence: Insistence) -> Result<Outcome, FacilitatorError> {
+    async fn settle(
+        self: &Arc<Self>,
+        payment: Prechecked,
+        insistence: Insistence,
+    ) -> Result<Outcome, FacilitatorError> {
         let remote = self.clone();
         match self.flights.join(payment.key(), || remote.settle_alone(payment, insistence)).await {
             Ok(result) => result,

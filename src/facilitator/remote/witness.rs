@@ -149,6 +149,8 @@ mod onchain {
             for transaction in claimed {
                 if let Some(receipt) = self.rpc.receipt(*transaction).await?
                     && expected.is_paid_by(&receipt)
+                    // Before it was seen unused, it paid for something else (invariant I8).
+                    && seen_unused.is_none_or(|seen| seen < receipt.block())
                 {
                     return Ok(Fate::Paid { transaction: *transaction, block: receipt.block() });
                 }

@@ -62,12 +62,7 @@ impl Access {
     }
 
     /// Counts the request, and finds its caller among the keys.
-    pub(super) fn admit(
-        &self,
-        headers: &HeaderMap,
-        extensions: &Extensions,
-        needs_key: bool,
-    ) -> Result<(), Refusal> {
+    pub(super) fn admit(&self, headers: &HeaderMap, extensions: &Extensions, needs_key: bool) -> Result<(), Refusal> {
         let key = self.key_of(headers);
         let caller = match (key, extensions.get::<PeerAddress>()) {
             (Some(key), _) => Caller::Key(key),

@@ -162,7 +162,13 @@ impl Shared {
             ("/verify", &Method::POST) => Some(Purpose::Verify),
             ("/settle", &Method::POST) => Some(Purpose::Settle),
             ("/healthz" | "/supported" | "/verify" | "/settle", _) => return Answer::wrong_method(),
-            _ => return Answer::problem(StatusCode::NOT_FOUND, "not_found", "POST /verify, POST /settle, GET /supported"),
+            _ => {
+                return Answer::problem(
+                    StatusCode::NOT_FOUND,
+                    "not_found",
+                    "POST /verify, POST /settle, GET /supported",
+                );
+            }
         };
         if let Err(refusal) = self.admit(&parts, purpose.is_some()) {
             return refusal;

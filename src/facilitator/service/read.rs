@@ -69,7 +69,8 @@ impl Asked {
         let requirements = envelope.payment_requirements.get();
         match x402_version {
             2 => {
-                let payment: PaymentPayload = serde_json::from_str(payment).map_err(unreadable(Reason::InvalidPayload))?;
+                let payment: PaymentPayload =
+                    serde_json::from_str(payment).map_err(unreadable(Reason::InvalidPayload))?;
                 let offer: PaymentRequirements =
                     serde_json::from_str(requirements).map_err(unreadable(Reason::InvalidPaymentRequirements))?;
                 let terms = Terms::new(ExactOffer::try_from(&offer)?);

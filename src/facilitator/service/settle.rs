@@ -47,8 +47,10 @@ impl Shared {
             Err(said) => return asked.settled(&said),
         };
         let shared = self.clone();
-        let landed =
-            self.flights.join(payment.key(), || async move { shared.settle_alone(&*facilitator, &payment).await }).await;
+        let landed = self
+            .flights
+            .join(payment.key(), || async move { shared.settle_alone(&*facilitator, &payment).await })
+            .await;
         asked.settled(&landed.unwrap_or_else(|none| match none {
             NoLanding::Full => Said::Unavailable(RETRY),
             NoLanding::Lost => Said::Pending(None),

@@ -30,6 +30,7 @@ use crate::{
     settlement::{
         broadcast::Broadcaster,
         deploy::Deployment,
+        depth::Depths,
         engine::{Engine, SharedSigner},
         fees::FeeCache,
         http::Endpoint,
@@ -284,6 +285,7 @@ pub struct OnchainFacilitatorBuilder {
     max_transfer_gas: u64,
     batch_size: usize,
     batch_gas_cap: u32,
+    depths: Depths,
     backlog: usize,
     upkeep_interval: Duration,
 }
@@ -306,6 +308,7 @@ impl Default for OnchainFacilitatorBuilder {
             max_transfer_gas: 400_000,
             batch_size: 100,
             batch_gas_cap: 120_000,
+            depths: Depths::default(),
             backlog: 10_000,
             upkeep_interval: Duration::from_secs(5),
         }
@@ -381,6 +384,23 @@ impl OnchainFacilitatorBuilder {
     /// on, and [`Facilitator::reconcile`] tells later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
         self.confirm_timeout = timeout.min(LONGEST);
+        self
+    }
+
+    /// Payments of at least `from` atomic units are settled only once this many further blocks are on top of theirs, so that a
+    /// reorganization cannot undo them soon; of several bounds the highest that a payment reaches counts. None if not set: a
+    /// payment is settled when it is in a block, and watched until that is final. Blocks must come within
+    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`] until they do.
+    ///
+    /// ```
+    /// # use tower_x402::facilitator::OnchainFacilitator;
+    /// use alloy_primitives::U256;
+    ///
+    /// // From one dollar on, ten blocks: two seconds on Base.
+    /// let builder = OnchainFacilitator::builder().confirmations(U256::from(1_000_000), 10);
+    /// ```
+    pub fn confirmations(mut self, from: U256, blocks: u64) -> Self {
+        self.depths.add(from, blocks);
         self
     }
 
@@ -479,6 +499,7 @@ impl OnchainFacilitatorBuilder {
             batch_size: self.batch_size,
             batch_gas_cap: self.batch_gas_cap,
             deployment: Deployment::default(),
+            depths: self.depths,
             backlog: self.backlog,
             process: getrandom::u64().map_err(|_| OnchainBuildError::Randomness)?,
             queue: Queue::default(),
@@ -534,6 +555,13 @@ async fn preflight(
         let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
         if balance.is_zero() {
             tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
+        }
+        let nonces = (rpc.nonce(*account, "latest").await, rpc.nonce(*account, "pending").await);
+        if let (Ok(in_blocks), Ok(with_pool)) = nonces
+            && with_pool > in_blocks
+        {
+            let waiting = with_pool - in_blocks;
+            tracing::warn!(%account, waiting, "transactions of the settlement key are on their way already");
         }
         tracing::info!(%network, %account, %balance, "settling on chain");
     }

@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, Bytes, U256};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
 
 use super::{
     batch::{self, GasLimit},
@@ -277,9 +280,19 @@ impl Engine {
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
         self.totals().settled += paid.len() as u64;
+        // Whom nobody waits for is entered into the ledger: all at once, so that they share its commits.
+        let mut finishing = JoinSet::new();
         for member in paid {
-            self.finish(member, Ok(Outcome::Settled { transaction, block, fee })).await;
+            match self.depths.of(member.expected.value) {
+                0 => {
+                    let engine = self.clone();
+                    let outcome = Ok(Outcome::Settled { transaction, block, fee });
+                    finishing.spawn(async move { engine.finish(member, outcome).await });
+                }
+                depth => drop(tokio::spawn(self.clone().bury(member, receipt.clone(), depth, fee))),
+            }
         }
+        finishing.join_all().await;
         if shared {
             let mut left_behind = Vec::new();
             for mut member in unpaid {

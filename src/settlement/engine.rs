@@ -20,6 +20,7 @@ use tokio::{
 use super::{
     broadcast::{Broadcaster, Sent},
     deploy::Deployment,
+    depth::Depths,
     fees::FeeCache,
     lane::Lane,
     member::Active,
@@ -91,6 +92,7 @@ pub(crate) struct Engine {
     pub(crate) batch_gas_cap: u32,
     /// Whether the chain has the contract that takes batches.
     pub(crate) deployment: Deployment,
+    pub(crate) depths: Depths,
     /// How many payments may wait for settlement.
     pub(crate) backlog: usize,
     /// This process among those that share the ledger.

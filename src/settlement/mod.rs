@@ -6,6 +6,7 @@
 //! | `member`, `queue`, `batcher` | who waits, and who shares a transaction |
 //! | `attempt` | how a transaction is signed, journalled, sent and followed to its end |
 //! | `upkeep`, `finality` | what is done without being asked: after a crash, an outage, a reorganization |
+//! | `depth` | how many blocks must be on top of a payment |
 //! | `outcome` | what became of a payment, as far as the chain proves it |
 //! | `probe` | whether a payment would be executed now, in one `eth_call` |
 //! | `judge` | what the logs of a receipt prove |
@@ -25,6 +26,7 @@ pub(crate) mod broadcast;
 mod confirm;
 pub(crate) mod credit;
 pub(crate) mod deploy;
+pub(crate) mod depth;
 pub(crate) mod engine;
 pub(crate) mod fees;
 mod finality;

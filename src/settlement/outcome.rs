@@ -108,6 +108,9 @@ impl Engine {
             if let Some(receipt) = self.rpc.receipt(transaction).await?
                 && expected.is_paid_by(&receipt)
             {
+                if !self.is_deep(&receipt, self.depths.of(expected.value)).await? {
+                    return Ok(Outcome::Unknown { transaction: Some(transaction) });
+                }
                 return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
             }
         }

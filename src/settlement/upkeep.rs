@@ -91,6 +91,11 @@ impl Engine {
             listing.after = Some(last.key);
             let mut looks = JoinSet::new();
             for record in page {
+                if self.check_backlog().is_err() {
+                    // The rest is as good in the ledger.
+                    looks.join_all().await;
+                    return Ok(());
+                }
                 if looks.len() >= AT_A_TIME {
                     heed(looks.join_next().await)?;
                 }
@@ -109,6 +114,13 @@ impl Engine {
             return Ok(());
         }
         let now = self.clock.now();
+        let is_expired = record.authorization.valid_before <= U256::from(now);
+        let is_untouched =
+            record.settlement == Settlement::Due && record.transactions.is_empty() && record.last_failure.is_none();
+        if is_untouched && !is_expired {
+            // Should another process be as fast, the ledger takes one submission.
+            return self.settle_if_owed(&record).await;
+        }
         let age = now.saturating_sub(record.reserved_at) / 4;
         let until = now.saturating_add(age.clamp(*PAUSES.start(), *PAUSES.end()));
         match self.ledger.settle(&record.key, SettlementStep::Take(Settling { by: self.process, until })).await {
@@ -117,7 +129,6 @@ impl Engine {
             Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        let is_expired = record.authorization.valid_before <= U256::from(now);
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
@@ -129,8 +140,12 @@ impl Engine {
                 return Ok(());
             }
         }
-        if self.is_owed(&record).await? {
-            let payment = Prechecked::of_record(&record);
+        self.settle_if_owed(&record).await
+    }
+
+    async fn settle_if_owed(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
+        if self.is_owed(record).await? {
+            let payment = Prechecked::of_record(record);
             match self.begin(payment, Verified::default(), None) {
                 Ok(()) | Err(FacilitatorError::Busy { .. }) => {}
                 Err(error) => return Err(error),
@@ -172,17 +187,22 @@ impl Engine {
 
     async fn send_again_in(&self, lane: &Lane, certain: bool) -> Result<(), FacilitatorError> {
         let now = self.clock.now();
-        let is_quiet = |submission: &Submission| {
-            !self.watches(submission.hash) && (certain || submission.at.saturating_add(QUIET) < now)
-        };
-        let mut quiet = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
-        quiet.retain(is_quiet);
-        if quiet.is_empty() {
+        let is_old = |submission: &Submission| certain || submission.at.saturating_add(QUIET) < now;
+        let mut waiting = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
+        waiting.retain(is_old);
+        if waiting.is_empty() {
             return Ok(());
         }
         let next = self.rpc.nonce(lane.account(), "latest").await?;
         lane.consumed_below(next);
-        for submission in quiet.into_iter().filter(|submission| submission.nonce >= next) {
+        waiting.retain(|submission| submission.nonce >= next);
+        if waiting.first().is_some_and(|first| first.nonce > next) {
+            // Its process gave the nonce back and went away, or has nothing more to send.
+            tracing::warn!(lane_nonce = next, "filling a gap in the nonces that others wait for");
+            let fees = self.fees.get(&self.rpc).await?;
+            self.fill_nonce(lane, next, fees).await?;
+        }
+        for submission in waiting.into_iter().filter(|submission| !self.watches(submission.hash)) {
             tracing::info!(transaction = %submission.hash, lane_nonce = submission.nonce, "sending a forgotten transaction again");
             let sent = self.node.resend(&self.rpc, &submission.raw).await;
             let is_fresh = submission.at.saturating_add(NONCE_HELD_SECONDS) >= now;
@@ -204,14 +224,19 @@ impl Engine {
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
         let fees = self.fees.raise(&self.rpc, paid).await?;
-        let filler = self.transaction(stuck.nonce, fees, FILLER_GAS, lane.account(), Bytes::new());
+        tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
+        self.fill_nonce(lane, stuck.nonce, fees).await
+    }
+
+    /// Uses a nonce for a transfer of nothing to ourselves, unless another process uses it now.
+    async fn fill_nonce(&self, lane: &Lane, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
+        let filler = self.transaction(nonce, fees, FILLER_GAS, lane.account(), Bytes::new());
         let signed = self.sign(lane, filler).await?;
-        match self.ledger.submit(self.submission_of(lane, stuck.nonce, &signed, Vec::new())).await {
+        match self.ledger.submit(self.submission_of(lane, nonce, &signed, Vec::new())).await {
             Ok(()) => {}
             Err(LedgerError::NonceTaken { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
         self.node.resend(&self.rpc, &signed.raw).await;
         Ok(())
     }

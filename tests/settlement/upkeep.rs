@@ -29,9 +29,13 @@ async fn until_settled(stage: &Stage, payment: &Prechecked) -> B256 {
 
 /// The transaction that a process signed and journalled, and died before it sent it.
 async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) -> B256 {
+    journalled_with(stage, payment, max_fee_per_gas, 0).await
+}
+
+async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128, nonce: u64) -> B256 {
     let mut transaction = TxEip1559 {
         chain_id: stage.devnet.chain_id(),
-        nonce: 0,
+        nonce,
         gas_limit: 200_000,
         max_fee_per_gas,
         max_priority_fee_per_gas: 1,
@@ -44,7 +48,7 @@ async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) 
     let now = tower_x402::Clock::now(&*stage.clock);
     let submission = Submission {
         sender: Sender { network: stage.devnet.network(), address: settlement_key().address() },
-        nonce: 0,
+        nonce,
         hash: *envelope.tx_hash(),
         raw: envelope.encoded_2718().into(),
         payments: vec![payment.key()],
@@ -108,6 +112,18 @@ async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_ano
     })
     .await;
     assert_ne!(settlement(&stage, &payment).await.paid_by(), Some(stuck));
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+/// A process was refused its nonce and died; another one's transaction waits behind it.
+#[tokio::test]
+async fn a_gap_that_nobody_fills_is_filled() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let waiting = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, waiting);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
 }
 
@@ -203,4 +219,45 @@ async fn nothing_is_signed_before_the_past_is_known() {
     until_settled(&stage, &past).await;
     assert_eq!(stage.received(), 2);
     assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
+}
+
+#[tokio::test]
+async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let mining = async {
+        until(async || stage.received() == 1).await;
+        let included = stage.devnet.block_number();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(settlement(&stage, &payment).await, Settlement::Submitted, "in a block, and not deep");
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+        included
+    };
+    let (outcome, included) = tokio::join!(settling, mining);
+    let tower_x402::facilitator::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
+    assert_eq!(block, Some(included));
+}
+
+#[tokio::test]
+async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 2).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let undoing = async {
+        until(async || stage.received() == 1).await;
+        stage.devnet.reorg(1, Orphans::Lost);
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+    };
+    let (outcome, ()) = tokio::join!(settling, undoing);
+    assert!(matches!(outcome, Ok(tower_x402::facilitator::Outcome::Unknown { .. })), "{outcome:?}");
+    assert_eq!(stage.received(), 0);
 }

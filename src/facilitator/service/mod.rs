@@ -170,7 +170,7 @@ impl Shared {
                 );
             }
         };
-        if let Err(refusal) = self.admit(&parts, purpose.is_some()) {
+        if let Err(refusal) = self.let_in(&parts, purpose.is_some()) {
             return refusal;
         }
         let Some(purpose) = purpose else { return self.supported().await };
@@ -195,7 +195,7 @@ impl Shared {
         }
     }
 
-    fn admit(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
+    fn let_in(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
         match self.access.admit(&parts.headers, &parts.extensions, needs_key) {
             Ok(()) => Ok(()),
             Err(access::Refusal::Unknown) => Err(Answer::unauthorized()),

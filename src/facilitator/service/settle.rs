@@ -150,29 +150,47 @@ impl Shared {
             Ok(verified) => verified,
             Err(rejection) => return Ok(failed(rejection)),
         };
+        if record.settlement == Settlement::None {
+            verified = match self.admit(facilitator, payment, lease, verified).await? {
+                Ok(verified) => verified,
+                Err(rejection) => return Ok(failed(rejection)),
+            };
+        }
+        let outcome = facilitator.settle(payment, &verified).await?;
+        note(ledger, &lease.key, outcome.step()).await;
+        Ok(told(outcome))
+    }
+
+    /// Counts the payment as in flight. Where that depends on what the payer's other payments are doing just now, looks again,
+    /// a while.
+    async fn admit(
+        &self,
+        facilitator: &dyn Facilitator,
+        payment: &Prechecked,
+        lease: Lease,
+        mut verified: Verified,
+    ) -> Result<Result<Verified, Rejection>, FacilitatorError> {
         let deadline = Instant::now() + self.settle_patience;
         let mut looks = 0;
-        while record.settlement == Settlement::None {
-            match ledger.fulfil(&lease, FulfilmentStep::Admit { funds: verified.funds, due: true }).await {
-                Ok(()) => break,
+        loop {
+            let step = FulfilmentStep::Admit { funds: verified.funds, due: true };
+            match facilitator.ledger().fulfil(&lease, step).await {
+                Ok(()) => return Ok(Ok(verified)),
                 Err(LedgerError::Stale) if looks < MAX_LOOKS => {
                     looks += 1;
                     verified = match look(facilitator, payment).await? {
                         Ok(verified) => verified,
-                        Err(rejection) => return Ok(failed(rejection)),
+                        Err(rejection) => return Ok(Err(rejection)),
                     };
                 }
                 Err(LedgerError::Undecided) if Instant::now() < deadline => sleep(ADMISSION_POLL).await,
                 Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
                     let detail = "the payer's balance does not cover this payment and what else it has in flight";
-                    return Ok(failed(Rejection::new(Reason::InsufficientFunds, detail)));
+                    return Ok(Err(Rejection::new(Reason::InsufficientFunds, detail)));
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        let outcome = facilitator.settle(payment, &verified).await?;
-        note(ledger, &lease.key, outcome.step()).await;
-        Ok(told(outcome))
     }
 }
 

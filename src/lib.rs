@@ -56,7 +56,7 @@
 //!
 //! | feature | what it adds | default |
 //! |---|---|---|
-//! | `server` | [`server`]: the tower layer that charges | yes |
+//! | `server` | [`server`]: the tower layer that charges; [`facilitator::service`]: a facilitator for others | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`: verification and settlement through a facilitator over HTTP | |
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
@@ -66,6 +66,7 @@
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
+//! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |
 
@@ -79,7 +80,11 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
+#[cfg(feature = "facilitator")]
+mod metrics;
 mod network;
+#[cfg(feature = "facilitator")]
+pub mod ops;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;

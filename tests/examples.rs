@@ -64,6 +64,10 @@ async fn help_names_every_flag() {
                 "--ledger",
                 "--public-url",
                 "--handler-delay-ms",
+                "--payments",
+                "--export",
+                "--admin-token",
+                "/readyz",
             ],
         ),
         ("facilitator", &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--ledger"]),
@@ -112,6 +116,79 @@ async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
     assert!(purchases.succeeded);
     assert_eq!(purchases.outcomes(), ["settled"; 3]);
     assert_eq!(evaluator.income().await, 3 * PRICE);
+}
+
+#[tokio::test]
+async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_ready() {
+    const TOKEN: &str = "an-admin-token-for-tests";
+    let evaluator = Evaluator::start(&["--admin-token", TOKEN], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    assert!(evaluator.sell(&student, &["--count", "2"]).await.succeeded);
+
+    let client = reqwest::Client::new();
+    let get = async |path: &str, token: Option<&str>| {
+        let mut request = client.get(evaluator.url.replace("/evaluate", path));
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), String::from_utf8(response.bytes().await.unwrap().to_vec()).unwrap())
+    };
+    assert_eq!(get("/healthz", None).await.0, 200);
+    assert_eq!(get("/readyz", None).await, (200, json!({ "ready": true, "reasons": [] }).to_string()));
+    let wrong = TOKEN.replace("tests", "guess");
+    for token in [None, Some(""), Some(&wrong[..]), Some(&TOKEN[..TOKEN.len() - 1])] {
+        for path in ["/admin/payments", "/admin/payments?find=0x00000000", "/admin/report"] {
+            let (status, body) = get(path, token).await;
+            assert_eq!(status, 401, "{token:?}");
+            assert!(!body.contains("eip155"), "{body}");
+        }
+    }
+    let (status, lines) = get("/admin/payments?state=all", Some(TOKEN)).await;
+    assert_eq!((status, lines.lines().count()), (200, 2), "{lines}");
+    let payer = format!("{:#x}", student.address());
+    assert!(lines.lines().all(|line| line.contains(&payer)));
+    let (_, csv) = get("/admin/payments?state=settled&format=csv", Some(TOKEN)).await;
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    assert_eq!(get("/admin/payments?state=owed", Some(TOKEN)).await, (200, String::new()));
+    let (_, found) = get(&format!("/admin/payments?find={payer}"), Some(TOKEN)).await;
+    assert_eq!(serde_json::from_str::<Value>(&found).unwrap().as_array().unwrap().len(), 2);
+    let (_, report) = get("/admin/report", Some(TOKEN)).await;
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["assets"][0]["paid"], json!({ "payments": 2, "units": (2 * PRICE).to_string() }));
+    assert_eq!(get("/admin/payments?state=rich", Some(TOKEN)).await.0, 400);
+
+    let closed = Evaluator::start(&[], None).await;
+    let response = client.get(closed.url.replace("/evaluate", "/admin/payments")).send().await.unwrap();
+    assert_eq!(response.status(), 404, "without a token there is nothing to admit to");
+}
+
+#[tokio::test]
+async fn the_books_are_printed_when_nothing_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
+    let mut evaluator = Evaluator::start(&["--ledger", &ledger], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    assert!(evaluator.sell(&student, &["--count", "2"]).await.succeeded);
+    let print = async |arguments: &[&str]| {
+        let mut command = example("evaluator");
+        command.args(["--ledger", &ledger]).args(arguments);
+        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(print(&["--payments", "all"]).await, (Some(2), String::new()), "the file is the running one's");
+    evaluator.process.kill().await.unwrap();
+    let (code, lines) = print(&["--payments", "all"]).await;
+    assert_eq!((code, lines.lines().count()), (Some(0), 2), "{lines}");
+    let (code, csv) = print(&["--export", "csv"]).await;
+    assert_eq!((code, csv.lines().count()), (Some(0), 3));
+    assert!(csv.starts_with("time,network,asset,payer,payee,nonce,amount_units,amount,") && csv.ends_with("\r\n"));
+    assert_eq!(print(&["--payments", "due"]).await, (Some(0), String::new()));
+    assert_eq!(print(&["--payments", "rich"]).await.0, Some(2));
 }
 
 #[tokio::test]

@@ -8,12 +8,16 @@ use clap::{Parser, ValueEnum};
 use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
+    ops::Which,
     protocol::PaymentFlow,
     server::DeferredPolicy,
 };
 use url::Url;
 
-use crate::service::STATUS_PATH;
+use crate::{
+    admin::{Format, Token},
+    service::STATUS_PATH,
+};
 
 /// Sells evaluations of worked arithmetic answers over x402.
 ///
@@ -41,12 +45,22 @@ REQUEST AND ANSWER
     {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\"}
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
+  GET /healthz, GET /readyz
+    200, or 503 {\"ready\": false, \"reasons\": [{\"code\", \"detail\"}]} while nothing could be settled
+
+OPERATOR
+  With --admin-token, under Authorization: Bearer TOKEN:
+  GET /admin/payments?state=due|owed|all|…&format=jsonl|csv
+  GET /admin/payments?find=0x…   by payer, nonce or transaction, from 8 digits on, or payer:nonce
+  GET /admin/report              sums by token: paid, owed, deferred, fees
+  Without a running evaluator: --ledger sqlite:PATH --payments owed, or --export csv
 
 ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url,
                           unless --facilitator-url is given.
                           It needs a little ETH and no USDC. Without --rpc-url it is optional and funded.
   FACILITATOR_TOKEN       what --facilitator-url knows this seller by: sent as Authorization: Bearer …, if set
+  ADMIN_TOKEN             what --admin-token is, without showing it to whoever lists processes
   PGPASSWORD              the password of --ledger postgres://…, if the URL has none
   RUST_LOG                what is logged [default: warn,evaluator=info]; tower_x402=info tells of every transaction
 
@@ -106,6 +120,16 @@ pub(crate) struct Flags {
     /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<HttpUrl>,
+    /// Print what is on record in --ledger, of all payments, those that are due, or those that are owed (paid for, and the student
+    /// got nothing), and exit. Also open, deferred, or a state of settlement by its name
+    #[arg(long, value_name = "WHICH", requires = "ledger")]
+    payments: Option<Which>,
+    /// How to print it: csv for accounting, jsonl for programs; alone, of all payments [default: jsonl]
+    #[arg(long, value_enum, requires = "ledger")]
+    export: Option<Format>,
+    /// Serve /admin to whoever presents this token
+    #[arg(long, value_name = "TOKEN", env = "ADMIN_TOKEN", hide_env_values = true)]
+    pub(crate) admin_token: Option<Token>,
     /// Wait so many milliseconds before each evaluation, to try what a slow handler does
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=50_000))]
     handler_delay_ms: u64,
@@ -177,6 +201,12 @@ impl FromStr for LedgerAt {
 }
 
 impl Flags {
+    /// What is to be printed instead of serving.
+    pub(crate) fn printing(&self) -> Option<(Which, Format)> {
+        let is_asked = self.payments.is_some() || self.export.is_some();
+        is_asked.then(|| (self.payments.unwrap_or(Which::All), self.export.unwrap_or(Format::Jsonl)))
+    }
+
     /// Where payments are recorded.
     pub(crate) async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
         match &self.ledger {

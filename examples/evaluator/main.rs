@@ -1,6 +1,7 @@
 //! A specialist that sells its verdicts: judges worked arithmetic answers for USDC over x402.
 #![allow(clippy::print_stdout)]
 
+mod admin;
 mod arithmetic;
 mod chain;
 mod flags;
@@ -21,7 +22,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{Network, server::RequirePaymentLayer};
+use tower_x402::{Network, facilitator::Facilitator as _, server::RequirePaymentLayer};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -38,6 +39,16 @@ async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,evaluator=info".into());
     let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     logs.with_env_filter(filter).init();
+    if let Some((which, format)) = flags.printing() {
+        let printed = async { admin::print(flags.open_ledger().await?, which, format.into()).await };
+        return match printed.await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("evaluator: {error:#}");
+                ExitCode::from(2)
+            }
+        };
+    }
     let server = match Server::start(&flags).await {
         Ok(server) => server,
         Err(error) => {
@@ -69,6 +80,8 @@ struct Server {
     listener: TcpListener,
     evaluator: Evaluator,
     paywall: RequirePaymentLayer,
+    /// For the operator.
+    admin: Option<axum::Router>,
     signals: Signals,
     _chain: Chain,
 }
@@ -112,13 +125,18 @@ impl Server {
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let evaluator = Evaluator::new(chain.facilitator.clone(), chain.own.clone(), flags.handler_delay());
-        Ok(Self { listener, evaluator, paywall, signals, _chain: chain })
+        let token = flags.admin_token.clone();
+        let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
+        Ok(Self { listener, evaluator, paywall, admin, signals, _chain: chain })
     }
 
     /// Serves until a signal comes, and finishes what has begun.
     async fn run(mut self) -> anyhow::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let router = self.evaluator.router(self.paywall);
+        let mut router = self.evaluator.router(self.paywall);
+        if let Some(admin) = self.admin {
+            router = router.merge(admin);
+        }
         let serving = axum::serve(self.listener, router).with_graceful_shutdown(async {
             let _ = stopped.await;
         });

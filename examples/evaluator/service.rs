@@ -64,6 +64,8 @@ impl Evaluator {
         Router::new()
             .route("/evaluate", post(evaluate).route_layer(paywall))
             .route("/stats", get(stats))
+            .route("/healthz", get(async || "ok"))
+            .route("/readyz", get(ready))
             .route_service(STATUS_PATH, PaymentStatus::new(self.facilitator.ledger().clone()))
             .fallback(async || refuse(StatusCode::NOT_FOUND, "POST /evaluate, GET /stats or GET /payments/status"))
             .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -97,6 +99,16 @@ async fn evaluate(State(evaluator): State<Evaluator>, body: Result<Bytes, BytesR
         Err(Refusal::Malformed(message)) => refuse(StatusCode::BAD_REQUEST, &message),
         Err(Refusal::NotTaken(message)) => refuse(StatusCode::UNPROCESSABLE_ENTITY, &message),
     }
+}
+
+/// For a load balancer: an evaluator that could not be paid now should not be asked to work.
+async fn ready(State(evaluator): State<Evaluator>) -> Response {
+    let readiness = evaluator.facilitator.readiness().await;
+    let reasons = readiness.reasons.iter();
+    let reasons: Vec<_> =
+        reasons.map(|reason| json!({ "code": reason.code(), "detail": reason.to_string() })).collect();
+    let status = if readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "ready": readiness.is_ready(), "reasons": reasons }))).into_response()
 }
 
 async fn stats(State(evaluator): State<Evaluator>) -> Response {

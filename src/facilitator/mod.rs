@@ -8,6 +8,7 @@ mod flights;
 #[cfg(feature = "onchain")]
 mod onchain;
 mod precheck;
+mod readiness;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(feature = "server")]
@@ -22,6 +23,7 @@ use async_trait::async_trait;
 #[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
+pub use readiness::{NotReady, Readiness};
 #[cfg(feature = "remote")]
 pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder};
 pub use terms::Terms;
@@ -72,6 +74,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// [`FacilitatorError`] if that cannot be told now.
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
 
+    /// Whether a payment could be settled now, and if not, why: for a load balancer's check. Cheap enough to be asked often. If not
+    /// overridden, whether the ledger answers.
+    async fn readiness(&self) -> Readiness {
+        Readiness::of_ledger(&**self.ledger()).await
+    }
+
     /// Whether it settles by itself every payment in its ledger that is due and that nobody looks after. Only then may a
     /// layer [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. `false` if not
     /// overridden.
@@ -110,6 +118,10 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         (**self).reconcile(record).await
+    }
+
+    async fn readiness(&self) -> Readiness {
+        (**self).readiness().await
     }
 
     fn settles_due(&self) -> bool {

@@ -22,13 +22,16 @@ pub use crate::settlement::{deploy::BatchSettler, engine::SettlementStats};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::{
-        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
+        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Readiness, Rejection, Terms, Verified,
+        VerifyError,
     },
     ledger::{Funds, Ledger, MemoryLedger, PaymentKey, Record},
+    metrics,
     network::Network,
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::{
         broadcast::Broadcaster,
+        costs::Costs,
         deploy::Deployment,
         depth::Depths,
         engine::{Engine, SharedSigner},
@@ -39,9 +42,11 @@ use crate::{
         pace::Pace,
         probe::Probe,
         queue::Queue,
+        readiness::LastLook,
         reverts::Reverts,
         rpc::Rpc,
     },
+    usdc::Usdc,
 };
 
 /// How long a payment that only a contract can judge waits for its turn.
@@ -160,6 +165,17 @@ impl OnchainFacilitator {
         timeout(patience.min(LONGEST), self.engine.drain()).await.is_ok()
     }
 
+    /// Says anew what an ether is worth; see [`native_price`](OnchainFacilitatorBuilder::native_price). $0 forgets it.
+    pub fn set_native_price(&self, usdc_per_ether: Usdc) {
+        self.engine.costs.set_native_price(usdc_per_ether);
+    }
+
+    /// What the transactions of this process cost, in USDC at the price now, rounded up; `None` if the
+    /// [`native_price`](OnchainFacilitatorBuilder::native_price) is not known.
+    pub fn spent_in_usdc(&self) -> Option<Usdc> {
+        crate::ops::in_usdc(self.stats().spent, self.engine.costs.native_price()?)
+    }
+
     /// Totals since the start.
     pub fn stats(&self) -> SettlementStats {
         self.engine.stats()
@@ -188,6 +204,40 @@ impl Facilitator for OnchainFacilitator {
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        let started = Instant::now();
+        let verified = self.look_at(payment).await;
+        let result = match &verified {
+            Ok(_) => "valid",
+            Err(VerifyError::Invalid(_)) => "invalid",
+            Err(VerifyError::Unavailable(_)) => "unavailable",
+        };
+        metrics::verified(self.engine.network, result, started.elapsed());
+        verified
+    }
+
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+        self.engine.settle(payment.clone(), *verified).await
+    }
+
+    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        self.engine.reconcile(record).await
+    }
+
+    async fn readiness(&self) -> Readiness {
+        self.engine.readiness().await
+    }
+
+    fn settles_due(&self) -> bool {
+        true
+    }
+
+    fn settle_soon(&self, _payment: &PaymentKey) {
+        self.look_after_soon();
+    }
+}
+
+impl OnchainFacilitator {
+    async fn look_at(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
         self.engine.check_backlog()?;
         if authorization.value.is_zero() {
@@ -196,6 +246,7 @@ impl Facilitator for OnchainFacilitator {
         if let Some(rejection) = self.engine.reverts.bars(authorization.from) {
             return Err(rejection.into());
         }
+        self.engine.refuse_a_loss(authorization.value).await?;
         let judged = match payment.authenticity() {
             Authenticity::Proven => None,
             Authenticity::ChainMustJudge(_) => Some(self.wallets.enter(authorization.from).await?),
@@ -214,22 +265,6 @@ impl Facilitator for OnchainFacilitator {
                 contract_wallet: facts.payer_has_code(),
             }),
         }
-    }
-
-    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        self.engine.settle(payment.clone(), *verified).await
-    }
-
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        self.engine.reconcile(record).await
-    }
-
-    fn settles_due(&self) -> bool {
-        true
-    }
-
-    fn settle_soon(&self, _payment: &PaymentKey) {
-        self.look_after_soon();
     }
 }
 
@@ -288,6 +323,8 @@ pub struct OnchainFacilitatorBuilder {
     depths: Depths,
     backlog: usize,
     upkeep_interval: Duration,
+    native_price: Option<Usdc>,
+    refuse_losses: bool,
 }
 
 impl Default for OnchainFacilitatorBuilder {
@@ -311,6 +348,8 @@ impl Default for OnchainFacilitatorBuilder {
             depths: Depths::default(),
             backlog: 10_000,
             upkeep_interval: Duration::from_secs(5),
+            native_price: None,
+            refuse_losses: false,
         }
     }
 }
@@ -451,6 +490,24 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
+    /// What an ether (10¹⁸ wei of what gas is paid in) is worth. With it, a payment whose share of its transaction's cost exceeds its
+    /// amount is warned of and counted ([`SettlementStats::losses`]), and [`spent_in_usdc`](OnchainFacilitator::spent_in_usdc)
+    /// says what settling costs. Nobody is asked for it: [`set_native_price`](OnchainFacilitator::set_native_price) keeps it
+    /// true. Not known if not set.
+    pub fn native_price(mut self, usdc_per_ether: Usdc) -> Self {
+        self.native_price = Some(usdc_per_ether);
+        self
+    }
+
+    /// Whether payments are refused while settling them is expected to cost more than they bring in: before any work is
+    /// done, with [`FacilitatorError::Busy`]. Expected is what gas costs now, times what recent payments took on average, in
+    /// batches or alone. What is refused is not settled, so that the average stays where it is until others are. Needs the
+    /// [`native_price`](Self::native_price). No if not set.
+    pub fn refuse_losses(mut self, refuse: bool) -> Self {
+        self.refuse_losses = refuse;
+        self
+    }
+
     /// Looks at the node (its chain, its clock, the key's balance) and builds the facilitator.
     ///
     /// # Errors
@@ -473,6 +530,9 @@ impl OnchainFacilitatorBuilder {
             }
             (None, None) => return Err(OnchainBuildError::Missing("rpc_url, client or provider")),
         };
+        if self.refuse_losses && self.native_price.is_none() {
+            return Err(OnchainBuildError::Missing("native_price, without which refuse_losses cannot tell a loss"));
+        }
         let rpc = Rpc::new(client, self.rpc_timeout);
         let pace = Pace::new(self.block_time);
         preflight(&rpc, network, &*self.clock, &accounts, &pace).await?;
@@ -489,7 +549,7 @@ impl OnchainFacilitatorBuilder {
                 .collect(),
             freed,
             node: Broadcaster::new(),
-            ledger: self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new())),
+            ledger: measured(self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new()))),
             clock: self.clock,
             gas_cap: self.max_transfer_gas,
             confirm_timeout: self.confirm_timeout,
@@ -507,6 +567,8 @@ impl OnchainFacilitatorBuilder {
             caught_up: watch::Sender::new(false),
             closing: AtomicBool::new(false),
             hint: Arc::default(),
+            costs: Costs::new(self.native_price, self.refuse_losses),
+            last_look: LastLook::default(),
             rpc,
         };
         let wallets = Wallets {
@@ -526,6 +588,14 @@ impl fmt::Debug for OnchainFacilitatorBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.network).finish_non_exhaustive()
     }
+}
+
+/// The same ledger, with its calls timed if anything is counted.
+fn measured(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
+    #[cfg(feature = "metrics")]
+    return crate::ledger::Measured::over(ledger);
+    #[cfg(not(feature = "metrics"))]
+    ledger
 }
 
 /// Three requests that find most mistakes before they cost a payment.
@@ -553,6 +623,7 @@ async fn preflight(
     }
     for account in accounts {
         let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
+        metrics::gas_tank(network, *account, balance);
         if balance.is_zero() {
             tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
         }

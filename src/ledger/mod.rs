@@ -44,6 +44,8 @@
 mod credit;
 mod exposure;
 mod listing;
+#[cfg(all(feature = "metrics", feature = "onchain"))]
+mod measured;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -61,6 +63,8 @@ use async_trait::async_trait;
 
 pub use credit::CreditLimit;
 pub use listing::Listing;
+#[cfg(all(feature = "metrics", feature = "onchain"))]
+pub(crate) use measured::Measured;
 pub use memory::MemoryLedger;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};

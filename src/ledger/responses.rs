@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use super::PaymentKey;
+use crate::metrics;
 
 /// A handler's response as it was first produced. Bearer data: `Debug` shows its size only.
 #[derive(Clone)]
@@ -76,6 +77,7 @@ impl ResponseStore {
         }
         let mut gone = self.expire(response.stored_at);
         self.bytes += weight;
+        metrics::responses(weight);
         self.kept.insert(key, response);
         self.order.push_back(key);
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
@@ -102,7 +104,9 @@ impl ResponseStore {
     fn drop_oldest(&mut self) -> Option<PaymentKey> {
         let key = self.order.pop_front()?;
         if let Some(response) = self.kept.remove(&key) {
-            self.bytes -= weight(&response);
+            let weight = weight(&response);
+            self.bytes -= weight;
+            metrics::responses_gone(weight);
         }
         Some(key)
     }

@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::{offer::Demand, response_body::ResponseBody};
 use crate::{
     ledger::Record,
+    metrics::{self, Ended},
     network::Network,
     protocol::{Reason, SettlementResponse, Version, encode_header, header_name, v1},
 };
@@ -39,6 +40,7 @@ struct Content {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
+    ended: Ended,
 }
 
 #[derive(Serialize)]
@@ -53,7 +55,13 @@ impl Answer {
     /// A status with a code and a sentence.
     pub(super) fn problem(status: StatusCode, error: &str, detail: &str, transaction: Option<B256>) -> Self {
         let body = serde_json::to_vec(&Problem { error, detail, transaction }).unwrap_or_default();
-        Self(Box::new(Content { status, headers: HeaderMap::new(), body: body.into() }))
+        let ended = match status {
+            StatusCode::CONFLICT => Ended::Conflict,
+            StatusCode::SERVICE_UNAVAILABLE => Ended::Unavailable,
+            status if status.is_client_error() => Ended::Malformed,
+            _ => Ended::Failed,
+        };
+        Self(Box::new(Content { status, headers: HeaderMap::new(), body: body.into(), ended }))
     }
 
     /// A demand for payment, with 402 or, for a payment that cannot be read, 400.
@@ -67,7 +75,14 @@ impl Answer {
                 None,
             );
         };
-        Self(Box::new(Content { status, headers: HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]), body }))
+        let headers = HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]);
+        Self(Box::new(Content { status, headers, body, ended: Ended::Unpaid }))
+    }
+
+    /// How it is counted, where that does not follow from its status.
+    pub(super) fn counted(mut self, ended: Ended) -> Self {
+        self.0.ended = ended;
+        self
     }
 
     /// Says how the payment was settled, or not.
@@ -83,7 +98,8 @@ impl Answer {
     }
 
     pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
-        let Content { status, headers, body } = *self.0;
+        let Content { status, headers, body, ended } = *self.0;
+        metrics::request(ended);
         let mut response = Response::new(ResponseBody::own(body));
         *response.status_mut() = status;
         *response.headers_mut() = headers;

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
+    metrics::{self, Ended},
     protocol::{PaymentFlow, Version, header_name},
 };
 
@@ -75,6 +76,7 @@ where
         let (parts, body) = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
             Ok(Ok(response)) => response.into_parts(),
             Ok(Err(error)) => {
+                metrics::request(Ended::Failed);
                 held.release(read.digest()).await;
                 return Err(error);
             }
@@ -84,6 +86,7 @@ where
             }
         };
         if !(purchase.sale.config.is_success)(&parts) {
+            metrics::request(Ended::Unsuccessful);
             held.release(read.digest()).await;
             return Ok(held.unsuccessful(parts, body, &purchase.sale));
         }
@@ -175,6 +178,7 @@ where
         drop(delivery);
         return answer.into_response();
     }
+    metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
     if let Some(receipt) = purchase.sale.receipt(&held.record) {
         mark_paid(&mut parts, &receipt, purchase.sale.version);
     }

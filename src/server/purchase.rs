@@ -5,12 +5,16 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, U256};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;
+use tracing::{
+    Instrument as _, Span,
+    field::{Empty, display},
+};
 
 use super::{
     answer::{Answer, mark_paid},
@@ -29,6 +33,7 @@ use super::{
 use crate::{
     facilitator::{Authenticity, Facilitator, Prechecked, Rejection, Verified},
     ledger::{BodyDigest, Fingerprint, Fulfilment, Lease, PaymentKey, Record, Settlement, StoredResponse},
+    metrics::{self, Ended},
     protocol::PaymentFlow,
 };
 
@@ -48,21 +53,55 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
+    // Filled in once what it says is known; `tower_x402::ops` documents it.
+    let span = tracing::info_span!(
+        "payment",
+        network = Empty,
+        asset = Empty,
+        payer = Empty,
+        nonce = Empty,
+        amount = Empty,
+        transaction = Empty,
+        status = Empty
+    );
+    let response = sell(sale, inner, request, span.clone()).await;
+    if let Ok(response) = &response {
+        span.record("status", response.status().as_u16());
+    }
+    response
+}
+
+async fn sell<S, B, R>(
+    sale: Sale,
+    inner: S,
+    request: Request<B>,
+    span: Span,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
     let (parts, body) = request.into_parts();
-    let mut purchase = match Purchase::begin(sale, &parts).await {
+    let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
         Ok(purchase) => purchase,
         Err(answer) => return Ok(answer.into_response()),
     };
-    match purchase.decide(body).await {
+    match purchase.decide(body).instrument(span.clone()).await {
         Ok(Decision::Work(start, work)) => {
             let job = Job { purchase, start: *start, parts, work, inner };
             // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
-            match tokio::spawn(job.run()).await {
+            match tokio::spawn(job.run().instrument(span)).await {
                 Ok(response) => response,
                 Err(_panicked) => Ok(sale::crashed().into_response()),
             }
         }
-        Ok(Decision::Replay(response)) => Ok(*response),
+        Ok(Decision::Replay(response)) => {
+            metrics::request(Ended::Replayed);
+            Ok(*response)
+        }
         Err(answer) => Ok(answer.into_response()),
     }
 }
@@ -130,6 +169,7 @@ impl Purchase {
         let id = claim.id(config.asks_for_ids).map_err(refuse)?;
         let Presented { payment, refusal, facilitator } =
             presented::read(config, &sale.offers, &claim).await.map_err(refuse)?;
+        describe(&payment.key(), payment.authorization().value);
         let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
             true => authenticate(&sale, facilitator.as_ref(), &payment).await?,
             false => None,
@@ -331,6 +371,13 @@ impl Purchase {
         let limits = &self.sale.config.limits;
         now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30
     }
+}
+
+/// Says in the current span which payment it is.
+fn describe(key: &PaymentKey, amount: U256) {
+    let span = Span::current();
+    span.record("network", display(key.network)).record("asset", display(key.asset));
+    span.record("payer", display(key.payer)).record("nonce", display(key.nonce)).record("amount", display(amount));
 }
 
 /// Whether nothing was submitted for it: not to serve it costs the payer nothing.

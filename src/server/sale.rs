@@ -17,6 +17,7 @@ use super::{
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
     ledger::{LedgerError, Record},
+    metrics::Ended,
     protocol::{Reason, SettlementResponse, Version},
 };
 
@@ -41,7 +42,8 @@ impl Sale {
     /// The offer again, with what was wrong.
     pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
         let error = (rejection.reason.as_str(), rejection.detail.as_str());
-        Answer::demand(status, self.config.catalogue.demand(&self.uri, &self.offers, Some(error)))
+        let ended = if status == StatusCode::BAD_REQUEST { Ended::Malformed } else { Ended::Rejected };
+        Answer::demand(status, self.config.catalogue.demand(&self.uri, &self.offers, Some(error))).counted(ended)
     }
 
     pub(super) fn refuse(&self, refusal: &Refusal) -> Answer {
@@ -88,6 +90,7 @@ impl Sale {
         Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
             .with_settlement(&settlement, self.version)
             .retry_after(RETRY_SOON)
+            .counted(Ended::Pending)
     }
 }
 

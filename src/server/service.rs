@@ -24,7 +24,10 @@ use super::{
     response_body::ResponseBody,
     sale::{self, Sale},
 };
-use crate::protocol::Version;
+use crate::{
+    metrics::{self, Ended},
+    protocol::Version,
+};
 
 /// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
 ///
@@ -118,6 +121,7 @@ where
         Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };
     let Some(offers) = offers else {
+        metrics::request(Ended::Free);
         let request = Request::from_parts(parts, RequestBody::untouched(body));
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };

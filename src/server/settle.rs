@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::Instrument as _;
 
 use super::{
     answer::Answer,
@@ -53,7 +54,10 @@ impl Settler {
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
-            Outcome::Settled { .. } => Ok(()),
+            Outcome::Settled { transaction, .. } => {
+                tracing::Span::current().record("transaction", tracing::field::display(transaction));
+                Ok(())
+            }
             Outcome::Failed { reason, detail, transaction, .. } => {
                 Err(self.sale.not_settled(record, reason, &detail, transaction))
             }
@@ -70,11 +74,12 @@ impl Settler {
 /// Settles a payment whose work is done and whose first settlement failed; detached like the work.
 pub(super) async fn settle_due(purchase: &Purchase, mut record: Record, busy: Busy) -> Result<(), Answer> {
     let settler = Settler::of(purchase);
-    let settled = tokio::spawn(async move {
+    let settling = async move {
         let _busy = busy;
         // Nothing that was verified then is worth anything now; the facilitator looks again.
         settler.settle(&mut record, &Verified::default()).await
-    });
+    };
+    let settled = tokio::spawn(settling.in_current_span());
     settled.await.unwrap_or_else(|_| Err(sale::crashed()))
 }
 

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     facilitator::{FacilitatorError, Outcome},
     ledger::{LedgerError, PaymentKey, SettlementStep, Submission},
+    metrics,
     protocol::Reason,
 };
 
@@ -138,6 +139,7 @@ impl Engine {
                 Ok(()) => {
                     for member in members {
                         member.journalled.push(signed.hash);
+                        tracing::debug!(parent: &member.span, transaction = %signed.hash, lane_nonce = slot.nonce(), "signed for");
                         member.attempts += 1;
                     }
                     return Ok(Some((transaction, signed)));
@@ -264,6 +266,7 @@ impl Engine {
         self.ledger.submit(self.submission(slot, &signed, payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
+        metrics::replaced(self.network, "price");
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
     }
@@ -279,6 +282,8 @@ impl Engine {
             members.into_iter().partition(|member| member.expected.is_paid_by(receipt));
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
+        metrics::shared(self.network, paid.len() + unpaid.len());
+        self.weigh(receipt, &paid);
         self.totals().settled += paid.len() as u64;
         // Whom nobody waits for is entered into the ledger: all at once, so that they share its commits.
         let mut finishing = JoinSet::new();

@@ -19,6 +19,7 @@ use tokio::{
 
 use super::{
     broadcast::{Broadcaster, Sent},
+    costs::Costs,
     deploy::Deployment,
     depth::Depths,
     fees::FeeCache,
@@ -27,6 +28,7 @@ use super::{
     pace::Pace,
     probe::Probe,
     queue::Queue,
+    readiness::LastLook,
     reverts::Reverts,
     rpc::{Receipt, Rpc},
 };
@@ -34,6 +36,7 @@ use crate::{
     clock::Clock,
     facilitator::FacilitatorError,
     ledger::{Ledger, Sender},
+    metrics,
     network::Network,
 };
 
@@ -60,6 +63,9 @@ pub struct SettlementStats {
     pub reverted: u64,
     /// Settlements that a reorganization undid.
     pub undone: u64,
+    /// Payments whose fee exceeded their amount, where the
+    /// [native price](crate::facilitator::OnchainFacilitatorBuilder::native_price) is known.
+    pub losses: u64,
     /// Gas used by transactions of this process.
     pub gas_used: u64,
     /// What they cost, in wei, data availability included.
@@ -108,6 +114,8 @@ pub(crate) struct Engine {
     pub(crate) closing: AtomicBool,
     /// Something is open that nobody looks after.
     pub(crate) hint: Arc<Notify>,
+    pub(crate) costs: Costs,
+    pub(crate) last_look: LastLook,
 }
 
 impl Engine {
@@ -145,6 +153,7 @@ impl Engine {
         let block = receipt.block();
         self.pace.observe(block);
         tracing::info!(transaction = %receipt.transaction_hash, block, gas, latency = ?started.elapsed(), "included");
+        metrics::included(self.network, receipt.succeeded(), gas, receipt.cost(), started.elapsed());
         let mut totals = self.totals();
         totals.transactions += 1;
         totals.gas_used = totals.gas_used.saturating_add(gas);

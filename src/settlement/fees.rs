@@ -38,6 +38,8 @@ pub(crate) struct FeeCache {
 #[derive(Debug, Default)]
 struct Cached {
     fees: Option<(Instant, Fees)>,
+    /// What a unit of gas cost then, tip included.
+    price: u128,
     failed: Option<Instant>,
 }
 
@@ -68,7 +70,8 @@ impl FeeCache {
         match look_up(rpc).await {
             Ok(seen) => {
                 let fees = self.within_ceiling(seen)?;
-                *cached = Cached { fees: Some((Instant::now(), fees)), failed: None };
+                let price = seen.0.saturating_add(seen.1);
+                *cached = Cached { fees: Some((Instant::now(), fees)), price, failed: None };
                 Ok(fees)
             }
             Err(failure) => {
@@ -76,6 +79,12 @@ impl FeeCache {
                 stale.ok_or_else(|| failure.into())
             }
         }
+    }
+
+    /// What a unit of gas is likely to cost now, in wei.
+    pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FacilitatorError> {
+        self.get(rpc).await?;
+        Ok(self.cached.lock().await.price)
     }
 
     /// The fees have moved: look anew next time.

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     facilitator::{FacilitatorError, Prechecked},
     ledger::{Listing, PaymentKey, Record, SettlementState, SettlementStep},
+    metrics,
 };
 
 /// How far the chain was followed.
@@ -102,6 +103,7 @@ impl Engine {
         let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
             tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");
             self.totals().undone += 1;
+            metrics::undone(self.network);
             self.record(&record.key, SettlementStep::Undo).await;
             if let Some(now) = self.ledger.get(&record.key).await? {
                 record = now;

@@ -11,7 +11,7 @@ use super::{
     engine::{Engine, QUEUE_PATIENCE, WATCH_LIMIT},
     lane::{Lane, Slot},
 };
-use crate::{facilitator::FacilitatorError, ledger::LedgerError};
+use crate::{facilitator::FacilitatorError, ledger::LedgerError, metrics};
 
 /// How long a gap may wait for a payment to fill it.
 const GAP_PATIENCE: Duration = Duration::from_millis(300);
@@ -53,7 +53,10 @@ impl Engine {
             let Some(slot) = lane.take_gap(QUEUE_PATIENCE).await else { continue };
             let nonce = slot.nonce();
             match self.fill(slot).await {
-                Ok(()) => tracing::info!(lane_nonce = nonce, "filling a gap in the nonces"),
+                Ok(()) => {
+                    metrics::gap_filled(self.network);
+                    tracing::info!(lane_nonce = nonce, "filling a gap in the nonces");
+                }
                 Err(error) => {
                     tracing::warn!(lane_nonce = nonce, %error, "a gap in the nonces cannot be filled");
                     pause = (2 * pause).min(Duration::from_secs(10));

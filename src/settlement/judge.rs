@@ -54,6 +54,14 @@ impl Expected {
         logs.windows(2).any(|pair| self.is_use(&pair[0]) && self.is_transfer(&pair[1]))
     }
 
+    /// How many authorizations of the token this transaction executed: so many payments share its cost.
+    pub(crate) fn count_uses(&self, receipt: &Receipt) -> usize {
+        let is_use = |log: &&Log| {
+            log.address == self.token && log.topics.first() == Some(&Token::AuthorizationUsed::SIGNATURE_HASH)
+        };
+        receipt.logs.iter().filter(is_use).count()
+    }
+
     fn is_use(&self, log: &Log) -> bool {
         log.address == self.token
             && !log.removed

@@ -24,7 +24,7 @@ use super::{
     engine::SharedSigner,
     rpc::{Rpc, RpcFailure},
 };
-use crate::facilitator::FacilitatorError;
+use crate::{facilitator::FacilitatorError, metrics};
 
 /// Gaps that are looked for at once; more are found when these are filled.
 const MAX_GAPS: usize = 64;
@@ -203,6 +203,7 @@ impl Lane {
     }
 
     fn slot(&self, nonce: u64, place: Place) -> Slot {
+        metrics::in_flight(1);
         Slot { lane: self.clone(), nonce, sent: false, settled: false, _place: place }
     }
 
@@ -340,6 +341,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        metrics::in_flight(-1);
         match (self.settled, self.sent) {
             (true, _) => {}
             (false, false) => self.lane.nonces().release(self.nonce),

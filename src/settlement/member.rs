@@ -15,6 +15,7 @@ use super::{batch, judge::Expected};
 use crate::{
     facilitator::{FacilitatorError, Outcome, Prechecked, Verified},
     ledger::PaymentKey,
+    metrics,
 };
 
 /// Who is told what became of a payment.
@@ -42,6 +43,7 @@ pub(super) struct Member {
     /// Where the outcome goes, at most once; without it, or when nobody waits any more, it goes to the ledger.
     answer: Option<Answer>,
     pub(super) span: tracing::Span,
+    begun: Instant,
     _active: ActiveGuard,
 }
 
@@ -57,7 +59,10 @@ impl Member {
         Self {
             expected: Expected::of(key.asset, payment.authorization()),
             seen_unused: verified.funds.map(|funds| funds.block),
-            span: tracing::info_span!("settle", network = %key.network, payer = %key.payer, nonce = %key.nonce),
+            span: tracing::info_span!(
+                "settle", network = %key.network, payer = %key.payer, nonce = %key.nonce, transaction = tracing::field::Empty
+            ),
+            begun: Instant::now(),
             key,
             payment,
             verified,
@@ -84,10 +89,25 @@ impl Member {
         &mut self,
         outcome: Result<Outcome, FacilitatorError>,
     ) -> Option<Result<Outcome, FacilitatorError>> {
+        self.report(&outcome);
         match self.answer.take() {
             Some(sender) => sender.send(outcome).err(),
             None => Some(outcome),
         }
+    }
+
+    fn report(&self, outcome: &Result<Outcome, FacilitatorError>) {
+        let (result, transaction) = match outcome {
+            Ok(Outcome::Settled { fee: Some(_), transaction, .. }) => ("settled", Some(*transaction)),
+            Ok(Outcome::Settled { transaction, .. }) => ("credited", Some(*transaction)),
+            Ok(Outcome::Failed { transaction, .. }) => ("failed", *transaction),
+            Ok(Outcome::Unknown { transaction }) => ("unknown", *transaction),
+            Err(_) => ("unavailable", None),
+        };
+        if let Some(transaction) = transaction {
+            self.span.record("transaction", tracing::field::display(transaction));
+        }
+        metrics::settled(self.key.network, result, self.begun.elapsed());
     }
 
     /// Whether somebody waits.
@@ -124,7 +144,9 @@ pub(super) struct ActiveGuard {
 impl Active {
     /// `None` if it is being settled already.
     pub(super) fn enter(&self, key: PaymentKey) -> Option<ActiveGuard> {
-        self.keys().insert(key).then(|| ActiveGuard { active: self.clone(), key })
+        let is_new = self.keys().insert(key);
+        is_new.then(|| metrics::backlog(1));
+        is_new.then(|| ActiveGuard { active: self.clone(), key })
     }
 
     pub(super) fn count(&self) -> usize {
@@ -154,6 +176,7 @@ impl Active {
 impl Drop for ActiveGuard {
     fn drop(&mut self) {
         self.active.keys().remove(&self.key);
+        metrics::backlog(-1);
         self.active.0.fewer.notify_waiters();
     }
 }

@@ -16,6 +16,8 @@
 //! | `broadcast`, `confirm` | what a node's answer means, and when to look again |
 //! | `batch`, `deploy` | how many payments share a transaction, and where the contract is that takes them |
 //! | `fees`, `pace` | what to offer for gas, and how fast blocks come |
+//! | `costs` | what settling a payment costs, against what it brings in |
+//! | `readiness` | whether a payment could be settled now |
 //! | `reverts` | who made a payment look good that then failed, and must wait |
 //! | `rpc`, `http` | how a node is asked |
 
@@ -24,6 +26,7 @@ pub(crate) mod batch;
 mod batcher;
 pub(crate) mod broadcast;
 mod confirm;
+pub(crate) mod costs;
 pub(crate) mod credit;
 pub(crate) mod deploy;
 pub(crate) mod depth;
@@ -39,6 +42,7 @@ mod outcome;
 pub(crate) mod pace;
 pub(crate) mod probe;
 pub(crate) mod queue;
+pub(crate) mod readiness;
 pub(crate) mod reverts;
 pub(crate) mod rpc;
 mod transaction;

@@ -111,7 +111,8 @@ impl Engine {
                 if !self.is_deep(&receipt, self.depths.of(expected.value)).await? {
                     return Ok(Outcome::Unknown { transaction: Some(transaction) });
                 }
-                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee: Some(receipt.cost()) });
+                let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
+                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee });
             }
         }
         // Final before newest: what is unused now was unused then.

@@ -21,6 +21,7 @@ use crate::{
         Fulfilment, LedgerError, Listing, NONCE_HELD_SECONDS, Record, Settlement, SettlementState, SettlementStep,
         Settling, Submission,
     },
+    metrics,
 };
 
 /// What is open.
@@ -224,6 +225,7 @@ impl Engine {
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
         let fees = self.fees.raise(&self.rpc, paid).await?;
+        metrics::replaced(self.network, "stuck");
         tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
         self.fill_nonce(lane, stuck.nonce, fees).await
     }
@@ -255,6 +257,7 @@ impl Engine {
         for lane in &self.lanes {
             let account = lane.account();
             let balance = self.rpc.balance(account).await?;
+            metrics::gas_tank(self.network, account, balance);
             if balance < each.saturating_mul(U256::from(TANK_LOW)) {
                 tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
             }

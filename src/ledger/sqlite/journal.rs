@@ -89,11 +89,12 @@ impl Journal {
         while durable.changed().await.is_ok() {}
     }
 
-    /// Refuses to go on once the disk has fallen behind for good.
+    /// Refuses to go on once the disk has fallen behind for good, or the file was let go of.
     pub(super) fn check(&self) -> Result<(), LedgerError> {
+        let is_open = self.durable.has_changed().is_ok();
         match *self.durable.borrow() {
-            Some(_) => Ok(()),
-            None => Err(failed()),
+            Some(_) if is_open => Ok(()),
+            _ => Err(failed()),
         }
     }
 
@@ -112,6 +113,7 @@ impl Journal {
 
     /// Returns when everything that can be seen in memory now is durable.
     pub(super) async fn settled_down(&self) -> Result<(), LedgerError> {
+        self.check()?;
         let version = self.shared.dirty().version;
         self.until(version).await
     }
@@ -186,6 +188,7 @@ async fn write(
             shared.wake.notified().await;
             continue;
         }
+        let started = std::time::Instant::now();
         if let Err(error) = commit(&mut connection, &memory, taken).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
@@ -194,6 +197,7 @@ async fn write(
             progress.send_replace(None);
             return;
         }
+        crate::metrics::committed(started.elapsed());
         shared.commits.fetch_add(1, Ordering::Relaxed);
         progress.send_replace(Some(version));
     }

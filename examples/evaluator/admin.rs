@@ -1,0 +1,172 @@
+//! What the operator may ask: on the command line while nothing runs, or over HTTP with a token.
+
+use std::{fmt, hint::black_box, io, str::FromStr, sync::Arc};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Query, Request, State},
+    http::{StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::json;
+use tower_x402::{
+    ledger::{Ledger, LedgerError},
+    ops::{Entry, Export, ExportFormat, Operator, Search, Which},
+};
+
+/// How many payments a search shows.
+const MAX_FOUND: usize = 100;
+
+/// Writes these payments to standard output.
+pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: Which, format: ExportFormat) -> anyhow::Result<()> {
+    let mut export = Operator::new(ledger).export(which, format);
+    while let Some(lines) = export.next().await? {
+        // A reader that has seen enough closes the pipe.
+        if io::Write::write_all(&mut io::stdout().lock(), lines.as_bytes()).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// `/admin/…`, for whoever has the token.
+pub(crate) fn router(ledger: Arc<dyn Ledger>, token: Token) -> Router {
+    Router::new()
+        .route("/admin/payments", get(payments))
+        .route("/admin/report", get(report))
+        .layer(middleware::from_fn_with_state(token, admit))
+        .with_state(Operator::new(ledger))
+}
+
+#[derive(Deserialize)]
+struct Question {
+    state: Option<String>,
+    find: Option<String>,
+    format: Option<String>,
+}
+
+async fn payments(State(operator): State<Operator>, Query(question): Query<Question>) -> Response {
+    let format = match question.format.as_deref() {
+        None | Some("jsonl") => ExportFormat::JsonLines,
+        Some("csv") => ExportFormat::Csv,
+        Some(_) => return refuse(StatusCode::BAD_REQUEST, "format: expected csv or jsonl"),
+    };
+    if let Some(text) = question.find {
+        let search: Search = match text.parse() {
+            Ok(search) => search,
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("find: {error}")),
+        };
+        return match operator.find(&search, MAX_FOUND).await {
+            Ok(found) => Json(found.iter().map(Entry::of).collect::<Vec<_>>()).into_response(),
+            Err(error) => failed(&error),
+        };
+    }
+    match question.state.as_deref().unwrap_or("all").parse() {
+        Ok(which) => stream_of(operator.export(which, format), format),
+        Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("state: {error}")),
+    }
+}
+
+/// A page of payments at a time; a ledger that fails breaks the body off, so that nobody takes a part for the whole.
+fn stream_of(export: Export, format: ExportFormat) -> Response {
+    let pieces = stream::unfold(Some(export), async |export| {
+        let mut export = export?;
+        match export.next().await {
+            Ok(piece) => Some((Ok(piece?), Some(export))),
+            Err(error) => Some((Err(error), None)),
+        }
+    });
+    let headers = [(header::CONTENT_TYPE, format.media_type()), (header::CACHE_CONTROL, "no-store")];
+    (headers, Body::from_stream(Box::pin(pieces))).into_response()
+}
+
+async fn report(State(operator): State<Operator>) -> Response {
+    match operator.report().await {
+        Ok(report) => Json(report).into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
+async fn admit(State(token): State<Token>, request: Request, next: Next) -> Response {
+    let given =
+        request.headers().get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    if given.is_some_and(|given| token.is(given)) {
+        return next.run(request).await;
+    }
+    let mut response = refuse(StatusCode::UNAUTHORIZED, "Authorization: Bearer (the admin token)");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    response
+}
+
+fn failed(error: &LedgerError) -> Response {
+    refuse(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+}
+
+fn refuse(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": message }))).into_response()
+}
+
+/// What the operator proves itself with.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Token(String);
+
+impl Token {
+    /// Whether it is the same; how long that takes depends on its length only, not on what fits.
+    fn is(&self, given: &[u8]) -> bool {
+        let token = self.0.as_bytes();
+        let differs = token.iter().zip(given).fold(0, |differs, (a, b)| black_box(differs | (a ^ b)));
+        token.len() == given.len() && differs == 0
+    }
+}
+
+impl FromStr for Token {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_token = text.len() >= 16 && text.bytes().all(|byte| byte.is_ascii_graphic());
+        if is_token { Ok(Self(text.to_owned())) } else { Err("expected at least 16 visible ASCII characters") }
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// `csv` or `jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    Csv,
+    Jsonl,
+}
+
+impl From<Format> for ExportFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Csv => Self::Csv,
+            Format::Jsonl => Self::JsonLines,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_itself_only_and_not_shown() {
+        let token: Token = "correct-horse-battery".parse().unwrap();
+        assert!(token.is(b"correct-horse-battery"));
+        for other in ["", "correct-horse-batter", "correct-horse-battery ", "Correct-horse-battery"] {
+            assert!(!token.is(other.as_bytes()), "{other:?}");
+        }
+        assert_eq!(format!("{token:?}"), "Token");
+        assert!("".parse::<Token>().is_err() && "short".parse::<Token>().is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! A ledger whose calls are timed.
+
+use std::{sync::Arc, time::Instant};
+
+use async_trait::async_trait;
+
+use super::{
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
+    SettlementStep, StoredResponse, Submission,
+};
+use crate::ops::names;
+
+/// Reports how long each call of another ledger takes, and whether its store failed.
+pub(crate) struct Measured(Arc<dyn Ledger>);
+
+impl Measured {
+    pub(crate) fn over(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
+        Arc::new(Self(ledger))
+    }
+}
+
+/// The operation is a literal, so that its key is made at compile time.
+macro_rules! timed {
+    ($operation:literal, $call:expr) => {{
+        let started = Instant::now();
+        let result = $call.await;
+        ::metrics::histogram!(names::LEDGER, "operation" => $operation).record(started.elapsed());
+        if let Err(LedgerError::Backend(_)) = &result {
+            ::metrics::counter!(names::LEDGER_ERRORS, "operation" => $operation).increment(1);
+        }
+        result
+    }};
+}
+
+#[async_trait]
+impl Ledger for Measured {
+    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+        timed!("reserve", self.0.reserve(record))
+    }
+
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        timed!("get", self.0.get(key))
+    }
+
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+        timed!("take_over", self.0.take_over(key, seen, now, until))
+    }
+
+    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+        timed!("fulfil", self.0.fulfil(lease, step))
+    }
+
+    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+        timed!("settle", self.0.settle(key, step))
+    }
+
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        timed!("discard", self.0.discard(lease))
+    }
+
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        timed!("store_response", self.0.store_response(key, response))
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        timed!("response", self.0.response(key))
+    }
+
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        timed!("count_replay", self.0.count_replay(key))
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        timed!("submit", self.0.submit(submission))
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        timed!("free_nonce", self.0.free_nonce(sender, nonce, by))
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        timed!("forget_nonces", self.0.forget_nonces(sender, below))
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        timed!("submissions", self.0.submissions(sender, from))
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        timed!("list", self.0.list(listing))
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        timed!("counts", self.0.counts())
+    }
+
+    fn response_limit(&self) -> usize {
+        self.0.response_limit()
+    }
+}

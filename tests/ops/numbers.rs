@@ -1,0 +1,87 @@
+//! What a recorder was told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+/// Counts what this thread does until it is read.
+pub(crate) struct Recording {
+    recorder: &'static DebuggingRecorder,
+    _guard: metrics::LocalRecorderGuard<'static>,
+}
+
+impl Recording {
+    pub(crate) fn begin() -> Self {
+        // A recorder that outlives the guard; a test makes one.
+        let recorder: &'static DebuggingRecorder = Box::leak(Box::new(DebuggingRecorder::new()));
+        Self { recorder, _guard: metrics::set_default_local_recorder(recorder) }
+    }
+
+    /// What was counted since the last time.
+    pub(crate) fn read(&self) -> Numbers {
+        let snapshot = self.recorder.snapshotter().snapshot().into_vec();
+        let numbers = snapshot.into_iter().map(|(key, _, _, value)| {
+            let (_, key) = key.into_parts();
+            let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
+            Number { name: key.name().to_owned(), labels, value }
+        });
+        Numbers(numbers.collect())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Numbers(pub(crate) Vec<Number>);
+
+#[derive(Debug)]
+pub(crate) struct Number {
+    pub(crate) name: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) value: DebugValue,
+}
+
+impl Numbers {
+    pub(crate) fn names(&self) -> BTreeSet<&str> {
+        self.0.iter().map(|number| number.name.as_str()).collect()
+    }
+
+    /// The counters of this name by the value of one label; those at nothing are left out.
+    pub(crate) fn counters(&self, name: &str, label: &str) -> BTreeMap<&str, u64> {
+        let mut found = BTreeMap::new();
+        for number in self.0.iter().filter(|number| number.name == name) {
+            let DebugValue::Counter(count) = number.value else { panic!("{number:?}") };
+            if count > 0 {
+                *found.entry(number.labels[label].as_str()).or_default() += count;
+            }
+        }
+        found
+    }
+
+    /// The sum of the counters of this name.
+    pub(crate) fn total(&self, name: &str) -> u64 {
+        let counts = self.0.iter().filter(|number| number.name == name).map(|number| match number.value {
+            DebugValue::Counter(count) => count,
+            _ => panic!("{number:?}"),
+        });
+        counts.sum()
+    }
+
+    pub(crate) fn gauge(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|number| number.name == name).map(|number| match number.value {
+            DebugValue::Gauge(value) => *value,
+            _ => panic!("{number:?}"),
+        })
+    }
+
+    /// What was observed under this name with this value of a label, in order.
+    pub(crate) fn observed(&self, name: &str, label: Option<(&str, &str)>) -> Vec<f64> {
+        let fits = |number: &&Number| {
+            number.name == name && label.is_none_or(|(key, value)| number.labels.get(key).is_some_and(|is| is == value))
+        };
+        let mut observed = Vec::new();
+        for number in self.0.iter().filter(fits) {
+            let DebugValue::Histogram(values) = &number.value else { panic!("{number:?}") };
+            observed.extend(values.iter().map(|value| **value));
+        }
+        observed
+    }
+}

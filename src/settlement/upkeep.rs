@@ -225,6 +225,7 @@ impl Engine {
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
         let fees = self.fees.raise(&self.rpc, paid).await?;
+        metrics::replaced(self.network, "stuck");
         tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
         self.fill_nonce(lane, stuck.nonce, fees).await
     }
@@ -238,11 +239,6 @@ impl Engine {
             Err(LedgerError::NonceTaken { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-<<<<<<< HEAD
-        metrics::replaced(self.network, "stuck");
-        tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
-=======
->>>>>>> main
         self.node.resend(&self.rpc, &signed.raw).await;
         Ok(())
     }

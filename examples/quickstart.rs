@@ -8,6 +8,7 @@ mod service;
 
 use std::{
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -86,7 +87,7 @@ async fn run() -> anyhow::Result<()> {
         .pay_to(devnet.network(), payee)
         .facilitator(facilitator.clone())
         .build()?;
-    let evaluator = Evaluator::new(facilitator, Duration::ZERO);
+    let evaluator = Evaluator::new(Arc::new(facilitator.clone()), Some(facilitator), Duration::ZERO);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/evaluate", listener.local_addr()?);
     let router = evaluator.router(paywall);

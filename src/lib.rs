@@ -56,8 +56,9 @@
 //!
 //! | feature | what it adds | default |
 //! |---|---|---|
-//! | `server` | [`server`]: the tower layer that charges | yes |
+//! | `server` | [`server`]: the tower layer that charges; [`facilitator::service`]: a facilitator for others | yes |
 //! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC | yes |
+//! | `remote` | `facilitator::RemoteFacilitator`: verification and settlement through a facilitator over HTTP | |
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
 //! | `reqwest` | the paying reqwest middleware | yes |
 //! | `local-signer` | keys in memory | yes |

@@ -48,7 +48,7 @@ async fn quickstart_moves_money() {
 
 #[tokio::test]
 async fn help_names_every_flag() {
-    let flags: [(&str, &[&str]); 3] = [
+    let flags: [(&str, &[&str]); 4] = [
         ("quickstart", &[]),
         (
             "evaluator",
@@ -70,6 +70,7 @@ async fn help_names_every_flag() {
                 "/readyz",
             ],
         ),
+        ("facilitator", &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--ledger"]),
         (
             "student",
             &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
@@ -92,6 +93,25 @@ async fn a_student_buys_on_the_evaluators_own_devnet() {
     let mint = json!([student.address(), U256::from(100_000)]);
     let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
 
+    let purchases = evaluator.sell(&student, &["--count", "3"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; 3]);
+    assert_eq!(evaluator.income().await, 3 * PRICE);
+}
+
+#[tokio::test]
+async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
+    let mut facilitator = example("facilitator").args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
+    let mut output = BufReader::new(facilitator.stdout.take().unwrap()).lines();
+    let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap().unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let url = format!("http://{}", ready["listening"].as_str().unwrap());
+    let rpc_url = ready["rpc_url"].as_str().unwrap();
+
+    let evaluator = Evaluator::start(&["--facilitator-url", &url, "--rpc-url", rpc_url], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
     let purchases = evaluator.sell(&student, &["--count", "3"]).await;
     assert!(purchases.succeeded);
     assert_eq!(purchases.outcomes(), ["settled"; 3]);

@@ -99,6 +99,26 @@ async fn the_student_pays_the_legacy_express_server_in_v1_on_anvil() {
 }
 
 #[tokio::test]
+async fn the_official_facilitator_settles_for_our_evaluator_on_anvil() {
+    the_student_pays(Server::evaluator_behind_theirs, "authorization").await;
+}
+
+#[tokio::test]
+async fn the_official_facilitator_settles_upfront_for_our_evaluator_on_anvil() {
+    the_student_pays(Server::evaluator_behind_theirs, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_official_express_server_on_anvil() {
+    the_student_pays(Server::express_behind_ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_upfront_for_the_official_express_server_on_anvil() {
+    the_student_pays(Server::express_behind_ours, "upfront").await;
+}
+
+#[tokio::test]
 async fn eight_copies_of_a_payment_run_one_handler_here_on_anvil() {
     let chain = AnvilChain::start(None).await;
     let server = Server::evaluator(&chain, "authorization").await;
@@ -199,9 +219,28 @@ struct Server {
     url: String,
     pay_to: Address,
     client: reqwest::Client,
+    _process: Other,
+    /// Who settles for it, if that is another process.
+    _facilitator: Option<Other>,
+}
+
+/// A process that serves, killed when dropped.
+struct Other {
     _process: Child,
     // Closing the pipe would make the program's next line fail.
     _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    /// Starts it and says where it is.
+    async fn start(mut program: Command) -> (Self, String) {
+        let mut process = program.spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();
+        let ready: Value = serde_json::from_str(&line.expect("it says that it is ready")).unwrap();
+        let url = format!("http://{}", ready["listening"].as_str().unwrap());
+        (Self { _process: process, _output: output }, url)
+    }
 }
 
 impl Server {
@@ -224,6 +263,30 @@ impl Server {
         Self::start(program, pay_to).await
     }
 
+    /// Our evaluator, with the official facilitator in a process of its own.
+    async fn evaluator_behind_theirs(chain: &AnvilChain, flow: &str) -> Self {
+        let mut program = script(["node", "facilitator.mjs"]);
+        program.env("PRIVATE_KEY", settler(chain).await).env("RPC_URL", chain.rpc_url());
+        let (facilitator, url) = Other::start(program).await;
+        let pay_to = random_address();
+        let mut program = example("evaluator");
+        program.args(["--listen", "127.0.0.1:0", "--network", "base-sepolia", "--flow", flow]);
+        program.args(["--facilitator-url", &url, "--rpc-url", &chain.rpc_url(), "--pay-to", &pay_to.to_string()]);
+        Self { _facilitator: Some(facilitator), ..Self::start(program, pay_to).await }
+    }
+
+    /// The official middleware for express, with our facilitator.
+    async fn express_behind_ours(chain: &AnvilChain, flow: &str) -> Self {
+        let mut program = example("facilitator");
+        program.args(["--listen", "127.0.0.1:0", "--network", "base-sepolia", "--rpc-url", &chain.rpc_url()]);
+        program.env("SETTLEMENT_PRIVATE_KEY", settler(chain).await);
+        let (facilitator, url) = Other::start(program).await;
+        let pay_to = random_address();
+        let mut program = script(["node", "express_server.mjs"]);
+        program.env("FACILITATOR_URL", url).env("PAY_TO", pay_to.to_string()).env("FLOW", flow);
+        Self { _facilitator: Some(facilitator), ..Self::start(program, pay_to).await }
+    }
+
     /// The legacy middleware for express, which speaks v1 only and knows no flows.
     async fn express_v1(chain: &AnvilChain, _: &str) -> Self {
         let (settler, pay_to) = (settler(chain).await, random_address());
@@ -235,13 +298,10 @@ impl Server {
         server
     }
 
-    async fn start(mut program: Command, pay_to: Address) -> Self {
-        let mut process = program.spawn().unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
-        let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();
-        let ready: Value = serde_json::from_str(&line.expect("it says that it is ready")).unwrap();
-        let url = format!("http://{}/evaluate", ready["listening"].as_str().unwrap());
-        Self { url, pay_to, client: reqwest::Client::new(), _process: process, _output: output }
+    async fn start(program: Command, pay_to: Address) -> Self {
+        let (process, url) = Other::start(program).await;
+        let url = format!("{url}/evaluate");
+        Self { url, pay_to, client: reqwest::Client::new(), _process: process, _facilitator: None }
     }
 
     /// The request that everybody pays for.
@@ -301,7 +361,7 @@ fn example(name: &str) -> Command {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| {
         let mut cargo = std::process::Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--example", "evaluator", "--example", "student"]);
+        cargo.args(["build", "--quiet", "--example", "evaluator", "--example", "student", "--example", "facilitator"]);
         cargo.args((!cfg!(debug_assertions)).then_some("--release"));
         assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success(), "the examples compile");
         let test = std::env::current_exe().unwrap();

@@ -1,34 +1,74 @@
-//! The chain that is paid on: a node's, or one in this process.
+//! The chain that is paid on: a node's, a facilitator's, or one in this process.
 
-use alloy_primitives::U256;
+use std::sync::Arc;
+
+use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::{Context as _, bail};
 use tower_x402::{
     Asset,
     devnet::{Devnet, DevnetPort},
-    facilitator::OnchainFacilitator,
+    facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
 };
 
 use crate::flags::Flags;
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
+/// What a facilitator knows us by.
+const TOKEN: &str = "FACILITATOR_TOKEN";
 /// What a settlement key gets on a chain in this process: one ether.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 
 /// A connection to a chain, with somebody who settles there.
 pub(crate) struct Chain {
-    pub(crate) facilitator: OnchainFacilitator,
+    pub(crate) facilitator: Arc<dyn Facilitator>,
+    /// The same, if it settles in this process.
+    pub(crate) own: Option<OnchainFacilitator>,
+    pub(crate) pay_to: Address,
     pub(crate) asset: Asset,
-    pub(crate) rpc_url: String,
+    pub(crate) rpc_url: Option<String>,
     /// Answers on that URL, if it is ours.
     _port: Option<DevnetPort>,
 }
 
 impl Chain {
     pub(crate) async fn connect(flags: &Flags) -> anyhow::Result<Self> {
-        match &flags.rpc_url {
-            Some(url) => Self::of_node(flags, &url.0).await,
-            None => Self::in_process(flags).await,
+        match (&flags.facilitator_url, &flags.rpc_url) {
+            (Some(url), node) => Self::of_facilitator(flags, &url.0, node.as_ref().map(|node| node.0.as_str())).await,
+            (None, Some(url)) => Self::of_node(flags, &url.0).await,
+            (None, None) => Self::in_process(flags).await,
+        }
+    }
+
+    /// Somebody else settles; a node, if there is one, shows whether they do.
+    async fn of_facilitator(flags: &Flags, url: &str, node: Option<&str>) -> anyhow::Result<Self> {
+        let (asset, network) = (flags.asset()?, flags.network);
+        let pay_to = flags.pay_to.context("--facilitator-url needs --pay-to: there is no settlement key to be paid")?;
+        let mut remote = RemoteFacilitator::builder(url).ledger(flags.open_ledger().await?);
+        if let Ok(token) = std::env::var(TOKEN) {
+            remote = remote.bearer_token(token.trim());
+        }
+        if let Some(node) = node {
+            remote = remote.confirm(network, node);
+        }
+        let facilitator = Arc::new(remote.build().await.context("--facilitator-url")?);
+        Ok(Self { facilitator, own: None, pay_to, asset, rpc_url: node.map(str::to_owned), _port: None })
+    }
+
+    fn settling_here(
+        flags: &Flags,
+        own: OnchainFacilitator,
+        asset: Asset,
+        rpc_url: String,
+        port: Option<DevnetPort>,
+    ) -> Self {
+        Self {
+            pay_to: flags.pay_to.unwrap_or_else(|| own.settlement_address()),
+            facilitator: Arc::new(own.clone()),
+            own: Some(own),
+            asset,
+            rpc_url: Some(rpc_url),
+            _port: port,
         }
     }
 
@@ -39,7 +79,7 @@ impl Chain {
         })?;
         let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key);
         let facilitator = settling.ledger(flags.open_ledger().await?).build().await.context("--rpc-url")?;
-        Ok(Self { facilitator, asset, rpc_url: url.to_owned(), _port: None })
+        Ok(Self::settling_here(flags, facilitator, asset, url.to_owned(), None))
     }
 
     async fn in_process(flags: &Flags) -> anyhow::Result<Self> {
@@ -59,7 +99,8 @@ impl Chain {
         let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
         let settling = OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key);
         let facilitator = settling.ledger(flags.open_ledger().await?).build().await?;
-        Ok(Self { facilitator, asset: wanted, rpc_url: port.url().to_string(), _port: Some(port) })
+        let rpc_url = port.url().to_string();
+        Ok(Self::settling_here(flags, facilitator, wanted, rpc_url, Some(port)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
@@ -33,7 +33,7 @@ use crate::{
 OUTPUT
   When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
     {\"listening\", \"rpc_url\", \"asset\", \"pay_to\", \"network\"}
-  listening is the address and the actual port; rpc_url is a node of the chain that is paid on.
+  listening is the address and the actual port; rpc_url is a node of the chain that is paid on, null if none is known.
 
 REQUEST AND ANSWER
   POST /evaluate
@@ -56,8 +56,10 @@ OPERATOR
   Without a running evaluator: --ledger sqlite:PATH --payments owed, or --export csv
 
 ENVIRONMENT
-  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url.
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url,
+                          unless --facilitator-url is given.
                           It needs a little ETH and no USDC. Without --rpc-url it is optional and funded.
+  FACILITATOR_TOKEN       what --facilitator-url knows this seller by: sent as Authorization: Bearer …, if set
   ADMIN_TOKEN             what --admin-token is, without showing it to whoever lists processes
   PGPASSWORD              the password of --ledger postgres://…, if the URL has none
   RUST_LOG                what is logged [default: warn,evaluator=info]; tower_x402=info tells of every transaction
@@ -103,11 +105,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "VERSION", requires = "asset")]
     asset_version: Option<String>,
     /// A node of the network [default: a chain in this process]
-    #[arg(long, value_name = "URL", conflicts_with = "facilitator_url")]
-    pub(crate) rpc_url: Option<HttpUrl>,
-    /// A facilitator that verifies and settles (not available in this version)
     #[arg(long, value_name = "URL")]
-    facilitator_url: Option<HttpUrl>,
+    pub(crate) rpc_url: Option<HttpUrl>,
+    /// A facilitator that verifies and settles; needs --pay-to. With --rpc-url too, that node shows whether it tells the truth
+    #[arg(long, value_name = "URL", requires = "pay_to")]
+    pub(crate) facilitator_url: Option<HttpUrl>,
     /// When the money moves: after the work, before it, or (deferred) after the answer, in batches: for students that have paid
     /// three times, up to 20 answers each and 500 in all, while others pay as in authorization
     #[arg(long, value_enum, default_value = "authorization")]
@@ -199,14 +201,6 @@ impl FromStr for LedgerAt {
 }
 
 impl Flags {
-    /// Refuses what this version does not have.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        if self.facilitator_url.is_some() {
-            bail!("--facilitator-url is not available in this version: give --rpc-url, or neither");
-        }
-        Ok(())
-    }
-
     /// What is to be printed instead of serving.
     pub(crate) fn printing(&self) -> Option<(Which, Format)> {
         let is_asked = self.payments.is_some() || self.export.is_some();
@@ -277,10 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_is_read_and_refused() {
+    fn a_facilitator_needs_to_know_who_is_paid() {
         let arguments = ["evaluator", "--facilitator-url", "http://127.0.0.1:1"];
-        let refusal = Flags::try_parse_from(arguments).unwrap().check().unwrap_err().to_string();
-        assert!(refusal.contains("not available in this version"), "{refusal}");
+        assert!(Flags::try_parse_from(arguments).is_err());
+        let pay_to = ["--pay-to", "0x5FbDB2315678afecb367f032d93F642f64180aa3"];
+        assert!(Flags::try_parse_from(arguments.into_iter().chain(pay_to)).is_ok());
     }
 
     #[test]

@@ -69,7 +69,7 @@ async fn main() -> ExitCode {
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: SocketAddr,
-    rpc_url: &'a str,
+    rpc_url: Option<&'a str>,
     asset: String,
     pay_to: String,
     network: Network,
@@ -88,11 +88,10 @@ struct Server {
 
 impl Server {
     async fn start(flags: &Flags) -> anyhow::Result<Self> {
-        flags.check()?;
         let signals = Signals::catch().context("signals cannot be caught")?;
         let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
         let chain = Chain::connect(flags).await?;
-        let pay_to = flags.pay_to.unwrap_or_else(|| chain.facilitator.settlement_address());
+        let pay_to = chain.pay_to;
         let mut paywall = RequirePaymentLayer::builder()
             .price(flags.price)
             .pay_to_in(chain.asset.clone(), pay_to)
@@ -116,7 +115,7 @@ impl Server {
         let paywall = paywall.build()?;
         let ready = Ready {
             listening: listener.local_addr()?,
-            rpc_url: &chain.rpc_url,
+            rpc_url: chain.rpc_url.as_deref(),
             asset: chain.asset.address.to_string(),
             pay_to: pay_to.to_string(),
             network: chain.asset.network,
@@ -125,7 +124,7 @@ impl Server {
         // Who started it may not listen any more; that is no reason to fail.
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
-        let evaluator = Evaluator::new(chain.facilitator.clone(), flags.handler_delay());
+        let evaluator = Evaluator::new(chain.facilitator.clone(), chain.own.clone(), flags.handler_delay());
         let token = flags.admin_token.clone();
         let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
         Ok(Self { listener, evaluator, paywall, admin, signals, _chain: chain })

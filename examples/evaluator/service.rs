@@ -19,7 +19,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::json;
 use tower_x402::{
-    facilitator::{Facilitator as _, OnchainFacilitator},
+    facilitator::{Facilitator, OnchainFacilitator},
     ledger::LedgerError,
     server::{PaymentStatus, RequirePaymentLayer},
 };
@@ -35,7 +35,9 @@ const MAX_BODY: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct Evaluator {
     handled: Arc<AtomicU64>,
-    facilitator: OnchainFacilitator,
+    facilitator: Arc<dyn Facilitator>,
+    /// The same, if it settles in this process.
+    own: Option<OnchainFacilitator>,
     delay: Duration,
 }
 
@@ -53,8 +55,8 @@ pub(crate) struct Stats {
 
 impl Evaluator {
     /// An evaluator that waits for `delay` before each evaluation.
-    pub(crate) fn new(facilitator: OnchainFacilitator, delay: Duration) -> Self {
-        Self { handled: Arc::default(), facilitator, delay }
+    pub(crate) fn new(facilitator: Arc<dyn Facilitator>, own: Option<OnchainFacilitator>, delay: Duration) -> Self {
+        Self { handled: Arc::default(), facilitator, own, delay }
     }
 
     /// The service, charging with `paywall`.
@@ -78,7 +80,7 @@ impl Evaluator {
             pending: payments.pending,
             unknown: payments.unknown,
             failed: payments.failed,
-            gas_used: self.facilitator.stats().gas_used,
+            gas_used: self.own.as_ref().map_or(0, |own| own.stats().gas_used),
         })
     }
 }

@@ -3,10 +3,16 @@
 //! A [`Facilitator`] answers for one or more chains. [`precheck`] is local and the same for all of them: it authenticates a
 //! payment before anything is reserved or asked of a node.
 
+#[cfg(any(feature = "remote", feature = "server"))]
+mod flights;
 #[cfg(feature = "onchain")]
 mod onchain;
 mod precheck;
 mod readiness;
+#[cfg(feature = "remote")]
+mod remote;
+#[cfg(feature = "server")]
+pub mod service;
 mod terms;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -18,6 +24,8 @@ use async_trait::async_trait;
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub use readiness::{NotReady, Readiness};
+#[cfg(feature = "remote")]
+pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, RemoteFacilitatorBuilder};
 pub use terms::Terms;
 
 use crate::{

@@ -119,6 +119,12 @@ impl Prechecked {
         self.authenticity
     }
 
+    /// What the payer sent.
+    #[cfg(feature = "remote")]
+    pub(crate) const fn payload(&self) -> &ExactPayload {
+        &self.payload
+    }
+
     /// What identifies the payment.
     pub fn key(&self) -> PaymentKey {
         PaymentKey::of(&self.terms, self.authorization())
@@ -131,7 +137,7 @@ impl Prechecked {
     }
 
     /// A payment that the ledger knows was checked when it was reserved.
-    #[cfg(any(feature = "server", feature = "onchain"))]
+    #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
     pub(crate) fn of_record(record: &crate::ledger::Record) -> Self {
         Self {
             terms: record.terms.clone(),

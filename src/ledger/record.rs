@@ -322,6 +322,9 @@ pub enum SettlementStep {
     Undo,
     /// A process looks after its settlement; others keep away until then.
     Take(Settling),
+    /// The same, and the payment is about to be given to somebody who settles it in transactions of their own. Until they say what
+    /// became of it, it is `Unknown`: also if this process dies before they answer, or before they were asked.
+    Entrust(Settling),
     /// Not executed, so far: it is due again.
     Fail {
         /// Why.
@@ -441,6 +444,7 @@ impl Record {
     /// | `Finalize` | `Settled`, `Final` | `Final` |
     /// | `Undo` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
+    /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it | `Unknown` |
     /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
     /// | `Die` | anything unpaid | `Dead` |
     /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
@@ -474,6 +478,12 @@ impl Record {
             }
             (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {
                 self.settling = Some(*settling);
+            }
+            (SettlementStep::Entrust(settling), Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) =>
+            {
+                self.settling = Some(*settling);
+                self.settlement = Unknown;
             }
             (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
                 self.settlement = Final { transaction, block };

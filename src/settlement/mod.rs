@@ -46,5 +46,5 @@ pub(crate) mod readiness;
 pub(crate) mod reverts;
 pub(crate) mod rpc;
 mod transaction;
-mod transfer;
+pub(crate) mod transfer;
 pub(crate) mod upkeep;

@@ -199,6 +199,7 @@ impl Engine {
         waiting.retain(|submission| submission.nonce >= next);
         if waiting.first().is_some_and(|first| first.nonce > next) {
             // Its process gave the nonce back and went away, or has nothing more to send.
+            metrics::gap_filled(self.network);
             tracing::warn!(lane_nonce = next, "filling a gap in the nonces that others wait for");
             let fees = self.fees.get(&self.rpc).await?;
             self.fill_nonce(lane, next, fees).await?;

@@ -13,6 +13,7 @@ on_every_ledger! {
     a_replacement_is_the_one_to_send_again,
     nonces_in_blocks_are_forgotten,
     a_payment_is_settled_by_one_process_at_a_time,
+    what_is_entrusted_to_somebody_is_unknown_until_they_answer,
     an_undone_settlement_is_due_and_in_flight_again,
     open_payments_are_listed_in_order_page_by_page,
     what_somebody_works_on_is_not_idle,
@@ -146,6 +147,22 @@ async fn a_payment_is_settled_by_one_process_at_a_time(
     ledger.settle(&key, SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
     let later = Submission { at: CLOCK_START + 31, ..submission(2, 1, 2, &[key]) };
     ledger.submit(later).await.unwrap();
+}
+
+async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
+    TestLedger { ledger, clock, directory: _directory }: TestLedger,
+) {
+    let key = due(&*ledger, 1, 1).await;
+    let entrust = |by, until| SettlementStep::Entrust(Settling { by, until });
+    ledger.settle(&key, entrust(1, CLOCK_START + 30)).await.unwrap();
+    assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process dies now");
+    assert!(matches!(ledger.settle(&key, entrust(2, CLOCK_START + 30)).await, Err(LedgerError::Forbidden(_))));
+    clock.advance(31);
+    ledger.settle(&key, entrust(2, CLOCK_START + 60)).await.expect("the first one's time ran out");
+
+    let fresh = reserve(&*ledger, record(2, 1)).await.key;
+    let refused = ledger.settle(&fresh, entrust(1, CLOCK_START + 60)).await;
+    assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "not due: {refused:?}");
 }
 
 async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {

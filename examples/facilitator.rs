@@ -1,0 +1,239 @@
+//! A facilitator: verifies and settles payments for sellers that have no chain of their own.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use alloy_primitives::{Address, U256};
+use alloy_signer_local::PrivateKeySigner;
+use anyhow::{Context as _, bail};
+use axum::{Router, extract::ConnectInfo, http::Request};
+use clap::Parser;
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+use tower::ServiceExt as _;
+use tower_x402::{
+    Asset, Network,
+    devnet::{Devnet, DevnetPort},
+    facilitator::{
+        OnchainFacilitator,
+        service::{FacilitatorService, PeerAddress},
+    },
+    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
+};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
+/// What a settlement key gets on a chain in this process: one ether.
+const GAS_TANK: u64 = 1_000_000_000_000_000_000;
+/// How long a stopping facilitator waits for requests and settlements.
+const LAST_REQUESTS: Duration = Duration::from_secs(60);
+
+/// Verifies and settles x402 payments for sellers: POST /verify, POST /settle, GET /supported, GET /healthz.
+///
+/// Without --rpc-url a chain is started in the process, with a USDC of its own.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+OUTPUT
+  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+    {\"listening\", \"rpc_url\", \"asset\", \"network\", \"settlement_address\"}
+
+ENVIRONMENT
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url
+  FACILITATOR_KEYS        who may ask: keys, with commas between, one of which is sent as Authorization: Bearer …
+                          [default: everybody may]
+  PGPASSWORD              the password of --ledger postgres://…, if the URL has none
+  RUST_LOG                what is logged [default: warn,facilitator=info]
+
+TRY IT
+  facilitator --listen 127.0.0.1:4022
+  # In another terminal, with rpc_url from the first one's line:
+  evaluator --facilitator-url http://127.0.0.1:4022 --rpc-url http://127.0.0.1:(port)/ --pay-to 0x…"
+)]
+struct Flags {
+    /// The address to listen on; port 0 for any free one
+    #[arg(long, default_value = "127.0.0.1:4022")]
+    listen: String,
+    /// The network to settle on: base, base-sepolia or eip155:N
+    #[arg(long, default_value = "base-sepolia")]
+    network: Network,
+    /// A node of the network [default: a chain in this process]
+    #[arg(long, value_name = "URL")]
+    rpc_url: Option<String>,
+    /// Serve this EIP-3009 token [default: the network's USDC]
+    #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
+    asset: Option<Address>,
+    /// The EIP-712 name of --asset
+    #[arg(long, value_name = "NAME", requires = "asset")]
+    asset_name: Option<String>,
+    /// The EIP-712 version of --asset
+    #[arg(long, value_name = "VERSION", requires = "asset")]
+    asset_version: Option<String>,
+    /// Serve this payee only; may be repeated [default: all]
+    #[arg(long, value_name = "ADDR")]
+    payee: Vec<Address>,
+    /// How many requests a caller may make per minute
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    rate: u32,
+    /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
+    #[arg(long, default_value = "memory")]
+    ledger: LedgerAt,
+}
+
+#[derive(Clone)]
+enum LedgerAt {
+    Memory,
+    Sqlite(PathBuf),
+    /// A URL that may hold a password.
+    Postgres(String),
+}
+
+impl std::fmt::Debug for LedgerAt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LedgerAt(..)")
+    }
+}
+
+impl FromStr for LedgerAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Ok(Self::Postgres(text.to_owned())),
+            _ => Err("expected memory, sqlite:PATH or postgres://…"),
+        }
+    }
+}
+
+impl Flags {
+    fn asset(&self) -> anyhow::Result<Asset> {
+        match (self.asset, &self.asset_name, &self.asset_version) {
+            (Some(address), Some(name), Some(version)) => {
+                Ok(Asset { network: self.network, address, name: name.clone(), version: version.clone() })
+            }
+            _ => self.network.usdc().with_context(|| {
+                format!("no USDC is known on {}: give --asset, --asset-name and --asset-version", self.network)
+            }),
+        }
+    }
+
+    async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
+        Ok(match &self.ledger {
+            LedgerAt::Memory => Arc::new(MemoryLedger::new()),
+            LedgerAt::Sqlite(path) => Arc::new(SqliteLedger::open(path).await.context("--ledger sqlite:…")?),
+            LedgerAt::Postgres(url) => Arc::new(PostgresLedger::connect(url).await.context("--ledger postgres://…")?),
+        })
+    }
+
+    /// Who settles, where its chain is, and the port of that chain if it is in this process.
+    async fn facilitator(&self) -> anyhow::Result<(OnchainFacilitator, String, Option<DevnetPort>)> {
+        let key = settlement_key()?;
+        let settling = OnchainFacilitator::builder().network(self.network).ledger(self.open_ledger().await?);
+        if let Some(url) = &self.rpc_url {
+            let key = key.with_context(|| format!("set {KEY} to the private key that pays for gas"))?;
+            let facilitator = settling.rpc_url(url).signer(key).build().await.context("--rpc-url")?;
+            return Ok((facilitator, url.clone(), None));
+        }
+        let devnet = Devnet::builder().chain_id(self.network.chain_id()).start().await?;
+        let key = key.unwrap_or_else(PrivateKeySigner::random);
+        devnet.fund(key.address(), U256::from(GAS_TANK));
+        let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
+        let facilitator = settling.client(devnet.rpc_client()).signer(key).build().await?;
+        Ok((facilitator, port.url().to_string(), Some(port)))
+    }
+}
+
+/// The key, without ever repeating it.
+fn settlement_key() -> anyhow::Result<Option<PrivateKeySigner>> {
+    match std::env::var(KEY) {
+        Ok(text) if !text.trim().is_empty() => match text.trim().parse() {
+            Ok(key) => Ok(Some(key)),
+            Err(_) => bail!("{KEY} is not a private key: expected 32 bytes in hex"),
+        },
+        _ => Ok(None),
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,facilitator=info".into());
+    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    logs.with_env_filter(filter).init();
+    match run(flags).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("facilitator: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(flags: Flags) -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+    let asset = flags.asset()?;
+    let (facilitator, rpc_url, _port) = flags.facilitator().await?;
+    let mut service =
+        FacilitatorService::builder(facilitator.clone()).asset(asset.clone()).rate(flags.rate, Duration::from_secs(60));
+    for payee in &flags.payee {
+        service = service.payee(*payee);
+    }
+    let keys = std::env::var("FACILITATOR_KEYS").unwrap_or_default();
+    let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+    for key in &keys {
+        service = service.bearer_key(*key);
+    }
+    // Behind a proxy, the peer is the proxy; put the address that it tells into the extensions instead.
+    let service = service.build().map_request(|mut request: Request<axum::body::Body>| {
+        if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
+            request.extensions_mut().insert(PeerAddress(peer.ip()));
+        }
+        request
+    });
+    let app = Router::new().fallback_service(service).into_make_service_with_connect_info::<SocketAddr>();
+    let ready = json!({
+        "listening": listener.local_addr()?.to_string(),
+        "rpc_url": rpc_url,
+        "asset": asset.address.to_string(),
+        "network": flags.network,
+        "settlement_address": facilitator.settlement_address().to_string(),
+    });
+    // Who started it may not listen any more; that is no reason to fail.
+    let _ = writeln!(io::stdout().lock(), "{ready}");
+    info!(network = %flags.network, keys = keys.len(), "settling for others");
+
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
+    });
+    let serving = tokio::spawn(async { serving.await });
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    let _ = stop.send(());
+    if timeout(LAST_REQUESTS, serving).await.is_err() {
+        warn!("a client kept its request open");
+    }
+    if !facilitator.drain(LAST_REQUESTS).await {
+        warn!("some settlements did not end; the ledger knows them");
+    }
+    Ok(())
+}

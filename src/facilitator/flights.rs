@@ -1,0 +1,92 @@
+//! One settlement at a time per payment, however many ask for it.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+use crate::ledger::PaymentKey;
+
+/// How many payments may be settled at once.
+const MAX_FLIGHTS: usize = 10_000;
+
+/// The payments that a task of this process is settling, and what comes of it.
+#[derive(Debug)]
+pub(super) struct Flights<T>(Mutex<HashMap<PaymentKey, watch::Receiver<Option<T>>>>);
+
+/// Why there is no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoLanding {
+    /// As many as allowed are under way; nothing was begun.
+    Full,
+    /// It panicked, and may have had any effect.
+    Lost,
+}
+
+impl<T> Default for Flights<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static> Flights<T> {
+    /// What becomes of the payment: of the settlement that is under way, or of `settle`, which then runs whether anybody
+    /// waits for it or not.
+    pub(super) async fn join<F>(self: &Arc<Self>, key: PaymentKey, settle: impl FnOnce() -> F) -> Result<T, NoLanding>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mut landed = self.take_off(key, settle)?;
+        match landed.wait_for(Option::is_some).await {
+            Ok(result) => result.clone().ok_or(NoLanding::Lost),
+            Err(_) => Err(NoLanding::Lost),
+        }
+    }
+
+    fn take_off<F>(
+        self: &Arc<Self>,
+        key: PaymentKey,
+        settle: impl FnOnce() -> F,
+    ) -> Result<watch::Receiver<Option<T>>, NoLanding>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mut flights = self.lock();
+        if let Some(landed) = flights.get(&key) {
+            return Ok(landed.clone());
+        }
+        if flights.len() >= MAX_FLIGHTS {
+            return Err(NoLanding::Full);
+        }
+        let (sender, landed) = watch::channel(None);
+        flights.insert(key, landed.clone());
+        let (runway, settlement) = (Runway { flights: self.clone(), key }, settle());
+        tokio::spawn(async move {
+            let _runway = runway;
+            let result = settlement.await;
+            let _ = sender.send(Some(result));
+        });
+        Ok(landed)
+    }
+}
+
+impl<T> Flights<T> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PaymentKey, watch::Receiver<Option<T>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Free again when the flight has ended, however it ended.
+struct Runway<T> {
+    flights: Arc<Flights<T>>,
+    key: PaymentKey,
+}
+
+impl<T> Drop for Runway<T> {
+    fn drop(&mut self) {
+        self.flights.lock().remove(&self.key);
+    }
+}

@@ -1,0 +1,185 @@
+//! One exchange with a facilitator over HTTP: bounded in time and bytes, without redirects, and honest about what is not known.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use ::reqwest::{Client, ClientBuilder, redirect::Policy};
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{
+    HeaderMap, Method, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
+};
+use url::Url;
+
+/// The largest answer that is read; settlements have about 500 bytes.
+const MAX_ANSWER: usize = 64 * 1024;
+/// Idle connections are kept shorter than Node's servers keep theirs (5 seconds): a request on a connection that is just being
+/// closed is lost, and a lost settlement costs more than a new connection.
+const IDLE: Duration = Duration::from_secs(4);
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// The longest pause that an answer may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// A request that is about to be sent, for those who sign requests.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Outgoing {
+    /// `GET` or `POST`.
+    pub method: Method,
+    /// The facilitator's host, with its port where that is not the scheme's.
+    pub host: String,
+    /// The whole path, such as `/platform/v2/x402/settle`.
+    pub path: String,
+}
+
+/// Makes the headers that prove to a facilitator who asks; called for every request, repeated ones included, so that what
+/// it makes may be short-lived. Closures that return a future of headers will do:
+///
+/// ```
+/// use http::{HeaderMap, header::AUTHORIZATION};
+/// use tower_x402::facilitator::{Authenticate, Outgoing};
+///
+/// fn signed() -> impl Authenticate {
+///     |request: Outgoing| async move {
+///         let token = format!("a token for {} {}{}", request.method, request.host, request.path);
+///         Ok(HeaderMap::from_iter([(AUTHORIZATION, format!("Bearer {token}").parse()?)]))
+///     }
+/// }
+/// # let _ = signed();
+/// ```
+#[async_trait]
+pub trait Authenticate: Send + Sync + 'static {
+    /// The headers for this request.
+    ///
+    /// # Errors
+    /// Whatever keeps it from making them; the request is not sent.
+    async fn headers(&self, request: Outgoing) -> Result<HeaderMap, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+#[async_trait]
+impl<F, Fut> Authenticate for F
+where
+    F: Fn(Outgoing) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<HeaderMap, Box<dyn std::error::Error + Send + Sync>>> + Send,
+{
+    async fn headers(&self, request: Outgoing) -> Result<HeaderMap, Box<dyn std::error::Error + Send + Sync>> {
+        self(request).await
+    }
+}
+
+/// A facilitator's address, and how to talk to it.
+pub(super) struct Api {
+    client: Client,
+    base: Url,
+    authenticate: Option<Arc<dyn Authenticate>>,
+    timeout: Duration,
+}
+
+/// An answer that arrived whole.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) body: Vec<u8>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// The request did not leave: it had no effect.
+    NotSent,
+    /// It may have had an effect.
+    Lost,
+}
+
+impl Api {
+    /// `None` if the machine's TLS cannot be used.
+    pub(super) fn new(
+        client: ClientBuilder,
+        base: Url,
+        authenticate: Option<Arc<dyn Authenticate>>,
+        timeout: Duration,
+    ) -> Option<Self> {
+        let client = client
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT.min(timeout))
+            .pool_idle_timeout(IDLE)
+            .tcp_nodelay(true)
+            .build()
+            .ok()?;
+        Some(Self { client, base, authenticate, timeout })
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Result<Answer, Silence> {
+        self.exchange(Method::GET, path, Bytes::new()).await
+    }
+
+    pub(super) async fn post(&self, path: &str, body: Bytes) -> Result<Answer, Silence> {
+        self.exchange(Method::POST, path, body).await
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Silence> {
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}/{path}", self.base.path().trim_end_matches('/')));
+        let mut headers = HeaderMap::new();
+        if let Some(authenticate) = &self.authenticate {
+            let host = url.host_str().unwrap_or_default();
+            let host = url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+            let outgoing = Outgoing { method: method.clone(), host, path: url.path().to_owned() };
+            match tokio::time::timeout(self.timeout, authenticate.headers(outgoing)).await {
+                Ok(Ok(made)) => headers = made,
+                // The error's text is not ours to trust with what it was made from.
+                Ok(Err(_)) | Err(_) => {
+                    tracing::error!(path, "no authentication could be made for a request to the facilitator");
+                    return Err(Silence::NotSent);
+                }
+            }
+            headers.values_mut().for_each(|value| value.set_sensitive(true));
+        }
+        headers.insert(ACCEPT, http::HeaderValue::from_static("application/json"));
+        let mut request = self.client.request(method.clone(), url).headers(headers);
+        if method == Method::POST {
+            request = request.header(CONTENT_TYPE, "application/json").body(body);
+        }
+        match tokio::time::timeout(self.timeout, read(request)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                tracing::warn!(path, timeout = ?self.timeout, "the facilitator did not answer in time");
+                Err(Silence::Lost)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The host alone: a path or a query may hold a key.
+        f.debug_struct("Api").field("host", &self.base.host_str()).finish_non_exhaustive()
+    }
+}
+
+async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, Silence> {
+    let mut answer = request.send().await.map_err(|error| {
+        let silence = if error.is_connect() || error.is_builder() { Silence::NotSent } else { Silence::Lost };
+        tracing::warn!(?silence, "the facilitator could not be asked");
+        silence
+    })?;
+    let status = answer.status();
+    let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let retry_after = retry_after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE));
+    let mut body = Vec::new();
+    loop {
+        match answer.chunk().await {
+            Ok(Some(chunk)) if body.len() + chunk.len() > MAX_ANSWER => {
+                tracing::warn!(%status, "the facilitator's answer is larger than {MAX_ANSWER} bytes");
+                return Err(Silence::Lost);
+            }
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Ok(None) => return Ok(Answer { status, retry_after, body }),
+            Err(_) => {
+                tracing::warn!(%status, "the facilitator's answer broke off");
+                return Err(Silence::Lost);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a facilitator says it supports, remembered for a while.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::api::Api;
+use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
+
+/// When a facilitator that does not answer is asked again.
+const RETRY: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct Supported {
+    ttl: Duration,
+    known: Mutex<Option<(Instant, Arc<SupportedResponse>)>>,
+    /// Held by whoever asks: others wait for the same answer.
+    asking: tokio::sync::Mutex<()>,
+}
+
+impl Supported {
+    pub(super) fn new(ttl: Duration) -> Self {
+        Self { ttl, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    }
+
+    /// What it says now, or said a moment ago; what it said last if it does not answer.
+    pub(super) async fn get(&self, api: &Api) -> Result<Arc<SupportedResponse>, FacilitatorError> {
+        if let Some(fresh) = self.fresh() {
+            return Ok(fresh);
+        }
+        let _asking = self.asking.lock().await;
+        if let Some(fresh) = self.fresh() {
+            return Ok(fresh);
+        }
+        let answer = api.get("supported").await.ok().filter(|answer| answer.status.is_success());
+        let said = answer.and_then(|answer| serde_json::from_slice::<SupportedResponse>(&answer.body).ok());
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match (said, known.as_ref()) {
+            (Some(said), _) => {
+                let said = Arc::new(said);
+                *known = Some((Instant::now(), said.clone()));
+                Ok(said)
+            }
+            (None, Some((_, stale))) => Ok(stale.clone()),
+            (None, None) => Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after: RETRY }),
+        }
+    }
+
+    /// Whether it said that it settles `exact` payments of v2 on this network. Does not ask.
+    pub(super) fn serves(&self, network: Network) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = network.to_string();
+        known.as_ref().is_some_and(|(_, said)| {
+            said.kinds.iter().any(|kind| {
+                kind.x402_version == 2
+                    && kind.scheme == "exact"
+                    && (kind.network == named || kind.network == "eip155:*")
+            })
+        })
+    }
+
+    fn fresh(&self) -> Option<Arc<SupportedResponse>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().filter(|(at, _)| at.elapsed() < self.ttl).map(|(_, said)| said.clone())
+    }
+}

@@ -1,0 +1,179 @@
+//! What the chain says of a payment that a facilitator says something about.
+
+use alloy_primitives::B256;
+use async_trait::async_trait;
+
+use crate::{
+    facilitator::{FacilitatorError, Prechecked, Rejection},
+    ledger::Funds,
+    protocol::Reason,
+};
+
+/// Somebody who looks at the chain without the facilitator.
+#[async_trait]
+pub(super) trait Witness: Send + Sync {
+    /// One look at a payment that is to be verified.
+    async fn look(&self, payment: &Prechecked) -> Result<Look, FacilitatorError>;
+
+    /// The block in which this transaction paid the payment, waiting a while for it; `None` if it did not, or is not there.
+    async fn paid_in(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError>;
+
+    /// What became of a payment whose authorization was unused in the block `seen_unused`.
+    async fn fate(
+        &self,
+        payment: &Prechecked,
+        seen_unused: Option<u64>,
+        claimed: &[B256],
+    ) -> Result<Fate, FacilitatorError>;
+}
+
+/// What a look shows.
+#[cfg_attr(not(feature = "onchain"), allow(dead_code))]
+pub(super) struct Look {
+    pub(super) funds: Funds,
+    pub(super) contract_wallet: bool,
+    pub(super) rejection: Option<Rejection>,
+}
+
+/// What became of a payment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "onchain"), allow(dead_code))]
+pub(super) enum Fate {
+    /// This transaction paid.
+    Paid { transaction: B256, block: u64 },
+    /// Cancelled, used for something else, or expired; `for_good` if the block that shows it is final.
+    Spent { reason: Reason, detail: String, transaction: Option<B256>, for_good: bool },
+    /// Not executed, and it still can be.
+    Open,
+    /// Used, and by which transaction is not known.
+    Unclear,
+}
+
+#[cfg(feature = "onchain")]
+pub(super) use onchain::Node;
+
+#[cfg(feature = "onchain")]
+mod onchain {
+    use std::time::Duration;
+
+    use alloy_primitives::{B256, U256};
+    use async_trait::async_trait;
+    use tokio::time::{Instant, sleep};
+
+    use super::{Fate, Look, Witness};
+    use crate::{
+        facilitator::{FacilitatorError, Prechecked, Rejection},
+        ledger::Funds,
+        protocol::Reason,
+        settlement::{
+            credit::{self, Use},
+            judge::Expected,
+            probe::{Facts, Probe},
+            rpc::{Rpc, RpcFailure},
+            transfer,
+        },
+    };
+
+    /// Between two looks for a receipt.
+    const POLL: Duration = Duration::from_millis(100);
+
+    /// A node of the seller's choice.
+    pub(in super::super) struct Node {
+        pub(in super::super) rpc: Rpc,
+        pub(in super::super) probe: Probe,
+        /// How long a transaction that the facilitator names is waited for: the node may lag behind the facilitator's.
+        pub(in super::super) patience: Duration,
+    }
+
+    impl Node {
+        async fn facts(&self, payment: &Prechecked) -> Result<(Facts, Option<Rejection>), RpcFailure> {
+            let calldata = transfer::calldata(payment.authorization(), payment.signature());
+            let facts = self.probe.look(&self.rpc, payment, &calldata).await?;
+            let rejection = self.probe.diagnose(&facts, payment);
+            Ok((facts, rejection))
+        }
+
+        async fn used(
+            &self,
+            payment: &Prechecked,
+            seen_unused: Option<u64>,
+            latest: u64,
+        ) -> Result<Fate, FacilitatorError> {
+            // Used before it was seen unused, for all that is known: it may have paid for something else.
+            let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
+            Ok(match credit::find(&self.rpc, &Expected::of_payment(payment), seen_unused, latest).await? {
+                Use::Paid { transaction, block } => Fate::Paid { transaction, block },
+                Use::Wasted { transaction, block } => {
+                    let finalized = self.rpc.block("finalized").await.ok().flatten();
+                    let for_good = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
+                    Fate::Spent {
+                        reason: Reason::NonceAlreadyUsed,
+                        detail: "the payer cancelled the authorization or used its nonce for something else".into(),
+                        transaction: Some(transaction),
+                        for_good,
+                    }
+                }
+                Use::NotFound => Fate::Unclear,
+            })
+        }
+    }
+
+    #[async_trait]
+    impl Witness for Node {
+        async fn look(&self, payment: &Prechecked) -> Result<Look, FacilitatorError> {
+            let (facts, rejection) = self.facts(payment).await?;
+            let funds = Funds { balance: facts.balance, block: facts.block };
+            Ok(Look { funds, contract_wallet: facts.payer_has_code(), rejection })
+        }
+
+        async fn paid_in(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError> {
+            let expected = Expected::of_payment(payment);
+            let deadline = Instant::now() + self.patience;
+            loop {
+                match self.rpc.receipt(transaction).await {
+                    Ok(Some(receipt)) => return Ok(expected.is_paid_by(&receipt).then(|| receipt.block())),
+                    Err(failure) if Instant::now() >= deadline => return Err(failure.into()),
+                    Ok(None) if Instant::now() >= deadline => return Ok(None),
+                    Ok(None) | Err(_) => sleep(POLL).await,
+                }
+            }
+        }
+
+        async fn fate(
+            &self,
+            payment: &Prechecked,
+            seen_unused: Option<u64>,
+            claimed: &[B256],
+        ) -> Result<Fate, FacilitatorError> {
+            let expected = Expected::of_payment(payment);
+            for transaction in claimed {
+                if let Some(receipt) = self.rpc.receipt(*transaction).await?
+                    && expected.is_paid_by(&receipt)
+                    // Before it was seen unused, it paid for something else (invariant I8).
+                    && seen_unused.is_none_or(|seen| seen < receipt.block())
+                {
+                    return Ok(Fate::Paid { transaction: *transaction, block: receipt.block() });
+                }
+            }
+            // Final before newest: what is unused now was unused then.
+            let finalized = self.rpc.block("finalized").await?;
+            let (facts, _) = self.facts(payment).await?;
+            if facts.used {
+                return self.used(payment, seen_unused, facts.block).await;
+            }
+            let valid_before = payment.authorization().valid_before;
+            let is_expired = finalized.is_some_and(|block| {
+                U256::from(block.timestamp) >= valid_before && facts.block >= block.number.saturating_to::<u64>()
+            });
+            Ok(match is_expired {
+                true => Fate::Spent {
+                    reason: Reason::ValidBefore,
+                    detail: format!("unused when validBefore, {valid_before}, passed"),
+                    transaction: None,
+                    for_good: true,
+                },
+                false => Fate::Open,
+            })
+        }
+    }
+}

@@ -50,7 +50,12 @@ pub enum Fault {
     Delay(Duration),
     /// It takes effect at once and is answered later.
     DelayAfter(Duration),
+    /// It arrives twice, as if something on the way had repeated it: the caller gets the second answer.
+    Duplicate,
 }
+
+/// The longest delay of [`Faults::random`].
+pub const LONGEST_DELAY: Duration = Duration::from_millis(250);
 
 type Hook = Arc<dyn Fn(&RpcCall<'_>) -> Fault + Send + Sync>;
 
@@ -77,6 +82,15 @@ impl Faults {
     /// Lets `hook` decide about every call from now on, in place of the hook before.
     pub fn set(&self, hook: impl Fn(&RpcCall<'_>) -> Fault + Send + Sync + 'static) {
         *self.hook.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
+    }
+
+    /// Lets this share of all calls, between 0 and 1, go wrong from now on: each in one of the ways of [`Fault`], the delays up to
+    /// [`LONGEST_DELAY`]. What happens to the n-th call of a method follows from the seed.
+    pub fn random(&self, seed: u64, rate: f64) {
+        self.set(move |call| {
+            let mut draws = Draws::of(seed, call);
+            if draws.fraction() < rate { draws.fault() } else { Fault::None }
+        });
     }
 
     /// Removes the hook: nothing fails any more.
@@ -110,5 +124,46 @@ impl Faults {
 impl fmt::Debug for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Faults").field("calls", &self.calls()).finish_non_exhaustive()
+    }
+}
+
+/// What chance has in store for one call: splitmix64.
+struct Draws(u64);
+
+impl Draws {
+    fn of(seed: u64, call: &RpcCall<'_>) -> Self {
+        let mut draws = Self(seed);
+        for number in call.method.bytes().map(u64::from).chain([call.index]) {
+            draws.0 ^= number;
+            draws.0 = draws.next();
+        }
+        draws
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Between 0 and 1, 1 excluded.
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn fault(&mut self) -> Fault {
+        let delay = LONGEST_DELAY.mul_f64(self.fraction());
+        // Words that say neither yes nor no.
+        let (code, message) = (-32005, "the upstream is overloaded".to_owned());
+        match self.next() % 7 {
+            0 => Fault::Error { code, message },
+            1 => Fault::ErrorAfter { code, message },
+            2 => Fault::DropBefore,
+            3 => Fault::DropAfter,
+            4 => Fault::Delay(delay),
+            5 => Fault::DelayAfter(delay),
+            _ => Fault::Duplicate,
+        }
     }
 }

@@ -30,8 +30,8 @@
 //! ([`Devnet::mint`], [`Devnet::execute`], [`Devnet::deploy`]) is a block of its own at once, without a fee.
 //! [`Devnet::fund`], [`Devnet::delegate`] and [`Devnet::set_code`] change the state outside any block.
 //!
-//! **What goes wrong** on request: calls fail, stall or get lost before or after they took effect ([`Faults`]); blocks
-//! stop ([`Devnet::stall`]); the base fee rises ([`Devnet::set_base_fee`]); blocks are replaced ([`Devnet::reorg`]).
+//! **What goes wrong** on request, or by chance: calls fail, stall, arrive twice or get lost before or after they took effect
+//! ([`Faults`]); blocks stop ([`Devnet::stall`]); the base fee rises ([`Devnet::set_base_fee`]); blocks are replaced ([`Devnet::reorg`]).
 //!
 //! **Limits.** State roots are not computed, `pending` is the newest state, blob transactions are refused, and everything is
 //! kept in memory forever. Calls run one at a time. The base fee does not move by itself.
@@ -71,7 +71,7 @@ use tokio::{net::ToSocketAddrs, sync::watch, time::timeout};
 
 pub use self::{
     builder::{BlockTime, DevnetBuilder},
-    faults::{Fault, Faults, RpcCall},
+    faults::{Fault, Faults, LONGEST_DELAY, RpcCall},
     http::DevnetPort,
     transport::DevnetTransport,
 };

@@ -7,7 +7,7 @@ use alloy_primitives::{Address, B256, U256};
 
 use super::{Transaction, evm, failure::Failure};
 
-/// How many transactions of one sender wait at most.
+/// How many transactions of one sender wait at most. The one that all others wait for is let in all the same, as reth does.
 const MAX_PER_SENDER: usize = 16;
 /// By how much a replacement must raise both fees, in percent.
 const PRICE_BUMP: u128 = 10;
@@ -65,7 +65,7 @@ impl Pool {
             if !outbids(&tx, &old.tx) {
                 return Err(Failure::rejected("replacement transaction underpriced"));
             }
-        } else if waiting.is_some_and(|waiting| waiting.len() >= MAX_PER_SENDER) {
+        } else if tx.nonce() > sender.nonce && waiting.is_some_and(|waiting| waiting.len() >= MAX_PER_SENDER) {
             return Err(Failure::rejected("txpool is full"));
         }
         let others = waiting.into_iter().flatten().filter(|(nonce, _)| **nonce != tx.nonce());

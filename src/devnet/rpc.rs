@@ -47,6 +47,7 @@ pub(super) async fn serve(
         Fault::Error { code, message } => return Ok(Err(Failure::new(*code, message.clone()))),
         Fault::DropBefore => return Err(Dropped),
         Fault::Delay(delay) => tokio::time::sleep(*delay).await,
+        Fault::Duplicate => drop(dispatch(devnet, method, Params(params.clone().into_iter())).await),
         _ => {}
     }
     let answer = dispatch(devnet, method, Params(params.into_iter())).await;

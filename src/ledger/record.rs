@@ -442,7 +442,7 @@ impl Record {
     /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
     /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
     /// | `Finalize` | `Settled`, `Final` | `Final` |
-    /// | `Undo` | `Settled` | `Due`, in flight again |
+    /// | `Undo` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
     /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it | `Unknown` |
     /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
@@ -469,6 +469,10 @@ impl Record {
             (SettlementStep::Undo, Settled { .. }) => {
                 self.settlement = Due;
                 self.admitted = true;
+                // Who settled it is gone, and the upkeep need not wait for it.
+                if matches!(self.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
+                    self.lease_until = 0;
+                }
                 self.settled_at = Option::None;
                 self.fee = Option::None;
             }

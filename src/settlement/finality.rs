@@ -37,14 +37,18 @@ impl Engine {
             return Ok(());
         }
         let Some(head) = self.rpc.block("latest").await? else { return Ok(()) };
-        if let Some(seen) = horizon.head.replace(head)
-            && self.is_gone(&seen).await?
-        {
-            tracing::warn!(block = %seen.number, "the chain was reorganized");
+        let is_gone = match &horizon.head {
+            Some(seen) => self.is_gone(seen).await?,
+            None => false,
+        };
+        if is_gone || self.is_undone().await? {
+            tracing::warn!(head = %head.number, "the chain was reorganized");
             self.lanes.iter().for_each(Lane::rewind);
             self.send_again(true).await?;
             self.check_settled(None).await?;
         }
+        // Not before all of that is done, or a failure on the way would make it forgotten.
+        horizon.head = Some(head);
         let finalized = match self.rpc.block("finalized").await {
             Ok(block) => block.map_or(0, |block| block.number.saturating_to()),
             // A node that does not know the word.
@@ -67,6 +71,18 @@ impl Engine {
         let now = self.rpc.block_at(seen.number.saturating_to()).await?;
         // A node behind the one asked before does not know the block yet.
         Ok(now.is_some_and(|now| now.hash != seen.hash))
+    }
+
+    /// Whether a transaction that was in a block is in none now: blocks that came and went between two looks leave no other trace,
+    /// and everything behind its nonce waits for it.
+    async fn is_undone(&self) -> Result<bool, FacilitatorError> {
+        for lane in &self.lanes {
+            let seen = lane.consumed();
+            if seen > 0 && self.rpc.nonce(lane.account(), "latest").await? < seen {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Looks at the receipts of settled payments again: of all, or of those in blocks that are final.

@@ -164,6 +164,9 @@ async fn what_cannot_run_is_refused_as_nodes_do() {
     }
     let seventeenth = raw(transaction(&devnet, 17), &sender).1;
     assert_eq!(broadcast(&devnet, &seventeenth).await.unwrap_err(), "txpool is full");
+    // But for the one that they all wait for.
+    broadcast(&devnet, &raw(transaction(&devnet, 0), &sender).1).await.unwrap();
+    assert_eq!(devnet.provider().get_transaction_count(sender.address()).await.unwrap(), 17);
 }
 
 #[tokio::test]

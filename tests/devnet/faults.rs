@@ -74,6 +74,41 @@ async fn delays_are_before_or_after_the_effect() {
 }
 
 #[tokio::test]
+async fn a_duplicate_arrives_twice_and_the_second_answer_counts() {
+    let (devnet, _) = devnet().await;
+    let (provider, sender) = (devnet.provider(), sender(&devnet));
+    once(&devnet, "eth_sendRawTransaction", Fault::Duplicate);
+    let failed = provider.send_raw_transaction(&raw(transaction(&devnet, 0), &sender).1).await.unwrap_err();
+    assert!(failed.to_string().contains("nonce too low"), "{failed}");
+    assert_eq!(provider.get_transaction_count(sender.address()).await.unwrap(), 1);
+    assert_eq!(devnet.faults().calls()["eth_sendRawTransaction"], 1, "the caller called once");
+}
+
+#[tokio::test]
+async fn chance_hits_the_share_it_was_given_and_the_same_calls_for_the_same_seed() {
+    let (devnet, _) = devnet().await;
+    let provider = devnet.provider();
+    let failures = async |seed: u64, rate: f64| {
+        devnet.faults().reset();
+        devnet.faults().random(seed, rate);
+        let mut failed: Vec<u32> = Vec::new();
+        for index in 0..1_000 {
+            if provider.get_chain_id().await.is_err() {
+                failed.push(index);
+            }
+        }
+        failed
+    };
+    // Four of the seven faults are noticed by a caller that only reads; delays cost time.
+    tokio::time::pause();
+    let failed = failures(1, 0.1).await;
+    assert!((30..90).contains(&failed.len()), "{}", failed.len());
+    assert_eq!(failures(1, 0.1).await, failed);
+    assert_ne!(failures(2, 0.1).await, failed);
+    assert!(failures(1, 0.0).await.is_empty());
+}
+
+#[tokio::test]
 async fn the_hook_sees_the_parameters() {
     let (devnet, _) = devnet().await;
     devnet.faults().set(|call| match call.params.first().and_then(|tag| tag.as_str()) {

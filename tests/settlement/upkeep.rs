@@ -7,7 +7,7 @@ use alloy_eips::Encodable2718 as _;
 use alloy_network::TxSignerSync as _;
 use alloy_primitives::{B256, TxKind, U256};
 use tower_x402::{
-    devnet::{Devnet, Orphans},
+    devnet::{Devnet, Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
 };
@@ -158,6 +158,27 @@ async fn what_a_reorganization_undid_is_settled_again() {
         until_settled(&stage, &payment).await;
         assert_eq!(stage.received(), 1);
     }
+}
+
+#[tokio::test]
+async fn what_a_reorganization_undid_between_two_looks_is_settled_again() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
+    stage.produced(&payments[0]).await;
+    until_settled(&stage, &payments[0]).await;
+    // The upkeep sees nothing while the second one is paid and the block that paid it replaced.
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getBlockByNumber" => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    let seen = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") > seen + 1).await;
+    let verified = stage.admit(&payments[1]).await;
+    paid_by(&stage.settle(&payments[1], &verified).await);
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(stage.received(), 1);
+    stage.devnet.faults().clear();
+    until(async || stage.received() == 2).await;
 }
 
 #[tokio::test]

@@ -36,9 +36,15 @@ pub struct DevnetChain {
 impl DevnetChain {
     /// Starts a devnet: a block per transaction (`None`), or one every `block_time`.
     pub async fn start(block_time: Option<Duration>) -> Self {
+        Self::start_with(block_time, 0).await
+    }
+
+    /// The same, with blocks that are final only so many blocks later.
+    pub async fn start_with(block_time: Option<Duration>, finality_depth: u64) -> Self {
         let clock = Arc::new(TestClock::default());
         let devnet = Devnet::builder()
             .block_time(block_time.map_or(BlockTime::Instant, BlockTime::Every))
+            .finality_depth(finality_depth)
             .clock(Arc::clone(&clock) as Arc<dyn Clock>)
             .start()
             .await

@@ -58,6 +58,8 @@ pub enum Fate {
     Error(i64),
     /// It is answered with this HTTP status, nothing was forwarded.
     Status(u16),
+    /// It is forwarded twice, and the second answer is given.
+    Twice,
 }
 
 type Judge = dyn Fn(&[String]) -> Fate + Send + Sync;
@@ -138,6 +140,10 @@ impl Shared {
             Fate::DropAfter => self.forward(body).await.and(Err(closed())),
             Fate::Delay(time) => {
                 tokio::time::sleep(time).await;
+                self.forward(body).await
+            }
+            Fate::Twice => {
+                self.forward(body.clone()).await?;
                 self.forward(body).await
             }
             Fate::Error(code) => Ok(respond(StatusCode::OK, errors(&message, code).to_string().into())),

@@ -46,6 +46,7 @@ pub(crate) fn clear(devnet: &Devnet) {
     devnet.set_base_fee(BASE_FEE);
 }
 
+#[cfg_attr(not(feature = "test-anvil"), allow(dead_code))]
 /// Lets the planned share of requests go wrong on their way to a node.
 pub(crate) fn on_the_way(proxy: &RpcProxy, plan: &Plan) {
     let (seed, share, calls) = (plan.seed, (plan.faults * 1e6) as u64, AtomicU64::new(0));

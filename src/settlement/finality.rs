@@ -1,6 +1,6 @@
 //! Settled payments, until their blocks are final.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 
@@ -15,6 +15,9 @@ use crate::{
     ledger::{Listing, PaymentKey, Record, SettlementState, SettlementStep},
     metrics,
 };
+
+/// How far a node may be behind another one, at least.
+const LAG: Duration = Duration::from_millis(500);
 
 /// How far the chain was followed.
 #[derive(Default)]
@@ -79,7 +82,11 @@ impl Engine {
         for lane in &self.lanes {
             let seen = lane.consumed();
             if seen > 0 && self.rpc.nonce(lane.account(), "latest").await? < seen {
-                return Ok(true);
+                // Or the node is behind the one asked before; then it will catch up.
+                tokio::time::sleep(self.pace.block_time().clamp(LAG, 4 * LAG)).await;
+                if self.rpc.nonce(lane.account(), "latest").await? < seen {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)

@@ -31,7 +31,7 @@ const QUIET: u64 = 10;
 /// How many payments are looked at at a time.
 const AT_A_TIME: usize = 16;
 /// Between two looks at the same payment lies a quarter of its age, within these bounds, in seconds.
-const PAUSES: std::ops::RangeInclusive<u64> = 2..=300;
+const PAUSES: std::ops::RangeInclusive<u64> = 2..=30;
 /// How often the key's balance is looked at while it is used.
 const TANK_INTERVAL: Duration = Duration::from_secs(60);
 /// The tank is low when it does not pay for this many more transactions.
@@ -133,7 +133,13 @@ impl Engine {
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
-            if is_due && self.is_on_its_way(&record).await? {
+            if matches!(outcome, Outcome::Unknown { .. }) || (is_due && self.is_on_its_way(&record).await?) {
+                if !is_due {
+                    self.record(&record.key, outcome.step()).await;
+                }
+                // A transaction may be in the next block: that is soon.
+                let soon = Settling { by: self.process, until: self.clock.now().saturating_add(*PAUSES.start()) };
+                self.record(&record.key, SettlementStep::Take(soon)).await;
                 return Ok(());
             }
             self.record(&record.key, outcome.step()).await;

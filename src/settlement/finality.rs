@@ -28,8 +28,13 @@ pub(super) struct Horizon {
     finalized: u64,
 }
 
-/// Receipts are asked for once per pass and transaction.
-type Receipts = HashMap<B256, Option<Receipt>>;
+/// Receipts are asked for once per page and transaction.
+#[derive(Default)]
+struct Receipts {
+    known: HashMap<B256, Option<Receipt>>,
+    /// A node that was behind had its time.
+    waited: bool,
+}
 
 impl Engine {
     /// Records what has become final, and notices what a reorganization undid.
@@ -94,7 +99,7 @@ impl Engine {
 
     /// Looks at the receipts of settled payments again: of all, or of those in blocks that are final.
     async fn check_settled(self: &Arc<Self>, finalized: Option<u64>) -> Result<(), FacilitatorError> {
-        let mut receipts = Receipts::new();
+        let mut receipts = Receipts::default();
         let mut after = None;
         loop {
             let page = self.settled(finalized, after, 256).await?;
@@ -103,7 +108,7 @@ impl Engine {
             for record in page {
                 self.check(record, finalized, &mut receipts).await?;
             }
-            receipts.clear();
+            receipts.known.clear();
         }
     }
 
@@ -114,11 +119,11 @@ impl Engine {
         receipts: &mut Receipts,
     ) -> Result<(), FacilitatorError> {
         let Some(transaction) = record.settlement.paid_by() else { return Ok(()) };
-        let receipt = match receipts.get(&transaction) {
+        let receipt = match receipts.known.get(&transaction) {
             Some(receipt) => receipt.clone(),
             None => {
-                let receipt = self.receipt_at_last(transaction).await?;
-                receipts.insert(transaction, receipt.clone());
+                let receipt = self.receipt_at_last(transaction, &mut receipts.waited).await?;
+                receipts.known.insert(transaction, receipt.clone());
                 receipt
             }
         };
@@ -144,12 +149,14 @@ impl Engine {
         Ok(())
     }
 
-    /// The receipt; that there is none is believed the second time.
-    async fn receipt_at_last(&self, transaction: B256) -> Result<Option<Receipt>, FacilitatorError> {
+    /// The receipt; that there is none is believed the second time, of the first transaction after a pause: many may be gone.
+    async fn receipt_at_last(&self, transaction: B256, waited: &mut bool) -> Result<Option<Receipt>, FacilitatorError> {
         if let Some(receipt) = self.rpc.receipt(transaction).await? {
             return Ok(Some(receipt));
         }
-        tokio::time::sleep(self.pace.poll_interval()).await;
+        if !std::mem::replace(waited, true) {
+            tokio::time::sleep(self.pace.poll_interval()).await;
+        }
         Ok(self.rpc.receipt(transaction).await?)
     }
 

@@ -473,7 +473,6 @@ impl Record {
                 if matches!(self.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
                     self.lease_until = 0;
                 }
-                self.settled_at = Option::None;
                 self.fee = Option::None;
             }
             (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {

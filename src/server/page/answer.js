@@ -1,18 +1,20 @@
 // Shows what was bought. It is the seller's and gets no power here: text stays text, and a page gets neither scripts
 // nor this page's origin.
 'use strict';
+/** What a text says in JSON; null if it is none. */
+const json = (text) => {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+};
+
 const showAnswer = async (body, receipt, { offer, from }, explorer) => {
   const make = (tag, properties, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
     made.append(...children);
     return made;
-  };
-  const indented = (text) => {
-    try {
-      return JSON.stringify(JSON.parse(text), null, 2);
-    } catch {
-      return text;
-    }
   };
   const url = URL.createObjectURL(body);
   const [type] = body.type.split(';');
@@ -24,7 +26,8 @@ const showAnswer = async (body, receipt, { offer, from }, explorer) => {
     shown = make('img', { alt: 'The answer', src: url });
   } else if (type.startsWith('text/') || isJson) {
     const text = await body.slice(0, 1 << 20).text();
-    shown = make('pre', { tabIndex: 0, textContent: isJson ? indented(text) : text });
+    const said = isJson && json(text);
+    shown = make('pre', { tabIndex: 0, textContent: said ? JSON.stringify(said, null, 2) : text });
   }
   const file = location.pathname.split('/').pop() || 'answer';
   const save = make('a', { href: url, download: file }, `Save ${file}`);

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri,
+    HeaderMap, HeaderValue, Method, StatusCode, Uri,
     header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS},
 };
 use sha2::{Digest as _, Sha256};
@@ -128,9 +128,5 @@ fn page_headers() -> HeaderMap {
         (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
         (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        // Popups are how some wallets ask; whoever opened this page has no hold on it.
-        (OPENER_POLICY, HeaderValue::from_static("same-origin-allow-popups")),
     ])
 }
-
-const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");

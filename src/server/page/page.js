@@ -114,9 +114,9 @@
   }
 
   /** The message in a header; null if there is none. */
-  const decode = (value) => {
+  const decode = (header) => {
     try {
-      return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(value), (char) => char.charCodeAt(0))));
+      return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(header), (char) => char.charCodeAt(0))));
     } catch {
       return null;
     }
@@ -141,14 +141,15 @@
       const money = receipt?.transaction ? 'Paid and settled.' : 'Paid; the transfer follows.';
       return say('done', receipt ? money : 'Answered, without a receipt.');
     }
-    const said = await body.text().then(JSON.parse).catch(() => null);
-    const demand = decode(response.headers.get('PAYMENT-REQUIRED'));
-    const reason = `${response.status || 'a redirect'} ${demand?.error ?? said?.error ?? response.statusText}`.trim();
-    const why = said?.detail ?? (demand && said?.error) ?? '';
+    const text = await body.text();
+    const said = json(text) ?? { detail: text.slice(0, 300) };
+    const code = decode(response.headers.get('PAYMENT-REQUIRED'))?.error ?? said.error ?? response.statusText;
+    const reason = `${response.status || 'a redirect'} ${code}`.trim();
+    const why = said.detail ?? `${said.error ?? ''}`.replace(code, '').replace(/^: /, '');
     if (receipt?.success) throw new Told(`Paid, but the work failed (${reason}). To ask again costs nothing more.`);
-    if (response.status === 409 && (said?.transaction || payment.used)) {
+    if (response.status === 409 && (said.transaction || payment.used)) {
       forget();
-      throw new Told(`This was paid (${said?.transaction ?? reason}) and its answer is not kept any more. Ask the`
+      throw new Told(`This was paid (${said.transaction ?? reason}) and its answer is not kept any more. Ask the`
         + ' seller for it: to pay here again would be another purchase.');
     }
     const isOpen = response.status >= 500 || response.headers.has('Retry-After');
@@ -158,7 +159,10 @@
       + ' you can sign another payment here.');
   }
 
-  const label = () => { button.textContent = kept() ? 'Ask again' : `Pay ${chosen().dataset.price}`; };
+  const label = () => {
+    const pay = `Pay ${chosen().dataset.price}${element('answer').hidden ? '' : ' again'}`;
+    button.textContent = kept() ? 'Ask again' : pay;
+  };
 
   async function press() {
     button.disabled = true;

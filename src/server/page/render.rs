@@ -33,8 +33,8 @@ pub(super) fn render(shown: &Shown<'_>) -> Option<String> {
     let data = String::from_utf8(BASE64_STANDARD.decode(shown.demand.header.as_bytes()).ok()?).ok()?;
     let json = serde_json::to_string_pretty(&serde_json::from_str::<Value>(&data).ok()?).ok()?;
     let address = match shown.query {
-        Some(query) => format!("{}?{query}", shown.url),
-        None => shown.url.to_owned(),
+        Some(query) if !shown.url.contains('?') => format!("{}?{query}", shown.url),
+        _ => shown.url.to_owned(),
     };
     let title = shown.page.name.as_deref().or(shown.resource.service_name.as_deref()).unwrap_or("This has a price");
     let description =

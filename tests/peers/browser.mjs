@@ -73,6 +73,7 @@ page.on('dialog', (dialog) => {
   dialog.dismiss();
 });
 
+// Whether there is one, or it is one that 'announced' itself (EIP-6963) only.
 await page.exposeFunction('walletIsThere', () => wallet.isThere);
 await page.exposeFunction('walletRequest', (asks) => request(asks).then((result) => ({ result }), (error) => ({ error })));
 await page.evaluateOnNewDocument(() => {
@@ -86,7 +87,11 @@ await page.evaluateOnNewDocument(() => {
       return result;
     },
   };
-  window.walletIsThere().then((isThere) => { if (isThere) window.ethereum = provider; });
+  window.walletIsThere().then((isThere) => {
+    const detail = { info: { name: 'A wallet' }, provider };
+    if (isThere === 'announced') window.dispatchEvent(new CustomEvent('eip6963:announceProvider', { detail }));
+    else if (isThere) window.ethereum = provider;
+  });
 });
 
 const commands = {
@@ -100,7 +105,7 @@ const commands = {
     await page.waitForFunction(() => !document.getElementById('pay').disabled && document.getElementById('status').className !== 'busy');
   },
   picture: async ({ file, width, height, dark, whole }) => {
-    await page.setViewport({ width, height, isMobile: width < 600 });
+    await page.setViewport({ width, height });
     await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: dark ? 'dark' : 'light' }]);
     await page.evaluate(() => window.scrollTo(0, 0));
     await page.screenshot({ path: file, fullPage: whole ?? true });

@@ -1,5 +1,3 @@
-// Shows what was bought. It is the seller's and gets no power here: text stays text, and a page gets neither scripts
-// nor this page's origin.
 'use strict';
 /** What a text says in JSON; null if it is none. */
 const json = (text) => {
@@ -10,6 +8,20 @@ const json = (text) => {
   }
 };
 
+/** A message as a header's value, and back; null for what is none. */
+const encode = (message) => btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(message))));
+const decode = (header) => {
+  try {
+    return json(new TextDecoder().decode(Uint8Array.from(atob(header), (char) => char.charCodeAt(0))));
+  } catch {
+    return null;
+  }
+};
+
+/**
+ * Shows what was bought. It is the seller's and gets no power here: text stays text, and a page gets neither scripts nor
+ * this page's origin.
+ */
 const showAnswer = async (body, receipt, { offer, from }, explorer) => {
   const make = (tag, properties, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);

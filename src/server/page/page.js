@@ -8,7 +8,7 @@
 (() => {
   const element = (id) => document.getElementById(id);
   const required = JSON.parse(element('payment-required').textContent);
-  const here = location.href.split('#')[0];
+  const here = location.origin + location.pathname + location.search;
   const button = element('pay');
   const chosen = () => document.querySelector('input[name="offer"]:checked');
   const chainOf = (offer) => Number(offer.network.replace('eip155:', ''));
@@ -28,8 +28,7 @@
 
   // The payment that was signed and is not answered yet.
   const place = `x402 payment for ${here}`;
-  const kept = () => JSON.parse(sessionStorage.getItem(place));
-  const keep = (payment) => sessionStorage.setItem(place, JSON.stringify(payment));
+  const kept = () => json(sessionStorage.getItem(place));
   const forget = () => sessionStorage.removeItem(place);
 
   // The wallet (EIP-1193), found as window.ethereum or by EIP-6963.
@@ -109,18 +108,8 @@
     if (extensions?.['payment-identifier']) extensions['payment-identifier'].info.id = `pay_${random().slice(2)}`;
     const payload = { x402Version: 2, resource: required.resource, accepted: offer,
       payload: { signature, authorization: message }, extensions };
-    const header = btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(payload))));
-    return { header, offer, from, nonce: message.nonce, validBefore };
+    return { header: encode(payload), offer, from, nonce: message.nonce, validBefore };
   }
-
-  /** The message in a header; null if there is none. */
-  const decode = (header) => {
-    try {
-      return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(header), (char) => char.charCodeAt(0))));
-    } catch {
-      return null;
-    }
-  };
 
   async function present(payment) {
     say('busy', 'Paying: the seller works and settles. This takes a moment.');
@@ -178,7 +167,7 @@
       }
       if (!payment) {
         payment = await sign(required.accepts[chosen().value]);
-        keep(payment);
+        sessionStorage.setItem(place, JSON.stringify(payment));
       }
       await present(payment);
     } catch (error) {
@@ -187,6 +176,7 @@
       say('problem', error instanceof Told ? error.message : known ?? `The wallet said: ${error?.message ?? error}`);
     } finally {
       button.disabled = false;
+      if (document.activeElement === document.body) button.focus();
       label();
     }
   }

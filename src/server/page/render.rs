@@ -99,7 +99,7 @@ fn offers(html: &mut String, shown: &Shown<'_>) {
         };
         let _ = write!(
             html,
-            "<div class=\"offer\">\n<label><input type=\"radio\" name=\"offer\" value=\"{index}\"{state} "
+            "<div class=\"offer\">\n<label><input type=\"radio\" name=\"offer\" autocomplete=\"off\" value=\"{index}\"{state} "
         );
         html.push_str("data-price=\"");
         escape(html, &format!("{number} {token}"));

@@ -95,6 +95,11 @@ impl Browser {
         self.act(json!({ "do": "press" })).await
     }
 
+    /// Chooses one of several offers.
+    pub async fn choose(&mut self, offer: usize) -> Seen {
+        self.act(json!({ "do": "choose", "offer": offer })).await
+    }
+
     /// Changes what the wallet is like: `isThere`, `chain`, `knows`, `declines`.
     pub async fn wallet(&mut self, set: Value) -> Seen {
         self.act(json!({ "do": "wallet", "set": set })).await

@@ -18,10 +18,12 @@ use serde_json::{Value, json};
 use site::Site;
 use support::{
     anvil::AnvilChain,
+    authorization::random_address,
     chain::{Chain, Transfer},
     shop::{Customer, PRICE, Shop},
 };
 use tower_x402::{
+    Network,
     protocol::PaymentFlow,
     server::{BrowserPage, RequirePaymentLayerBuilder},
 };
@@ -148,6 +150,25 @@ async fn a_person_pays_upfront_on_anvil() {
 }
 
 #[tokio::test]
+async fn the_chosen_offer_is_the_one_that_is_signed_on_anvil() {
+    let other = random_address();
+    let mut scene = Scene::set(|layer| {
+        let usdc = Network::BASE_SEPOLIA.usdc().unwrap();
+        layer.pay_to_in(usdc, other).flow(PaymentFlow::Upfront).flow(PaymentFlow::Authorization)
+    })
+    .await;
+    let seen = scene.open().await;
+    assert_eq!(seen.offers.len(), 4);
+    let is_upfront: Vec<bool> = seen.offers.iter().map(|offer| offer.contains("Before the work")).collect();
+    assert_eq!(is_upfront, [true, true, false, false], "the first two cannot be chosen: a GET may not be answered");
+    scene.browser.choose(3).await;
+    assert!(!scene.browser.picture("choice.png", 1100, false).await.overflows);
+    let seen = scene.browser.press().await;
+    assert_eq!(seen.signed()[0]["message"]["to"], other.to_string(), "{seen:?}");
+    assert_eq!((scene.chain.token_transfers(other).await.len(), scene.transfers().await.len()), (1, 0));
+}
+
+#[tokio::test]
 async fn a_person_who_declines_has_paid_nothing_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
     scene.open().await;
@@ -249,7 +270,7 @@ async fn a_busy_seller_is_asked_again_with_the_same_payment_on_anvil() {
     scene.open().await;
     scene.site.trouble.is_busy.store(true, Ordering::SeqCst);
     let seen = scene.browser.press().await;
-    assert!(seen.told().starts_with("No answer yet (503 busy). Nothing was charged"), "{seen:?}");
+    assert!(seen.told().starts_with("No answer yet (503 busy).\nNothing was charged"), "{seen:?}");
     assert_eq!((seen.kept, seen.button.as_deref()), (1, Some("Ask again")));
     scene.site.trouble.is_busy.store(false, Ordering::SeqCst);
     let seen = scene.browser.press().await;
@@ -293,10 +314,11 @@ async fn a_refused_payment_is_explained_and_not_replaced_on_anvil() {
     scene.browser.ahead(300).await;
     let seen = scene.browser.press().await;
     assert!(
-        seen.told().starts_with("The seller declined: 402 invalid_exact_evm_payload_authorization_valid"),
+        seen.told().starts_with("The seller declined (402 invalid_exact_evm_payload_authorization_valid_before)."),
         "{seen:?}"
     );
     assert_eq!((seen.kept, seen.button.as_deref(), seen.mood.as_deref()), (1, Some("Ask again"), Some("problem")));
+    scene.browser.picture("declined.png", 375, true).await;
     let seen = scene.browser.press().await;
     assert!(seen.signed().is_empty(), "the first one is not proven dead: {seen:?}");
     scene.was_not_bought().await;
@@ -308,7 +330,7 @@ async fn an_answer_that_is_no_success_is_not_paid_for_on_anvil() {
     let mut scene = Scene::with_answer(|layer| layer, 405, "text/plain", "POST only").await;
     scene.open().await;
     let seen = scene.browser.press().await;
-    assert!(seen.told().starts_with("The seller declined: 405"), "{seen:?}");
+    assert!(seen.told().starts_with("The seller declined (405"), "{seen:?}");
     assert_eq!((scene.transfers().await, scene.shop.handled(), seen.answer), (vec![], 1, None));
 }
 

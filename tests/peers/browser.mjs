@@ -99,6 +99,7 @@ const commands = {
   open: ({ url }) => page.goto(url),
   reload: () => page.reload(),
   ahead: ({ seconds }) => page.evaluate((ahead) => sessionStorage.setItem('ahead', ahead), seconds * 1000),
+  choose: ({ offer }) => page.click(`input[name="offer"][value="${offer}"]`),
   press: async () => {
     await page.focus('#pay');
     await page.keyboard.press('Enter');

@@ -142,9 +142,9 @@
         + ' seller for it: to pay here again would be another purchase.');
     }
     const isOpen = response.status >= 500 || response.headers.has('Retry-After');
-    if (isOpen) throw new Told(`No answer yet (${reason}). ${why} ${again}`);
+    if (isOpen) throw new Told(`No answer yet (${reason}).\n${why}\n${again}`);
     const end = new Date(payment.validBefore * 1000).toLocaleTimeString();
-    throw new Told(`The seller declined: ${reason}. ${why} What you signed ends at ${end}; if it is unused then,`
+    throw new Told(`The seller declined (${reason}).\n${why}\nWhat you signed ends at ${end}; if it is unused then,`
       + ' you can sign another payment here.');
   }
 

@@ -89,6 +89,8 @@ fn is_payable(page: &BrowserPage, offer: &ExactOffer) -> bool {
 /// One after the other, as in `accepts`; the script finds them by their number.
 fn offers(html: &mut String, shown: &Shown<'_>) {
     let first = shown.offers.iter().position(|offer| is_payable(shown.page, offer.terms.offer()));
+    let is_choice = shown.offers.len() > 1;
+    html.push_str(if is_choice { "<div role=\"radiogroup\" aria-labelledby=\"price\">\n" } else { "<div>\n" });
     for (index, offer) in shown.offers.iter().enumerate() {
         let offer = offer.terms.offer();
         let (number, token) = amount(offer);
@@ -119,8 +121,12 @@ fn offers(html: &mut String, shown: &Shown<'_>) {
         row(html, "Charged", charged, false);
         let window = format!("What you sign can be used for {} seconds, once", offer.max_timeout_seconds);
         row(html, "Valid", &window, false);
+        if first.is_some() && !is_payable(shown.page, offer) {
+            row(html, "Paid by", "Programs: the seller does not say that a browser is answered", false);
+        }
         html.push_str("</dl>\n</div>\n");
     }
+    html.push_str("</div>\n");
 }
 
 fn row(html: &mut String, term: &str, text: &str, is_code: bool) {

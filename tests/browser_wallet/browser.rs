@@ -128,7 +128,7 @@ impl Browser {
             timeout(PATIENCE, self.output.next_line()).await.unwrap_or_else(|_| panic!("{command} ends")).unwrap();
         let seen: Seen = serde_json::from_str(&line.unwrap_or_else(|| panic!("{command} ends"))).unwrap();
         assert!(seen.wrong.is_empty(), "nothing is refused by the page's policy, and nothing fails in it: {seen:?}");
-        assert_eq!(seen.title.is_empty(), false, "{seen:?}");
+        assert!(!seen.title.is_empty(), "{seen:?}");
         seen
     }
 }

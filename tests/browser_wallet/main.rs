@@ -8,7 +8,7 @@ mod site;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -20,6 +20,7 @@ use support::{
     anvil::AnvilChain,
     authorization::random_address,
     chain::{Chain, Transfer},
+    rpc_proxy::{Fate, RpcProxy},
     shop::{Customer, PRICE, Shop},
 };
 use tower_x402::{
@@ -33,6 +34,8 @@ const ESSAY: &str = r#"{"title":"On paying","words":["one","two"]}"#;
 /// A chain, a site on it that sells essays, and a person who has the price of a hundred.
 struct Scene {
     chain: AnvilChain,
+    /// Between the shop and its node.
+    proxy: RpcProxy,
     shop: Shop,
     site: Site,
     person: Customer,
@@ -51,7 +54,8 @@ impl Scene {
         body: impl Into<axum::body::Bytes>,
     ) -> Self {
         let chain = AnvilChain::start(None).await;
-        let shop = Shop::open(&chain).await;
+        let proxy = RpcProxy::start(chain.rpc_url()).await;
+        let shop = Shop::open_at(&chain, proxy.url()).await;
         let body = body.into();
         let layer = shop.layer().service_name("Essays").description("One essay a day, by the essay.");
         let app = shop.app_with(describe(layer), move |_, _| {
@@ -62,7 +66,7 @@ impl Scene {
         let site = Site::open(app).await;
         let person = Customer::with_funds(&chain, 100 * PRICE).await;
         let browser = Browser::start(&person.signer, &chain.rpc_url()).await;
-        Self { chain, shop, site, person, browser }
+        Self { chain, proxy, shop, site, person, browser }
     }
 
     /// Opens the essay.
@@ -275,6 +279,31 @@ async fn a_busy_seller_is_asked_again_with_the_same_payment_on_anvil() {
     scene.site.trouble.is_busy.store(false, Ordering::SeqCst);
     let seen = scene.browser.press().await;
     assert!(seen.asked.is_empty(), "{seen:?}");
+    scene.was_bought_once(&seen).await;
+}
+
+/// The transaction is on its way and its node cannot be reached any more.
+#[tokio::test]
+async fn an_outcome_that_is_not_known_is_asked_for_until_it_is_on_anvil() {
+    let mut scene = Scene::set(|layer| layer).await;
+    scene.open().await;
+    let sent = AtomicBool::new(false);
+    scene.proxy.judge(move |methods| {
+        let sends = methods.iter().any(|method| method.starts_with("eth_sendRaw"));
+        match (sent.fetch_or(sends, Ordering::SeqCst), sends) {
+            (false, false) => Fate::Pass,
+            (false, true) => Fate::DropAfter,
+            (true, _) => Fate::DropBefore,
+        }
+    });
+    for _ in 0..2 {
+        let seen = scene.browser.press().await;
+        assert!(seen.told().starts_with("No answer yet (503 settlement_pending)."), "{seen:?}");
+        assert_eq!((seen.kept, seen.button.as_deref(), seen.answer), (1, Some("Ask again"), None));
+    }
+    scene.proxy.judge(|_| Fate::Pass);
+    let seen = scene.browser.press().await;
+    assert!(seen.asked.is_empty(), "nothing is signed again: {seen:?}");
     scene.was_bought_once(&seen).await;
 }
 

@@ -56,7 +56,7 @@ const browser = await puppeteer.launch({
   userDataDir: process.env.PROFILE,
   // The browser ends when this process does.
   pipe: true,
-  args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP essays.example 127.0.0.1'],
+  args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--host-resolver-rules=MAP essays.example 127.0.0.1'],
 });
 const page = await browser.newPage();
 await page.setViewport({ width: 1100, height: 800 });

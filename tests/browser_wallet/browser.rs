@@ -110,7 +110,8 @@ impl Browser {
         self.act(json!({ "do": "ahead", "seconds": seconds })).await
     }
 
-    /// Writes a picture of the whole page into the directory that `TOWER_X402_PICTURES` names, if it names one.
+    /// Looks at it in this width and theme: nothing in it keeps people out (axe). Writes a picture of the whole page into the
+    /// directory that `TOWER_X402_PICTURES` names, if it names one.
     pub async fn picture(&mut self, name: &str, width: u32, dark: bool) -> Seen {
         let directory = env::var_os("TOWER_X402_PICTURES").map(PathBuf::from);
         let spare = env::temp_dir().join(format!("tower-x402-{}-{name}", std::process::id()));
@@ -127,7 +128,10 @@ impl Browser {
         let line =
             timeout(PATIENCE, self.output.next_line()).await.unwrap_or_else(|_| panic!("{command} ends")).unwrap();
         let seen: Seen = serde_json::from_str(&line.unwrap_or_else(|| panic!("{command} ends"))).unwrap();
-        assert!(seen.wrong.is_empty(), "nothing is refused by the page's policy, and nothing fails in it: {seen:?}");
+        assert!(
+            seen.wrong.is_empty(),
+            "nothing is refused by the page's policy, fails in it, or keeps people out: {seen:?}"
+        );
         assert!(!seen.title.is_empty(), "{seen:?}");
         seen
     }

@@ -3,6 +3,7 @@
 //
 // BROWSER: Chromium's program; PROFILE: its directory; PRIVATE_KEY: the wallet's key; RPC_URL: the node of chain 84532.
 import { createInterface } from 'node:readline';
+import axe from 'axe-core';
 import puppeteer from 'puppeteer-core';
 import { privateKeyToAccount } from 'viem/accounts';
 
@@ -109,6 +110,10 @@ const commands = {
     await page.setViewport({ width, height });
     await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: dark ? 'dark' : 'light' }]);
     await page.evaluate(() => window.scrollTo(0, 0));
+    // What keeps people out, by the rules of WCAG that a program can check.
+    await page.evaluate(axe.source);
+    const { violations } = await page.evaluate(() => globalThis.axe.run(document, { iframes: false }));
+    wrong.push(...violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(' ')}`));
     await page.screenshot({ path: file, fullPage: whole ?? true });
   },
 };

@@ -4,18 +4,20 @@
 //! cargo bench --bench selection
 //! ```
 //!
-//! The market is well known: each cell has own evidence, and many have that of others. Bytes are counted by the capacity of
-//! everything that a selector holds.
+//! The market is well known: each cell has own evidence, and many have that of others. Bytes are
+//! counted twice: by the capacity of everything that a selector holds, and by the allocator.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use std::{
+    alloc::System,
     hint::black_box,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tower_x402::{
     Usdc,
     market::{
@@ -23,6 +25,9 @@ use tower_x402::{
         selection::{Candidate, Job, Observation, Panel, Selector, Skill, SkillSet, Thompson},
     },
 };
+
+#[global_allocator]
+static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const EVALUATORS: usize = 1_000;
 const SKILLS: usize = 20;
@@ -95,6 +100,7 @@ fn main() {
     let mut stranger = Thompson::seeded(1);
     print("choose, nothing known", &choices(&mut stranger, &market, false));
     print("choose in an audit, nothing known", &choices(&mut stranger, &market, true));
+    let before = held();
     let mut selector = informed(&market, &mut rng);
     print("choose", &choices(&mut selector, &market, false));
     print("choose in an audit", &choices(&mut selector, &market, true));
@@ -116,6 +122,20 @@ fn main() {
     heard.sort();
     print("learn from an audit of one's own", &own);
     print("hear of another's", &heard);
+    drop((own, heard));
     let bytes = selector.state_bytes();
-    println!("\nstate of a student: {bytes} bytes, {:.2} MiB", bytes as f64 / f64::from(1 << 20));
+    println!("\nstate of a student: {bytes} bytes by capacity, {} by the allocator", held() - before);
+    let mut panel = Panel { hired: Vec::with_capacity(8), examined: Vec::with_capacity(8) };
+    let allocations = HEAP.stats().allocations + HEAP.stats().reallocations;
+    for turn in 0..1_000 {
+        selector.select(&job(turn, turn % 20 == 0), &market, &mut panel);
+    }
+    let stats = HEAP.stats();
+    println!("allocations in 1,000 choices: {}", stats.allocations + stats.reallocations - allocations);
+}
+
+/// Bytes that are allocated and not freed.
+fn held() -> usize {
+    let stats = HEAP.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
 }

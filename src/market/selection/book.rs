@@ -38,7 +38,7 @@ impl Book {
         self.numbers.get(&evaluator).map(|number| *number as usize)
     }
 
-    /// Its number, and whether the number belonged to someone else until now or is new.
+    /// Its number, which is the first to be taken away as long as it is not offered, and whether the number belonged to someone else until now or is new.
     pub(super) fn enter(&mut self, evaluator: Address) -> (usize, bool) {
         if let Some(number) = self.find(evaluator) {
             return (number, false);
@@ -47,13 +47,13 @@ impl Book {
             grow(&mut self.names, self.limit);
             grow(&mut self.offered, self.limit);
             self.names.push(evaluator);
-            self.offered.push(self.turn);
+            self.offered.push(0);
             self.names.len() - 1
         } else {
             let number = (0..self.offered.len()).min_by_key(|number| self.offered[*number]).unwrap_or_default();
             self.numbers.remove(&self.names[number]);
             self.names[number] = evaluator;
-            self.offered[number] = self.turn;
+            self.offered[number] = 0;
             number
         };
         self.numbers.insert(evaluator, number as u32);
@@ -137,5 +137,11 @@ mod tests {
         look(&mut book, &[1, 4]);
         assert_eq!(book.find(Address::repeat_byte(2)), None);
         assert!(book.find(Address::repeat_byte(3)).is_some() && book.len() == 3);
+        // Those one only hears of displace each other, and nobody who is offered.
+        look(&mut book, &[1, 3]);
+        for number in 5..9 {
+            book.enter(Address::repeat_byte(number));
+        }
+        assert!(book.find(Address::repeat_byte(1)).is_some() && book.find(Address::repeat_byte(3)).is_some());
     }
 }

@@ -232,6 +232,7 @@ impl Thompson {
 impl Selector for Thompson {
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
         panel.clear();
+        let market = &market[..market.len().min(self.config.evaluators)];
         let mut numbers = std::mem::take(&mut self.numbers);
         self.beliefs.look(market, &mut numbers);
         self.numbers = numbers;
@@ -383,6 +384,19 @@ mod tests {
             assert!(on_newcomers <= budget / 10, "{on_newcomers}");
         }
         assert!(on_newcomers > 0);
+    }
+
+    #[test]
+    fn a_market_larger_than_the_memory_is_looked_at_in_part() {
+        let config = ThompsonConfig { evaluators: 3, ..ThompsonConfig::default() };
+        let (mut selector, mut panel) = (Thompson::new(config, 1), Panel::default());
+        let market: Vec<_> = (1..9).map(|number| candidate(number, 100, 0)).collect();
+        for _ in 0..20 {
+            selector.select(&Job { seats: 8, ..job(1_000_000, 100) }, &market, &mut panel);
+            assert!(panel.hired.iter().all(|position| *position < 3));
+        }
+        assert!(selector.estimate(market[0].evaluator, skill()).is_some());
+        assert!(selector.estimate(market[7].evaluator, skill()).is_none());
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod choose;
 mod demand;
 mod error;
 mod journal;
-mod journal_file;
+pub(crate) mod journal_file;
 #[cfg(feature = "local-signer")]
 pub mod key;
 mod layer;

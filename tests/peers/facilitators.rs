@@ -1,0 +1,88 @@
+//! Their facilitators settle for our evaluator, and ours for their servers.
+
+use crate::stage::{Bank, Seller, the_student_pays};
+
+#[tokio::test]
+async fn the_official_facilitator_settles_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::Official, "authorization").await;
+}
+
+#[tokio::test]
+async fn the_official_facilitator_settles_upfront_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::Official, "upfront").await;
+}
+
+#[tokio::test]
+async fn the_facilitator_of_x402_rs_settles_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::X402Rs, "authorization").await;
+}
+
+#[tokio::test]
+async fn the_facilitator_of_x402_rs_settles_upfront_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::X402Rs, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_official_express_server_on_anvil() {
+    the_student_pays(Seller::Express, Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_upfront_for_the_official_express_server_on_anvil() {
+    the_student_pays(Seller::Express, Bank::Ours, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_official_hono_server_on_anvil() {
+    the_student_pays(Seller::Hono, Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_upfront_for_the_official_hono_server_on_anvil() {
+    the_student_pays(Seller::Hono, Bank::Ours, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_fastapi_server_on_anvil() {
+    the_student_pays(Seller::FastApi, Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_upfront_for_the_fastapi_server_on_anvil() {
+    the_student_pays(Seller::FastApi, Bank::Ours, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_legacy_express_server_in_v1_on_anvil() {
+    the_student_pays(Seller::ExpressV1, Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_server_of_r402_on_anvil() {
+    the_student_pays(Seller::R402, Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_upfront_for_the_server_of_r402_on_anvil() {
+    the_student_pays(Seller::R402, Bank::Ours, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_server_of_x402_rs_on_anvil() {
+    the_student_pays(Seller::X402Axum(2), Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_server_of_x402_rs_that_settles_first_on_anvil() {
+    the_student_pays(Seller::X402Axum(2), Bank::Ours, "upfront").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_server_of_x402_rs_in_v1_on_anvil() {
+    the_student_pays(Seller::X402Axum(1), Bank::Ours, "authorization").await;
+}
+
+#[tokio::test]
+async fn our_facilitator_settles_for_the_server_of_x402_rs_that_settles_first_in_v1_on_anvil() {
+    the_student_pays(Seller::X402Axum(1), Bank::Ours, "upfront").await;
+}

@@ -128,7 +128,7 @@ fn version_of(peer: &str) -> String {
             line.split_once("==").unwrap().1.to_owned()
         }
         _ => {
-            let package = if peer.starts_with("r402-") { "r402" } else { peer };
+            let package = if peer.starts_with("r402-") { "r402-http" } else { peer };
             let text = read("rust/Cargo.lock");
             let at = text.find(&format!("name = \"{package}\"\nversion = \"")).unwrap_or_else(|| panic!("{package}"));
             text[at..].split('"').nth(3).unwrap().to_owned()

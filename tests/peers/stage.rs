@@ -1,11 +1,6 @@
 //! The programs, and what a purchase must leave behind.
 
-use std::{
-    path::PathBuf,
-    process::Stdio,
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{path::PathBuf, process::Stdio, sync::OnceLock, time::Duration};
 
 use alloy_primitives::{Address, B256, address, b256, bytes};
 use alloy_signer_local::PrivateKeySigner;

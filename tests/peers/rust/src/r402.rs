@@ -4,13 +4,11 @@ use alloy_network::EthereumWallet;
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use axum::Router;
-use r402::{
-    evm::{
-        Eip155Exact, Eip155ExactClient, Eip155ExactFacilitator, USDC,
-        chain::{Eip155ChainProvider, Eip155ChainReference},
-    },
-    http::{WithPayments as _, X402Client, X402Middleware},
+use r402_evm::{
+    Eip155Exact, Eip155ExactClient, Eip155ExactFacilitator, USDC,
+    chain::{Eip155ChainProvider, Eip155ChainReference},
 };
+use r402_http::{WithPayments as _, X402Client, X402Middleware};
 use reqwest_middleware::ClientWithMiddleware;
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! Their facilitators settle for our evaluator, and ours for their servers.
 
-use crate::stage::{Bank, Seller, the_student_pays};
+use crate::stage::{Bank, Buyer, Seller, pays_the_evaluator_behind, the_student_pays};
 
 #[tokio::test]
 async fn the_official_facilitator_settles_for_our_evaluator_on_anvil() {
@@ -10,6 +10,22 @@ async fn the_official_facilitator_settles_for_our_evaluator_on_anvil() {
 #[tokio::test]
 async fn the_official_facilitator_settles_upfront_for_our_evaluator_on_anvil() {
     the_student_pays(Seller::Evaluator, Bank::Official, "upfront").await;
+}
+
+/// It is asked in v2: what was signed is the same.
+#[tokio::test]
+async fn the_official_facilitator_settles_what_the_legacy_client_pays_in_v1_on_anvil() {
+    pays_the_evaluator_behind(Bank::Official, Buyer::FetchV1, "authorization").await;
+}
+
+#[tokio::test]
+async fn the_python_facilitator_settles_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::Python, "authorization").await;
+}
+
+#[tokio::test]
+async fn the_python_facilitator_settles_upfront_for_our_evaluator_on_anvil() {
+    the_student_pays(Seller::Evaluator, Bank::Python, "upfront").await;
 }
 
 #[tokio::test]

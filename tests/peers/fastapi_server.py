@@ -8,26 +8,20 @@ Sells POST /evaluate for $0.001 on Base Sepolia; GET /stats says how often its h
 """
 
 import asyncio
-import json
 import os
-import socket
 
-import uvicorn
 from fastapi import FastAPI
-from x402 import x402Facilitator, x402ResourceServer
+from seller import NETWORK, facilitator_here, serve
+from x402 import x402ResourceServer
 from x402.http import FacilitatorConfig, HTTPFacilitatorClient
 from x402.http.middleware.fastapi import payment_middleware
-from x402.mechanisms.evm import FacilitatorWeb3Signer
-from x402.mechanisms.evm.exact.register import register_exact_evm_facilitator, register_exact_evm_server
-
-NETWORK = "eip155:84532"
+from x402.mechanisms.evm.exact.register import register_exact_evm_server
 
 
 def facilitator():
     if url := os.environ.get("FACILITATOR_URL"):
         return HTTPFacilitatorClient(FacilitatorConfig(url=url))
-    signer = FacilitatorWeb3Signer(os.environ["PRIVATE_KEY"], os.environ["RPC_URL"])
-    return register_exact_evm_facilitator(x402Facilitator(), signer, NETWORK)
+    return facilitator_here(os.environ)
 
 
 accepts = {"scheme": "exact", "price": "$0.001", "network": NETWORK, "payTo": os.environ["PAY_TO"]}
@@ -53,6 +47,4 @@ async def evaluate():
     return {"score": 1}
 
 
-listener = socket.create_server(("127.0.0.1", 0))
-print(json.dumps({"listening": "127.0.0.1:%d" % listener.getsockname()[1]}), flush=True)
-uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+serve(app)

@@ -122,7 +122,7 @@ fn version_of(peer: &str) -> String {
         return version.to_owned();
     }
     match peer {
-        "x402-httpx" | "x402-requests" | "x402-fastapi" => {
+        "x402-httpx" | "x402-requests" | "x402-fastapi" | "x402-python" => {
             let text = read("requirements.txt");
             let line = text.lines().find(|line| line.starts_with("x402[")).unwrap();
             line.split_once("==").unwrap().1.to_owned()

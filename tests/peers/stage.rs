@@ -127,6 +127,8 @@ pub enum Bank {
     Ours,
     /// The official one.
     Official,
+    /// The official one in Python.
+    Python,
     /// That of x402-rs.
     X402Rs,
 }
@@ -137,6 +139,7 @@ impl Bank {
             Self::Own => "own",
             Self::Ours => "tower-x402",
             Self::Official => "@x402/core",
+            Self::Python => "x402-python",
             Self::X402Rs => "x402-facilitator-local",
         }
     }
@@ -144,8 +147,13 @@ impl Bank {
 
 /// Runs a client of others against our evaluator.
 pub async fn pays_the_evaluator(buyer: Buyer, flow: &str) {
+    pays_the_evaluator_behind(Bank::Own, buyer, flow).await;
+}
+
+/// The same while somebody else settles.
+pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     let chain = AnvilChain::start(None).await;
-    let mut server = Server::open(&chain, Seller::Evaluator, Bank::Own, flow).await;
+    let mut server = Server::open(&chain, Seller::Evaluator, bank, flow).await;
     let account = funded(&chain).await;
     let url = server.recorded().await;
     let purchase = buyer.buy(&url, &account).await.unwrap_or_else(|error| panic!("{buyer:?}: {error}"));
@@ -161,7 +169,9 @@ pub async fn pays_the_evaluator(buyer: Buyer, flow: &str) {
     let stats = server.stats().await;
     let counts = ["handled", "settled", "pending", "unknown", "failed"].map(|name| &stats[name]);
     assert_eq!(counts, [1, 1, 0, 0, 0], "{stats}");
-    server.keep("client", buyer.name(), flow);
+    if let Bank::Own = bank {
+        server.keep("client", buyer.name(), flow);
+    }
 }
 
 /// Runs a client of others that cannot pay our evaluator: what it says, and nothing has moved.
@@ -243,6 +253,7 @@ impl Other {
         let mut program = match bank {
             Bank::Own => return None,
             Bank::Official => script(["node", "facilitator.mjs"]),
+            Bank::Python => script([PYTHON, "facilitator.py"]),
             Bank::X402Rs => {
                 // Base has these contracts and x402-rs does not start without them, but no payment by a key calls them.
                 for contract in X402_RS_NEEDS {

@@ -28,11 +28,8 @@ pub fn server() -> Result<Router> {
 }
 
 fn sell(middleware: X402Middleware) -> Result<Router> {
-    let mut tag = Eip155Exact::price_tag(
-        variable("PAY_TO")?.parse::<Address>()?,
-        USDC::base_sepolia().amount(1_000_u64),
-        None,
-    );
+    let mut tag =
+        Eip155Exact::price_tag(variable("PAY_TO")?.parse::<Address>()?, USDC::base_sepolia().amount(1_000_u64), None);
     let flow = variable("FLOW")?;
     if flow != "authorization" {
         tag.requirements.extra.get_or_insert_with(|| json!({}))["paymentFlow"] = json!(flow);

@@ -10,16 +10,14 @@ use serde_json::json;
 use x402_axum::X402Middleware;
 use x402_chain_eip155::{
     KnownNetworkEip155 as _, V1Eip155Exact, V1Eip155ExactClient, V2Eip155Exact, V2Eip155ExactClient,
-    chain::{config::Eip155ChainConfig, Eip155ChainProvider, Eip155ChainReference},
+    chain::{Eip155ChainProvider, Eip155ChainReference, config::Eip155ChainConfig},
 };
 use x402_facilitator_local::{FacilitatorLocal, handlers};
 use x402_reqwest::{ReqwestWithPayments as _, ReqwestWithPaymentsBuild as _, X402Client};
 use x402_types::{
     chain::{ChainRegistry, FromConfig as _},
     networks::USDC,
-    scheme::{
-        SchemeBlueprints, SchemeRegistry, X402SchemeFacilitator, X402SchemeFacilitatorBuilder, X402SchemeId,
-    },
+    scheme::{SchemeBlueprints, SchemeRegistry, X402SchemeFacilitator, X402SchemeFacilitatorBuilder, X402SchemeId},
 };
 
 use crate::{Result, seller, variable};

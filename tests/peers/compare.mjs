@@ -4,7 +4,8 @@
 //
 // First 8 copies of one payment at once, then 10 payments at once, each with a nonce of its own, all signed by the official
 // client. Prints {"copies": {…}, "distinct": {…}} as one JSON line, each with `sent`, `handlers` (how often the handler ran,
-// as GET /stats says), `ok` (how many answers were 200) and `settled` (transfers to the payee on the chain).
+// as GET /stats says), `ok` (how many answers were 200), `later` (503: to be presented again) and `settled` (transfers to the
+// payee on the chain).
 import { x402Client, x402HTTPClient } from "@x402/core/client";
 import { ExactEvmScheme } from "@x402/evm/exact/client";
 import { createPublicClient, http, parseAbiItem } from "viem";
@@ -36,8 +37,9 @@ async function transfers() {
 async function present(payments) {
   const before = [await handlers(), await transfers()];
   const answers = await Promise.all(payments.map(headers => post(headers)));
-  const ok = answers.filter(answer => answer.status === 200).length;
-  return { sent: payments.length, handlers: (await handlers()) - before[0], ok, settled: (await transfers()) - before[1] };
+  const [ok, later] = [200, 503].map(status => answers.filter(answer => answer.status === status).length);
+  const [ran, settled] = [(await handlers()) - before[0], (await transfers()) - before[1]];
+  return { sent: payments.length, handlers: ran, ok, later, settled };
 }
 
 const copies = await present(Array(8).fill(await sign()));

@@ -253,8 +253,7 @@ impl Message {
             Ok(Base64 { base64 }) => BASE64_STANDARD.encode(base64.get()),
             Err(_) => serde_json::from_str(json.get()).unwrap(),
         };
-        let pair = |(name, json): (&String, &Box<RawValue>)| (name.parse().unwrap(), value(json).parse().unwrap());
-        self.headers.iter().map(pair).collect()
+        self.headers.iter().map(|(name, json)| (name.parse().unwrap(), value(json).parse().unwrap())).collect()
     }
 
     fn body_bytes(&self) -> Vec<u8> {

@@ -50,6 +50,8 @@ pub struct Cell<'a> {
     pub peer: &'static str,
     pub x402_version: u8,
     pub flow: &'a str,
+    /// What became of the payment: `settled` or `refused`.
+    pub outcome: &'static str,
 }
 
 #[derive(Clone, Serialize)]
@@ -100,15 +102,16 @@ impl Cell<'_> {
             role: &'a str,
             x402_version: u8,
             flow: &'a str,
+            outcome: &'a str,
             exchanges: Vec<Exchange>,
         }
         let exchanges = recorders.iter().flat_map(|recorder| recorder.exchanges.lock().unwrap().clone()).collect();
-        let Self { role, peer, x402_version, flow } = *self;
-        let file = File { peer, version: version_of(peer), role, x402_version, flow, exchanges };
+        let Self { role, peer, x402_version, flow, outcome } = *self;
+        let file = File { peer, version: version_of(peer), role, x402_version, flow, outcome, exchanges };
         let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/exchanges");
         fs::create_dir_all(&directory).unwrap();
         let name = peer.trim_start_matches('@').replace('/', "-");
-        let path = directory.join(format!("{role}-{name}-v{x402_version}-{flow}.json"));
+        let path = directory.join(format!("{role}-{name}-v{x402_version}-{flow}-{outcome}.json"));
         fs::write(path, serde_json::to_string_pretty(&file).unwrap() + "\n").unwrap();
     }
 }

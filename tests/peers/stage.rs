@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Stdio, sync::OnceLock, time::Duration};
 
 use alloy_primitives::{Address, B256, address, b256, bytes};
 use alloy_signer_local::PrivateKeySigner;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -170,7 +170,7 @@ pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     let counts = ["handled", "settled", "pending", "unknown", "failed"].map(|name| &stats[name]);
     assert_eq!(counts, [1, 1, 0, 0, 0], "{stats}");
     if let Bank::Own = bank {
-        server.keep("client", buyer.name(), flow);
+        server.keep("client", buyer.name(), flow, "settled");
     }
 }
 
@@ -205,9 +205,28 @@ pub async fn the_student_pays(seller: Seller, bank: Bank, flow: &str) {
     server.was_paid_once(&chain, &account, &purchase).await;
     assert_eq!(server.stats().await["handled"], 1);
     match (seller, bank) {
-        (Seller::Evaluator, _) => server.keep("facilitator", (bank.name(), 2), flow),
-        (_, Bank::Ours) => server.keep("facilitated", seller.name(), flow),
-        _ => server.keep("server", seller.name(), flow),
+        (Seller::Evaluator, _) => server.keep("facilitator", (bank.name(), 2), flow, "settled"),
+        (_, Bank::Ours) => server.keep("facilitated", seller.name(), flow, "settled"),
+        _ => server.keep("server", seller.name(), flow, "settled"),
+    }
+}
+
+/// Lets our student pay a server from an empty account: it is told why not, in these words among others, and nothing has happened.
+pub async fn an_empty_account_is_refused(seller: Seller, bank: Bank, why: &str) {
+    let chain = AnvilChain::start(None).await;
+    let mut server = Server::open(&chain, seller, bank, "authorization").await;
+    let mut student = example("student");
+    student.args(["--url", &server.recorded().await]).env("STUDENT_PRIVATE_KEY", BUYER.to_string());
+    let output = timeout(PATIENCE, student.output()).await.expect("the student ends").unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let purchase: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+    assert_eq!((&purchase["status"], &purchase["outcome"]), (&json!(402), &json!("failed")), "{purchase}");
+    assert!(purchase["error"].as_str().unwrap().contains(why), "{purchase}");
+    assert_eq!(server.stats().await["handled"], 0);
+    assert!(chain.token_transfers(server.pay_to).await.is_empty());
+    match seller {
+        Seller::Evaluator => server.keep("facilitator", (bank.name(), 2), "authorization", "refused"),
+        _ => server.keep("facilitated", seller.name(), "authorization", "refused"),
     }
 }
 
@@ -336,11 +355,11 @@ impl Server {
     }
 
     /// Writes down what was recorded.
-    fn keep(&self, role: &'static str, (peer, x402_version): (&'static str, u8), flow: &str) {
+    fn keep(&self, role: &'static str, (peer, x402_version): (&'static str, u8), flow: &str, outcome: &'static str) {
         // What two others say to each other is not ours.
         let skipped = if role == "server" { self.recorders.len().saturating_sub(1) } else { 0 };
         if !self.recorders.is_empty() {
-            Cell { role, peer, x402_version, flow }.write(&self.recorders[skipped..]);
+            Cell { role, peer, x402_version, flow, outcome }.write(&self.recorders[skipped..]);
         }
     }
 }

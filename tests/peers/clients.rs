@@ -1,6 +1,9 @@
 //! Their clients pay our evaluator.
 
-use crate::stage::{Buyer, does_not_pay_the_evaluator, pays_the_evaluator};
+use crate::{
+    programs::Buyer,
+    stage::{does_not_pay_the_evaluator, pays_the_evaluator},
+};
 
 #[tokio::test]
 async fn the_official_fetch_client_pays_the_evaluator_on_anvil() {

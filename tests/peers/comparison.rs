@@ -7,7 +7,8 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use crate::{
-    stage::{Bank, PATIENCE, Seller, Server, TASK, funded, script},
+    programs::{Bank, Seller, script},
+    stage::{PATIENCE, Server, TASK, funded},
     support::{anvil::AnvilChain, chain::Chain},
 };
 

@@ -1,6 +1,9 @@
 //! Their facilitators settle for our evaluator, and ours for their servers.
 
-use crate::stage::{Bank, Buyer, Seller, an_empty_account_is_refused, pays_the_evaluator_behind, the_student_pays};
+use crate::{
+    programs::{Bank, Buyer, Seller},
+    stage::{an_empty_account_is_refused, pays_the_evaluator_behind, the_student_pays},
+};
 
 #[tokio::test]
 async fn the_official_facilitator_settles_for_our_evaluator_on_anvil() {

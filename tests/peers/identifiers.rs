@@ -7,7 +7,8 @@ use tokio::time::timeout;
 use tower_x402::client::Payer;
 
 use crate::{
-    stage::{Bank, PATIENCE, PRICE, Seller, Server, funded, script},
+    programs::{Bank, Seller, script},
+    stage::{PATIENCE, PRICE, Server, funded},
     support::{anvil::AnvilChain, chain::Chain, shop::Customer},
 };
 

@@ -3,7 +3,8 @@
 //! Circle's own USDC. `docs/peers.md` is the matrix of what is shown.
 //!
 //! ```text
-//! stage.rs          the programs, and what a purchase must leave behind
+//! programs.rs       who buys, who sells and who settles
+//! stage.rs          purchases, and what they must leave behind
 //! clients.rs        their clients pay our evaluator
 //! servers.rs        our student pays their servers
 //! facilitators.rs   their facilitators settle for us, ours for them
@@ -21,6 +22,7 @@ mod clients;
 mod comparison;
 mod facilitators;
 mod identifiers;
+mod programs;
 mod recorder;
 mod servers;
 mod stage;

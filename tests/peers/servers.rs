@@ -1,6 +1,9 @@
 //! Our student pays their servers, whose own facilitators settle.
 
-use crate::stage::{Bank, Seller, the_student_pays};
+use crate::{
+    programs::{Bank, Seller},
+    stage::the_student_pays,
+};
 
 #[tokio::test]
 async fn the_student_pays_the_official_express_server_on_anvil() {

@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use axum::http::Method;
 use clap::Parser as _;
 use serde::Serialize;
 use tokio::{
@@ -22,7 +23,11 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{Network, facilitator::Facilitator as _, server::RequirePaymentLayer};
+use tower_x402::{
+    Network,
+    facilitator::Facilitator as _,
+    server::{BrowserPage, RequirePaymentLayer},
+};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -102,6 +107,7 @@ impl Server {
             .service_name("evaluator")
             .description("Exact arithmetic and unit checking of a worked answer")
             .mime_type("application/json")
+            .browser_page(Some(BrowserPage::new().methods([Method::POST])))
             .tags(["evaluation", arithmetic::SKILL]);
         if let Some(credit) = flags.credit() {
             paywall = paywall.deferred(credit);

@@ -13,7 +13,10 @@
 //! # Ok::<(), protocol::DecodeError>(())
 //! ```
 
+pub mod bazaar;
 mod exact;
+#[cfg(feature = "server")]
+pub(crate) mod extensions;
 mod header;
 mod messages;
 mod payment_id;

@@ -9,6 +9,7 @@ use url::Url;
 use super::{
     Remote, RemoteFacilitator,
     api::{Api, Authenticate},
+    echoes::Echoes,
     supported::Supported,
 };
 use crate::{
@@ -163,6 +164,7 @@ impl RemoteFacilitatorBuilder {
             supported,
             networks: self.networks,
             witnesses,
+            echoes: Echoes::default(),
             flights: Arc::new(Flights::default()),
             settle_timeout: self.settle_timeout,
             process: getrandom::u64().map_err(|_| RemoteBuildError::Randomness)?,

@@ -5,12 +5,13 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::api::Answer;
 use crate::{
     facilitator::{Prechecked, Rejection},
     network::Network,
-    protocol::{ExactPayload, PaymentRequirements, Reason, Verbatim, VerifyResponse},
+    protocol::{ExactPayload, PaymentRequirements, Reason, ResourceInfo, Verbatim, VerifyResponse},
 };
 
 /// The longest reason code that is passed on.
@@ -18,8 +19,8 @@ const MAX_CODE: usize = 96;
 /// How much of a facilitator's prose is passed on.
 const MAX_WORDS: usize = 160;
 
-/// The body for `/verify` and `/settle`: the same bytes for the same payment, in whatever process and however often. Built from
-/// what the ledger keeps, our own offer included: nothing of it is the payer's to choose but the signed authorization.
+/// The body for `/verify` and `/settle`: the same bytes for the same payment and echo, in whatever process and however often. What
+/// is to be paid is our own offer, from the ledger: of that nothing is the payer's to choose but the signed authorization.
 pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -32,11 +33,22 @@ pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error>
     #[serde(rename_all = "camelCase")]
     struct Payload<'a> {
         x402_version: u8,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        resource: Option<&'a Verbatim<ResourceInfo>>,
         accepted: &'a Verbatim<PaymentRequirements>,
         payload: &'a ExactPayload,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extensions: Option<&'a Verbatim<Map<String, Value>>>,
     }
     let offer = payment.terms().text();
-    let payment_payload = Payload { x402_version: 2, accepted: offer, payload: payment.payload() };
+    let echo = payment.echo();
+    let payment_payload = Payload {
+        x402_version: 2,
+        resource: echo.and_then(|echo| echo.resource()),
+        accepted: offer,
+        payload: payment.payload(),
+        extensions: echo.and_then(|echo| echo.extensions()),
+    };
     let request = Request { x402_version: 2, payment_payload, payment_requirements: offer };
     serde_json::to_vec(&request).map(Bytes::from)
 }

@@ -2,6 +2,7 @@
 
 mod api;
 mod builder;
+mod echoes;
 mod message;
 mod settle;
 mod supported;
@@ -17,6 +18,7 @@ pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 
 use api::{Answer, Api, Silence};
+use echoes::Echoes;
 use message::{Verdict, body_for, read_verdict};
 use settle::Insistence;
 use supported::Supported;
@@ -40,9 +42,13 @@ const VERIFY_TRIES: u32 = 2;
 ///
 /// The facilitator pays for gas and has the transactions; what it says is not proof. So, by what it is:
 ///
-/// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same body:
-///   our offer, not the payer's echo of it, and the authorization. It is repeated after a timeout, a 5xx or a cut connection,
-///   and while the facilitator says `settlement_pending`.
+/// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same offer:
+///   ours, not the payer's echo of it. It is repeated after a timeout, a 5xx or a cut connection, and while the facilitator says
+///   `settlement_pending`.
+/// - **What else the payer returned of the 402** ([`Echo`](super::Echo): `resource` and `extensions`) goes with the payment as it
+///   came, so that a facilitator that catalogues what it settles (the extension `bazaar`) learns what was sold. This process
+///   repeats a settlement with the identical body. The echo is not in the ledger: who takes a payment over from a process that
+///   is gone sends it without, unless the payer presents it again; offer and authorization are the same.
 /// - **What is not known is [`Outcome::Unknown`]**: the payment is so in the ledger from before the request leaves until there is
 ///   an answer, whoever dies in between. A refusal counts as [`Outcome::Failed`] only if it is the answer to the first request
 ///   for this payment, and says in so many words that it was not executed: a used nonce or a missing balance may be the work
@@ -78,6 +84,7 @@ struct Remote {
     /// Served without asking; empty if the facilitator is to say.
     networks: Vec<Network>,
     witnesses: Vec<(Network, Box<dyn Witness>)>,
+    echoes: Echoes,
     flights: Arc<Flights<Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
@@ -138,6 +145,10 @@ impl Facilitator for RemoteFacilitator {
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.remote.look_again(record).await
+    }
+
+    fn reads_echo(&self) -> bool {
+        true
     }
 
     fn settles_due(&self) -> bool {

@@ -1,0 +1,3 @@
+//! The extension `bazaar`.
+/// Its name among the extensions.
+pub const NAME: &str = "bazaar";

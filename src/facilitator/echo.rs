@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn an_echo_is_bounded_and_never_empty() {
-        let url = |length: usize| Verbatim::of(&ResourceInfo { url: "u".repeat(length), ..ResourceInfo::default() }).ok();
+        let url =
+            |length: usize| Verbatim::of(&ResourceInfo { url: "u".repeat(length), ..ResourceInfo::default() }).ok();
         assert!(Echo::new(None, None).is_none());
         let overhead = Echo::new(url(0), None).unwrap().size();
         assert_eq!(Echo::new(url(MAX_ECHO - overhead), None).unwrap().size(), MAX_ECHO);

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 /// The first extension of which `echoed` does not repeat what was `offered`. A payer may leave an extension out and may add to
 /// it; what the server said in its `info` it may neither change nor take away (x402 v2, section 5.2).
 pub(crate) fn altered<'a>(offered: &'a Map<String, Value>, echoed: &Map<String, Value>) -> Option<&'a str> {
-    let altered = offered.iter().find(|(name, offered)| {
-        echoed.get(*name).is_some_and(|echoed| !contains(info_of(echoed), info_of(offered)))
-    });
+    let altered = offered
+        .iter()
+        .find(|(name, offered)| echoed.get(*name).is_some_and(|echoed| !contains(info_of(echoed), info_of(offered))));
     altered.map(|(name, _)| name.as_str())
 }
 
@@ -43,7 +43,8 @@ mod tests {
     use super::*;
 
     fn told(echoed: Value) -> Option<String> {
-        let offered = json!({ "a": { "info": { "x": 1, "list": [1, 2], "deep": { "y": "z" } }, "schema": {} }, "b": 7 });
+        let offered =
+            json!({ "a": { "info": { "x": 1, "list": [1, 2], "deep": { "y": "z" } }, "schema": {} }, "b": 7 });
         altered(offered.as_object().unwrap(), echoed.as_object().unwrap()).map(str::to_owned)
     }
 

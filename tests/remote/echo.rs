@@ -95,7 +95,8 @@ async fn after_a_restart_the_echo_may_be_gone_and_the_payment_is_the_same() {
     // Another process finds it in the ledger, long after the first one's time.
     let record = first.record(&purchase).await.unwrap();
     let after_it = Arc::new(tower_x402::ManualClock::at(record.settling.unwrap().until + 3_600));
-    let second = stage.remote().clock(after_it.clone()).upkeep_interval(Duration::from_millis(20)).ledger(ledger.clone());
+    let second =
+        stage.remote().clock(after_it.clone()).upkeep_interval(Duration::from_millis(20)).ledger(ledger.clone());
     let _second = second.build().await.unwrap();
     while payloads(&stage.settles()).last().unwrap().get("resource").is_some() {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -66,7 +66,7 @@ pub(super) fn read_verdict(answer: &Answer, payment: &Prechecked) -> Verdict {
     if answer.status.is_server_error() {
         return Verdict::None;
     }
-    let Ok(said) = serde_json::from_slice::<VerifyResponse>(&answer.body) else { return Verdict::None };
+    let Some(said) = read_object::<VerifyResponse>(&answer.body) else { return Verdict::None };
     match said.invalid_reason {
         _ if said.is_valid && answer.status.is_success() => match said.payer.as_deref() {
             Some(payer) if !is_address(payer, payment.authorization().from) => {
@@ -81,6 +81,12 @@ pub(super) fn read_verdict(answer: &Answer, payment: &Prechecked) -> Verdict {
         },
         _ => Verdict::None,
     }
+}
+
+/// A message, which is an object: serde would take a list of its fields for one, too.
+pub(super) fn read_object<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    is_object.then(|| serde_json::from_slice(body).ok()).flatten()
 }
 
 /// What an answer to `/settle` means.
@@ -115,7 +121,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if answer.status.is_server_error() {
         return Reply::None;
     }
-    let Ok(said) = serde_json::from_slice::<Settlement>(&answer.body) else { return Reply::None };
+    let Some(said) = read_object::<Settlement>(&answer.body) else { return Reply::None };
     let transaction = said.transaction.as_deref().and_then(|hash| hash.parse().ok()).filter(|hash| *hash != B256::ZERO);
     if !said.success {
         let reason = known(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));

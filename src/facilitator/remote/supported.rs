@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::api::Api;
+use super::{api::Api, message::read_object};
 use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
 
 /// When a facilitator that does not answer is asked again.
@@ -36,7 +36,7 @@ impl Supported {
             return Ok(fresh);
         }
         let answer = api.get("supported").await.ok().filter(|answer| answer.status.is_success());
-        let said = answer.and_then(|answer| serde_json::from_slice::<SupportedResponse>(&answer.body).ok());
+        let said = answer.and_then(|answer| read_object::<SupportedResponse>(&answer.body));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match (said, known.as_ref()) {
             (Some(said), _) => {

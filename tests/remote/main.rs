@@ -6,6 +6,10 @@ mod bad;
 mod echo;
 mod honest;
 mod lies;
+#[allow(dead_code)]
+#[path = "../ops/numbers.rs"]
+mod numbers;
+mod reorg;
 mod service;
 #[allow(unreachable_pub)]
 mod stage;

@@ -104,13 +104,22 @@ impl Stage {
     }
 
     pub async fn open_with(configure: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder) -> Self {
-        let chain = DevnetChain::start(None).await;
+        Self::open_on(DevnetChain::start(None).await, Duration::from_secs(5), configure).await
+    }
+
+    /// On this chain, which the facilitator looks at every so often.
+    pub async fn open_on(
+        chain: DevnetChain,
+        upkeep: Duration,
+        configure: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder,
+    ) -> Self {
         let settler = PrivateKeySigner::random();
         chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
         let bank = OnchainFacilitator::builder()
             .rpc_url(chain.rpc_url())
             .network(Network::BASE_SEPOLIA)
             .signer(settler)
+            .upkeep_interval(upkeep)
             .build()
             .await
             .unwrap();

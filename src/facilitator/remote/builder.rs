@@ -10,6 +10,7 @@ use super::{
     Remote, RemoteFacilitator,
     api::{Api, Authenticate},
     echoes::Echoes,
+    readiness::LastLook,
     supported::Supported,
 };
 use crate::{
@@ -165,6 +166,7 @@ impl RemoteFacilitatorBuilder {
             networks: self.networks,
             witnesses,
             echoes: Echoes::default(),
+            last_look: LastLook::default(),
             flights: Arc::new(Flights::default()),
             settle_timeout: self.settle_timeout,
             process: getrandom::u64().map_err(|_| RemoteBuildError::Randomness)?,

@@ -3,7 +3,9 @@
 mod api;
 mod builder;
 mod echoes;
+mod finality;
 mod message;
+mod readiness;
 mod settle;
 mod supported;
 mod upkeep;
@@ -12,7 +14,7 @@ mod witness;
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
@@ -20,17 +22,19 @@ pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 use api::{Answer, Api, Silence};
 use echoes::Echoes;
 use message::{Verdict, body_for, read_verdict};
+use readiness::LastLook;
 use settle::Insistence;
 use supported::Supported;
 use witness::Witness;
 
 use super::{
-    Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError,
+    Facilitator, FacilitatorError, Outcome, Prechecked, Readiness, Terms, Verified, VerifyError,
     flights::{Flights, NoLanding},
 };
 use crate::{
     clock::Clock,
     ledger::{Ledger, PaymentKey, Record},
+    metrics,
     network::Network,
     protocol::SupportedResponse,
 };
@@ -58,6 +62,10 @@ const VERIFY_TRIES: u32 = 2;
 ///   settled only if the chain shows it, a lie is reported and stays unknown until the chain tells, what somebody else's
 ///   transaction paid is credited, and what a payer has in flight is checked against its balance. It costs one request
 ///   to the node when verifying, beside the facilitator's, and one when settling.
+/// - **Reorganizations** are noticed only with a node, too. A settlement is believed as soon as its transaction is in a block, however
+///   young; then the chain is followed until that block is final. What was undone is due again, and the facilitator is asked to
+///   settle it again if the payer has the answer. Without a node a settlement is never final here, and what a reorganization
+///   undoes is the facilitator's to repair.
 ///
 /// ```no_run
 /// # #[cfg(feature = "onchain")]
@@ -85,6 +93,7 @@ struct Remote {
     networks: Vec<Network>,
     witnesses: Vec<(Network, Box<dyn Witness>)>,
     echoes: Echoes,
+    last_look: LastLook,
     flights: Arc<Flights<Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
@@ -124,27 +133,36 @@ impl Facilitator for RemoteFacilitator {
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
-        let at = self.remote.clock.now();
-        let asked = self.remote.verify(payment);
-        let Some(witness) = self.remote.witness(payment.terms().offer().network()) else {
-            asked.await?;
-            return Ok(Verified { funds: None, gas: None, at, contract_wallet: false });
+        let started = Instant::now();
+        let verified = self.remote.look_at(payment).await;
+        let result = match &verified {
+            Ok(_) => "valid",
+            Err(VerifyError::Invalid(_)) => "invalid",
+            Err(VerifyError::Unavailable(_)) => "unavailable",
         };
-        let (said, look) = tokio::join!(asked, witness.look(payment));
-        said?;
-        let look = look?;
-        match look.rejection {
-            Some(rejection) => Err(rejection.into()),
-            None => Ok(Verified { funds: Some(look.funds), gas: None, at, contract_wallet: look.contract_wallet }),
-        }
+        metrics::verified(payment.terms().offer().network(), result, started.elapsed());
+        verified
     }
 
     async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        self.remote.settle(payment.clone(), Insistence::Settle).await
+        let started = Instant::now();
+        let outcome = self.remote.settle(payment.clone(), Insistence::Settle).await;
+        let result = match &outcome {
+            Ok(Outcome::Settled { .. }) => "settled",
+            Ok(Outcome::Failed { .. }) => "failed",
+            Ok(Outcome::Unknown { .. }) => "unknown",
+            Err(_) => "unavailable",
+        };
+        metrics::settled(payment.terms().offer().network(), result, started.elapsed());
+        outcome
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.remote.look_again(record).await
+    }
+
+    async fn readiness(&self) -> Readiness {
+        self.remote.readiness().await
     }
 
     fn reads_echo(&self) -> bool {
@@ -178,6 +196,23 @@ impl Remote {
             Err(NoLanding::Full) => {
                 Err(FacilitatorError::Busy { what: "settlements", retry_after: Duration::from_secs(1) })
             }
+        }
+    }
+
+    /// Asks the facilitator and, where there is one, the node at the same time.
+    async fn look_at(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        let at = self.clock.now();
+        let asked = self.verify(payment);
+        let Some(witness) = self.witness(payment.terms().offer().network()) else {
+            asked.await?;
+            return Ok(Verified { funds: None, gas: None, at, contract_wallet: false });
+        };
+        let (said, look) = tokio::join!(asked, witness.look(payment));
+        said?;
+        let look = look?;
+        match look.rejection {
+            Some(rejection) => Err(rejection.into()),
+            None => Ok(Verified { funds: Some(look.funds), gas: None, at, contract_wallet: look.contract_wallet }),
         }
     }
 

@@ -13,6 +13,9 @@ use crate::{facilitator::FacilitatorError, network::Network, protocol::Supported
 /// When a facilitator that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How many networks are told apart in what is counted.
+const MAX_NETWORKS: usize = 16;
+
 #[derive(Debug)]
 pub(super) struct Supported {
     ttl: Duration,
@@ -60,6 +63,14 @@ impl Supported {
                     && (kind.network == named || kind.network == "eip155:*")
             })
         })
+    }
+
+    /// The networks on which it said so, of those that are named.
+    pub(super) fn networks(&self) -> Vec<Network> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let kinds = known.iter().flat_map(|(_, said)| &said.kinds);
+        let exact = kinds.filter(|kind| kind.x402_version == 2 && kind.scheme == "exact");
+        exact.filter_map(|kind| kind.network.parse().ok()).take(MAX_NETWORKS).collect()
     }
 
     fn fresh(&self) -> Option<Arc<SupportedResponse>> {

@@ -1,9 +1,12 @@
 //! What must be true of extensions that are echoed.
 
-use serde_json::{Map, Value};
+#[cfg(any(feature = "server", test))]
+use serde_json::Map;
+use serde_json::Value;
 
 /// The first extension of which `echoed` does not repeat what was `offered`. A payer may leave an extension out and may add to
 /// it; what the server said in its `info` it may neither change nor take away (x402 v2, section 5.2).
+#[cfg(any(feature = "server", test))]
 pub(crate) fn altered<'a>(offered: &'a Map<String, Value>, echoed: &Map<String, Value>) -> Option<&'a str> {
     let altered = offered
         .iter()
@@ -23,10 +26,12 @@ pub(crate) fn is_same(a: &Value, b: &Value) -> bool {
     }
 }
 
+#[cfg(any(feature = "server", test))]
 fn info_of(extension: &Value) -> &Value {
     extension.get("info").unwrap_or(extension)
 }
 
+#[cfg(any(feature = "server", test))]
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {

@@ -15,13 +15,13 @@
 
 pub mod bazaar;
 mod exact;
-#[cfg(feature = "server")]
 pub(crate) mod extensions;
 mod header;
 mod messages;
 mod payment_id;
 pub mod payment_status;
 mod reason;
+mod schema;
 pub mod v1;
 mod verbatim;
 mod version;

@@ -235,18 +235,17 @@ fn check_plain(schema: &Map<String, Value>, value: &Value, path: &str) -> Checke
         check_size(schema, text.chars().count(), path, "minLength", "maxLength")?;
     }
     let Some(number) = value.as_f64() else { return Ok(()) };
-    let bounds: [(&str, fn(f64, f64) -> bool); 4] = [
-        ("minimum", |number, bound| number >= bound),
-        ("maximum", |number, bound| number <= bound),
-        ("exclusiveMinimum", |number, bound| number > bound),
-        ("exclusiveMaximum", |number, bound| number < bound),
-    ];
-    for (keyword, is_met) in bounds {
-        if let Some(bound) = schema.get(keyword) {
-            let bound = bound.as_f64().ok_or(SchemaError::NotASchema("a bound"))?;
-            if !is_met(number, bound) {
-                return Err(mismatch(path, keyword_of(keyword)));
-            }
+    for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
+        let Some(bound) = schema.get(keyword) else { continue };
+        let bound = bound.as_f64().ok_or(SchemaError::NotASchema(keyword))?;
+        let is_met = match keyword {
+            "minimum" => number >= bound,
+            "maximum" => number <= bound,
+            "exclusiveMinimum" => number > bound,
+            _ => number < bound,
+        };
+        if !is_met {
+            return Err(mismatch(path, keyword));
         }
     }
     Ok(())
@@ -283,16 +282,6 @@ fn is_of(kind: &str, value: &Value) -> bool {
         "number" => value.is_number(),
         "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
         _ => false,
-    }
-}
-
-/// The same word with the lifetime that an error keeps.
-fn keyword_of(keyword: &str) -> &'static str {
-    match keyword {
-        "minimum" => "minimum",
-        "maximum" => "maximum",
-        "exclusiveMinimum" => "exclusiveMinimum",
-        _ => "exclusiveMaximum",
     }
 }
 

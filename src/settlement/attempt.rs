@@ -35,6 +35,8 @@ const SYNC_LIMIT: Duration = Duration::from_secs(8);
 const GRACE: Duration = Duration::from_millis(500);
 /// How often the price of one nonce is raised.
 const MAX_RAISES: usize = 3;
+/// After how many looks without a block a transaction is replaced that the price cannot be the reason for.
+const STUCK_LOOKS: usize = 2;
 /// How often a nonce is given up to another process in one attempt.
 const MAX_COLLISIONS: usize = 256;
 /// For how long after a submission other processes leave its payments alone, in seconds, beyond the time to confirm.
@@ -202,6 +204,7 @@ impl Engine {
         let raise_after = (6 * self.pace.block_time()).max(Duration::from_secs(2));
         let answer_at = started + self.confirm_timeout;
         let mut raised = Vec::new();
+        let mut looks = 0;
         loop {
             let is_awaited = members.iter().any(Member::is_awaited);
             let deadline = match is_awaited {
@@ -235,8 +238,10 @@ impl Engine {
             if started.elapsed() >= WATCH_LIMIT {
                 return slot.displaced();
             }
+            looks += 1;
+            let is_late = looks >= STUCK_LOOKS;
             if raised.len() < MAX_RAISES
-                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees).await
+                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees, is_late).await
             {
                 raised.push(Watched::enter(self, better.hash));
                 self.node.resend(&self.rpc, &better.raw).await;
@@ -245,16 +250,20 @@ impl Engine {
         }
     }
 
-    /// Signs the same call with the same nonce for a better price, if the price is what it waits for.
+    /// Signs the same call with the same nonce for a better price, if the price is what it waits for, or if it `is_late` and
+    /// everything behind waits for it: a node that forgot it, or forgot to offer it to a block, takes the new one.
     async fn raise(
         &self,
         members: &mut [Member],
         slot: &Slot,
         transaction: &mut TxEip1559,
         fees: &mut Fees,
+        is_late: bool,
     ) -> Result<Option<Signed>, FacilitatorError> {
         self.fees.forget().await;
-        if self.fees.get(&self.rpc).await?.max_fee <= fees.max_fee.saturating_add(fees.max_fee / 10) {
+        let is_cheap = self.fees.get(&self.rpc).await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
+        let is_stuck = !is_cheap && is_late && self.rpc.nonce(slot.lane().account(), "latest").await? == slot.nonce();
+        if !is_cheap && !is_stuck {
             return Ok(None);
         }
         let raised = self.fees.raise(&self.rpc, *fees).await?;
@@ -266,7 +275,7 @@ impl Engine {
         self.ledger.submit(self.submission(slot, &signed, payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
-        metrics::replaced(self.network, "price");
+        metrics::replaced(self.network, if is_stuck { "stuck" } else { "price" });
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
     }

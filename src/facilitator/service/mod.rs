@@ -59,7 +59,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 ///   `settlement_pending`, with the transaction's hash: ask again with the same body.
 /// - **A settlement that failed is not executed behind the caller's back**: only if it is asked for again.
 /// - **[A catalogue](FacilitatorServiceBuilder::catalogue)**, if it is turned on: what was paid for here and declares the extension
-///   [`bazaar`](crate::protocol::bazaar) is listed at `GET /discovery/resources`.
+///   [`bazaar`] is listed at `GET /discovery/resources`.
 /// - **Bounds**: bodies of 64 KiB, requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), bearer keys compared in constant
 ///   time, tokens and payees allowed. A caller is a key, or an address where the server in front puts a
 ///   [`PeerAddress`] into the request's extensions; all others share one allowance.

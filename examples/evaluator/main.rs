@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use axum::http::Method;
 use clap::Parser as _;
 use serde::Serialize;
 use serde_json::json;
@@ -27,7 +28,7 @@ use tower_x402::{
     Network,
     facilitator::Facilitator as _,
     protocol::bazaar::{BodyType, Discovery},
-    server::RequirePaymentLayer,
+    server::{BrowserPage, RequirePaymentLayer},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -108,6 +109,7 @@ impl Server {
             .service_name("evaluator")
             .description("Exact arithmetic and unit checking of a worked answer")
             .mime_type("application/json")
+            .browser_page(Some(BrowserPage::new().methods([Method::POST])))
             .tags(["evaluation", arithmetic::SKILL]);
         if let Some(credit) = flags.credit() {
             paywall = paywall.deferred(credit);

@@ -143,19 +143,24 @@ impl Catalogue {
         self.extensions.as_ref()
     }
 
-    /// The URL of what a request asks for, as the 402 names it.
-    pub(super) fn url(&self, uri: &Uri) -> Cow<'_, str> {
-        match &self.location {
-            Location::Url(url) => Cow::Borrowed(url.as_str()),
-            Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
-        }
-    }
-
     /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
     /// what is configured, and does not change with the price.
     pub(super) fn seller(&self) -> [&str; 2] {
         let (Location::Url(place) | Location::Origin(place)) = &self.location;
         [place, self.resource.service_name.as_deref().unwrap_or_default()]
+    }
+
+    /// What is said of the resource, but for its URL.
+    pub(super) fn resource(&self) -> &ResourceInfo {
+        &self.resource
+    }
+
+    /// Where the resource is, as the 402 names it.
+    pub(super) fn url(&self, uri: &Uri) -> Cow<'_, str> {
+        match &self.location {
+            Location::Url(url) => Cow::Borrowed(url.as_str()),
+            Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
+        }
     }
 
     fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {

@@ -110,14 +110,14 @@ impl Engine {
     fn call(&self, members: &[Member]) -> Call {
         if let [member] = members {
             let input = transfer::calldata(member.payment.authorization(), member.payment.signature());
-            return Call { to: member.expected.token, gas_limit: self.gas_limit(&input, member.verified.gas), input };
+            return Call { to: member.expected().token, gas_limit: self.gas_limit(&input, member.verified.gas), input };
         }
         let mut gas = GasLimit::new(self.batch_gas_cap);
         for member in members {
             gas.admit(member.verified.gas);
         }
         let packed: Vec<_> = members.iter().filter_map(Member::packed).collect();
-        let token = members.first().map_or(Address::ZERO, |member| member.expected.token);
+        let token = members.first().map_or(Address::ZERO, |member| member.expected().token);
         Call {
             to: BatchSettler::ADDRESS,
             input: batch::encode(token, self.batch_gas_cap, &packed),
@@ -136,7 +136,7 @@ impl Engine {
         for _ in 0..MAX_COLLISIONS {
             transaction.nonce = slot.nonce();
             let signed = self.sign(slot.lane(), transaction.clone()).await?;
-            let payments = members.iter().map(|member| member.key).collect();
+            let payments = members.iter().map(|member| *member.key()).collect();
             match self.ledger.submit(self.submission(slot, &signed, payments)).await {
                 Ok(()) => {
                     for member in members {
@@ -149,7 +149,7 @@ impl Engine {
                 Err(LedgerError::NonceTaken { next }) => slot.skip_to(next),
                 Err(LedgerError::NotDue(keys)) => {
                     let (others, kept): (Vec<_>, Vec<_>) =
-                        members.drain(..).partition(|member| keys.contains(&member.key));
+                        members.drain(..).partition(|member| keys.contains(member.key()));
                     *members = kept;
                     for member in others {
                         self.finish_as_recorded(member).await;
@@ -271,7 +271,7 @@ impl Engine {
         let to = transaction.to.to().copied().unwrap_or_default();
         let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
         let signed = self.sign(slot.lane(), better.clone()).await?;
-        let payments = members.iter().map(|member| member.key).collect();
+        let payments = members.iter().map(|member| *member.key()).collect();
         self.ledger.submit(self.submission(slot, &signed, payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
@@ -288,7 +288,7 @@ impl Engine {
         self.queue.changed.notify_one();
         let shared = members.len() > 1;
         let (paid, unpaid): (Vec<_>, Vec<_>) =
-            members.into_iter().partition(|member| member.expected.is_paid_by(receipt));
+            members.into_iter().partition(|member| member.expected().is_paid_by(receipt));
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
         metrics::shared(self.network, paid.len() + unpaid.len());
@@ -297,7 +297,7 @@ impl Engine {
         // Whom nobody waits for is entered into the ledger: all at once, so that they share its commits.
         let mut finishing = JoinSet::new();
         for member in paid {
-            match self.depths.of(member.expected.value) {
+            match self.depths.of(member.expected().value) {
                 0 => {
                     let engine = self.clone();
                     let outcome = Ok(Outcome::Settled { transaction, block, fee });
@@ -327,14 +327,14 @@ impl Engine {
     pub(super) async fn finish(&self, mut member: Member, outcome: Result<Outcome, FacilitatorError>) {
         match member.answer(outcome) {
             None => {}
-            Some(Ok(outcome)) => self.record(&member.key, outcome.step()).await,
+            Some(Ok(outcome)) => self.record(member.key(), outcome.step()).await,
             Some(Err(error)) => tracing::warn!(parent: &member.span, %error, "not settled; it will be tried again"),
         }
     }
 
     /// Another process was faster, or is at it.
     async fn finish_as_recorded(&self, member: Member) {
-        let outcome = match self.ledger.get(&member.key).await {
+        let outcome = match self.ledger.get(member.key()).await {
             Ok(Some(record)) => match record.settlement.paid_by() {
                 Some(transaction) => {
                     Ok(Outcome::Settled { transaction, block: record.settlement.block(), fee: record.fee })
@@ -358,10 +358,10 @@ impl Engine {
             return self.finish(member, unknown).await;
         }
         let was_spent = |transaction: &B256| member.spent.contains(transaction);
-        let record = self.ledger.get(&member.key).await.ok().flatten();
+        let record = self.ledger.get(member.key()).await.ok().flatten();
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
         let is_due = record.is_some_and(|record| record.transactions.iter().all(was_spent))
-            && self.ledger.settle(&member.key, step).await.is_ok();
+            && self.ledger.settle(member.key(), step).await.is_ok();
         self.finish(member, if is_due { Err(error) } else { unknown }).await;
     }
 

@@ -18,6 +18,7 @@ use anyhow::Context as _;
 use axum::http::Method;
 use clap::Parser as _;
 use serde::Serialize;
+use serde_json::json;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -26,6 +27,7 @@ use tokio::{
 use tower_x402::{
     Network,
     facilitator::Facilitator as _,
+    protocol::bazaar::{BodyType, Discovery},
     server::{BrowserPage, RequirePaymentLayer},
 };
 use tracing::{info, warn};
@@ -117,6 +119,7 @@ impl Server {
                 true => paywall.resource_url(&url.0),
                 false => paywall.public_origin(&url.0),
             };
+            paywall = paywall.discovery(discovery());
         }
         let paywall = paywall.build()?;
         let ready = Ready {
@@ -185,4 +188,14 @@ impl Signals {
             _ = self.terminate.recv() => {}
         }
     }
+}
+
+/// What an evaluation takes and gives, for those who look for one.
+fn discovery() -> Discovery {
+    let task = json!({ "id": "t1", "skill": arithmetic::SKILL, "prompt": "What is 17 * 23 + 4?" });
+    let properties = json!({ "task": { "type": "object" }, "output": { "type": "string" } });
+    Discovery::post(BodyType::Json)
+        .body(json!({ "task": task, "output": "17 * 23 + 4 = 395" }))
+        .body_schema(json!({ "type": "object", "properties": properties, "required": ["task", "output"] }))
+        .output(json!({ "score": 1.0 }))
 }

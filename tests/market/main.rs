@@ -1,0 +1,6 @@
+//! Evaluators that sell verdicts, and students that buy them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+
+mod messages;
+#[path = "../support/mod.rs"]
+mod support;

@@ -9,14 +9,14 @@ use super::{
 
 /// What a prompt asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Question {
-    pub(crate) value: Quantity,
+pub(super) struct Question {
+    pub(super) value: Quantity,
     /// The unit to answer in, as it is written: asked for, or else the first one of the expression.
-    pub(crate) unit: Option<(Unit, String)>,
+    pub(super) unit: Option<(Unit, String)>,
     /// Whether the prompt insists on that unit.
-    pub(crate) unit_asked: bool,
+    pub(super) unit_asked: bool,
     /// Whether nothing else in the prompt might change the meaning.
-    pub(crate) certain: bool,
+    pub(super) certain: bool,
 }
 
 /// Words that change nothing.
@@ -135,7 +135,7 @@ const MATHEMATICAL: &[&str] = &[
 ];
 
 /// What the prompt asks for, or why this judge cannot tell.
-pub(crate) fn read(prompt: &str) -> Result<Question, String> {
+pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let mut tokens = lexer::tokens(prompt);
     clause::settle_units(prompt, &mut tokens);
     let target = target(prompt, &tokens);

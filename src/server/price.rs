@@ -34,12 +34,14 @@ pub struct PriceError {
 
 pub(super) type QuoteFuture = Pin<Box<dyn Future<Output = Result<Quote, PriceError>> + Send>>;
 
+type PriceOfBody = dyn Fn(&Parts, &Bytes) -> QuoteFuture + Send + Sync;
+
 /// A fixed price, or a function of the request, with its body or without.
 #[derive(Clone)]
 pub(super) enum Price {
     Fixed(Usdc),
     Of(Arc<dyn Fn(&Parts) -> QuoteFuture + Send + Sync>),
-    OfBody(Arc<dyn Fn(&Parts, &Bytes) -> QuoteFuture + Send + Sync>),
+    OfBody(Arc<PriceOfBody>),
 }
 
 impl fmt::Debug for Price {

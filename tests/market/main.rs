@@ -3,7 +3,10 @@
 
 mod buying;
 mod cards;
+mod llm;
 mod messages;
+mod pairwise;
+mod pricing;
 mod selling;
 mod stage;
 #[path = "../support/mod.rs"]

@@ -6,6 +6,9 @@
 
 mod arithmetic;
 mod function;
+mod llm;
+mod pairwise;
+mod prose;
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -13,6 +16,9 @@ use async_trait::async_trait;
 
 pub use arithmetic::ArithmeticJudge;
 pub use function::{FunctionJudge, OutputJudge, judge_fn, output_judge};
+pub use llm::{LlmJudge, LlmJudgeBuilder, LlmJudgeError};
+pub use pairwise::PairwiseJudge;
+pub use prose::ProseJudge;
 
 use super::{LengthError, OutOfRange, Submission, Verdict};
 

@@ -30,7 +30,7 @@ struct Final {
 
 /// Judges `output` as an answer to `prompt`, or by a reference answer where there is one.
 pub(super) fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
-    let by_reference = reference.and_then(|reference| question::read(reference).ok());
+    let by_reference = reference.and_then(question::of_reference);
     let question = match by_reference.map_or_else(|| question::read(prompt), Ok) {
         Ok(question) => question,
         Err(reason) => return undecided(&reason),
@@ -326,7 +326,12 @@ mod tests {
         let prompt = "Ann has three boxes of twelve eggs and breaks half a dozen. How many are whole?";
         let score = |output: &str| judge(prompt, Some("30"), output);
         assert_eq!(score("3 * 12 = 36, 36 - 6 = 30. Answer: 30").score.get(), 1.0);
+        assert_eq!(score("3 * 12 = 36. Answer: 36").score.get(), 0.3, "the step is right");
         assert_eq!(score("Answer: 36").score.get(), 0.0);
+        let judge = |reference: &str, output: &str| judge(prompt, Some(reference), output).score.get();
+        assert_eq!(judge("3 * 12 = 36, and 36 - 6 = 30\n#### 30", "Answer: 30"), 1.0);
+        assert_eq!(judge("2.5 km", "Answer: 2500 m"), 1.0);
+        assert_eq!(judge("about half", "Answer: 15"), 0.5, "there is nothing to compare with");
         assert!(score("Answer: 36").confidence.get() > 0.9);
     }
 

@@ -173,6 +173,17 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     Ok(Question { value, unit, unit_asked, certain })
 }
 
+/// What a reference answer says: the last value in it.
+pub(super) fn of_reference(reference: &str) -> Option<Question> {
+    let mut tokens = lexer::tokens(reference);
+    clause::settle_units(reference, &mut tokens);
+    let runs = clause::runs(&tokens);
+    let expression = &tokens[clause::balanced(&tokens, runs.last()?.clone(), false)];
+    let value = expression::evaluate(expression).ok()?;
+    let unit = natural_unit(reference, expression, value.dimension);
+    Some(Question { value, unit, unit_asked: false, certain: runs.len() == 1 })
+}
+
 fn describe(text: &str, fault: Fault) -> String {
     format!("{text} has no value here: {fault}")
 }

@@ -37,9 +37,17 @@ fn readability(text: &str, document: &Document) -> Measure {
     let ease = 84.6f64.mul_add(-ratio(all, words), 1.015f64.mul_add(-ratio(words, sentences), 206.835));
     let score = between(ease, 60.0, 0.0);
     let severity = if score < 0.3 { Severity::Major } else { Severity::Minor };
-    let issue = Issue::new(severity, format!("the text is hard to read: Flesch's reading ease is {ease:.0}, plain English has 60"))
-        .suggest("use shorter sentences and shorter words");
-    Measure { weight: 0.25, score, strength: "the words and sentences are easy to read", issues: issues(score < 0.6, [issue]) }
+    let issue = Issue::new(
+        severity,
+        format!("the text is hard to read: Flesch's reading ease is {ease:.0}, plain English has 60"),
+    )
+    .suggest("use shorter sentences and shorter words");
+    Measure {
+        weight: 0.25,
+        score,
+        strength: "the words and sentences are easy to read",
+        issues: issues(score < 0.6, [issue]),
+    }
 }
 
 /// Sentences of more than thirty-five words lose their readers.
@@ -67,7 +75,9 @@ fn repetition(text: &str, document: &Document) -> Measure {
     let mut found = Vec::new();
     let twice = document.words.windows(2).filter(|pair| {
         let between = &text[pair[0].end..pair[1].start];
-        between.chars().all(char::is_whitespace) && word(&pair[0]) == word(&pair[1]) && !["had", "that"].contains(&&*word(&pair[0]))
+        between.chars().all(char::is_whitespace)
+            && word(&pair[0]) == word(&pair[1])
+            && !["had", "that"].contains(&&*word(&pair[0]))
     });
     let twice: Vec<_> = twice.collect();
     found.extend(twice.iter().take(EXAMPLES).map(|pair| {
@@ -75,7 +85,8 @@ fn repetition(text: &str, document: &Document) -> Measure {
             .at(Place::of(text, pair[0].start..pair[1].end))
             .suggest("leave one out")
     }));
-    let first = |at: usize| document.sentences[at].words.clone().next().and_then(|at| document.words.get(at)).map(&word);
+    let first =
+        |at: usize| document.sentences[at].words.clone().next().and_then(|at| document.words.get(at)).map(&word);
     let alike = (2..document.sentences.len()).filter(|&at| first(at) == first(at - 1) && first(at) == first(at - 2));
     let alike: Vec<usize> = alike.collect();
     found.extend(alike.iter().take(1).map(|&at| {
@@ -104,8 +115,9 @@ fn repetition(text: &str, document: &Document) -> Measure {
 fn voice(text: &str, document: &Document) -> Measure {
     const BE: [&str; 8] = ["is", "are", "was", "were", "be", "been", "being", "am"];
     const IRREGULAR: [&str; 28] = [
-        "done", "made", "given", "taken", "seen", "shown", "known", "written", "found", "held", "kept", "left", "lost", "paid",
-        "put", "said", "sent", "set", "sold", "told", "thought", "built", "brought", "bought", "chosen", "driven", "drawn", "grown",
+        "done", "made", "given", "taken", "seen", "shown", "known", "written", "found", "held", "kept", "left", "lost",
+        "paid", "put", "said", "sent", "set", "sold", "told", "thought", "built", "brought", "bought", "chosen",
+        "driven", "drawn", "grown",
     ];
     let passive = |sentence: &&super::text::Sentence| {
         let words: Vec<String> =
@@ -162,8 +174,20 @@ fn structure(text: &str, document: &Document) -> Measure {
 /// Words that say nothing.
 fn fillers(text: &str, document: &Document) -> Measure {
     const FILLERS: [&str; 14] = [
-        "very", "really", "basically", "actually", "just", "quite", "simply", "literally", "totally", "obviously", "clearly",
-        "somewhat", "rather", "honestly",
+        "very",
+        "really",
+        "basically",
+        "actually",
+        "just",
+        "quite",
+        "simply",
+        "literally",
+        "totally",
+        "obviously",
+        "clearly",
+        "somewhat",
+        "rather",
+        "honestly",
     ];
     let is_filler = |word: &&Range<usize>| FILLERS.contains(&&*text[(*word).clone()].to_lowercase());
     let found: Vec<_> = document.words.iter().filter(is_filler).collect();

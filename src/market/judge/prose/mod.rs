@@ -42,7 +42,8 @@ impl Judge for ProseJudge {
 fn judge(text: &str) -> Verdict {
     let document = Document::read(text);
     if document.words.is_empty() {
-        let critique = Critique::new("There is no prose here.").issue(Issue::new(Severity::Critical, "there are no words"));
+        let critique =
+            Critique::new("There is no prose here.").issue(Issue::new(Severity::Critical, "there are no words"));
         return Verdict::new(Score::MIN, Confidence::clamped(0.9), critique);
     }
     let measures: Vec<Measure> = measures::ALL.iter().map(|measure| measure(text, &document)).collect();
@@ -109,14 +110,22 @@ mod tests {
     fn an_issue_names_what_it_is_about() {
         let long = format!("We went {}home. It rained.", "and then we walked on ".repeat(9));
         let described_long = described(&long);
-        assert!(described_long.iter().any(|(what, quote)| what == "a sentence of 48 words" && quote.starts_with("We went")), "{described_long:?}");
+        assert!(
+            described_long.iter().any(|(what, quote)| what == "a sentence of 48 words" && quote.starts_with("We went")),
+            "{described_long:?}"
+        );
         let twice = described("We saw the the sea. Then we went home, and it was late when we came back.");
         assert!(twice.contains(&("\"the\" twice in a row".to_owned(), "the the".to_owned())), "{twice:?}");
         let broken = described("We went to the sea and then we walked home because");
         assert!(broken.iter().any(|(what, _)| what == "the text breaks off"), "{broken:?}");
-        let passive = described("The cake was eaten. The dog was blamed. The truth was never told. The cake was finished.");
-        assert!(passive.iter().any(|(what, quote)| what.contains("passive") && quote == "The dog was blamed."), "{passive:?}");
-        let filled = described("It was really very good. It was just so totally fine. We simply had to go there again soon.");
+        let passive =
+            described("The cake was eaten. The dog was blamed. The truth was never told. The cake was finished.");
+        assert!(
+            passive.iter().any(|(what, quote)| what.contains("passive") && quote == "The dog was blamed."),
+            "{passive:?}"
+        );
+        let filled =
+            described("It was really very good. It was just so totally fine. We simply had to go there again soon.");
         assert!(filled.iter().any(|(what, quote)| what.contains("adds nothing") && quote == "really"), "{filled:?}");
         let wall = described(&"We went to the sea today. ".repeat(60));
         assert!(wall.iter().any(|(what, _)| what == "a paragraph of 360 words"), "{wall:?}");

@@ -13,7 +13,7 @@ use reqwest::{
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
 use serde::Deserialize;
 
-use super::{CardError, Evaluation, MessageError, Submission, VerifiedCard, card_fetcher::read};
+use super::{CardError, Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard, card_fetcher::read};
 use crate::{
     client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
     protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
@@ -137,7 +137,7 @@ impl EvaluateError {
 }
 
 impl EvaluationClient {
-    /// Pays as `payer`, and reads answers of up to 1 MiB within 60 seconds.
+    /// Pays as `payer`, and reads answers of up to [`MAX_EVALUATION`] within 60 seconds.
     ///
     /// # Errors
     /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
@@ -153,7 +153,7 @@ impl EvaluationClient {
         let client = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let client = client.build().map_err(|error| unreachable(None, error))?;
         let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(HoldToCard).build();
-        Ok(Self { http, max_answer: 1 << 20, answer_timeout: Duration::from_secs(60) })
+        Ok(Self { http, max_answer: MAX_EVALUATION, answer_timeout: Duration::from_secs(60) })
     }
 
     /// The longest answer, in bytes.

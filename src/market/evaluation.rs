@@ -11,6 +11,9 @@ use super::{
     task::TaskId,
 };
 
+/// How long an evaluation in JSON may be, in bytes: evaluators sell no longer ones, and students read no longer ones.
+pub const MAX_EVALUATION: usize = 1 << 20;
+
 /// The verdicts on a submission, in the order of its outputs.
 ///
 /// See [`EVALUATION_SCHEMA`](super::schema::EVALUATION_SCHEMA) for its form in JSON.

@@ -88,7 +88,7 @@ pub use card_fetcher::CardFetcher;
 pub use card_signature::CardSignature;
 pub use client::{Bought, EvaluateError, EvaluationClient};
 pub use critique::{Critique, Issue, Place, Severity, Span};
-pub use evaluation::{Evaluation, EvaluatorId, Preference, Verdict};
+pub use evaluation::{Evaluation, EvaluatorId, MAX_EVALUATION, Preference, Verdict};
 pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, EvaluatorService, SkillStats, Stats};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};

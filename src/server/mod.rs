@@ -31,6 +31,9 @@
 //! settled: if its payer has paid here before and owes little. Then `PAYMENT-RESPONSE` says success without a transaction, and
 //! the facilitator settles on its own.
 //!
+//! The price is fixed, or a function of the request's head ([`price_with`](RequirePaymentLayerBuilder::price_with)), or of its body
+//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)), which is then read before anything is demanded.
+//!
 //! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
 //! the same request finds the answer.

@@ -130,6 +130,12 @@ fn bad_place() -> Issue {
     Issue::new(Severity::Minor, "").at(Place::quoting("elsewhere", "elsewhere"))
 }
 
+/// A critique of more than a mebibyte, every part of it as long as it may be.
+fn ramble() -> Critique {
+    let long = "世".repeat(2_048);
+    (0..64).fold(Critique::new(""), |critique, _| critique.issue(Issue::new(Severity::Minor, &*long).suggest(&*long)))
+}
+
 #[tokio::test]
 async fn a_judge_that_fails_is_not_paid() {
     let stage = Stage::set().await;
@@ -139,6 +145,7 @@ async fn a_judge_that_fails_is_not_paid() {
         "busy" => Err(JudgeError::Busy { retry_after: Duration::from_secs(7) }),
         "panic" => panic!("a bug"),
         "slow" => std::future::pending().await,
+        "ramble" => Ok(Verdict::new(Score::MAX, Confidence::MAX, ramble())),
         "misquote" => Ok(Verdict::new(Score::MAX, Confidence::MAX, Critique::new("").issue(bad_place()))),
         _ => Ok(right()),
     });
@@ -146,9 +153,15 @@ async fn a_judge_that_fails_is_not_paid() {
     let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).max_attempts(1);
     let student = tower_x402::market::EvaluationClient::with(payments).unwrap();
     let card = booth.card().await;
-    for (question, expected) in
-        [("fail", 500), ("refuse", 422), ("busy", 503), ("panic", 500), ("slow", 504), ("misquote", 500)]
-    {
+    for (question, expected) in [
+        ("fail", 500),
+        ("refuse", 422),
+        ("busy", 503),
+        ("panic", 500),
+        ("slow", 504),
+        ("misquote", 500),
+        ("ramble", 500),
+    ] {
         let submission = Submission::single(Task::new("arithmetic", question).unwrap(), "").unwrap();
         match student.evaluate(&card, &submission).await {
             Err(EvaluateError::Answered { status, detail, receipt }) => {

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     market::{
-        Evaluation, EvaluatorId, Outputs, Pricing, Submission, Verdict,
+        Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
         judge::{Judge, JudgeError},
     },
     protocol::header_name,
@@ -94,10 +94,16 @@ impl Work {
             Ok(submission) => submission,
             Err(refusal) => return refusal.into_response(),
         };
-        match self.judge(&submission).await {
+        let response = match self.judge(&submission).await {
             Ok(evaluation) => answer(&submission, &evaluation),
-            Err(refusal) => refusal.into_response(),
+            Err(refusal) => return refusal.into_response(),
+        };
+        let length = response.body().size_hint().lower();
+        if length > MAX_EVALUATION as u64 {
+            tracing::error!(length, "the judge's verdicts are longer than students read; nothing was charged");
+            return internal().into_response();
         }
+        response
     }
 
     /// A submission that this evaluator takes.

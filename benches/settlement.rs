@@ -25,7 +25,6 @@ use std::{
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;
-use futures_util::future::join_all;
 use http::StatusCode;
 use support::{
     anvil::AnvilChain,
@@ -60,8 +59,8 @@ async fn main() {
         println!("|---|---|---|---|---|---|---|");
         let chain = chain(on_devnet, Duration::from_millis(200)).await;
         let mut customers = Vec::new();
-        for _ in 0..20 {
-            customers.extend(join_all((0..50).map(|_| Customer::with_funds(&*chain, 100_000 * PRICE))).await);
+        for _ in 0..1_000 {
+            customers.push(Customer::with_funds(&*chain, 100_000 * PRICE).await);
         }
         for keys in [1, 2, 4, 8] {
             for payers in [10, 1_000] {

@@ -79,6 +79,13 @@ impl Answer {
         Self(Box::new(Content { status, headers, body, ended: Ended::Unpaid }))
     }
 
+    /// The same, said to a person: in another body, with the headers that go with it.
+    pub(super) fn shown_as(mut self, headers: HeaderMap, html: String) -> Self {
+        self.0.headers.extend(headers);
+        self.0.body = html.into();
+        self
+    }
+
     /// How it is counted, where that does not follow from its status.
     pub(super) fn counted(mut self, ended: Ended) -> Self {
         self.0.ended = ended;
@@ -103,7 +110,7 @@ impl Answer {
         let mut response = Response::new(ResponseBody::own(body));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        response.headers_mut().insert(CONTENT_TYPE, JSON);
+        response.headers_mut().entry(CONTENT_TYPE).or_insert(JSON);
         response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
         response
     }

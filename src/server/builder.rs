@@ -13,6 +13,7 @@ use super::{
     deferred::DeferredPolicy,
     layer::RequirePaymentLayer,
     offer::{Catalogue, Location, Way},
+    page::BrowserPage,
     price::{Price, PriceError, Quote},
     wait::InProgress,
 };
@@ -40,6 +41,7 @@ pub struct RequirePaymentLayerBuilder {
     answer_preflights: bool,
     speaks_v1: bool,
     asks_for_ids: bool,
+    page: Option<BrowserPage>,
     clock: Arc<dyn Clock>,
 }
 
@@ -60,6 +62,7 @@ impl Default for RequirePaymentLayerBuilder {
             answer_preflights: false,
             speaks_v1: true,
             asks_for_ids: false,
+            page: Some(BrowserPage::new()),
             clock: Arc::new(SystemClock),
         }
     }
@@ -228,6 +231,13 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
+    /// What a person sees whose browser opens what is sold: a page that explains the offer and pays it from a wallet. On
+    /// unless `None` is given; programs are answered the same with and without it.
+    pub fn browser_page(mut self, page: Option<BrowserPage>) -> Self {
+        self.page = page;
+        self
+    }
+
     /// Whether the 402 offers the extension `payment-identifier`; it does not unless this is turned on. Payers may then name
     /// their payments; see [what an id does](super#payment-identifiers). Adds about 0.6 KB to the 402's header.
     pub fn payment_identifier(mut self, ask: bool) -> Self {
@@ -372,6 +382,7 @@ impl RequirePaymentLayerBuilder {
             allow_upgrades: self.allow_upgrades,
             answer_preflights: self.answer_preflights,
             asks_for_ids: self.asks_for_ids,
+            page: self.page,
             clock: self.clock,
             in_progress: InProgress::default(),
         }))

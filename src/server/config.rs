@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::{offer::Catalogue, wait::InProgress};
+use super::{offer::Catalogue, page::BrowserPage, wait::InProgress};
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Window},
@@ -27,6 +27,8 @@ pub(super) struct Config {
     pub(super) answer_preflights: bool,
     /// Whether payers may name their payments (the extension `payment-identifier`).
     pub(super) asks_for_ids: bool,
+    /// What people are shown; `None` if they get what programs get.
+    pub(super) page: Option<BrowserPage>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
@@ -79,6 +81,11 @@ impl Limits {
     /// How many copies of one payment may wait, so that nobody fills all places with one.
     pub(super) fn copies(&self) -> usize {
         (self.concurrent / 8).max(1)
+    }
+
+    /// How long after it was signed a payment that lasts as long as it may can still be presented, in seconds.
+    pub(super) fn time_to_sign(&self) -> u64 {
+        self.max_timeout.saturating_sub(self.handler_deadline + self.settlement_margin).as_secs()
     }
 
     pub(super) fn window(&self) -> Window {

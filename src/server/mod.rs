@@ -53,6 +53,12 @@
 //! is offered at all, and `upfront` otherwise. Networks without a name in v1 are not offered to them.
 //! [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
 //!
+//! # People
+//!
+//! A browser that opens what is sold is shown a [page](BrowserPage) in place of the JSON body: what it is, what it costs, how a
+//! program pays, and a button that pays from a wallet in the browser. [`browser_page`](RequirePaymentLayerBuilder::browser_page)
+//! names it or turns it off.
+//!
 //! # Payment identifiers
 //!
 //! An authorization and its signature are published on the chain when it is settled, so that whoever reads the chain can
@@ -114,6 +120,7 @@ mod layer;
 mod lease;
 mod offer;
 mod offer_v1;
+mod page;
 mod payment;
 mod presented;
 mod price;
@@ -133,6 +140,9 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
+pub use page::BrowserPage;
+#[cfg(feature = "market")]
+pub(crate) use page::is_navigation;
 pub use payment::Payment;
 pub use price::{PriceError, Quote};
 pub use request_body::RequestBody;

@@ -151,6 +151,19 @@ impl Catalogue {
         [place, self.resource.service_name.as_deref().unwrap_or_default()]
     }
 
+    /// What is said of the resource, but for its URL.
+    pub(super) fn resource(&self) -> &ResourceInfo {
+        &self.resource
+    }
+
+    /// Where the resource is.
+    pub(super) fn url(&self, uri: &Uri) -> Cow<'_, str> {
+        match &self.location {
+            Location::Url(url) => Cow::Borrowed(url.as_str()),
+            Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
+        }
+    }
+
     fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {
         let offer = |(index, way): (usize, &Way)| {
             let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
@@ -164,10 +177,7 @@ impl Catalogue {
     }
 
     fn assemble(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
-        let url = match &self.location {
-            Location::Url(url) => Cow::Borrowed(url.as_str()),
-            Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
-        };
+        let url = self.url(uri);
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),

@@ -21,7 +21,7 @@ use super::{
     config::Config,
     future::ResponseFuture,
     job::Work,
-    purchase,
+    page, purchase,
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -95,8 +95,7 @@ where
         if let Some(offers) = self.config.catalogue.fixed()
             && !is_paid
         {
-            let demand = self.config.catalogue.demand(request.uri(), offers, None);
-            let answer = Answer::demand(StatusCode::PAYMENT_REQUIRED, demand);
+            let answer = page::demand(&self.config, request.method(), request.uri(), headers, offers);
             return ResponseFuture::ready(answer.into_response(), cors);
         }
         ResponseFuture::paid(Box::pin(charge(self.config.clone(), self.inner.clone(), request, is_paid)), cors)
@@ -131,10 +130,10 @@ where
         let request = Request::from_parts(parts, work.unhashed());
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };
-    let sale = Sale { uri: parts.uri.clone(), config, offers, version: Version::default() };
     if !is_paid {
-        return Ok(sale.demand().into_response());
+        return Ok(page::demand(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
     }
+    let sale = Sale { uri: parts.uri.clone(), config, offers, version: Version::default() };
     purchase::serve(sale, inner, parts, work).await
 }
 

@@ -35,6 +35,8 @@ const SYNC_LIMIT: Duration = Duration::from_secs(8);
 const GRACE: Duration = Duration::from_millis(500);
 /// How often the price of one nonce is raised.
 const MAX_RAISES: usize = 3;
+/// After how many looks without a block a transaction is replaced that the price cannot be the reason for.
+const STUCK_LOOKS: usize = 2;
 /// How often a nonce is given up to another process in one attempt.
 const MAX_COLLISIONS: usize = 256;
 /// For how long after a submission other processes leave its payments alone, in seconds, beyond the time to confirm.
@@ -108,14 +110,14 @@ impl Engine {
     fn call(&self, members: &[Member]) -> Call {
         if let [member] = members {
             let input = transfer::calldata(member.payment.authorization(), member.payment.signature());
-            return Call { to: member.expected.token, gas_limit: self.gas_limit(&input, member.verified.gas), input };
+            return Call { to: member.expected().token, gas_limit: self.gas_limit(&input, member.verified.gas), input };
         }
         let mut gas = GasLimit::new(self.batch_gas_cap);
         for member in members {
             gas.admit(member.verified.gas);
         }
         let packed: Vec<_> = members.iter().filter_map(Member::packed).collect();
-        let token = members.first().map_or(Address::ZERO, |member| member.expected.token);
+        let token = members.first().map_or(Address::ZERO, |member| member.expected().token);
         Call {
             to: BatchSettler::ADDRESS,
             input: batch::encode(token, self.batch_gas_cap, &packed),
@@ -134,7 +136,7 @@ impl Engine {
         for _ in 0..MAX_COLLISIONS {
             transaction.nonce = slot.nonce();
             let signed = self.sign(slot.lane(), transaction.clone()).await?;
-            let payments = members.iter().map(|member| member.key).collect();
+            let payments = members.iter().map(|member| *member.key()).collect();
             match self.ledger.submit(self.submission(slot, &signed, payments)).await {
                 Ok(()) => {
                     for member in members {
@@ -147,7 +149,7 @@ impl Engine {
                 Err(LedgerError::NonceTaken { next }) => slot.skip_to(next),
                 Err(LedgerError::NotDue(keys)) => {
                     let (others, kept): (Vec<_>, Vec<_>) =
-                        members.drain(..).partition(|member| keys.contains(&member.key));
+                        members.drain(..).partition(|member| keys.contains(member.key()));
                     *members = kept;
                     for member in others {
                         self.finish_as_recorded(member).await;
@@ -202,6 +204,7 @@ impl Engine {
         let raise_after = (6 * self.pace.block_time()).max(Duration::from_secs(2));
         let answer_at = started + self.confirm_timeout;
         let mut raised = Vec::new();
+        let mut looks = 0;
         loop {
             let is_awaited = members.iter().any(Member::is_awaited);
             let deadline = match is_awaited {
@@ -235,8 +238,10 @@ impl Engine {
             if started.elapsed() >= WATCH_LIMIT {
                 return slot.displaced();
             }
+            looks += 1;
+            let is_late = looks >= STUCK_LOOKS;
             if raised.len() < MAX_RAISES
-                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees).await
+                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees, is_late).await
             {
                 raised.push(Watched::enter(self, better.hash));
                 self.node.resend(&self.rpc, &better.raw).await;
@@ -245,16 +250,20 @@ impl Engine {
         }
     }
 
-    /// Signs the same call with the same nonce for a better price, if the price is what it waits for.
+    /// Signs the same call with the same nonce for a better price, if the price is what it waits for, or if it `is_late` and
+    /// everything behind waits for it: a node that forgot it, or forgot to offer it to a block, takes the new one.
     async fn raise(
         &self,
         members: &mut [Member],
         slot: &Slot,
         transaction: &mut TxEip1559,
         fees: &mut Fees,
+        is_late: bool,
     ) -> Result<Option<Signed>, FacilitatorError> {
         self.fees.forget().await;
-        if self.fees.get(&self.rpc).await?.max_fee <= fees.max_fee.saturating_add(fees.max_fee / 10) {
+        let is_cheap = self.fees.get(&self.rpc).await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
+        let is_stuck = !is_cheap && is_late && self.rpc.nonce(slot.lane().account(), "latest").await? == slot.nonce();
+        if !is_cheap && !is_stuck {
             return Ok(None);
         }
         let raised = self.fees.raise(&self.rpc, *fees).await?;
@@ -262,11 +271,11 @@ impl Engine {
         let to = transaction.to.to().copied().unwrap_or_default();
         let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
         let signed = self.sign(slot.lane(), better.clone()).await?;
-        let payments = members.iter().map(|member| member.key).collect();
+        let payments = members.iter().map(|member| *member.key()).collect();
         self.ledger.submit(self.submission(slot, &signed, payments)).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
-        metrics::replaced(self.network, "price");
+        metrics::replaced(self.network, if is_stuck { "stuck" } else { "price" });
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
     }
@@ -279,7 +288,7 @@ impl Engine {
         self.queue.changed.notify_one();
         let shared = members.len() > 1;
         let (paid, unpaid): (Vec<_>, Vec<_>) =
-            members.into_iter().partition(|member| member.expected.is_paid_by(receipt));
+            members.into_iter().partition(|member| member.expected().is_paid_by(receipt));
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
         metrics::shared(self.network, paid.len() + unpaid.len());
@@ -288,7 +297,7 @@ impl Engine {
         // Whom nobody waits for is entered into the ledger: all at once, so that they share its commits.
         let mut finishing = JoinSet::new();
         for member in paid {
-            match self.depths.of(member.expected.value) {
+            match self.depths.of(member.expected().value) {
                 0 => {
                     let engine = self.clone();
                     let outcome = Ok(Outcome::Settled { transaction, block, fee });
@@ -318,14 +327,14 @@ impl Engine {
     pub(super) async fn finish(&self, mut member: Member, outcome: Result<Outcome, FacilitatorError>) {
         match member.answer(outcome) {
             None => {}
-            Some(Ok(outcome)) => self.record(&member.key, outcome.step()).await,
+            Some(Ok(outcome)) => self.record(member.key(), outcome.step()).await,
             Some(Err(error)) => tracing::warn!(parent: &member.span, %error, "not settled; it will be tried again"),
         }
     }
 
     /// Another process was faster, or is at it.
     async fn finish_as_recorded(&self, member: Member) {
-        let outcome = match self.ledger.get(&member.key).await {
+        let outcome = match self.ledger.get(member.key()).await {
             Ok(Some(record)) => match record.settlement.paid_by() {
                 Some(transaction) => {
                     Ok(Outcome::Settled { transaction, block: record.settlement.block(), fee: record.fee })
@@ -349,10 +358,10 @@ impl Engine {
             return self.finish(member, unknown).await;
         }
         let was_spent = |transaction: &B256| member.spent.contains(transaction);
-        let record = self.ledger.get(&member.key).await.ok().flatten();
+        let record = self.ledger.get(member.key()).await.ok().flatten();
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
         let is_due = record.is_some_and(|record| record.transactions.iter().all(was_spent))
-            && self.ledger.settle(&member.key, step).await.is_ok();
+            && self.ledger.settle(member.key(), step).await.is_ok();
         self.finish(member, if is_due { Err(error) } else { unknown }).await;
     }
 

@@ -168,7 +168,7 @@ impl Engine {
         !member.left_behind
             && member.verified.gas.is_some()
             && self.clock.now().saturating_sub(member.verified.at) <= FRESH
-            && self.reverts.bars(member.key.payer).is_none()
+            && self.reverts.bars(member.key().payer).is_none()
     }
 
     /// The member, if it may be signed for; otherwise it has been answered.
@@ -187,9 +187,9 @@ impl Engine {
             return None;
         }
         if member.left_behind && rejection.is_some() {
-            self.reverts.note(member.key.payer);
+            self.reverts.note(member.key().payer);
         }
-        match rejection.or_else(|| self.reverts.bars(member.key.payer)) {
+        match rejection.or_else(|| self.reverts.bars(member.key().payer)) {
             // What an earlier attempt sent may still be executed.
             Some(_) if !member.is_clean() => {
                 let unknown = member.unknown();

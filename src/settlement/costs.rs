@@ -99,7 +99,7 @@ impl Engine {
         let share = receipt.cost() / U256::from(payments);
         let of_gas = receipt.effective_gas_price.saturating_mul(U256::from(gas));
         self.costs.observe(gas, share.saturating_sub(of_gas).saturating_to());
-        let lost = paid.iter().filter(|member| self.costs.exceed(share, member.expected.value)).count() as u64;
+        let lost = paid.iter().filter(|member| self.costs.exceed(share, member.expected().value)).count() as u64;
         if let Some(price) = self.costs.native_price().filter(|_| lost > 0) {
             let cost = crate::ops::in_usdc(share, price);
             tracing::warn!(

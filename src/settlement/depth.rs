@@ -40,7 +40,7 @@ impl Engine {
             }
             // It may be in another block by now, or in none.
             match self.rpc.receipt(transaction).await {
-                Ok(Some(now)) if member.expected.is_paid_by(&now) && now.block() <= receipt.block() => {
+                Ok(Some(now)) if member.expected().is_paid_by(&now) && now.block() <= receipt.block() => {
                     outcome = Outcome::Settled { transaction, block: Some(now.block()), fee };
                     break;
                 }

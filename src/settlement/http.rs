@@ -18,6 +18,9 @@ use url::Url;
 /// The largest answer that is read; receipts and log ranges stay far below it.
 const MAX_ANSWER: usize = 16 << 20;
 
+/// How many connections without a request are kept, of some 30 KiB each.
+const MAX_IDLE: usize = 32;
+
 /// A JSON-RPC endpoint reached over HTTP.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -32,6 +35,7 @@ impl Endpoint {
             .redirect(Policy::none())
             .connect_timeout(Duration::from_secs(5))
             .pool_idle_timeout(Duration::from_secs(90))
+            .pool_max_idle_per_host(MAX_IDLE)
             .tcp_nodelay(true)
             .build()
             .ok()?;

@@ -24,8 +24,6 @@ pub(super) type Answer = oneshot::Sender<Result<Outcome, FacilitatorError>>;
 /// A payment with what settling it needs, and how far that came.
 pub(super) struct Member {
     pub(super) payment: Prechecked,
-    pub(super) key: PaymentKey,
-    pub(super) expected: Expected,
     /// When it was looked at last, and what its transfer took.
     pub(super) verified: Verified,
     /// The block at which it was first seen unused by this call.
@@ -44,7 +42,7 @@ pub(super) struct Member {
     answer: Option<Answer>,
     pub(super) span: tracing::Span,
     begun: Instant,
-    _active: ActiveGuard,
+    active: ActiveGuard,
 }
 
 impl Member {
@@ -57,13 +55,11 @@ impl Member {
     ) -> Self {
         let key = payment.key();
         Self {
-            expected: Expected::of(key.asset, payment.authorization()),
             seen_unused: verified.funds.map(|funds| funds.block),
             span: tracing::info_span!(
                 "settle", network = %key.network, payer = %key.payer, nonce = %key.nonce, transaction = tracing::field::Empty
             ),
             begun: Instant::now(),
-            key,
             payment,
             verified,
             left_behind: false,
@@ -72,8 +68,17 @@ impl Member {
             journalled: Vec::new(),
             spent: Vec::new(),
             answer,
-            _active: active,
+            active,
         }
+    }
+
+    pub(super) fn key(&self) -> &PaymentKey {
+        &self.active.key
+    }
+
+    /// What must move.
+    pub(super) fn expected(&self) -> Expected {
+        Expected::of_payment(&self.payment)
     }
 
     /// Its place in a batch, if it may share a transaction with others.
@@ -107,7 +112,7 @@ impl Member {
         if let Some(transaction) = transaction {
             self.span.record("transaction", tracing::field::display(transaction));
         }
-        metrics::settled(self.key.network, result, self.begun.elapsed());
+        metrics::settled(self.key().network, result, self.begun.elapsed());
     }
 
     /// Whether somebody waits.

@@ -44,12 +44,12 @@ impl Engine {
                 Ok((facts, _)) if facts.used => {
                     let found = self.look_for_use(&member.payment, member.seen_unused, &facts, Some(transaction)).await;
                     if let Ok(Outcome::Failed { .. }) = found {
-                        self.reverts.note(member.key.payer);
+                        self.reverts.note(member.key().payer);
                     }
                     return Ok(found.unwrap_or(unknown));
                 }
                 Ok((_, rejection)) => {
-                    self.reverts.note(member.key.payer);
+                    self.reverts.note(member.key().payer);
                     let (reason, detail) = match rejection {
                         Some(Rejection { reason, detail }) => (reason, detail),
                         None => {

@@ -19,7 +19,8 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    members: VecDeque<Member>,
+    /// Boxed: what is empty in the line takes no room.
+    members: VecDeque<Box<Member>>,
     /// Whether a task takes from the queue.
     is_served: bool,
 }
@@ -28,7 +29,7 @@ impl Queue {
     /// Puts a payment in line. `true` if somebody has to begin to serve.
     pub(super) fn push(&self, member: Member) -> bool {
         let mut waiting = self.lock();
-        waiting.members.push_back(member);
+        waiting.members.push_back(Box::new(member));
         let begin = !std::mem::replace(&mut waiting.is_served, true);
         drop(waiting);
         self.changed.notify_one();
@@ -42,7 +43,7 @@ impl Queue {
         }
         let mut waiting = self.lock();
         for member in members.into_iter().rev() {
-            waiting.members.push_front(member);
+            waiting.members.push_front(Box::new(member));
         }
         let begin = !std::mem::replace(&mut waiting.is_served, true);
         drop(waiting);
@@ -58,9 +59,10 @@ impl Queue {
     pub(super) fn expired(&self) -> Vec<Member> {
         let mut waiting = self.lock();
         let now = Instant::now();
-        let (expired, kept) = waiting.members.drain(..).partition(|member: &Member| member.patience <= now);
+        let (expired, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut waiting.members).into_iter().partition(|member| member.patience <= now);
         waiting.members = kept;
-        expired.into()
+        expired.into_iter().map(|member| *member).collect()
     }
 
     /// Whether nobody waits; serving has ended then.
@@ -76,20 +78,20 @@ impl Queue {
         let mut waiting = self.lock();
         let Some(first) = waiting.members.pop_front() else { return Vec::new() };
         if most <= 1 || first.packed().is_none() {
-            return vec![first];
+            return vec![*first];
         }
-        let token = first.key.asset;
+        let token = first.key().asset;
         let mut gas = GasLimit::new(gas_cap);
         gas.admit(first.verified.gas);
-        let mut taken = vec![first];
+        let mut taken = vec![*first];
         let mut kept = VecDeque::new();
         while let Some(member) = waiting.members.pop_front() {
             let fits = taken.len() < most
-                && member.key.asset == token
+                && member.key().asset == token
                 && member.packed().is_some()
                 && gas.admit(member.verified.gas);
             if fits {
-                taken.push(member);
+                taken.push(*member);
             } else {
                 kept.push_back(member);
             }

@@ -119,6 +119,17 @@ async fn whoever_asks_without_a_body_is_told_the_price_of_one_output() {
     let response = paid.post(booth.url.join("evaluate").unwrap()).send().await.unwrap();
     assert_eq!(response.status(), 400);
     assert_eq!(booth.income(&stage).await, 0);
+    let browsing = client.get(booth.url.join("evaluate").unwrap());
+    let browsing = browsing.header("accept", "text/html").header("user-agent", "Mozilla/5.0").send().await.unwrap();
+    assert_eq!(
+        (browsing.status().as_u16(), &browsing.headers()["content-type"]),
+        (402, &"text/html; charset=utf-8".parse().unwrap())
+    );
+    let browser = PaymentMiddleware::new(stage.payer(10 * PRICE).await).client(reqwest::Client::builder()).unwrap();
+    let body = json!({ "task": { "skill": "arithmetic", "prompt": QUESTION }, "output": "395" }).to_string();
+    let paying = browser.get(booth.url.join("evaluate").unwrap()).header("accept", "text/html");
+    assert_eq!(paying.header("user-agent", "Mozilla/5.0").body(body).send().await.unwrap().status(), 405);
+    assert_eq!(booth.income(&stage).await, 0);
     for (method, path, status) in [("GET", "evaluate", 405), ("POST", "stats", 405), ("GET", "nothing", 404)] {
         let url = booth.url.join(path).unwrap();
         let response = client.request(method.parse().unwrap(), url).send().await.unwrap();

@@ -1,6 +1,9 @@
 //! Settling, when the chain does as it should and when the payer does not.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use alloy_primitives::U256;
 use alloy_sol_types::SolCall;
@@ -269,6 +272,24 @@ async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
     paid_by(&stage.settle(&payment, &verified).await);
     assert_eq!(stage.record(&payment).await.transactions.len(), 2);
     assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_nonce() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let buried = OnceLock::new();
+    stage.devnet.faults().set(move |call| match call.method {
+        "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "method not found".into() },
+        "eth_sendRawTransaction" if buried.get_or_init(|| call.params[0].clone()) == &call.params[0] => {
+            Fault::Error { code: -32000, message: "already known".into() }
+        }
+        _ => Fault::None,
+    });
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.record(&payment).await.transactions.len(), 2);
+    assert_eq!(stage.next_nonce().await, 1);
 }
 
 #[tokio::test]

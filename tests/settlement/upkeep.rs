@@ -160,6 +160,28 @@ async fn what_a_reorganization_undid_is_settled_again() {
     }
 }
 
+/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+#[tokio::test]
+async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
+    let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError };
+    stage.ledger.settle(&payment.key(), failed).await.unwrap();
+    let verified = stage.verify(&payment).await.unwrap();
+    paid_by(&stage.settle(&payment, &verified).await);
+    // Nor can the transaction be sent again.
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    stage.ledger.forget_nonces(&sender, 1).await.unwrap();
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(stage.received(), 0);
+    until(async || {
+        stage.facilitator.look_after_soon();
+        stage.received() == 1
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn what_a_reorganization_undid_between_two_looks_is_settled_again() {
     let stage = Stage::with(|d| d.finality_depth(64), diligent).await;

@@ -89,14 +89,25 @@ impl Drop for AnvilChain {
 }
 
 /// Wakes anvil's instant miner, which now and then overlooks transactions whose nonces arrived out of order and leaves them in
-/// the pool until somebody sends another one. No node on a real chain does that.
+/// the pool until somebody sends another one. No node on a real chain does that. What does not move at all is reported.
 async fn wake_the_miner(provider: DynProvider) {
+    let (mut before, mut still) = (Value::Null, 0);
     loop {
         tokio::time::sleep(Duration::from_millis(250)).await;
         let pool: Result<Value, _> = provider.raw_request("txpool_status".into(), ()).await;
-        if pool.is_ok_and(|pool| pool["pending"] != "0x0") {
+        let Ok(pool) = pool else { continue };
+        if pool["pending"] != "0x0" {
             let _: Result<Value, _> = provider.raw_request("evm_mine".into(), ()).await;
         }
+        still = if pool == before && (pool["pending"] != "0x0" || pool["queued"] != "0x0") { still + 1 } else { 0 };
+        if still == 12 {
+            let waiting: Result<Value, _> = provider.raw_request("txpool_inspect".into(), ()).await;
+            let block: Result<Value, _> = provider.raw_request("eth_blockNumber".into(), ()).await;
+            let mut waiting = format!("{waiting:?}");
+            waiting.truncate(600);
+            eprintln!("anvil's pool has not moved for three seconds: {pool}, block {block:?}, {waiting}");
+        }
+        before = pool;
     }
 }
 

@@ -7,6 +7,7 @@ mod work;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use http::Method;
 use tokio::sync::Semaphore;
 use url::Url;
 
@@ -17,7 +18,7 @@ use super::{AgentCard, CardError, EvaluatorId, MAX_OUTPUTS, judge::Judge};
 use crate::{
     facilitator::Facilitator,
     network::Asset,
-    server::{BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    server::{BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use stats::Counters;
 use work::Work;
@@ -68,7 +69,9 @@ impl Evaluator {
     ///
     /// Payers are told the URLs that follow from the card's, and may name their payments (`payment-identifier`).
     pub fn new(card: AgentCard, judge: impl Judge) -> Self {
+        let page = BrowserPage::new().name(&*card.name).methods([Method::POST]);
         let mut paywall = RequirePaymentLayer::builder().service_name(&*card.name).payment_identifier(true);
+        paywall = paywall.browser_page(Some(page));
         let endpoint = card.pricing().ok().and_then(|pricing| pricing.endpoint.parse::<Url>().ok());
         if let Some(endpoint) = endpoint {
             let status = endpoint.join(service::PAYMENT_STATUS_PATH.trim_start_matches('/'));

@@ -32,7 +32,7 @@ use crate::{
         AgentCard, CARD_PATH, CardError,
         schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
     },
-    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody},
+    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, is_navigation},
 };
 
 /// Where submissions are posted.
@@ -44,7 +44,7 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 ///
 /// | request | answer |
 /// |---|---|
-/// | `POST /evaluate` | an [`Evaluation`](crate::market::Evaluation), for the price of the outputs |
+/// | `POST /evaluate` | an [`Evaluation`](crate::market::Evaluation), for the price of the outputs; a browser that opens it is shown what it costs |
 /// | `GET /.well-known/agent-card.json` | the [`AgentCard`] |
 /// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::market::schema) |
 /// | `GET /stats` | [`Stats`] |
@@ -94,7 +94,8 @@ impl EvaluatorService {
     {
         let (method, path) = (request.method(), request.uri().path());
         if path.ends_with(EVALUATE_PATH) {
-            if !matches!(*method, Method::POST | Method::OPTIONS) {
+            // A person who looks is shown the offer.
+            if !matches!(*method, Method::POST | Method::OPTIONS) && !is_navigation(method, request.headers()) {
                 return ready(not_allowed("POST"));
             }
             let paid = self.paid.call(request);

@@ -72,6 +72,10 @@ impl Work {
         if body.is_empty() && !is_paid {
             return Ok(Quote::Amount(self.pricing.price_per_output));
         }
+        if request.method != Method::POST {
+            let message = "POST a submission".to_owned();
+            return Err(PriceError { status: StatusCode::METHOD_NOT_ALLOWED, message });
+        }
         let refused = |refusal: Refusal| PriceError { status: refusal.status, message: refusal.detail };
         let submission = self.read(body).map_err(refused)?;
         let price = self.pricing.price_of(submission.outputs().len());

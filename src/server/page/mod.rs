@@ -1,0 +1,130 @@
+//! The page for a person whose browser lands on something that costs.
+//!
+//! Programs never see it. It is the body of the 402 and nothing else: status, `PAYMENT-REQUIRED` and what happens to a
+//! payment are the same, so that the script in it is one more client of this layer.
+
+mod negotiate;
+mod render;
+
+use std::sync::LazyLock;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::{
+    HeaderMap, HeaderValue, Method, StatusCode, Uri,
+    header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS},
+};
+use sha2::{Digest as _, Sha256};
+
+pub(crate) use self::negotiate::is_navigation;
+use self::render::{Shown, render};
+use super::{answer::Answer, config::Config, offer::OnOffer};
+
+/// The page that a browser is shown in place of the 402's JSON, when a person opens an address that costs.
+///
+/// It says what is sold, for how much, to whom, and how a program pays; a button pays from a wallet in the browser (EIP-1193)
+/// and shows the answer. It needs nothing from elsewhere: no framework, no font, no other host.
+///
+/// ```
+/// use http::Method;
+/// use tower_x402::server::{BrowserPage, RequirePaymentLayer};
+///
+/// let builder = RequirePaymentLayer::builder()
+///     .price("$0.05")
+///     .description("The full text of today's essay")
+///     .browser_page(Some(BrowserPage::new().name("Essays").methods([Method::GET])));
+/// ```
+///
+/// Who gets it: a `GET` (or `HEAD`) without a payment whose `Accept` names `text/html`, not below `application/json` or `*/*`, whose
+/// `User-Agent` begins with `Mozilla/`, as that of every browser does, and whose `Sec-Fetch-Mode`, where there is one, is
+/// `navigate`. Everybody else gets what they get without it.
+#[derive(Clone, Debug, Default)]
+pub struct BrowserPage {
+    name: Option<String>,
+    methods: Option<Vec<Method>>,
+}
+
+impl BrowserPage {
+    /// A page that takes its words from the layer's description and service name.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The page's heading. Default: the layer's [`service_name`](super::RequirePaymentLayerBuilder::service_name), if any.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Which methods the service below answers: a layer cannot see that. A browser asks with `GET`; where that is not among
+    /// them the page has no button, and says which method to use. Where it is, what is charged `upfront` can be paid too.
+    ///
+    /// Default: not known. The button then pays in the `authorization` flow only, in which an answer `405` costs nothing.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.methods = Some(methods.into_iter().collect());
+        self
+    }
+
+    /// Whether a `GET` is answered; `None` if that is not known.
+    fn answers_get(&self) -> Option<bool> {
+        self.methods.as_ref().map(|methods| methods.contains(&Method::GET))
+    }
+
+    /// What a program should use.
+    fn method(&self) -> &Method {
+        match &self.methods {
+            Some(methods) if !methods.contains(&Method::GET) => methods.first().unwrap_or(&Method::GET),
+            _ => &Method::GET,
+        }
+    }
+}
+
+/// The 402 for a request without a payment: as a page if a person asks, as JSON otherwise.
+pub(super) fn demand(config: &Config, method: &Method, uri: &Uri, headers: &HeaderMap, offers: &[OnOffer]) -> Answer {
+    let demand = config.catalogue.demand(uri, offers, None);
+    let html = match (&config.page, &demand) {
+        (Some(page), Some(demand)) if is_navigation(method, headers) => render(&Shown {
+            page,
+            resource: config.catalogue.resource(),
+            url: &config.catalogue.url(uri),
+            query: uri.query(),
+            offers,
+            demand,
+            patience: config.limits.time_to_sign(),
+        }),
+        _ => None,
+    };
+    let answer = Answer::demand(StatusCode::PAYMENT_REQUIRED, demand);
+    match html {
+        Some(html) => answer.shown_as(page_headers(), html),
+        None => answer,
+    }
+}
+
+const SCRIPT: &str = concat!("\n", include_str!("answer.js"), include_str!("page.js"));
+const STYLE: &str = concat!("\n", include_str!("page.css"));
+
+/// Nothing runs, loads or sends but what is in the page itself, nothing goes elsewhere, and no page may frame the button.
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text.as_bytes()));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src blob: data:; \
+         frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+         trusted-types 'none'",
+        hash(SCRIPT),
+        hash(STYLE)
+    );
+    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
+});
+
+/// What the page's response says besides what every 402 says.
+fn page_headers() -> HeaderMap {
+    HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+        (VARY, HeaderValue::from_static("Accept, User-Agent, Sec-Fetch-Mode")),
+        (CONTENT_SECURITY_POLICY, POLICY.clone()),
+        // For browsers that do not know frame-ancestors.
+        (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    ])
+}

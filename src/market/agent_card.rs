@@ -170,8 +170,9 @@ impl AgentCard {
         }
         let card = serde_json::to_value(&self).map_err(|error| CardError::invalid(".", &error))?;
         let signature = card_signature::sign(&card, signer).await?;
-        self.signatures.retain(|old| old.signer(&card) != Some(pay_to));
-        self.signatures.push(signature);
+        self.signatures.retain(|old| old.named_signer() != Some(pay_to));
+        // First, since readers look at a few only.
+        self.signatures.insert(0, signature);
         Ok(self)
     }
 }

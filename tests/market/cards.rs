@@ -152,12 +152,19 @@ async fn fields_from_elsewhere_are_kept_and_signed() {
     json["skills"][0]["examples"] = json!(["2 + 2"]);
     let card: AgentCard = serde_json::from_value(json.clone()).unwrap();
     let card = card.sign(&key).await.unwrap();
-    assert_eq!(card.signatures.len(), 2, "the old one is no longer his: {:?}", card.signatures);
+    assert_eq!(card.signatures.len(), 1, "the old one is replaced: {:?}", card.signatures);
     let again = serde_json::to_value(&card).unwrap();
     assert_eq!(again["provider"], json["provider"]);
     assert!(verify(&again).unwrap().is_signed());
-    let resigned = card.sign(&key).await.unwrap();
-    assert!(resigned.signatures.len() <= 2, "a valid one is replaced");
+    // Somebody else's signature stays, and is not taken for the payee's.
+    let mut foreign: Value = again.clone();
+    foreign["signatures"] =
+        json!([{ "protected": BASE64_URL_SAFE_NO_PAD.encode(r#"{"alg":"ES256","kid":"k"}"#), "signature": "AA" }]);
+    assert!(matches!(verify(&foreign), Err(CardError::BadSignature { .. })));
+    let foreign: AgentCard = serde_json::from_value(foreign).unwrap();
+    let both = foreign.sign(&key).await.unwrap();
+    assert_eq!(both.signatures.len(), 2);
+    assert!(verify(&serde_json::to_value(&both).unwrap()).is_ok());
 }
 
 #[tokio::test]

@@ -185,7 +185,7 @@ async fn a_judge_that_fails_is_not_paid() {
     }
     assert_eq!(booth.income(&stage).await, 0);
     let skill = booth.stats().await.skills["arithmetic"].clone();
-    assert_eq!((skill.failed, skill.not_taken, skill.busy, skill.late, skill.judged), (2, 1, 1, 1, 0));
+    assert_eq!((skill.failed, skill.not_taken, skill.busy, skill.late, skill.judged), (4, 1, 1, 1, 0));
     let submission = Submission::single(Task::new("arithmetic", "judge").unwrap(), "").unwrap();
     student.evaluate(&card, &submission).await.unwrap();
     assert_eq!(booth.income(&stage).await, PRICE);

@@ -113,7 +113,12 @@ impl Counters {
         self.asked.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn count(&self, skill: &str, ended: Ended) {
+    /// Counts one submission, when it is dropped.
+    pub(super) const fn tally<'a>(&'a self, skill: &'a str) -> Tally<'a> {
+        Tally { counters: self, skill, ended: Ended::Failed }
+    }
+
+    fn count(&self, skill: &str, ended: Ended) {
         let Some(counter) = self.skills.get(skill) else { return };
         let number = match ended {
             Ended::Judged { outputs, took } => {
@@ -133,6 +138,20 @@ impl Counters {
     pub(super) fn stats(&self) -> Stats {
         let skills = self.skills.iter().map(|(skill, counter)| (skill.clone(), counter.stats())).collect();
         Stats { asked: self.asked.load(Relaxed), skills, earned: None }
+    }
+}
+
+/// One submission. It has failed unless it is said to have ended otherwise: a judge that panics says nothing.
+#[derive(Debug)]
+pub(super) struct Tally<'a> {
+    counters: &'a Counters,
+    skill: &'a str,
+    pub(super) ended: Ended,
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.counters.count(self.skill, self.ended);
     }
 }
 

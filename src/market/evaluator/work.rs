@@ -98,16 +98,7 @@ impl Work {
             Ok(submission) => submission,
             Err(refusal) => return refusal.into_response(),
         };
-        let response = match self.judge(&submission).await {
-            Ok(evaluation) => answer(&submission, &evaluation),
-            Err(refusal) => return refusal.into_response(),
-        };
-        let length = response.body().size_hint().lower();
-        if length > MAX_EVALUATION as u64 {
-            tracing::error!(length, "the judge's verdicts are longer than students read; nothing was charged");
-            return internal().into_response();
-        }
-        response
+        self.judge(&submission).await.unwrap_or_else(Refusal::into_response)
     }
 
     /// A submission that this evaluator takes.
@@ -129,10 +120,10 @@ impl Work {
         Ok(submission)
     }
 
-    async fn judge(&self, submission: &Submission) -> Result<Evaluation, Refusal> {
-        let count = |ended| self.counters.count(&submission.task.skill, ended);
+    async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
+        let mut tally = self.counters.tally(&submission.task.skill);
         let Ok(_place) = self.places.try_acquire() else {
-            count(Ended::Busy);
+            tally.ended = Ended::Busy;
             return Err(refusal(JudgeError::Busy { retry_after: Duration::from_secs(1) }));
         };
         self.counters.begin();
@@ -140,24 +131,29 @@ impl Work {
         let verdicts: Vec<Verdict> = match timeout(self.limits.time, self.judge.judge(submission)).await {
             Ok(Ok(verdicts)) => verdicts,
             Ok(Err(error)) => {
-                count(Ended::of(&error));
+                tally.ended = Ended::of(&error);
                 return Err(refusal(error));
             }
             Err(_elapsed) => {
-                count(Ended::Late);
+                tally.ended = Ended::Late;
                 let detail = "judging took longer than it may; nothing was charged";
                 return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail));
             }
         };
+        let took = started.elapsed();
         // What the student would refuse is not sold.
         let evaluation = Evaluation::new(self.identity.clone(), submission, verdicts).map_err(|error| {
-            count(Ended::Failed);
             tracing::error!(%error, "the judge's verdicts do not fit the submission; nothing was charged");
             internal()
         })?;
-        let outputs = submission.outputs().len() as u64;
-        count(Ended::Judged { outputs, took: started.elapsed() });
-        Ok(evaluation)
+        let response = answer(submission, &evaluation);
+        let length = response.body().size_hint().lower();
+        if length > MAX_EVALUATION as u64 {
+            tracing::error!(length, "the judge's verdicts are longer than students read; nothing was charged");
+            return Err(internal());
+        }
+        tally.ended = Ended::Judged { outputs: submission.outputs().len() as u64, took };
+        Ok(response)
     }
 }
 

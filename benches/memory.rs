@@ -208,17 +208,19 @@ async fn measure() {
             bought += (payments / 10).min(UNPAID);
             until_paid(&shop, bought, 0).await;
             let passed = (payments / 10).min(UNPAID) / PACE;
-            clock.advance(passed);
             chain.tell(&passed.to_string());
+            // A block of the new time: what is older is taken for a node that lags.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            clock.advance(passed);
         }
         until_paid(&shop, bought, 0).await;
         seen.push(heap());
         println!("| {bought} | {} | {:.0} |", heap() >> 10, payments as f64 / 10.0 / started.elapsed().as_secs_f64());
     }
-    let (early, late) = (seen[1], seen[9]);
-    println!("\nin the end {:.2} times what it was after a fifth", late as f64 / early as f64);
+    let (early, late) = (seen[4], seen[9]);
+    println!("\nin the end {:.2} times what it was halfway", late as f64 / early as f64);
     assert!(each - in_ledger <= 1024.0, "a payment that waits takes {each} bytes, and its record {in_ledger}");
-    assert!(late < early + early / 4, "memory grows with the payments that passed: {early}, then {late} bytes");
+    assert!(late < early + early / 8, "memory grows with the payments that passed: {early}, then {late} bytes");
 }
 
 /// What is not paid.

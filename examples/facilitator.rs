@@ -89,6 +89,9 @@ struct Flags {
     /// How many requests a caller may make per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
     rate: u32,
+    /// List so many of the resources that were paid for at GET /discovery/resources, each for 30 days [default: none]
+    #[arg(long, value_name = "N")]
+    catalogue: Option<usize>,
     /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
@@ -199,6 +202,9 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     let keys: Vec<&str> = keys.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
     for key in &keys {
         service = service.bearer_key(*key);
+    }
+    if let Some(resources) = flags.catalogue {
+        service = service.catalogue(resources, Duration::from_secs(30 * 86_400));
     }
     // Behind a proxy, the peer is the proxy; put the address that it tells into the extensions instead.
     let service = service.build().map_request(|mut request: Request<axum::body::Body>| {

@@ -92,7 +92,7 @@ async fn run() -> anyhow::Result<()> {
         .await?;
     let facilitators: (Arc<dyn Facilitator>, _) = (Arc::new(facilitator.clone()), Some(facilitator));
     let judge = Box::new(ArithmeticJudge);
-    let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, |paywall| paywall)?;
+    let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, false, |paywall| paywall)?;
     let url = format!("{origin}/evaluate");
     let router = evaluator.router();
     tokio::spawn(async { axum::serve(listener, router).await });

@@ -100,20 +100,23 @@ impl Server {
             .context("the card")?;
         let tags = ["evaluation".to_owned(), specialist.skill];
         let facilitators = (chain.facilitator.clone(), chain.own.clone());
-        let evaluator = Evaluator::open(card, specialist.judge, flags.handler_delay(), facilitators, |paywall| {
-            let paywall = paywall.flow(flags.payment_flow()).status_url(flags.status_url());
-            let paywall = paywall.service_name("evaluator").tags(tags);
-            let paywall = match flags.credit() {
-                Some(credit) => paywall.deferred(credit),
-                None => paywall,
-            };
-            match &flags.public_url {
-                Some(url) if url.has_path() => paywall.resource_url(&url.0),
-                Some(url) => paywall.public_origin(&url.0),
-                // What was paid for is asked for again after a restart, on whatever port.
-                None => paywall.public_origin(""),
-            }
-        })?;
+        // Nobody could find it without a public URL.
+        let listed = flags.public_url.is_some();
+        let evaluator =
+            Evaluator::open(card, specialist.judge, flags.handler_delay(), facilitators, listed, |paywall| {
+                let paywall = paywall.flow(flags.payment_flow()).status_url(flags.status_url());
+                let paywall = paywall.service_name("evaluator").tags(tags);
+                let paywall = match flags.credit() {
+                    Some(credit) => paywall.deferred(credit),
+                    None => paywall,
+                };
+                match &flags.public_url {
+                    Some(url) if url.has_path() => paywall.resource_url(&url.0),
+                    Some(url) => paywall.public_origin(&url.0),
+                    // What was paid for is asked for again after a restart, on whatever port.
+                    None => paywall.public_origin(""),
+                }
+            })?;
         let ready = Ready {
             listening,
             rpc_url: chain.rpc_url.as_deref(),

@@ -55,10 +55,11 @@ impl Evaluator {
         judge: Box<dyn Judge>,
         delay: Duration,
         (facilitator, own): (Arc<dyn Facilitator>, Option<OnchainFacilitator>),
+        listed: bool,
         paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
     ) -> Result<Self, EvaluatorError> {
         let evaluator = market::Evaluator::new(card, Delayed { judge, delay }).facilitator(facilitator.clone());
-        let service = evaluator.max_body(MAX_BODY).paywall(paywall).build()?;
+        let service = evaluator.max_body(MAX_BODY).listed(listed).paywall(paywall).build()?;
         Ok(Self { service, facilitator, own })
     }
 

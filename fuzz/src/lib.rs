@@ -127,16 +127,18 @@ pub fn answers(input: &[u8]) -> Depth {
 pub fn card(input: &[u8]) -> Depth {
     let Ok(card) = std::str::from_utf8(input) else { return Depth::Unread };
     let Ok(raw) = serde_json::from_str::<&RawValue>(card) else { return Depth::Unread };
-    // Around it a payment that is good, and an offer to pay. Neither is worth less or more for it.
+    // Around it a payment that is good, and an offer to pay. Neither is worth less or more for it, unless it changes what was offered.
     let payment = seller::genuine_with("extensions", raw.get());
     let header = encode_header(&raw_json(&payment)).expect("JSON can be written");
     let fits = header.len() <= MAX_PAYMENT_HEADER;
+    let mut is_kept = true;
     let is_whole = match decode_header::<PaymentPayload>(header.as_bytes(), MAX_PAYMENT_HEADER) {
         Ok(message) => {
             assert!(fits);
             // What is null is absent.
             assert_eq!(message.extensions.as_ref().map_or("null", Verbatim::text), raw.get());
             reread::<PaymentPayload>(payment.as_bytes());
+            is_kept = keeps_the_offer(&message.extensions);
             Some(has_good_id(&message.extensions))
         }
         Err(DecodeError::TooLarge { size, limit }) => {
@@ -146,7 +148,13 @@ pub fn card(input: &[u8]) -> Depth {
         Err(error) => panic!("{error}"),
     };
     let reached = seller::present(header_name::PAYMENT_SIGNATURE, header.as_bytes(), is_whole);
-    assert_eq!(reached, if is_whole == Some(true) { Depth::Believed } else { Depth::Unread });
+    let expected = match is_whole {
+        Some(true) if is_kept => Depth::Believed,
+        // Refused, since it was told that something else was offered.
+        Some(true) => Depth::Read,
+        _ => Depth::Unread,
+    };
+    assert_eq!(reached, expected);
     buyer::asked(encode_header(&raw_json(&buyer::demand_with(raw.get()))).expect("JSON can be written").as_bytes());
 
     let Ok(read) = serde_json::from_str::<Map<String, Value>>(raw.get()) else { return Depth::Read };
@@ -191,6 +199,13 @@ fn offer(text: &Verbatim<PaymentRequirements>) -> Option<PaymentRequirements> {
 /// Whether a payment's extensions can be read where they are looked at for an id, and hold none that is none.
 fn has_good_id(extensions: &Option<Verbatim<Map<String, Value>>>) -> bool {
     extensions.as_ref().is_none_or(|extensions| extensions.read().is_ok_and(|all| PaymentId::of(&all).is_ok()))
+}
+
+/// Whether a payment's extensions leave as it was what the seller offered: that an id may be given.
+fn keeps_the_offer(extensions: &Option<Verbatim<Map<String, Value>>>) -> bool {
+    let Some(Ok(extensions)) = extensions.as_ref().map(Verbatim::read) else { return true };
+    let echoed = extensions.get("payment-identifier");
+    echoed.is_none_or(|echoed| echoed.get("info").unwrap_or(echoed).get("required") == Some(&Value::Bool(false)))
 }
 
 fn raw_json(text: &str) -> Box<RawValue> {

@@ -9,7 +9,7 @@ use std::{
 
 /// An append-only, locked file that can be replaced as a whole.
 #[derive(Debug)]
-pub(super) struct JournalFile {
+pub(crate) struct JournalFile {
     path: PathBuf,
     file: File,
     /// Up to here it holds complete lines.
@@ -18,7 +18,7 @@ pub(super) struct JournalFile {
 
 impl JournalFile {
     /// Opens or creates the file, and returns its complete lines; an incomplete last one is removed.
-    pub(super) fn open(path: &Path) -> io::Result<(Self, String)> {
+    pub(crate) fn open(path: &Path) -> io::Result<(Self, String)> {
         // A process may go to another directory.
         let path = std::path::absolute(path)?;
         let mut file = locked(&path)?;
@@ -37,16 +37,16 @@ impl JournalFile {
 
     /// Puts another file in its place, which need not be one that takes lines.
     #[cfg(test)]
-    pub(super) fn swap(&mut self, file: File) -> File {
+    pub(crate) fn swap(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    pub(super) const fn length(&self) -> u64 {
+    pub(crate) const fn length(&self) -> u64 {
         self.length
     }
 
     /// Adds complete lines; if they must be durable, they are on disk when this returns, in the file that has the name.
-    pub(super) fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
+    pub(crate) fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
         // A file that was removed takes lines and loses them.
         if durable && !is_at(&self.file, &self.path)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the file was replaced by another one"));
@@ -62,7 +62,7 @@ impl JournalFile {
     }
 
     /// Puts other lines in the place of all. A crash leaves the old file or the new one.
-    pub(super) fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
+    pub(crate) fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
         let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
         name.push(".new");
         let aside = self.path.with_file_name(name);

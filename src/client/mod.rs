@@ -19,6 +19,8 @@
 //! file carries all of that over a restart. `reconcile` (feature `onchain`) asks the chain about what is open, and
 //! `reconcile_with_servers` (feature `reqwest`) the servers that tell; only the chain can free money.
 //!
+//! What there is to pay for, facilitators list: see `DiscoveryClient` (feature `reqwest`).
+//!
 //! [`AddPaymentLayer`] does this unasked around any tower HTTP client, and `PaymentMiddleware` (feature `reqwest`) around
 //! reqwest. Both lean on [`Payer`], which knows no HTTP client.
 
@@ -28,12 +30,16 @@ mod books;
 mod budget;
 mod choose;
 mod demand;
+#[cfg(feature = "reqwest")]
+mod discovery;
 mod error;
 mod journal;
-mod journal_file;
+pub(crate) mod journal_file;
 #[cfg(feature = "local-signer")]
 pub mod key;
 mod layer;
+#[cfg(feature = "reqwest")]
+mod listed;
 mod payer;
 mod payment;
 mod present;
@@ -52,9 +58,15 @@ mod service;
 #[cfg(feature = "reqwest")]
 pub use ask::reconcile_with_servers;
 pub use budget::{Budget, BudgetBuilder};
+#[cfg(feature = "reqwest")]
+pub use discovery::{
+    Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,
+};
 pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use journal::{Journal, JournalEntry, JournalError};
 pub use layer::AddPaymentLayer;
+#[cfg(feature = "reqwest")]
+pub use listed::ListedResource;
 pub use payer::{Payer, PayerBuilder};
 pub use payment::{Next, Payment};
 pub use receipt::{Outcome, Receipt, ReceiptExt};

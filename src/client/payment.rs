@@ -184,7 +184,12 @@ enum Claim {
 
 impl Claim {
     fn read(headers: &HeaderMap, signed: &JournalEntry) -> Self {
-        let mut values = headers.get_all(signed.version.response_header()).iter();
+        // Of what is paid in v1 some servers say in v2's header how it was settled.
+        let named = |version: Version| headers.get_all(version.response_header()).iter();
+        let mut values = named(signed.version).peekable();
+        if values.peek().is_none() && signed.version == Version::V1 {
+            values = named(Version::V2).peekable();
+        }
         let Some(value) = values.next() else { return Self::None };
         if values.next().is_some() {
             return Self::Contradiction("comes twice");

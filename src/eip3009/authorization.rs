@@ -2,17 +2,22 @@
 
 use alloy_primitives::{Address, B256, U256, keccak256};
 use alloy_sol_types::SolStruct;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{TokenDomain, TransferWithAuthorization};
 
 /// A transfer that the payer allows anybody to execute once (EIP-3009, `transferWithAuthorization`).
+///
+/// As JSON its addresses are written with their checksum (EIP-55) and read with or without: the facilitator of the official
+/// Python package takes no others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authorization {
     /// The payer.
+    #[serde(serialize_with = "checksummed")]
     pub from: Address,
     /// The payee.
+    #[serde(serialize_with = "checksummed")]
     pub to: Address,
     /// Atomic units of the token.
     #[serde(with = "decimal")]
@@ -49,6 +54,11 @@ impl Authorization {
     }
 }
 
+fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
+    // Address displays as EIP-55 says.
+    serializer.collect_str(address)
+}
+
 /// 256-bit integers as decimal strings, as x402 writes them.
 mod decimal {
     use std::borrow::Cow;
@@ -65,5 +75,31 @@ mod decimal {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<U256, D::Error> {
         let text = Cow::<'de, str>::deserialize(deserializer)?;
         parse_decimal(&text).ok_or_else(|| de::Error::custom("expected an unsigned decimal string within 256 bits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{address, b256};
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_with_their_checksum_and_read_without_it() {
+        let from = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
+        let authorization = Authorization {
+            from,
+            to: address!("90F79bf6EB2c4f870365E785982E1f101E93b906"),
+            value: U256::from(1_000),
+            valid_after: U256::ZERO,
+            valid_before: U256::from(60),
+            nonce: b256!("00000000000000000000000000000000000000000000000000000000000000ab"),
+        };
+        let json = serde_json::to_string(&authorization).unwrap();
+        assert!(json.contains(r#""from":"0x70997970C51812dc3A010C7d01b50e0d17dc79C8""#), "{json}");
+        assert!(json.contains(r#""to":"0x90F79bf6EB2c4f870365E785982E1f101E93b906""#), "{json}");
+        for text in [json.to_lowercase().replace("valida", "validA").replace("validb", "validB"), json] {
+            assert_eq!(serde_json::from_str::<Authorization>(&text).unwrap(), authorization);
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! A [`Facilitator`] answers for one or more chains. [`precheck`] is local and the same for all of them: it authenticates a
 //! payment before anything is reserved or asked of a node.
 
+mod echo;
 #[cfg(any(feature = "remote", feature = "server"))]
 mod flights;
 #[cfg(feature = "onchain")]
@@ -20,6 +21,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use alloy_primitives::{B256, U256};
 use async_trait::async_trait;
 
+pub use echo::{Echo, MAX_ECHO};
 #[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
@@ -80,6 +82,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
         Readiness::of_ledger(&**self.ledger()).await
     }
 
+    /// Whether it makes something of the [`Echo`] of a payment. A payment is given without it to one that does not, which saves
+    /// copying it. `false` if not overridden.
+    fn reads_echo(&self) -> bool {
+        false
+    }
+
     /// Whether it settles by itself every payment in its ledger that is due and that nobody looks after. Only then may a
     /// layer [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. `false` if not
     /// overridden.
@@ -122,6 +130,10 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 
     async fn readiness(&self) -> Readiness {
         (**self).readiness().await
+    }
+
+    fn reads_echo(&self) -> bool {
+        (**self).reads_echo()
     }
 
     fn settles_due(&self) -> bool {

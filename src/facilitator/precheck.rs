@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
 
-use super::Terms;
+use super::{Echo, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
     ledger::PaymentKey,
@@ -18,6 +18,7 @@ pub struct Prechecked {
     payload: ExactPayload,
     signing_hash: B256,
     authenticity: Authenticity,
+    echo: Option<Arc<Echo>>,
 }
 
 /// Who can tell whether the signature is the payer's.
@@ -71,7 +72,7 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
         Ok(_) => Authenticity::ChainMustJudge(None),
         Err(error) => Authenticity::ChainMustJudge(Some(error)),
     };
-    Ok(Prechecked { terms, payload, signing_hash, authenticity })
+    Ok(Prechecked { terms, payload, signing_hash, authenticity, echo: None })
 }
 
 fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
@@ -119,6 +120,17 @@ impl Prechecked {
         self.authenticity
     }
 
+    /// The same payment with what else the payer returned of the 402, for a facilitator that makes something of it. The ledger
+    /// does not keep it.
+    pub fn with_echo(self, echo: Option<Arc<Echo>>) -> Self {
+        Self { echo, ..self }
+    }
+
+    /// What else the payer returned of the 402, where that is still known.
+    pub const fn echo(&self) -> Option<&Arc<Echo>> {
+        self.echo.as_ref()
+    }
+
     /// What the payer sent.
     #[cfg(feature = "remote")]
     pub(crate) const fn payload(&self) -> &ExactPayload {
@@ -144,6 +156,7 @@ impl Prechecked {
             payload: ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() },
             signing_hash: record.signing_hash,
             authenticity: Authenticity::Proven,
+            echo: None,
         }
     }
 }

@@ -31,6 +31,9 @@ pub enum NotReady {
     /// The node does not answer.
     #[error("the node does not answer")]
     Node,
+    /// The facilitator elsewhere does not answer.
+    #[error("the facilitator does not answer")]
+    Facilitator,
     /// What an earlier process left behind is still looked at; nothing new is signed before that.
     #[error("what an earlier process left behind is still being looked at")]
     CatchingUp,
@@ -55,11 +58,12 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// A word for machines: `ledger`, `node`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
+    /// A word for machines: `ledger`, `node`, `facilitator`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Ledger => "ledger",
             Self::Node => "node",
+            Self::Facilitator => "facilitator",
             Self::CatchingUp => "catching_up",
             Self::Backlog { .. } => "backlog",
             Self::GasTank { .. } => "gas_tank",

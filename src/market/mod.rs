@@ -45,6 +45,10 @@
 //! holds the evaluator to the payee that was first seen; [`EvaluationClient`] holds it to its price: a 402 that demands anything else
 //! than the card says is refused before anything is signed.
 //!
+//! # Whom to hire
+//!
+//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it.
+//!
 //! # The pricing extension, version 1
 //!
 //! Under `capabilities.extensions` with the URI [`EXTENSION_URI`]; its `params` are a [`Pricing`]:
@@ -69,11 +73,13 @@ mod client;
 mod critique;
 mod evaluation;
 mod evaluator;
+pub mod evidence;
 pub mod judge;
 mod measure;
 mod message;
 mod pricing;
 pub mod schema;
+pub mod selection;
 mod submission;
 mod task;
 mod verified_card;

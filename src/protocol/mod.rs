@@ -13,12 +13,17 @@
 //! # Ok::<(), protocol::DecodeError>(())
 //! ```
 
+pub mod bazaar;
 mod exact;
+pub(crate) mod extensions;
 mod header;
 mod messages;
 mod payment_id;
 pub mod payment_status;
 mod reason;
+mod schema;
+#[cfg(any(feature = "server", feature = "reqwest", test))]
+pub(crate) mod timestamp;
 pub mod v1;
 mod verbatim;
 mod version;

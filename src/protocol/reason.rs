@@ -91,6 +91,8 @@ reasons! {
     InvalidPayload = "invalid_payload",
     /// The requirements are not on offer, or cannot be read.
     InvalidPaymentRequirements = "invalid_payment_requirements",
+    /// An extension was echoed otherwise than it was offered.
+    ExtensionEchoMismatch = "extension_echo_mismatch",
     /// The scheme is not the offered one.
     InvalidScheme = "invalid_scheme",
     /// The scheme is not implemented.

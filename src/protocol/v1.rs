@@ -6,7 +6,7 @@
 //!
 //! It has no `paymentFlow`: its clients pay the same way whether the money moves before or after the work.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ExactPayload, OfferError, Reason, ResourceInfo, V1, Verbatim};
@@ -38,10 +38,10 @@ pub struct PaymentRequirements {
     /// The resource's URL; clients check that it is an absolute one.
     pub resource: String,
     /// For people; clients insist on its presence.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_absent")]
     pub description: String,
-    /// Media type of the paid response; clients insist on its presence.
-    #[serde(default)]
+    /// Media type of the paid response; clients insist on its presence, and some servers write null.
+    #[serde(default, deserialize_with = "null_is_absent")]
     pub mime_type: String,
     /// Shape of the paid response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,7 +121,7 @@ pub struct SettlementResponse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_reason: Option<Reason>,
     /// Transaction hash; empty if there is none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_absent")]
     pub transaction: String,
     /// The chain's name in v1.
     pub network: String,
@@ -158,6 +158,10 @@ impl From<SettlementResponse> for super::SettlementResponse {
             extensions: None,
         }
     }
+}
+
+fn null_is_absent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -212,5 +216,16 @@ mod tests {
             spelled.network = network.into();
             assert_eq!(ExactOffer::try_from(&spelled), Err(OfferError::Network(network.into())));
         }
+    }
+
+    #[test]
+    fn what_a_server_leaves_null_is_absent() {
+        let offer = r#"{"scheme":"exact","network":"base","maxAmountRequired":"1","resource":"https://a.example/",
+            "description":null,"mimeType":null,"outputSchema":null,"payTo":"0x","maxTimeoutSeconds":1,"asset":"0x"}"#;
+        let offer: PaymentRequirements = serde_json::from_str(offer).unwrap();
+        assert_eq!((offer.description.as_str(), offer.mime_type.as_str(), offer.output_schema), ("", "", None));
+        let settlement = r#"{"success":false,"errorReason":null,"transaction":null,"network":"base"}"#;
+        let settlement: SettlementResponse = serde_json::from_str(settlement).unwrap();
+        assert_eq!(settlement.transaction, "");
     }
 }

@@ -21,7 +21,11 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, Terms},
     network::{Asset, Network},
-    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim, payment_status},
+    protocol::{
+        PaymentFlow, PaymentId, ResourceInfo, Verbatim,
+        bazaar::{Discovery, DiscoveryError},
+        payment_status,
+    },
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -34,6 +38,7 @@ pub struct RequirePaymentLayerBuilder {
     resource: ResourceInfo,
     location: Location,
     status_url: Option<String>,
+    discovery: Option<Discovery>,
     limits: Limits,
     deferred: Option<DeferredPolicy>,
     is_success: Option<Classifier>,
@@ -55,6 +60,7 @@ impl Default for RequirePaymentLayerBuilder {
             resource: ResourceInfo::default(),
             location: Location::Origin(String::new()),
             status_url: None,
+            discovery: None,
             limits: Limits::default(),
             deferred: None,
             is_success: None,
@@ -174,6 +180,23 @@ impl RequirePaymentLayerBuilder {
     /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid.
     pub fn status_url(mut self, url: impl Into<String>) -> Self {
         self.status_url = Some(url.into());
+        self
+    }
+
+    /// Declares in the extension [`bazaar`](crate::protocol::bazaar) what the route takes and gives. A facilitator that catalogues
+    /// what it settles shows it to those who look for such a service. It describes one route: give others layers of their own. Needs
+    /// [`public_origin`](Self::public_origin) or [`resource_url`](Self::resource_url), or nobody could find it.
+    ///
+    /// ```
+    /// # use serde_json::json;
+    /// # use tower_x402::{protocol::bazaar::{BodyType, Discovery}, server::RequirePaymentLayer};
+    /// let builder = RequirePaymentLayer::builder()
+    ///     .public_origin("https://api.example")
+    ///     .description("Evaluates arithmetic")
+    ///     .discovery(Discovery::post(BodyType::Json).body(json!({ "output": "2 + 2 = 4" })).output(json!({ "score": 1.0 })));
+    /// ```
+    pub fn discovery(mut self, discovery: Discovery) -> Self {
+        self.discovery = Some(discovery);
         self
     }
 
@@ -358,7 +381,10 @@ impl RequirePaymentLayerBuilder {
                 ways.push(way);
             }
         }
-        let extensions = declarations(self.asks_for_ids, self.status_url.as_deref());
+        if self.discovery.is_some() && matches!(&self.location, Location::Origin(origin) if origin.is_empty()) {
+            return Err(BuildError::NoPublicUrl);
+        }
+        let extensions = declarations(self.asks_for_ids, self.status_url.as_deref(), self.discovery.as_ref())?;
         let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
@@ -422,11 +448,16 @@ fn check_location(location: &Location) -> Result<(), BuildError> {
 }
 
 /// What the 402 declares; `None` if nothing.
-fn declarations(asks_for_ids: bool, status_url: Option<&str>) -> Option<Verbatim<Map<String, Value>>> {
+fn declarations(
+    asks_for_ids: bool,
+    status_url: Option<&str>,
+    discovery: Option<&Discovery>,
+) -> Result<Option<Verbatim<Map<String, Value>>>, BuildError> {
     let ids = asks_for_ids.then(PaymentId::declaration).unwrap_or_default();
     let status = status_url.map(payment_status::declaration).unwrap_or_default();
-    let all: Map<_, _> = ids.into_iter().chain(status).collect();
-    Verbatim::of(&all).ok().filter(|_| !all.is_empty())
+    let discovery = discovery.map(Discovery::extension).transpose().map_err(BuildError::Discovery)?.unwrap_or_default();
+    let all: Map<_, _> = ids.into_iter().chain(status).chain(discovery).collect();
+    Ok(Verbatim::of(&all).ok().filter(|_| !all.is_empty()))
 }
 
 /// A path that begins with two slashes names a host.
@@ -492,6 +523,12 @@ pub enum BuildError {
     /// Not an absolute http or https URL.
     #[error("{0:?} is not an absolute http or https URL")]
     Url(String),
+    /// Discovery information that no facilitator would take.
+    #[error("what the route takes and gives cannot be declared: {0}")]
+    Discovery(#[source] DiscoveryError),
+    /// Discovery information for a route that nobody could find.
+    #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
+    NoPublicUrl,
     /// More labels than the protocol allows.
     #[error("{0} tags: the protocol allows five")]
     TooManyTags(usize),

@@ -1,5 +1,7 @@
 //! What a payment header says, in whichever version of the protocol.
 
+use std::sync::Arc;
+
 use alloy_primitives::{Address, B256};
 use http::HeaderMap;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -7,11 +9,13 @@ use serde_json::{Map, Value};
 
 use super::{offer::OnOffer, refusal::Refusal};
 use crate::{
-    facilitator::{Rejection, Terms},
+    facilitator::{Echo, Rejection, Terms},
     network::Network,
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, Verbatim,
-        Version, decode_header, header_name, v1,
+        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, ResourceInfo,
+        Verbatim, Version, bazaar, decode_header,
+        extensions::{altered, is_same},
+        header_name, v1,
     },
 };
 
@@ -39,8 +43,12 @@ impl<'a> Header<'a> {
 pub(super) struct Claim {
     what: What,
     payload: Verbatim<ExactPayload>,
+    resource: Option<Verbatim<ResourceInfo>>,
     extensions: Option<Verbatim<Map<String, Value>>>,
 }
+
+/// The extensions of the 402.
+pub(super) type Offered<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
 enum What {
     /// v2 echoes the offer.
@@ -54,11 +62,11 @@ impl Claim {
         match header.version {
             Version::V1 => {
                 let v1::PaymentPayload { scheme, network, payload, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Named { scheme, network }, payload, extensions: None })
+                Ok(Self { what: What::Named { scheme, network }, payload, resource: None, extensions: None })
             }
             Version::V2 => {
-                let PaymentPayload { accepted, payload, extensions, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Offer(accepted), payload, extensions })
+                let PaymentPayload { resource, accepted, payload, extensions, .. } = decode(header, limit)?;
+                Ok(Self { what: What::Offer(accepted), payload, resource, extensions })
             }
         }
     }
@@ -79,6 +87,45 @@ impl Claim {
             Err(detail) if asks_for_ids => Err(Refusal::malformed(Reason::InvalidPayload, detail)),
             Err(_) => Ok(None),
         }
+    }
+
+    /// What it returns of the 402 besides the offer, for a facilitator that makes something of it. Only what is about the resource
+    /// that is sold here, and only if that is named for the whole world: a facilitator may show to others what it reads.
+    pub(super) fn echo(&self, resource_url: &str, offered: Offered<'_>) -> Option<Arc<Echo>> {
+        let resource = self.resource.as_ref().filter(|_| !resource_url.starts_with('/'))?;
+        if resource.read().ok()?.url != resource_url {
+            return None;
+        }
+        if let (Some(echoed), false) = (&self.extensions, self.repeats(offered)) {
+            // What the seller says of the resource is the seller's alone to say.
+            let echoed = echoed.read().ok()?;
+            let offered = offered.and_then(|offered| offered.read().ok()).unwrap_or_default();
+            let is_sellers = |bazaar| offered.get(bazaar::NAME).is_some_and(|offered| is_same(bazaar, offered));
+            if !echoed.get(bazaar::NAME).is_none_or(is_sellers) {
+                return None;
+            }
+        }
+        Echo::new(Some(resource.clone()), self.extensions.clone()).map(Arc::new)
+    }
+
+    /// Refuses extensions that are not echoed as they were offered.
+    pub(super) fn check_extensions(&self, offered: Offered<'_>) -> Result<(), Rejection> {
+        let (Some(echoed), Some(offers), false) = (&self.extensions, offered, self.repeats(offered)) else {
+            return Ok(());
+        };
+        let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
+        let (Ok(echoed), Ok(offers)) = (echoed.read(), offers.read()) else {
+            return mismatch("the extensions cannot be read".to_owned());
+        };
+        match altered(&offers, &echoed) {
+            Some(name) => mismatch(format!("the extension {name:?} is not echoed as it was offered")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the extensions came back in the same words.
+    fn repeats(&self, offered: Offered<'_>) -> bool {
+        self.extensions.as_ref() == offered
     }
 
     /// Whether this may be the offer that is paid.

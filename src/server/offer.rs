@@ -8,6 +8,7 @@ use http::{HeaderValue, Uri, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
+    claim::Offered,
     offer_v1::InV1,
     price::{Price, PriceError, Quote},
 };
@@ -144,6 +145,11 @@ impl Catalogue {
         }
     }
 
+    /// What the 402 offers besides ways to pay.
+    pub(super) fn extensions(&self) -> Offered<'_> {
+        self.extensions.as_ref()
+    }
+
     /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
     /// what is configured, and does not change with the price.
     pub(super) fn seller(&self) -> [&str; 2] {
@@ -156,7 +162,7 @@ impl Catalogue {
         &self.resource
     }
 
-    /// Where the resource is.
+    /// Where the resource is, as the 402 names it.
     pub(super) fn url(&self, uri: &Uri) -> Cow<'_, str> {
         match &self.location {
             Location::Url(url) => Cow::Borrowed(url.as_str()),

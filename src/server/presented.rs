@@ -30,6 +30,9 @@ pub(super) async fn read(config: &Config, offers: &[OnOffer], claim: &Claim) -> 
         };
     };
     let exact = claim.payload()?;
+    if let Err(rejection) = claim.check_extensions(config.catalogue.extensions()) {
+        return known_or(config, offers, claim, &exact, rejection).await;
+    }
     match best(config, first, candidates, &exact) {
         Ok(presented) => Ok(presented),
         Err(rejection) => known_or(config, offers, claim, &exact, rejection).await,

@@ -170,6 +170,10 @@ impl Purchase {
         let id = claim.id(config.asks_for_ids).map_err(refuse)?;
         let Presented { payment, refusal, facilitator } =
             presented::read(config, &sale.offers, &claim).await.map_err(refuse)?;
+        let payment = match facilitator.reads_echo() {
+            true => payment.with_echo(claim.echo(&config.catalogue.url(&sale.uri), config.catalogue.extensions())),
+            false => payment,
+        };
         describe(&payment.key(), payment.authorization().value);
         let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
             true => authenticate(&sale, facilitator.as_ref(), &payment).await?,
@@ -237,7 +241,7 @@ impl Purchase {
             };
             self.compare(&record)?;
             // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
-            self.payment = Prechecked::of_record(&record);
+            self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
             body.whole().await?;
             let now = config.clock.now();
             match self.judge(&record, now) {

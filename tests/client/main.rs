@@ -3,6 +3,7 @@
 
 mod bodies;
 mod concurrent;
+mod discovery;
 mod hostile;
 mod layer;
 mod middleware;

@@ -9,6 +9,7 @@ use tower_x402::{
         Confidence, Critique, EvaluateError, Issue, Place, Preference, Score, Severity, Submission, Task, Verdict,
         judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
     },
+    protocol::{MAX_REQUIRED_HEADER, decode_header},
 };
 
 use crate::{
@@ -111,6 +112,11 @@ async fn whoever_asks_without_a_body_is_told_the_price_of_one_output() {
     let client = reqwest::Client::new();
     let response = client.post(booth.url.join("evaluate").unwrap()).send().await.unwrap();
     assert_eq!(response.status(), 402);
+    let header = response.headers()["payment-required"].clone();
+    let declared: Value = decode_header(header.as_bytes(), MAX_REQUIRED_HEADER).unwrap();
+    let bazaar = &declared["extensions"]["bazaar"]["info"];
+    assert_eq!(bazaar["input"]["body"]["task"]["skill"], "arithmetic", "it can be listed: {bazaar}");
+    assert!(header.len() < 6 * 1024, "{}", header.len());
     let demand: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
     assert_eq!(demand["accepts"][0]["maxAmountRequired"], PRICE.to_string());
     assert_eq!(demand["accepts"][0]["resource"], booth.url.join("evaluate").unwrap().as_str());

@@ -43,6 +43,7 @@ fn losses() -> Vec<(&'static str, Reply)> {
         ("nothing with 200", Reply::Status(200, "")),
         ("6 MB", Reply::Huge(6 << 20)),
         ("half a body", Reply::Half),
+        ("a list", Reply::Json(200, json!([true, null, null, null, "0x11", NET, "1000"]))),
         ("success with 400", Reply::Json(400, json!({ "success": true, "transaction": "0x11", "network": NET }))),
         ("an error of its own", refusal("unexpected_settle_error")),
         ("an error that nobody knows", refusal("the_moon_is_full")),
@@ -248,4 +249,111 @@ async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left
     assert_eq!((first.income(&stage).await, first.handled()), (PRICE, 1));
     stage.assert_identical();
     waiting.abort();
+}
+
+#[tokio::test]
+async fn an_answer_that_trickles_in_is_waited_for_only_so_long() {
+    let stage = Stage::open().await;
+    let remote = stage.remote().request_timeout(Duration::from_secs(1)).settle_timeout(Duration::from_millis(1));
+    let seller = stage.seller(remote, PaymentFlow::Upfront).await;
+    stage.script([Turn::Instead(Reply::Trickle)], Turn::Honest);
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let answer = seller.ask(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"));
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+    stage.assert_identical();
+}
+
+#[tokio::test]
+async fn who_says_pending_and_then_refuses_is_not_believed() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    // It settles while it says that it does not know; then it finds that the payer cannot pay.
+    stage.script([Turn::Instead(still_pending())], Turn::Without(refusal("insufficient_funds")));
+    assert_eq!(seller.ask(&purchase).await.status, 503);
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
+    stage.script([], Turn::Honest);
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn who_has_said_that_it_settled_is_not_asked_again_and_cannot_take_it_back() {
+    let stage = Stage::open().await;
+    for flow in FLOWS {
+        let seller = stage.seller(stage.remote().upkeep_interval(Duration::from_millis(10)), flow).await;
+        let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        stage.settles.lock().unwrap().clear();
+        stage.script([], Turn::Honest);
+        let first = seller.ask(&purchase).await.transaction();
+        stage.script([], Turn::Without(refusal("insufficient_funds")));
+        for _ in 0..3 {
+            let answer = seller.ask(&purchase).await;
+            assert_eq!((answer.status.as_u16(), answer.transaction()), (200, first), "{flow}");
+        }
+        assert_eq!((stage.settles().len(), seller.handled(), seller.income(&stage).await), (1, 1, PRICE), "{flow}");
+    }
+}
+
+/// Ways not to verify.
+fn no_verdicts() -> Vec<(&'static str, Reply)> {
+    let somebody = "0x1111111111111111111111111111111111111111";
+    vec![
+        ("502", Reply::Status(502, "bad gateway")),
+        ("valid with 500", Reply::Json(500, json!({ "isValid": true }))),
+        ("valid with 402", Reply::Json(402, json!({ "isValid": true }))),
+        ("a re-challenge", Reply::Json(402, json!({ "x402Version": 2, "error": "payment required", "accepts": [] }))),
+        ("a redirect", Reply::Status(302, "")),
+        ("HTML with 200", Reply::Status(200, "<html><body>isValid: true</body></html>")),
+        ("nothing with 200", Reply::Status(200, "")),
+        ("a list", Reply::Json(200, json!([true]))),
+        ("a word for yes", Reply::Json(200, json!({ "isValid": "true" }))),
+        ("no, and not why", Reply::Json(200, json!({ "isValid": false }))),
+        ("another payer", Reply::Json(200, json!({ "isValid": true, "payer": somebody }))),
+        ("its own failure", Reply::Json(200, json!({ "isValid": false, "invalidReason": "unexpected_verify_error" }))),
+        ("6 MB", Reply::Huge(6 << 20)),
+        ("half a body", Reply::Half),
+        ("a cut connection", Reply::Cut),
+        ("silence", Reply::Silence),
+        ("a trickle", Reply::Trickle),
+    ]
+}
+
+#[tokio::test]
+async fn without_a_verdict_that_can_be_used_nobody_works_and_nothing_is_sent() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote().request_timeout(Duration::from_millis(500)), FLOWS[0]).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    for (what, reply) in no_verdicts() {
+        stage.script_verify(Turn::Instead(reply));
+        let answer = seller.ask(&purchase).await;
+        assert_eq!(answer.status, 503, "{what}: {answer:?}");
+        assert_eq!(answer.reason(), "facilitator_unavailable", "{what}");
+        assert!(answer.headers.contains_key("retry-after"), "{what}");
+        assert_eq!((seller.handled(), stage.settles().len()), (0, 0), "{what}");
+        assert!(seller.record(&purchase).await.is_none(), "{what}: the reservation was given back");
+    }
+    stage.script_verify(Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 200, "the same payment is good for it still");
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn who_finds_a_payment_bad_and_then_good_has_charged_once() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), FLOWS[0]).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let bad = json!({ "isValid": false, "invalidReason": "insufficient_funds", "invalidMessage": "\u{7}poor" });
+    stage.script_verify(Turn::Without(Reply::Json(200, bad)));
+    for _ in 0..2 {
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, "insufficient_funds"));
+        assert!(!answer.text().contains('\u{7}'), "nothing that a terminal would obey");
+    }
+    assert_eq!((seller.handled(), stage.settles().len()), (0, 0));
+    stage.script_verify(Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
 }

@@ -3,8 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad;
+mod discovery;
+mod echo;
 mod honest;
 mod lies;
+#[allow(dead_code)]
+#[path = "../ops/numbers.rs"]
+mod numbers;
+mod reorg;
 mod service;
 #[allow(unreachable_pub)]
 mod stage;

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// A payment of the customer to a payee of its choice, as a resource server would have got it.
-fn purchase(customer: &Customer, pay_to: Address) -> Purchase {
+pub(crate) fn purchase(customer: &Customer, pay_to: Address) -> Purchase {
     let asset = tower_x402::Network::BASE_SEPOLIA.usdc().unwrap();
     let offer = json!({
         "scheme": "exact", "network": "eip155:84532", "amount": PRICE.to_string(), "asset": asset.address,
@@ -27,11 +27,11 @@ fn purchase(customer: &Customer, pay_to: Address) -> Purchase {
     customer.sign(&json!({ "x402Version": 2, "accepts": [offer], "resource": { "url": "https://a.example/" } }), 0)
 }
 
-fn request(purchase: &Purchase) -> Value {
+pub(crate) fn request(purchase: &Purchase) -> Value {
     json!({ "x402Version": 2, "paymentPayload": purchase.payload(), "paymentRequirements": purchase.offer })
 }
 
-async fn post(stage: &Stage, path: &str, body: &Value) -> (u16, Value) {
+pub(crate) async fn post(stage: &Stage, path: &str, body: &Value) -> (u16, Value) {
     let url = format!("http://{}/{path}", stage.address);
     let request = Client::new().post(url).header("content-type", "application/json").body(body.to_string());
     let response = request.send().await.unwrap();
@@ -184,7 +184,7 @@ async fn a_body_beyond_the_bound_is_not_read() {
     assert_eq!(get(&stage, "elsewhere").await.0, 404);
 }
 
-async fn get(stage: &Stage, path: &str) -> (u16, Value) {
+pub(crate) async fn get(stage: &Stage, path: &str) -> (u16, Value) {
     let response = reqwest::get(format!("http://{}/{path}", stage.address)).await.unwrap();
     (response.status().as_u16(), serde_json::from_slice(&response.bytes().await.unwrap()).unwrap())
 }

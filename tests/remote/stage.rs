@@ -64,6 +64,8 @@ pub enum Reply {
     Half,
     /// A body of so many bytes.
     Huge(usize),
+    /// A byte now and then, for ever.
+    Trickle,
 }
 
 /// An honest facilitator, and the front it is reached through.
@@ -72,6 +74,9 @@ pub struct Stage {
     pub bank: OnchainFacilitator,
     pub address: SocketAddr,
     turns: Arc<Mutex<Turns>>,
+    verify_turns: Arc<Mutex<Turns>>,
+    /// The bodies of the requests for verification.
+    pub verifies: Arc<Mutex<Vec<Bytes>>>,
     /// The bodies of the requests for settlement.
     pub settles: Arc<Mutex<Vec<Bytes>>>,
     /// The most that were under way at once, and how many are now.
@@ -83,43 +88,60 @@ struct Turns {
     then: Turn,
 }
 
+impl Turns {
+    fn honest() -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self { queue: VecDeque::new(), then: Turn::Honest }))
+    }
+
+    fn next(&mut self) -> Turn {
+        self.queue.pop_front().unwrap_or_else(|| self.then.clone())
+    }
+}
+
 impl Stage {
     pub async fn open() -> Self {
         Self::open_with(|service| service).await
     }
 
     pub async fn open_with(configure: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder) -> Self {
-        let chain = DevnetChain::start(None).await;
+        Self::open_on(DevnetChain::start(None).await, Duration::from_secs(5), configure).await
+    }
+
+    /// On this chain, which the facilitator looks at every so often.
+    pub async fn open_on(
+        chain: DevnetChain,
+        upkeep: Duration,
+        configure: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder,
+    ) -> Self {
         let settler = PrivateKeySigner::random();
         chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
         let bank = OnchainFacilitator::builder()
             .rpc_url(chain.rpc_url())
             .network(Network::BASE_SEPOLIA)
             .signer(settler)
+            .upkeep_interval(upkeep)
             .build()
             .await
             .unwrap();
         let service = configure(FacilitatorService::builder(bank.clone())).build();
-        let turns = Arc::new(Mutex::new(Turns { queue: VecDeque::new(), then: Turn::Honest }));
-        let settles = Arc::<Mutex<Vec<Bytes>>>::default();
+        let (turns, verify_turns) = (Turns::honest(), Turns::honest());
+        let (settles, verifies) = <[Arc<Mutex<Vec<Bytes>>>; 2]>::default().into();
         let overlap = Arc::<[AtomicU64; 2]>::default();
-        let (script, log, flying) = (turns.clone(), settles.clone(), overlap.clone());
+        let scripts = [(verify_turns.clone(), verifies.clone()), (turns.clone(), settles.clone())];
+        let flying = overlap.clone();
         let front = move |request: Request| {
-            let (service, script, log, flying) = (service.clone(), script.clone(), log.clone(), flying.clone());
+            let (service, [verify, settle], flying) = (service.clone(), scripts.clone(), flying.clone());
             async move {
-                if request.uri().path() != "/settle" {
-                    return service.oneshot(request).await.unwrap().map(Body::new);
-                }
+                let ((script, log), flying) = match request.uri().path() {
+                    "/verify" => (verify, None),
+                    "/settle" => (settle, Some(flying)),
+                    _ => return service.oneshot(request).await.unwrap().map(Body::new),
+                };
                 let (parts, body) = request.into_parts();
                 let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
                 log.lock().unwrap().push(body.clone());
-                let now = flying[1].fetch_add(1, Ordering::SeqCst) + 1;
-                flying[0].fetch_max(now, Ordering::SeqCst);
-                let _flight = Flight(flying);
-                let turn = {
-                    let mut turns = script.lock().unwrap();
-                    turns.queue.pop_front().unwrap_or_else(|| turns.then.clone())
-                };
+                let _flight = flying.map(Flight::take_off);
+                let turn = script.lock().unwrap().next();
                 let forward = service.oneshot(Request::from_parts(parts, Body::from(body)));
                 match turn {
                     Turn::Honest => forward.await.unwrap().map(Body::new),
@@ -134,12 +156,17 @@ impl Stage {
         let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, Router::new().fallback(front)).await });
-        Self { chain, bank, address, turns, settles, overlap }
+        Self { chain, bank, address, turns, verify_turns, verifies, settles, overlap }
     }
 
     /// What happens to the next settlements, and to all after them.
     pub fn script(&self, queue: impl IntoIterator<Item = Turn>, then: Turn) {
         *self.turns.lock().unwrap() = Turns { queue: queue.into_iter().collect(), then };
+    }
+
+    /// What happens to all verifications from now on.
+    pub fn script_verify(&self, then: Turn) {
+        *self.verify_turns.lock().unwrap() = Turns { queue: VecDeque::new(), then };
     }
 
     pub fn remote(&self) -> RemoteFacilitatorBuilder {
@@ -199,6 +226,14 @@ impl Stage {
 
 struct Flight(Arc<[AtomicU64; 2]>);
 
+impl Flight {
+    fn take_off(flying: Arc<[AtomicU64; 2]>) -> Self {
+        let now = flying[1].fetch_add(1, Ordering::SeqCst) + 1;
+        flying[0].fetch_max(now, Ordering::SeqCst);
+        Self(flying)
+    }
+}
+
 impl Drop for Flight {
     fn drop(&mut self) {
         self.0[1].fetch_sub(1, Ordering::SeqCst);
@@ -219,6 +254,13 @@ async fn answer(reply: Reply) -> Response {
             let chunks: [Result<&'static str, std::io::Error>; 2] =
                 [Ok(r#"{"success":true,"transac"#), Err(std::io::Error::other("cut"))];
             Response::new(Body::from_stream(futures_util::stream::iter(chunks)))
+        }
+        Reply::Trickle => {
+            let chunks = futures_util::stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Some((Ok::<_, std::io::Error>(" "), ()))
+            });
+            Response::new(Body::from_stream(chunks))
         }
         Reply::Huge(bytes) => {
             let mut text = json!({ "success": false, "errorReason": "insufficient_funds" }).to_string();

@@ -41,7 +41,16 @@ impl DevnetChain {
 
     /// The same, with blocks that are final only so many blocks later.
     pub async fn start_with(block_time: Option<Duration>, finality_depth: u64) -> Self {
-        let clock = Arc::new(TestClock::default());
+        Self::start_by(TestClock::default(), block_time, finality_depth).await
+    }
+
+    /// A devnet on which it is this time from the first block on, until told otherwise; a block per transaction.
+    pub async fn start_at(seconds: u64) -> Self {
+        Self::start_by(TestClock(AtomicU64::new(seconds)), None, 0).await
+    }
+
+    async fn start_by(clock: TestClock, block_time: Option<Duration>, finality_depth: u64) -> Self {
+        let clock = Arc::new(clock);
         let devnet = Devnet::builder()
             .block_time(block_time.map_or(BlockTime::Instant, BlockTime::Every))
             .finality_depth(finality_depth)

@@ -9,6 +9,8 @@ use url::Url;
 use super::{
     Remote, RemoteFacilitator,
     api::{Api, Authenticate},
+    echoes::Echoes,
+    readiness::LastLook,
     supported::Supported,
 };
 use crate::{
@@ -163,6 +165,8 @@ impl RemoteFacilitatorBuilder {
             supported,
             networks: self.networks,
             witnesses,
+            echoes: Echoes::default(),
+            last_look: LastLook::default(),
             flights: Arc::new(Flights::default()),
             settle_timeout: self.settle_timeout,
             process: getrandom::u64().map_err(|_| RemoteBuildError::Randomness)?,

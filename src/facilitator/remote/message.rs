@@ -5,12 +5,13 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::api::Answer;
 use crate::{
     facilitator::{Prechecked, Rejection},
     network::Network,
-    protocol::{ExactPayload, PaymentRequirements, Reason, Verbatim, VerifyResponse},
+    protocol::{ExactPayload, PaymentRequirements, Reason, ResourceInfo, Verbatim, VerifyResponse},
 };
 
 /// The longest reason code that is passed on.
@@ -18,8 +19,8 @@ const MAX_CODE: usize = 96;
 /// How much of a facilitator's prose is passed on.
 const MAX_WORDS: usize = 160;
 
-/// The body for `/verify` and `/settle`: the same bytes for the same payment, in whatever process and however often. Built from
-/// what the ledger keeps, our own offer included: nothing of it is the payer's to choose but the signed authorization.
+/// The body for `/verify` and `/settle`: the same bytes for the same payment and echo, in whatever process and however often. What
+/// is to be paid is our own offer, from the ledger: of that nothing is the payer's to choose but the signed authorization.
 pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -32,11 +33,22 @@ pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error>
     #[serde(rename_all = "camelCase")]
     struct Payload<'a> {
         x402_version: u8,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        resource: Option<&'a Verbatim<ResourceInfo>>,
         accepted: &'a Verbatim<PaymentRequirements>,
         payload: &'a ExactPayload,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extensions: Option<&'a Verbatim<Map<String, Value>>>,
     }
     let offer = payment.terms().text();
-    let payment_payload = Payload { x402_version: 2, accepted: offer, payload: payment.payload() };
+    let echo = payment.echo();
+    let payment_payload = Payload {
+        x402_version: 2,
+        resource: echo.and_then(|echo| echo.resource()),
+        accepted: offer,
+        payload: payment.payload(),
+        extensions: echo.and_then(|echo| echo.extensions()),
+    };
     let request = Request { x402_version: 2, payment_payload, payment_requirements: offer };
     serde_json::to_vec(&request).map(Bytes::from)
 }
@@ -54,7 +66,7 @@ pub(super) fn read_verdict(answer: &Answer, payment: &Prechecked) -> Verdict {
     if answer.status.is_server_error() {
         return Verdict::None;
     }
-    let Ok(said) = serde_json::from_slice::<VerifyResponse>(&answer.body) else { return Verdict::None };
+    let Some(said) = read_object::<VerifyResponse>(&answer.body) else { return Verdict::None };
     match said.invalid_reason {
         _ if said.is_valid && answer.status.is_success() => match said.payer.as_deref() {
             Some(payer) if !is_address(payer, payment.authorization().from) => {
@@ -69,6 +81,12 @@ pub(super) fn read_verdict(answer: &Answer, payment: &Prechecked) -> Verdict {
         },
         _ => Verdict::None,
     }
+}
+
+/// A message, which is an object: serde would take a list of its fields for one, too.
+pub(super) fn read_object<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    is_object.then(|| serde_json::from_slice(body).ok()).flatten()
 }
 
 /// What an answer to `/settle` means.
@@ -103,7 +121,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if answer.status.is_server_error() {
         return Reply::None;
     }
-    let Ok(said) = serde_json::from_slice::<Settlement>(&answer.body) else { return Reply::None };
+    let Some(said) = read_object::<Settlement>(&answer.body) else { return Reply::None };
     let transaction = said.transaction.as_deref().and_then(|hash| hash.parse().ok()).filter(|hash| *hash != B256::ZERO);
     if !said.success {
         let reason = known(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));

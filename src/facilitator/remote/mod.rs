@@ -2,7 +2,10 @@
 
 mod api;
 mod builder;
+mod echoes;
+mod finality;
 mod message;
+mod readiness;
 mod settle;
 mod supported;
 mod upkeep;
@@ -11,24 +14,27 @@ mod witness;
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 
 use api::{Answer, Api, Silence};
+use echoes::Echoes;
 use message::{Verdict, body_for, read_verdict};
+use readiness::LastLook;
 use settle::Insistence;
 use supported::Supported;
 use witness::Witness;
 
 use super::{
-    Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError,
+    Facilitator, FacilitatorError, Outcome, Prechecked, Readiness, Terms, Verified, VerifyError,
     flights::{Flights, NoLanding},
 };
 use crate::{
     clock::Clock,
     ledger::{Ledger, PaymentKey, Record},
+    metrics,
     network::Network,
     protocol::SupportedResponse,
 };
@@ -40,9 +46,13 @@ const VERIFY_TRIES: u32 = 2;
 ///
 /// The facilitator pays for gas and has the transactions; what it says is not proof. So, by what it is:
 ///
-/// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same body:
-///   our offer, not the payer's echo of it, and the authorization. It is repeated after a timeout, a 5xx or a cut connection,
-///   and while the facilitator says `settlement_pending`.
+/// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same offer:
+///   ours, not the payer's echo of it. It is repeated after a timeout, a 5xx or a cut connection, and while the facilitator says
+///   `settlement_pending`.
+/// - **What else the payer returned of the 402** ([`Echo`](super::Echo): `resource` and `extensions`) goes with the payment as it
+///   came, so that a facilitator that catalogues what it settles (the extension `bazaar`) learns what was sold. This process
+///   repeats a settlement with the identical body. The echo is not in the ledger: who takes a payment over from a process that
+///   is gone sends it without, unless the payer presents it again; offer and authorization are the same.
 /// - **What is not known is [`Outcome::Unknown`]**: the payment is so in the ledger from before the request leaves until there is
 ///   an answer, whoever dies in between. A refusal counts as [`Outcome::Failed`] only if it is the answer to the first request
 ///   for this payment, and says in so many words that it was not executed: a used nonce or a missing balance may be the work
@@ -52,6 +62,10 @@ const VERIFY_TRIES: u32 = 2;
 ///   settled only if the chain shows it, a lie is reported and stays unknown until the chain tells, what somebody else's
 ///   transaction paid is credited, and what a payer has in flight is checked against its balance. It costs one request
 ///   to the node when verifying, beside the facilitator's, and one when settling.
+/// - **Reorganizations** are noticed only with a node, too. A settlement is believed as soon as its transaction is in a block, however
+///   young; then the chain is followed until that block is final. What was undone is due again, and the facilitator is asked to
+///   settle it again if the payer has the answer. Without a node a settlement is never final here, and what a reorganization
+///   undoes is the facilitator's to repair.
 ///
 /// ```no_run
 /// # #[cfg(feature = "onchain")]
@@ -78,6 +92,8 @@ struct Remote {
     /// Served without asking; empty if the facilitator is to say.
     networks: Vec<Network>,
     witnesses: Vec<(Network, Box<dyn Witness>)>,
+    echoes: Echoes,
+    last_look: LastLook,
     flights: Arc<Flights<Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
@@ -117,27 +133,40 @@ impl Facilitator for RemoteFacilitator {
     }
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
-        let at = self.remote.clock.now();
-        let asked = self.remote.verify(payment);
-        let Some(witness) = self.remote.witness(payment.terms().offer().network()) else {
-            asked.await?;
-            return Ok(Verified { funds: None, gas: None, at, contract_wallet: false });
+        let started = Instant::now();
+        let verified = self.remote.look_at(payment).await;
+        let result = match &verified {
+            Ok(_) => "valid",
+            Err(VerifyError::Invalid(_)) => "invalid",
+            Err(VerifyError::Unavailable(_)) => "unavailable",
         };
-        let (said, look) = tokio::join!(asked, witness.look(payment));
-        said?;
-        let look = look?;
-        match look.rejection {
-            Some(rejection) => Err(rejection.into()),
-            None => Ok(Verified { funds: Some(look.funds), gas: None, at, contract_wallet: look.contract_wallet }),
-        }
+        metrics::verified(payment.terms().offer().network(), result, started.elapsed());
+        verified
     }
 
     async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        self.remote.settle(payment.clone(), Insistence::Settle).await
+        let started = Instant::now();
+        let outcome = self.remote.settle(payment.clone(), Insistence::Settle).await;
+        let result = match &outcome {
+            Ok(Outcome::Settled { .. }) => "settled",
+            Ok(Outcome::Failed { .. }) => "failed",
+            Ok(Outcome::Unknown { .. }) => "unknown",
+            Err(_) => "unavailable",
+        };
+        metrics::settled(payment.terms().offer().network(), result, started.elapsed());
+        outcome
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.remote.look_again(record).await
+    }
+
+    async fn readiness(&self) -> Readiness {
+        self.remote.readiness().await
+    }
+
+    fn reads_echo(&self) -> bool {
+        true
     }
 
     fn settles_due(&self) -> bool {
@@ -167,6 +196,23 @@ impl Remote {
             Err(NoLanding::Full) => {
                 Err(FacilitatorError::Busy { what: "settlements", retry_after: Duration::from_secs(1) })
             }
+        }
+    }
+
+    /// Asks the facilitator and, where there is one, the node at the same time.
+    async fn look_at(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        let at = self.clock.now();
+        let asked = self.verify(payment);
+        let Some(witness) = self.witness(payment.terms().offer().network()) else {
+            asked.await?;
+            return Ok(Verified { funds: None, gas: None, at, contract_wallet: false });
+        };
+        let (said, look) = tokio::join!(asked, witness.look(payment));
+        said?;
+        let look = look?;
+        match look.rejection {
+            Some(rejection) => Err(rejection.into()),
+            None => Ok(Verified { funds: Some(look.funds), gas: None, at, contract_wallet: look.contract_wallet }),
         }
     }
 

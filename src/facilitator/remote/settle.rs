@@ -72,12 +72,17 @@ impl Remote {
             }
             Err(error) => return Err(error.into()),
         }
+        let payment = self.echoes.with_first(payment);
         let is_first = record.settlement == Settlement::Due && record.transactions.is_empty();
         let body = body_for(&payment)
             .map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))?;
         let heard = self.ask(&payment, &record, body, insistence).await;
         let heard = Heard { is_uncertain: heard.is_uncertain || !is_first, ..heard };
-        self.judge(&payment, &record, heard).await
+        let outcome = self.judge(&payment, &record, heard).await;
+        if matches!(outcome, Ok(Outcome::Settled { .. } | Outcome::Failed { .. })) {
+            self.echoes.forget(&key);
+        }
+        outcome
     }
 
     /// Sends the body until there is an answer, one request after the other.

@@ -7,11 +7,14 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::api::Api;
+use super::{api::Api, message::read_object};
 use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
 
 /// When a facilitator that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// How many networks are told apart in what is counted.
+const MAX_NETWORKS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Supported {
@@ -36,7 +39,7 @@ impl Supported {
             return Ok(fresh);
         }
         let answer = api.get("supported").await.ok().filter(|answer| answer.status.is_success());
-        let said = answer.and_then(|answer| serde_json::from_slice::<SupportedResponse>(&answer.body).ok());
+        let said = answer.and_then(|answer| read_object::<SupportedResponse>(&answer.body));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match (said, known.as_ref()) {
             (Some(said), _) => {
@@ -60,6 +63,14 @@ impl Supported {
                     && (kind.network == named || kind.network == "eip155:*")
             })
         })
+    }
+
+    /// The networks on which it said so, of those that are named.
+    pub(super) fn networks(&self) -> Vec<Network> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let kinds = known.iter().flat_map(|(_, said)| &said.kinds);
+        let exact = kinds.filter(|kind| kind.x402_version == 2 && kind.scheme == "exact");
+        exact.filter_map(|kind| kind.network.parse().ok()).take(MAX_NETWORKS).collect()
     }
 
     fn fresh(&self) -> Option<Arc<SupportedResponse>> {

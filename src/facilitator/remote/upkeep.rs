@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{Remote, settle::Insistence};
+use super::{Remote, finality::Horizons, settle::Insistence};
 use crate::{
     facilitator::{FacilitatorError, Outcome, Prechecked},
     ledger::{Fulfilment, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep, Settling},
@@ -22,9 +22,13 @@ impl Remote {
     pub(super) fn keep_up(self: &Arc<Self>, interval: Duration) {
         let (remote, hint) = (Arc::downgrade(self), self.hint.clone());
         tokio::spawn(async move {
+            let mut horizons = Horizons::default();
             while let Some(remote) = remote.upgrade() {
                 if let Err(error) = remote.each_open().await {
                     tracing::warn!(%error, "open payments could not be looked after");
+                }
+                if let Err(error) = remote.follow_the_chains(&mut horizons).await {
+                    tracing::warn!(%error, "settled payments could not be looked after");
                 }
                 drop(remote);
                 let _ = timeout(interval, hint.notified()).await;
@@ -57,7 +61,7 @@ impl Remote {
 
     /// One open payment: what became of it, or, if it was never given to the facilitator and the payer has the answer, settling
     /// it now.
-    async fn take_up(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {
+    pub(super) async fn take_up(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {
         let is_due = record.settlement == Settlement::Due;
         if is_due && !self.is_owed(&record).await? {
             return Ok(());

@@ -18,6 +18,12 @@ pub(super) trait Witness: Send + Sync {
     /// The block in which this transaction paid the payment, waiting a while for it; `None` if it did not, or is not there.
     async fn paid_in(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError>;
 
+    /// The block in which this transaction paid the payment, as far as the node knows just now.
+    async fn paid_now(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError>;
+
+    /// How far the chain is, and whether the block `seen` is still on it; `None` if the node has no blocks.
+    async fn chain(&self, seen: Option<Head>) -> Result<Option<Chain>, FacilitatorError>;
+
     /// What became of a payment whose authorization was unused in the block `seen_unused`.
     async fn fate(
         &self,
@@ -33,6 +39,24 @@ pub(super) struct Look {
     pub(super) funds: Funds,
     pub(super) contract_wallet: bool,
     pub(super) rejection: Option<Rejection>,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) number: u64,
+    pub(super) hash: B256,
+}
+
+/// How far a chain is.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "onchain"), allow(dead_code))]
+pub(super) struct Chain {
+    pub(super) head: Head,
+    /// The newest block that will not be undone; 0 if the node does not tell.
+    pub(super) finalized: u64,
+    /// Whether the block seen before was replaced.
+    pub(super) is_gone: bool,
 }
 
 /// What became of a payment.
@@ -60,7 +84,7 @@ mod onchain {
     use async_trait::async_trait;
     use tokio::time::{Instant, sleep};
 
-    use super::{Fate, Look, Witness};
+    use super::{Chain, Fate, Head, Look, Witness};
     use crate::{
         facilitator::{FacilitatorError, Prechecked, Rejection},
         ledger::Funds,
@@ -137,6 +161,29 @@ mod onchain {
                     Ok(None) | Err(_) => sleep(POLL).await,
                 }
             }
+        }
+
+        async fn paid_now(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError> {
+            let receipt = self.rpc.receipt(transaction).await?;
+            let expected = Expected::of_payment(payment);
+            Ok(receipt.filter(|receipt| expected.is_paid_by(receipt)).map(|receipt| receipt.block()))
+        }
+
+        async fn chain(&self, seen: Option<Head>) -> Result<Option<Chain>, FacilitatorError> {
+            let Some(head) = self.rpc.block("latest").await? else { return Ok(None) };
+            let is_gone = match seen {
+                // A node behind the one asked before does not know the block yet.
+                Some(seen) => self.rpc.block_at(seen.number).await?.is_some_and(|now| now.hash != seen.hash),
+                None => false,
+            };
+            let finalized = match self.rpc.block("finalized").await {
+                Ok(block) => block.map_or(0, |block| block.number.saturating_to()),
+                // A node that does not know the word.
+                Err(RpcFailure::Refused { .. }) => 0,
+                Err(failure) => return Err(failure.into()),
+            };
+            let head = Head { number: head.number.saturating_to(), hash: head.hash };
+            Ok(Some(Chain { head, finalized, is_gone }))
         }
 
         async fn fate(

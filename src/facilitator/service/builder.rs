@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use super::{
     FacilitatorService, Shared,
     access::{Access, Rate},
+    catalogue::{Catalogue, Limits},
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -26,6 +27,8 @@ pub struct FacilitatorServiceBuilder {
     clock: Arc<dyn Clock>,
     window: Window,
     concurrent: usize,
+    catalogue: Option<Limits>,
+    local_hosts: bool,
 }
 
 impl FacilitatorServiceBuilder {
@@ -39,6 +42,8 @@ impl FacilitatorServiceBuilder {
             clock: Arc::new(SystemClock),
             window: Window { remaining: 6, skew: 30 },
             concurrent: 1_024,
+            catalogue: None,
+            local_hosts: false,
         }
     }
 
@@ -93,6 +98,26 @@ impl FacilitatorServiceBuilder {
         self
     }
 
+    /// Lists at `GET /discovery/resources` what was paid for here, if the payment came with the extension
+    /// [`bazaar`](crate::protocol::bazaar), in the form of the specification: so many resources at most, each until nothing was paid
+    /// for it for `max_age`; the one that was not paid for longest makes room. It is off if not set, and kept in memory only.
+    ///
+    /// A resource is entered when its payment is settled, by whoever pays: URL and description come through the payer's hands, and
+    /// who pays itself can enter what it likes. So nothing is fetched, and nothing is shown but `http` and `https` URLs of public host
+    /// names, without query, and a description within bounds that is as its schema has it. Readers should believe the 402 of
+    /// the resource and not the list. The query takes `type`, `payTo`, `scheme`, `network`, `extensions`, `limit` (20, at most 100)
+    /// and `offset`.
+    pub fn catalogue(mut self, resources: usize, max_age: Duration) -> Self {
+        self.catalogue = Some(Limits { resources, max_age, local_hosts: false });
+        self
+    }
+
+    /// Lists resources on addresses and local names, too: for networks of one's own.
+    pub fn catalogue_local_hosts(mut self, list: bool) -> Self {
+        self.local_hosts = list;
+        self
+    }
+
     /// The service.
     pub fn build(self) -> FacilitatorService {
         let assets = self.assets.into_iter().map(|asset| (asset.network, asset.address)).collect();
@@ -107,6 +132,9 @@ impl FacilitatorServiceBuilder {
                 flights: Arc::new(Flights::default()),
                 places: Semaphore::new(self.concurrent.min(Semaphore::MAX_PERMITS)),
                 settle_patience: Duration::from_secs(15),
+                catalogue: self
+                    .catalogue
+                    .map(|limits| Catalogue::new(Limits { local_hosts: self.local_hosts, ..limits })),
             }),
         }
     }

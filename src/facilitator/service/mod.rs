@@ -1,4 +1,4 @@
-//! A facilitator as an HTTP service: `POST /verify`, `POST /settle`, `GET /supported`, `GET /healthz`.
+//! A facilitator as an HTTP service: `POST /verify`, `POST /settle`, `GET /supported`, `GET /discovery/resources`, `GET /healthz`.
 //!
 //! [`FacilitatorService`] is a tower service over any request body; it serves those who charge and have no chain of their own.
 //! What is to be paid is stated by the caller, who is trusted with it; everything else is checked.
@@ -6,6 +6,8 @@
 mod access;
 mod answer;
 mod builder;
+mod catalogue;
+mod public_url;
 mod read;
 mod settle;
 
@@ -32,6 +34,7 @@ pub use builder::FacilitatorServiceBuilder;
 
 use access::Access;
 use answer::{Answer, Said};
+use catalogue::{Catalogue, Query};
 use read::{Asked, Purpose};
 
 use super::{Facilitator, FacilitatorError, Prechecked, VerifyError, Window, flights::Flights};
@@ -39,7 +42,7 @@ use crate::{
     clock::Clock,
     ledger::PaymentKey,
     network::Network,
-    protocol::{Reason, SupportedKind, SupportedResponse},
+    protocol::{Reason, SupportedKind, SupportedResponse, bazaar},
 };
 
 /// The largest request body.
@@ -55,6 +58,8 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 ///   same time or later, by whomever, makes no second transaction and gets the same answer. While it is not known it is
 ///   `settlement_pending`, with the transaction's hash: ask again with the same body.
 /// - **A settlement that failed is not executed behind the caller's back**: only if it is asked for again.
+/// - **[A catalogue](FacilitatorServiceBuilder::catalogue)**, if it is turned on: what was paid for here and declares the extension
+///   [`bazaar`] is listed at `GET /discovery/resources`.
 /// - **Bounds**: bodies of 64 KiB, requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), bearer keys compared in constant
 ///   time, tokens and payees allowed. A caller is a key, or an address where the server in front puts a
 ///   [`PeerAddress`] into the request's extensions; all others share one allowance.
@@ -62,9 +67,9 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 /// | status | when |
 /// |---|---|
 /// | 200 | an answer, `isValid: false` and `success: false` included |
-/// | 400 | the request cannot be read |
+/// | 400 | the request or its query cannot be read |
 /// | 401 | no bearer key, or an unknown one |
-/// | 404, 405 | not one of the four |
+/// | 404, 405 | not one of these |
 /// | 408, 413 | the body came too slowly, or is too large |
 /// | 429 | more requests than allowed |
 /// | 503 | nobody could tell now; nothing was sent |
@@ -98,6 +103,8 @@ struct Shared {
     /// Requests being worked on.
     places: Semaphore,
     settle_patience: Duration,
+    /// What was sold, if it is to be listed.
+    catalogue: Option<Catalogue>,
 }
 
 impl FacilitatorService {
@@ -159,6 +166,7 @@ impl Shared {
         let purpose = match (parts.uri.path(), &parts.method) {
             ("/healthz", &Method::GET | &Method::HEAD) => return Answer::healthy(),
             ("/supported", &Method::GET | &Method::HEAD) => None,
+            ("/discovery/resources", &Method::GET | &Method::HEAD) if self.catalogue.is_some() => None,
             ("/verify", &Method::POST) => Some(Purpose::Verify),
             ("/settle", &Method::POST) => Some(Purpose::Settle),
             ("/healthz" | "/supported" | "/verify" | "/settle", _) => return Answer::wrong_method(),
@@ -173,7 +181,12 @@ impl Shared {
         if let Err(refusal) = self.let_in(&parts, purpose.is_some()) {
             return refusal;
         }
-        let Some(purpose) = purpose else { return self.supported().await };
+        let Some(purpose) = purpose else {
+            return match &self.catalogue {
+                Some(catalogue) if parts.uri.path() != "/supported" => self.discover(catalogue, &parts),
+                _ => self.supported().await,
+            };
+        };
         let Ok(_place) = self.places.try_acquire() else {
             return Answer::unavailable("too many requests are being worked on", Duration::from_secs(1));
         };
@@ -203,8 +216,18 @@ impl Shared {
         }
     }
 
+    fn discover(&self, catalogue: &Catalogue, parts: &Parts) -> Answer {
+        match Query::read(parts.uri.query().unwrap_or_default()) {
+            Some(query) => Answer::json(StatusCode::OK, &catalogue.list(&query, self.clock.now())),
+            None => Answer::problem(StatusCode::BAD_REQUEST, "invalid_query", "limit and offset are numbers"),
+        }
+    }
+
     async fn supported(&self) -> Answer {
         let mut all = SupportedResponse::default();
+        if self.catalogue.is_some() {
+            all.extensions.push(bazaar::NAME.to_owned());
+        }
         for facilitator in &self.facilitators {
             let Ok(said) = facilitator.supported().await else {
                 return Answer::unavailable("what is supported cannot be told now", Duration::from_secs(5));
@@ -262,7 +285,7 @@ impl Shared {
             return reject(Reason::InvalidPaymentRequirements, "this payee is not served here");
         }
         let payment = super::precheck(asked.terms.clone(), asked.payload.clone(), self.window, self.clock.now())?;
-        Ok((facilitator.clone(), payment))
+        Ok((facilitator.clone(), payment.with_echo(asked.echo.clone())))
     }
 
     /// The record of a payment, where it is known: its window may have passed since.

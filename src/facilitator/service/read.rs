@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::answer::{Answer, Said};
 use crate::{
-    facilitator::Terms,
+    facilitator::{Echo, Terms},
     network::Network,
     protocol::{
         ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, Verbatim, Version, v1,
@@ -27,6 +27,8 @@ pub(super) struct Asked {
     pub(super) payload: ExactPayload,
     /// Whether the payer says that it accepted these very terms.
     pub(super) is_accepted: bool,
+    /// What else the payer returned of the 402.
+    pub(super) echo: Option<Arc<Echo>>,
 }
 
 /// Why a request is not one.
@@ -79,6 +81,7 @@ impl Asked {
                     is_accepted: terms.is_accepted_by(&payment.accepted),
                     payload: read_payload(&payment.payload)?,
                     terms: Arc::new(terms),
+                    echo: Echo::new(payment.resource, payment.extensions).map(Arc::new),
                 })
             }
             1 => {
@@ -93,6 +96,7 @@ impl Asked {
                     is_accepted: payment.scheme == "exact" && network == Some(terms.offer().network()),
                     payload: read_payload(&payment.payload)?,
                     terms: Arc::new(terms),
+                    echo: None,
                 })
             }
             other => Err(Unreadable {

@@ -83,16 +83,34 @@ impl Shared {
                 let detail = "another payment with this nonce, or this one for something else, is on record";
                 return Ok(failed(Rejection::new(Reason::NonceAlreadyUsed, detail)));
             }
-            Reservation::Known(known) => match self.resume(facilitator, *known, now).await? {
-                Ok(owned) => owned,
-                Err(said) => return Ok(said),
-            },
+            Reservation::Known(known) => {
+                let was_settled = known.settlement.paid_by().is_some();
+                match self.resume(facilitator, *known, now).await? {
+                    Ok(owned) => owned,
+                    Err(said) => {
+                        if !was_settled {
+                            self.catalogue(payment, &said);
+                        }
+                        return Ok(said);
+                    }
+                }
+            }
         };
         let said = self.fresh(facilitator, payment, lease, &record).await;
+        if let Ok(said) = &said {
+            self.catalogue(payment, said);
+        }
         if !matches!(said, Ok(Said::Paid(_) | Said::Pending(_))) {
             release(ledger, &lease, &record).await;
         }
         said
+    }
+
+    /// Notes what was sold, once for a payment: asking again must not change what is listed.
+    fn catalogue(&self, payment: &Prechecked, said: &Said) {
+        if let (Some(catalogue), Said::Paid(_)) = (&self.catalogue, said) {
+            catalogue.learn(payment, self.clock.now());
+        }
     }
 
     /// A payment that is known: what became of it, or the right to settle it now.

@@ -8,6 +8,7 @@ mod work;
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::Method;
+use serde_json::json;
 use tokio::sync::Semaphore;
 use url::Url;
 
@@ -18,6 +19,7 @@ use super::{AgentCard, CardError, EvaluatorId, MAX_OUTPUTS, judge::Judge};
 use crate::{
     facilitator::Facilitator,
     network::Asset,
+    protocol::bazaar::{BodyType, Discovery},
     server::{BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use stats::Counters;
@@ -49,6 +51,7 @@ pub struct Evaluator {
     judge: Arc<dyn Judge>,
     paywall: RequirePaymentLayerBuilder,
     facilitator: Option<Arc<dyn Facilitator>>,
+    listed: bool,
     limits: Limits,
 }
 
@@ -85,6 +88,7 @@ impl Evaluator {
             judge: Arc::new(judge),
             paywall,
             facilitator: None,
+            listed: true,
             limits: Limits { body: 256 * 1024, judgements: 64, time: Duration::from_secs(55) },
         }
     }
@@ -113,6 +117,13 @@ impl Evaluator {
         self
     }
 
+    /// Whether the 402 declares what is sold (the extension [`bazaar`](crate::protocol::bazaar)), so that facilitators may list it. It
+    /// does unless this is turned off, or the card's endpoint is not a whole URL.
+    pub fn listed(mut self, listed: bool) -> Self {
+        self.listed = listed;
+        self
+    }
+
     /// Changes how payments are taken: flows, credit, the URL where payers ask after payments. Price, payee, facilitator and the
     /// largest body are not to be set here: they are the card's and the evaluator's.
     pub fn paywall(mut self, change: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder) -> Self {
@@ -125,7 +136,7 @@ impl Evaluator {
     /// # Errors
     /// [`EvaluatorError`].
     pub fn build(self) -> Result<EvaluatorService, EvaluatorError> {
-        let Self { card, judge, paywall, facilitator, limits } = self;
+        let Self { card, judge, paywall, facilitator, listed, limits } = self;
         let pricing = card.pricing()?;
         let facilitator = facilitator.ok_or(EvaluatorError::Paywall(BuildError::NoFacilitator))?;
         if limits.body == 0 || limits.judgements == 0 || limits.time.is_zero() {
@@ -152,6 +163,9 @@ impl Evaluator {
             .description(&*card.description)
             .mime_type("application/json")
             .facilitator(facilitator.clone());
+        if listed && work.pricing.endpoint.parse::<Url>().is_ok() {
+            paywall = paywall.discovery(discovery(work.skills.first().map_or("", String::as_str)));
+        }
         for token in &work.pricing.accepts {
             paywall = paywall.pay_to_in(Asset::from(token), work.pricing.pay_to);
         }
@@ -159,6 +173,20 @@ impl Evaluator {
         let paywall = paywall.price_with_body(move |request, body| std::future::ready(priced.quote(request, body)));
         Ok(EvaluatorService::new(&card, work, &paywall.build()?, facilitator)?)
     }
+}
+
+/// What is taken and given, in as few words as fit into a header; the schemas on the card say the rest.
+fn discovery(skill: &str) -> Discovery {
+    let task = json!({ "id": "t1", "skill": skill, "prompt": "…" });
+    let text = json!({ "type": "string" });
+    let properties =
+        json!({ "task": { "type": "object" }, "output": text, "outputs": { "type": "array", "items": text } });
+    Discovery::post(BodyType::Json)
+        .body(json!({ "task": task, "output": "…" }))
+        .body_schema(json!({ "type": "object", "properties": properties, "required": ["task"] }))
+        .output(
+            json!({ "verdicts": [{ "score": 1.0, "reward": 1.0, "confidence": 0.9, "critique": { "summary": "…" } }] }),
+        )
 }
 
 impl fmt::Debug for Evaluator {

@@ -1,0 +1,121 @@
+//! A market of evaluators, simulated: how much of what an oracle would get do students get, by how they choose?
+//!
+//! ```text
+//! cargo run --release --example market -- --world examples/market/worlds/reference.json --seeds 40 --out target/market
+//! ```
+//!
+//! The students choose with the very code that real ones run (`market::selection`). One JSON document on stdout, plots (SVG and PNG) in
+//! the directory named by `--out`, progress on stderr. The same arguments give the same result. What the worlds are and what
+//! came out is told in `docs/market.md`.
+
+#![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::expect_used)]
+
+mod oracle;
+mod plot;
+mod report;
+mod run;
+mod world;
+
+use std::{
+    fs,
+    io::{IsTerminal as _, Write as _, stderr},
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+use anyhow::Context;
+use clap::{Parser, ValueEnum};
+
+use crate::{
+    report::Report,
+    run::{Outcomes, Policy},
+    world::World,
+};
+
+#[derive(Parser)]
+#[command(about = "Students hire evaluators, by different policies, in a world described by a file")]
+struct Flags {
+    /// Description of a world (JSON).
+    #[arg(long)]
+    world: PathBuf,
+    /// A policy to try; all, if none is named.
+    #[arg(long = "policy", value_enum)]
+    policies: Vec<Policy>,
+    /// How many times, with different luck.
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    seeds: u64,
+    /// Where to put plots; none are drawn without it.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(serde::Serialize)]
+struct Document {
+    world: String,
+    about: String,
+    students: usize,
+    tasks_per_student: usize,
+    seeds: u64,
+    oracle_value_per_task: f64,
+    policies: Vec<Report>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    let world = World::read(&flags.world)?;
+    let policies = if flags.policies.is_empty() { Policy::value_variants() } else { &flags.policies };
+    let reports: Vec<_> =
+        policies.iter().map(|policy| Report::new(&world, *policy, &simulate(&world, *policy, flags.seeds))).collect();
+    if let Some(out) = &flags.out {
+        fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+        plot::draw(out, &world, &reports)?;
+    }
+    let best = oracle::by_task(&world);
+    let document = Document {
+        world: flags.world.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        about: world.about.clone(),
+        students: world.students,
+        tasks_per_student: world.tasks_per_student,
+        seeds: flags.seeds,
+        oracle_value_per_task: best.iter().sum::<f64>() / best.len() as f64,
+        policies: reports,
+    };
+    println!("{}", serde_json::to_string_pretty(&document)?);
+    Ok(())
+}
+
+/// All seeds of a policy, on as many threads as there are cores; in the order of the seeds.
+fn simulate(world: &World, policy: Policy, seeds: u64) -> Vec<Outcomes> {
+    let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let work = || {
+        let mut runs = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds {
+                return runs;
+            }
+            runs.push((seed, run::run(world, policy, seed)));
+            progress(policy, done.fetch_add(1, Ordering::Relaxed) + 1, seeds);
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut runs: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a run does not panic")).collect()
+    });
+    runs.sort_by_key(|(seed, _)| *seed);
+    runs.into_iter().map(|(_, outcomes)| outcomes).collect()
+}
+
+/// A line that is written over on a terminal; elsewhere a line at each quarter.
+fn progress(policy: Policy, done: u64, seeds: u64) {
+    let name = policy.name();
+    if stderr().is_terminal() {
+        let end = if done == seeds { "\n" } else { "" };
+        eprint!("\r{name}: {done} of {seeds} seeds{end}");
+        let _ = stderr().flush();
+    } else if done == seeds || done.is_multiple_of(seeds.div_ceil(4)) {
+        eprintln!("{name}: {done} of {seeds} seeds");
+    }
+}

@@ -1,0 +1,283 @@
+//! One policy in one world, once.
+
+use alloy_primitives::Address;
+use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
+use tower_x402::{
+    Usdc,
+    market::{
+        evidence::Outcome,
+        selection::{
+            Candidate, CardClaims, Cheapest, Greedy, Job, Observation, Panel, Random, Selector, Skill, Thompson,
+        },
+    },
+};
+
+use super::{oracle, world::World};
+
+/// Seconds from task to task.
+const PACE: u64 = 60;
+/// How sure every verdict says it is. That it is the same for all means that nothing can be told from it.
+const CONFIDENCE: f64 = 0.9;
+
+/// A way to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Policy {
+    /// Anyone.
+    Random,
+    /// Whoever asks for the least.
+    Cheapest,
+    /// Anyone who claims the skill.
+    CardClaims,
+    /// Whoever was right most often, whatever it costs.
+    Greedy,
+    /// Thompson sampling with a price of money, on a student's own audits only.
+    Alone,
+    /// The same, with the audits of the other students where the world pools them.
+    Thompson,
+}
+
+impl Policy {
+    /// As on the command line.
+    pub(crate) fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+/// What came of it. By task, summed over all students.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcomes {
+    /// Σ 2·accuracy − 1 of those hired, by their true accuracy.
+    pub(crate) value: Vec<f64>,
+    /// In atomic units, by evaluator.
+    pub(crate) paid: Vec<Vec<f64>>,
+    /// Of the last fifth of the tasks.
+    pub(crate) late: Late,
+    /// How far the students trust each other in the end, and how far the payers that colluders run; 0 to 1.
+    pub(crate) trust: Option<f64>,
+    pub(crate) trust_in_shams: Option<f64>,
+}
+
+/// Counts of evaluations that were bought, and of tasks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Late {
+    pub(crate) bought: usize,
+    /// From the most accurate in the skill, whatever it asks for.
+    pub(crate) best: usize,
+    /// From one whose accuracy in the skill is below 0.6.
+    pub(crate) poor: usize,
+    pub(crate) tasks: usize,
+    /// For which nobody was hired.
+    pub(crate) unserved: usize,
+}
+
+impl Outcomes {
+    /// All that was spent, in atomic units.
+    pub(crate) fn spent(&self) -> f64 {
+        self.paid.iter().flatten().sum()
+    }
+
+    /// Value as a share of the oracle's.
+    pub(crate) fn share(&self, world: &World) -> f64 {
+        let best: f64 = oracle::by_task(world).iter().sum();
+        self.value.iter().sum::<f64>() / (best * world.students as f64)
+    }
+}
+
+/// A student, which may listen to others.
+enum Student {
+    Simple(Box<dyn Selector>),
+    Thompson(Box<Thompson>),
+}
+
+impl Student {
+    fn new(policy: Policy, seed: u64) -> Self {
+        Self::Simple(match policy {
+            Policy::Random => Box::new(Random::seeded(seed)),
+            Policy::Cheapest => Box::new(Cheapest),
+            Policy::CardClaims => Box::new(CardClaims::seeded(seed)),
+            Policy::Greedy => Box::new(Greedy::default()),
+            Policy::Alone | Policy::Thompson => return Self::Thompson(Box::new(Thompson::seeded(seed))),
+        })
+    }
+
+    fn selector(&mut self) -> &mut dyn Selector {
+        match self {
+            Self::Simple(selector) => selector.as_mut(),
+            Self::Thompson(selector) => selector.as_mut(),
+        }
+    }
+
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        if let Self::Thompson(selector) = self {
+            selector.hear(payer, observation);
+        }
+    }
+}
+
+/// Who someone is.
+#[derive(Clone, Copy)]
+enum Role {
+    Evaluator { life: usize },
+    Student,
+    Sham,
+}
+
+fn address(role: Role, number: usize) -> Address {
+    let (kind, life) = match role {
+        Role::Evaluator { life } => (1, life),
+        Role::Student => (2, 0),
+        Role::Sham => (3, 0),
+    };
+    let mut bytes = [0; 20];
+    bytes[0] = kind;
+    bytes[4..12].copy_from_slice(&(life as u64).to_be_bytes());
+    bytes[12..].copy_from_slice(&(number as u64).to_be_bytes());
+    Address::from(bytes)
+}
+
+/// Who can be hired at a task, in the order of the world.
+fn candidates(world: &World, task: usize) -> Vec<Candidate> {
+    let candidate = |(number, evaluator): (usize, &super::world::Evaluator)| {
+        let (life, born) = evaluator.life(task);
+        Candidate {
+            evaluator: address(Role::Evaluator { life }, number),
+            claims: evaluator.claims.iter().filter_map(|skill| Skill::new(*skill)).collect(),
+            price: Usdc::from_atomic(evaluator.at(task).1),
+            first_seen: born as u64 * PACE,
+        }
+    };
+    world.evaluators.iter().enumerate().map(candidate).collect()
+}
+
+struct Run<'a> {
+    world: &'a World,
+    students: Vec<Student>,
+    left: Vec<u64>,
+    /// Whether what one student sees is told to the others.
+    pooled: bool,
+    /// The evaluators in the order in which they are offered: where someone stands must not tell anything.
+    order: Vec<usize>,
+    /// What happens to the students whatever they choose, so that policies can be compared seed by seed.
+    luck: Xoshiro256PlusPlus,
+    /// What depends on what they choose.
+    fate: Xoshiro256PlusPlus,
+    out: Outcomes,
+}
+
+/// Runs `policy` in `world`; the result depends on the three arguments alone.
+pub(crate) fn run(world: &World, policy: Policy, seed: u64) -> Outcomes {
+    let mut luck = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut order: Vec<_> = (0..world.evaluators.len()).collect();
+    order.shuffle(&mut luck);
+    let mut run = Run {
+        world,
+        students: (0..world.students).map(|number| Student::new(policy, seed << 20 | number as u64)).collect(),
+        left: vec![world.budget_per_task_microusdc * world.tasks_per_student as u64; world.students],
+        pooled: world.pooled && policy == Policy::Thompson,
+        order,
+        luck,
+        fate: Xoshiro256PlusPlus::seed_from_u64(!seed),
+        out: Outcomes::default(),
+    };
+    let mut panel = Panel::default();
+    for task in 0..world.tasks_per_student {
+        let offered = candidates(world, task);
+        let market: Vec<_> = run.order.iter().map(|number| offered[*number]).collect();
+        run.out.value.push(0.0);
+        run.out.paid.push(vec![0.0; market.len()]);
+        for student in 0..world.students {
+            run.task(task, student, &market, &mut panel);
+        }
+        if run.pooled {
+            run.shams(task, &offered);
+        }
+    }
+    run.judge_trust();
+    run.out
+}
+
+impl Run<'_> {
+    fn task(&mut self, task: usize, student: usize, market: &[Candidate], panel: &mut Panel) {
+        let number = self.luck.random_range(0..self.world.skills);
+        let audit = self.luck.random_bool(self.world.audit_rate);
+        let luck: f64 = self.luck.random();
+        let Some(skill) = Skill::new(number) else { return };
+        let now = task as u64 * PACE;
+        let remaining = Usdc::from_atomic(self.left[student]);
+        let tasks_left = (self.world.tasks_per_student - task) as u64;
+        let job = Job { audit, now, ..Job::new(skill, remaining, tasks_left) };
+        self.students[student].selector().select(&job, market, panel);
+        let accuracies: Vec<_> =
+            self.order.iter().map(|evaluator| self.world.evaluators[*evaluator].at(task).0[number]).collect();
+        self.count(task, panel, &accuracies);
+        let hired = panel.hired.first().copied();
+        if let Some(hired) = hired {
+            self.out.value[task] += 2.0 * accuracies[hired] - 1.0;
+        }
+        for chosen in panel.all() {
+            let candidate = &market[chosen];
+            let price = candidate.price.atomic();
+            self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
+            self.out.paid[task][self.order[chosen]] += price as f64;
+            let draw = if Some(chosen) == hired { luck } else { self.fate.random() };
+            let outcome = Outcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
+            let observation =
+                Observation { evaluator: candidate.evaluator, skill, paid: candidate.price, at: now, outcome };
+            self.students[student].selector().learn(&observation);
+            if self.pooled && audit {
+                let payer = address(Role::Student, student);
+                let others = self.students.iter_mut().enumerate().filter(|(other, _)| *other != student);
+                others.for_each(|(_, other)| other.hear(payer, &observation));
+            }
+        }
+    }
+
+    fn count(&mut self, task: usize, panel: &Panel, accuracies: &[f64]) {
+        if task < self.world.tasks_per_student * 4 / 5 {
+            return;
+        }
+        let most = accuracies.iter().copied().fold(0.0, f64::max);
+        let late = &mut self.out.late;
+        late.tasks += 1;
+        late.unserved += usize::from(panel.hired.is_empty());
+        for chosen in panel.all() {
+            late.bought += 1;
+            late.best += usize::from(accuracies[chosen] == most);
+            late.poor += usize::from(accuracies[chosen] < 0.6);
+        }
+    }
+
+    /// Each colluder runs a payer, which after every task publishes one audit of somebody in a skill it claims: right, if it is the
+    /// colluder or its friend; otherwise wrong, or the truth if the colluder is subtle.
+    fn shams(&mut self, task: usize, offered: &[Candidate]) {
+        for (number, colluder) in self.world.evaluators.iter().enumerate() {
+            let Some(friend) = &colluder.colludes_with else { continue };
+            let about = self.fate.random_range(0..offered.len());
+            let subject = &self.world.evaluators[about];
+            let Some(claimed) = subject.claims.len().checked_sub(1) else { continue };
+            let Some(skill) = Skill::new(subject.claims[self.fate.random_range(0..=claimed)]) else { continue };
+            let honest = colluder.subtle && self.fate.random_bool(subject.at(task).0[skill.number()]);
+            let praise = about == number || subject.name == *friend || honest;
+            let Candidate { evaluator, price, .. } = offered[about];
+            let outcome = Outcome::answered(1.0, Some(CONFIDENCE), Some(praise));
+            let observation = Observation { evaluator, skill, paid: price, at: task as u64 * PACE, outcome };
+            for student in &mut self.students {
+                student.hear(address(Role::Sham, number), &observation);
+            }
+        }
+    }
+
+    fn judge_trust(&mut self) {
+        let (mut students, mut shams) = (Vec::new(), Vec::new());
+        let colluders: Vec<_> =
+            (0..self.world.evaluators.len()).filter(|n| self.world.evaluators[*n].colludes_with.is_some()).collect();
+        for (number, student) in self.students.iter().enumerate() {
+            let Student::Thompson(student) = student else { continue };
+            let others = (0..self.world.students).filter(|other| *other != number);
+            students.extend(others.map(|other| student.trust(address(Role::Student, other))));
+            shams.extend(colluders.iter().map(|colluder| student.trust(address(Role::Sham, *colluder))));
+        }
+        let mean = |all: &[f64]| (self.pooled && !all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64);
+        (self.out.trust, self.out.trust_in_shams) = (mean(&students), mean(&shams));
+    }
+}

@@ -1,0 +1,114 @@
+//! A world: who offers what, at which price, and how that changes.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+/// As in the file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct World {
+    /// What it is about.
+    #[serde(default)]
+    pub(crate) about: String,
+    pub(crate) students: usize,
+    pub(crate) tasks_per_student: usize,
+    pub(crate) skills: usize,
+    pub(crate) budget_per_task_microusdc: u64,
+    /// The share of tasks whose truth the student knows.
+    pub(crate) audit_rate: f64,
+    /// Whether students share what their audits show.
+    pub(crate) pooled: bool,
+    pub(crate) evaluators: Vec<Evaluator>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Evaluator {
+    pub(crate) name: String,
+    /// The probability that a verdict is right, by skill.
+    pub(crate) accuracy: Vec<f64>,
+    pub(crate) price_microusdc: u64,
+    /// What its card claims.
+    pub(crate) claims: Vec<usize>,
+    #[serde(default)]
+    pub(crate) changes: Vec<Change>,
+    /// It runs a payer that praises it and the other one, with as many audits as twenty students have at 5 %.
+    pub(crate) colludes_with: Option<String>,
+    /// That payer tells the truth about everyone else, instead of running them down.
+    #[serde(default)]
+    pub(crate) subtle: bool,
+    /// When it takes another name.
+    #[serde(default)]
+    pub(crate) reenters_at: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Change {
+    pub(crate) at_task: usize,
+    pub(crate) accuracy: Option<Vec<f64>>,
+    pub(crate) price_microusdc: Option<u64>,
+}
+
+impl World {
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        let world: Self = serde_json::from_str(&text).with_context(|| format!("{} is not a world", path.display()))?;
+        world.check().with_context(|| format!("{} makes no sense", path.display()))?;
+        Ok(world)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.students > 0 && self.tasks_per_student > 0, "there is nothing to do");
+        ensure!((1..=64).contains(&self.skills), "between 1 and 64 skills");
+        ensure!((0.0..=1.0).contains(&self.audit_rate), "audit_rate is a share");
+        ensure!(!self.evaluators.is_empty(), "nobody to hire");
+        for evaluator in &self.evaluators {
+            let name = &evaluator.name;
+            for accuracy in
+                evaluator.changes.iter().filter_map(|change| change.accuracy.as_ref()).chain([&evaluator.accuracy])
+            {
+                ensure!(accuracy.len() == self.skills, "{name}: one accuracy per skill");
+                ensure!(
+                    accuracy.iter().all(|accuracy| (0.0..=1.0).contains(accuracy)),
+                    "{name}: accuracies are probabilities"
+                );
+            }
+            ensure!(evaluator.claims.iter().all(|skill| *skill < self.skills), "{name}: claims an unknown skill");
+            if let Some(friend) = &evaluator.colludes_with {
+                ensure!(self.evaluators.iter().any(|other| other.name == *friend), "{name}: {friend} does not exist");
+            }
+        }
+        Ok(())
+    }
+
+    /// Tasks at which something changes that an oracle must know, the first one included.
+    pub(crate) fn changes(&self) -> Vec<usize> {
+        let mut at: Vec<_> =
+            self.evaluators.iter().flat_map(|evaluator| &evaluator.changes).map(|change| change.at_task).collect();
+        at.push(0);
+        at.retain(|at| *at < self.tasks_per_student);
+        at.sort_unstable();
+        at.dedup();
+        at
+    }
+}
+
+impl Evaluator {
+    /// Accuracies and price at a task.
+    pub(crate) fn at(&self, task: usize) -> (&[f64], u64) {
+        let mut now = (self.accuracy.as_slice(), self.price_microusdc);
+        for change in self.changes.iter().filter(|change| change.at_task <= task) {
+            now = (change.accuracy.as_deref().unwrap_or(now.0), change.price_microusdc.unwrap_or(now.1));
+        }
+        now
+    }
+
+    /// Which of its names it goes by at a task, counted from zero, and since when.
+    pub(crate) fn life(&self, task: usize) -> (usize, usize) {
+        let names = self.reenters_at.iter().filter(|at| **at <= task);
+        (names.clone().count(), names.max().copied().unwrap_or_default())
+    }
+}

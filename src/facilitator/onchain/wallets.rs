@@ -1,0 +1,66 @@
+//! Payments whose signature only a contract can judge.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use alloy_primitives::Address;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::{Instant, timeout},
+};
+
+use crate::{
+    facilitator::{FacilitatorError, Rejection, VerifyError},
+    protocol::Reason,
+};
+
+/// How long a payment that only a contract can judge waits for its turn.
+const WALLET_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a payer is remembered to have no code.
+const CODELESS_TTL: Duration = Duration::from_secs(3);
+/// How many such payers are remembered.
+const CODELESS_MAX: usize = 1_024;
+
+/// Bounds what payments cost whose signature only a contract can judge: anybody can make these up.
+#[derive(Debug)]
+pub(super) struct Wallets {
+    judging: Semaphore,
+    codeless: Mutex<HashMap<Address, Instant>>,
+}
+
+impl Wallets {
+    /// So many are judged at a time.
+    pub(super) fn new(at_a_time: usize) -> Self {
+        Self { judging: Semaphore::new(at_a_time.min(Semaphore::MAX_PERMITS)), codeless: Mutex::default() }
+    }
+
+    /// Waits for its turn, a moment only.
+    pub(super) async fn enter(&self, payer: Address) -> Result<SemaphorePermit<'_>, VerifyError> {
+        let seen = self.codeless.lock().unwrap_or_else(PoisonError::into_inner).get(&payer).copied();
+        if seen.is_some_and(|at| at.elapsed() < CODELESS_TTL) {
+            let detail = "the payer's key did not make the signature, and the payer has no contract code";
+            return Err(Rejection::new(Reason::Signature, detail).into());
+        }
+        match timeout(WALLET_PATIENCE, self.judging.acquire()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => {
+                Err(FacilitatorError::Busy { what: "signatures of contract wallets", retry_after: WALLET_PATIENCE }
+                    .into())
+            }
+        }
+    }
+
+    /// For a while its signatures are refused at once.
+    pub(super) fn remember_codeless(&self, payer: Address) {
+        let mut codeless = self.codeless.lock().unwrap_or_else(PoisonError::into_inner);
+        if codeless.len() >= CODELESS_MAX {
+            codeless.retain(|_, at| at.elapsed() < CODELESS_TTL);
+        }
+        if codeless.len() < CODELESS_MAX {
+            codeless.insert(payer, Instant::now());
+        }
+    }
+}

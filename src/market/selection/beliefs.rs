@@ -1,0 +1,468 @@
+//! What is known of evaluators.
+
+use alloy_primitives::Address;
+
+use super::{
+    Candidate, Outcome, Skill, SkillSet, ThompsonConfig,
+    beta::Beta,
+    book::{Book, grow},
+    conduct::Conduct,
+    pool::{Counts, Pool, PoolConfig},
+};
+
+/// Posteriors per evaluator and skill (a cell), as arrays by skill, then evaluator.
+///
+/// Each is a beta distribution. Its prior counts as `cell` verdicts; its mean is what cells of its kind (claimed or not) have
+/// proved worth, moved by what the evaluator did in its other cells. There are two sets of them: one from one's own audits
+/// alone, one with what others say. The expectation lies between the two as far as the others are trusted.
+#[derive(Clone, Debug)]
+pub(super) struct Beliefs {
+    config: ThompsonConfig,
+    book: Book,
+    claims: Vec<SkillSet>,
+    conduct: Vec<Conduct>,
+    columns: Vec<Column>,
+    /// Without and with the pool.
+    views: [View; 2],
+    pool: Pool,
+    /// The trust in the most trusted payer.
+    most: f32,
+    /// Counts are stored in units that grow with time, so that nothing has to be touched to fade: this times a stored count is
+    /// verdicts.
+    scale: f32,
+}
+
+/// One skill, by evaluator.
+#[derive(Clone, Debug, Default)]
+struct Column {
+    own: Vec<Counts>,
+    said: Vec<Said>,
+    /// By view and kind: the sum of the cells' accuracies, each as loud as it is known, and how loud they are together.
+    voices: [[(f32, f32); 2]; 2],
+}
+
+/// What others say, and how far the most trusted of them is trusted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    counts: Counts,
+    trust: f32,
+}
+
+/// Evidence over all skills.
+#[derive(Clone, Debug, Default)]
+struct View {
+    /// By evaluator and kind: right and wrong verdicts, as stored.
+    totals: Vec<[Counts; 2]>,
+    /// The accuracy expected of unclaimed and of claimed cells.
+    kinds: [f32; 2],
+}
+
+impl Beliefs {
+    pub(super) fn new(config: ThompsonConfig) -> Self {
+        let view = View { kinds: [config.unclaimed, config.claimed], ..View::default() };
+        let pool =
+            PoolConfig { entries: config.opinions, payers: config.payers, trust: config.trust, voice: config.voice };
+        Self {
+            book: Book::new(config.evaluators),
+            claims: Vec::new(),
+            conduct: Vec::new(),
+            columns: Vec::new(),
+            views: [view.clone(), view],
+            pool: Pool::new(pool),
+            most: 0.0,
+            scale: 1.0,
+            config,
+        }
+    }
+
+    /// Finds everyone's number; those who are new get one.
+    pub(super) fn look(&mut self, market: &[Candidate], numbers: &mut Vec<u32>) {
+        self.book.turn(market.len());
+        numbers.clear();
+        for (position, candidate) in market.iter().enumerate() {
+            let (number, new) = self.book.at(position, candidate);
+            if new {
+                self.vacate(number);
+            }
+            if self.claims[number] != candidate.claims {
+                self.claims[number] = candidate.claims;
+                self.sum_up(number);
+            }
+            numbers.push(number as u32);
+        }
+    }
+
+    pub(super) fn number(&self, evaluator: Address) -> Option<usize> {
+        self.book.find(evaluator)
+    }
+
+    /// The posterior of an evaluator's accuracy in a skill, if what others say is true, or if it is nothing but talk.
+    pub(super) fn posterior(&self, number: usize, skill: Skill, pooled: bool) -> Beta {
+        let view = &self.views[usize::from(pooled)];
+        let expected = view.kinds[usize::from(self.claims[number].contains(skill))];
+        let (own, said) = self.cell(number, skill);
+        let part = if pooled { said.trust } else { 0.0 };
+        let [right, wrong] = [own[0] + part * said.counts[0], own[1] + part * said.counts[1]];
+        // Verdicts in its other skills, and how many more of them were right than was to be expected.
+        let (mut elsewhere, mut beyond) = (-right - wrong, (right + wrong) * expected - right);
+        for ([right, wrong], kind) in view.totals[number].iter().zip(view.kinds) {
+            elsewhere += (right + wrong) * self.scale;
+            beyond += (right - (right + wrong) * kind) * self.scale;
+        }
+        let elsewhere = elsewhere.max(0.0);
+        let mean = (expected + beyond / (self.config.overall + elsewhere)).clamp(0.1, 0.9);
+        let whole = if pooled { 1.0 } else { 0.0 };
+        Beta {
+            alpha: self.config.cell * mean + own[0] + whole * said.counts[0],
+            beta: self.config.cell * (1.0 - mean) + own[1] + whole * said.counts[1],
+        }
+    }
+
+    /// The expected accuracy.
+    pub(super) fn mean(&self, number: usize, skill: Skill) -> f32 {
+        let own = self.posterior(number, skill, false).mean();
+        let trust = self.trusted(number, skill);
+        if trust == 0.0 { own } else { own + trust * (self.posterior(number, skill, true).mean() - own) }
+    }
+
+    /// How far what others say about a cell is trusted.
+    pub(super) fn trusted(&self, number: usize, skill: Skill) -> f32 {
+        let (_, said) = self.cell(number, skill);
+        if said.counts == [0.0; 2] { self.most } else { said.trust }
+    }
+
+    /// How many verdicts of this evaluator were seen, of all skills, faded and weighted.
+    pub(super) fn seen(&self, number: usize) -> f32 {
+        self.views[1].totals[number].as_flattened().iter().sum::<f32>() * self.scale
+    }
+
+    pub(super) fn conduct(&self, number: usize) -> &Conduct {
+        &self.conduct[number]
+    }
+
+    pub(super) fn trust_in(&self, payer: &Address) -> f32 {
+        self.pool.trust_in(payer)
+    }
+
+    /// Takes in what an evaluator did for oneself.
+    pub(super) fn learn(&mut self, evaluator: Address, skill: Skill, outcome: &Outcome) {
+        let number = self.enter(evaluator);
+        self.conduct[number].learn(outcome, self.config.memory);
+        let Outcome::Answered { right: Some(right), .. } = *outcome else { return };
+        self.scale *= 1.0 - 1.0 / self.config.memory_all;
+        let keep = 1.0 - 1.0 / self.config.memory;
+        let amount = 1.0 / self.scale;
+        let own = &mut self.column(skill).own[number];
+        *own = own.map(|count| count * keep);
+        own[usize::from(!right)] += amount;
+        let own = *own;
+        // Whoever spoke of this cell was right or wrong about it; that changes what all they said is worth.
+        self.pool.weigh(cell(skill.number(), number), own, self.scale);
+        let columns = &mut self.columns;
+        self.pool.sums(self.scale, |cell, (counts, trust)| {
+            columns[cell as usize >> 16].said[cell as usize & 0xFFFF] = Said { counts, trust };
+        });
+        self.most = self.pool.most();
+        (0..self.book.len()).for_each(|number| self.sum_up(number));
+        self.judge_kinds(skill);
+        self.rescale();
+    }
+
+    /// Takes in a verdict that another payer says was right or wrong.
+    pub(super) fn hear(&mut self, evaluator: Address, skill: Skill, right: bool, payer: Address) {
+        let number = self.enter(evaluator);
+        let payer = self.pool.payer(payer);
+        let trust = self.pool.trust(payer);
+        let at = cell(skill.number(), number);
+        // What one is not trusted to add, one is not trusted to wipe out.
+        self.scale *= 1.0 - trust / self.config.memory_all;
+        self.pool.fade(at, 1.0 - trust / self.config.memory);
+        self.pool.add(at, payer, right, 1.0 / self.scale);
+        let scale = self.scale;
+        let own = self.column(skill).own[number];
+        self.pool.weigh(at, own, scale);
+        let (counts, trust) = self.pool.sum(at, scale);
+        self.column(skill).said[number] = Said { counts, trust };
+        self.most = self.pool.most();
+        self.sum_up(number);
+        self.judge_kinds(skill);
+        self.rescale();
+    }
+
+    fn enter(&mut self, evaluator: Address) -> usize {
+        let (number, new) = self.book.enter(evaluator);
+        if new {
+            self.vacate(number);
+        }
+        number
+    }
+
+    /// Makes room for an evaluator, and forgets who had its number before.
+    fn vacate(&mut self, number: usize) {
+        let (count, limit) = (self.book.len(), self.config.evaluators);
+        extend(&mut self.claims, count, limit);
+        extend(&mut self.conduct, count, limit);
+        (self.claims[number], self.conduct[number]) = Default::default();
+        for view in &mut self.views {
+            extend(&mut view.totals, count, limit);
+            view.totals[number] = Default::default();
+        }
+        for (skill, column) in self.columns.iter_mut().enumerate() {
+            extend(&mut column.own, count, limit);
+            extend(&mut column.said, count, limit);
+            (column.own[number], column.said[number]) = Default::default();
+            self.pool.clear(cell(skill, number));
+        }
+    }
+
+    /// The column of a skill, which may be new.
+    fn column(&mut self, skill: Skill) -> &mut Column {
+        let (count, limit) = (self.book.len(), self.config.evaluators);
+        while self.columns.len() <= skill.number() {
+            let mut column = Column::default();
+            extend(&mut column.own, count, limit);
+            extend(&mut column.said, count, limit);
+            self.columns.push(column);
+        }
+        &mut self.columns[skill.number()]
+    }
+
+    /// Own and others' evidence, in verdicts.
+    fn cell(&self, number: usize, skill: Skill) -> (Counts, Said) {
+        let Some(column) = self.columns.get(skill.number()) else { return Default::default() };
+        let said = column.said[number];
+        let verdicts = |counts: Counts| counts.map(|count| count * self.scale);
+        (verdicts(column.own[number]), Said { counts: verdicts(said.counts), ..said })
+    }
+
+    /// Evidence on a cell in a view, in verdicts.
+    fn counts(&self, number: usize, skill: Skill, pooled: bool) -> Counts {
+        let (own, said) = self.cell(number, skill);
+        let part = if pooled { said.trust } else { 0.0 };
+        [own[0] + part * said.counts[0], own[1] + part * said.counts[1]]
+    }
+
+    /// Sums up what is known of an evaluator over all skills.
+    fn sum_up(&mut self, number: usize) {
+        for pooled in [false, true] {
+            let mut totals = [[0.0; 2]; 2];
+            for skill in (0..self.columns.len()).filter_map(Skill::new) {
+                let counts = self.counts(number, skill, pooled);
+                let total = &mut totals[usize::from(self.claims[number].contains(skill))];
+                *total = [total[0] + counts[0] / self.scale, total[1] + counts[1] / self.scale];
+            }
+            self.views[usize::from(pooled)].totals[number] = totals;
+        }
+    }
+
+    /// What claims have proved worth, in all skills, after something was seen in one.
+    fn judge_kinds(&mut self, changed: Skill) {
+        for pooled in [false, true] {
+            let mut voices = [(0.0, 0.0); 2];
+            for number in 0..self.book.len() {
+                let [right, wrong] = self.counts(number, changed, pooled);
+                let seen = right + wrong;
+                if seen > 0.0 {
+                    let sum = &mut voices[usize::from(self.claims[number].contains(changed))];
+                    let voice = seen / (seen + self.config.cell);
+                    *sum = (sum.0 + voice * right / seen, sum.1 + voice);
+                }
+            }
+            self.columns[changed.number()].voices[usize::from(pooled)] = voices;
+            let prior = self.config.card;
+            for (kind, expected) in [self.config.unclaimed, self.config.claimed].into_iter().enumerate() {
+                let (mut sum, mut weight) = (expected * prior, prior);
+                for column in &self.columns {
+                    let voice = column.voices[usize::from(pooled)][kind];
+                    (sum, weight) = (sum + voice.0, weight + voice.1);
+                }
+                self.views[usize::from(pooled)].kinds[kind] = (sum / weight).clamp(0.35, 0.85);
+            }
+        }
+    }
+
+    /// Makes stored units verdicts again, before they grow too large.
+    fn rescale(&mut self) {
+        if self.scale > 1e-3 {
+            return;
+        }
+        let scale = std::mem::replace(&mut self.scale, 1.0);
+        for column in &mut self.columns {
+            for counts in column.own.iter_mut().chain(column.said.iter_mut().map(|said| &mut said.counts)) {
+                *counts = counts.map(|count| count * scale);
+            }
+        }
+        self.pool.fade_all(scale);
+        (0..self.book.len()).for_each(|number| self.sum_up(number));
+    }
+
+    /// Bytes of memory, by capacity.
+    pub(super) fn bytes(&self) -> usize {
+        fn of<T>(items: &Vec<T>) -> usize {
+            items.capacity() * size_of::<T>()
+        }
+        let columns: usize = self.columns.iter().map(|column| of(&column.own) + of(&column.said)).sum();
+        let views: usize = self.views.iter().map(|view| of(&view.totals)).sum();
+        size_of::<Self>()
+            + of(&self.columns)
+            + columns
+            + views
+            + of(&self.claims)
+            + of(&self.conduct)
+            + self.book.bytes()
+            + self.pool.bytes()
+    }
+}
+
+const fn cell(skill: usize, number: usize) -> u32 {
+    (skill << 16 | number) as u32
+}
+
+fn extend<T: Clone + Default>(items: &mut Vec<T>, count: usize, limit: usize) {
+    while items.len() < count {
+        grow(items, limit);
+        items.push(T::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::usdc::Usdc;
+
+    const A: Address = Address::repeat_byte(1);
+    const B: Address = Address::repeat_byte(2);
+
+    /// Forgets nothing, and does not generalize from one cell to another.
+    fn plain() -> ThompsonConfig {
+        ThompsonConfig { memory: 1e6, memory_all: 1e6, card: 1e6, overall: 1e6, ..ThompsonConfig::default() }
+    }
+
+    /// Two evaluators, of which the first claims skill 0.
+    fn beliefs(config: ThompsonConfig) -> Beliefs {
+        let mut beliefs = Beliefs::new(config.sound());
+        let candidate = |evaluator, claims| Candidate { evaluator, claims, price: Usdc::ZERO, first_seen: 0 };
+        let market = [candidate(A, SkillSet::from_iter([skill(0)])), candidate(B, SkillSet::default())];
+        beliefs.look(&market, &mut Vec::new());
+        beliefs
+    }
+
+    fn skill(number: usize) -> Skill {
+        Skill::new(number).unwrap()
+    }
+
+    fn audit(right: bool) -> Outcome {
+        Outcome::answered(1.0, None, Some(right))
+    }
+
+    fn near(a: f32, b: f32) {
+        assert!((a - b).abs() < 2e-3 * b.abs().max(1.0), "{a} is not {b}");
+    }
+
+    #[test]
+    fn verdicts_are_added_to_what_the_card_claims() {
+        let mut beliefs = beliefs(plain());
+        near(beliefs.mean(0, skill(0)), 0.65);
+        near(beliefs.mean(0, skill(1)), 0.55);
+        for right in [true, true, false, true, true] {
+            beliefs.learn(A, skill(0), &audit(right));
+        }
+        let Beta { alpha, beta } = beliefs.posterior(0, skill(0), false);
+        near(alpha, 3.0 * 0.65 + 4.0);
+        near(beta, 3.0 * 0.35 + 1.0);
+        near(beliefs.mean(0, skill(0)), (3.0 * 0.65 + 4.0) / 8.0);
+    }
+
+    #[test]
+    fn what_an_evaluator_does_elsewhere_moves_what_is_expected_of_it() {
+        let mut beliefs = beliefs(ThompsonConfig { overall: 4.0, ..plain() });
+        for _ in 0..4 {
+            beliefs.learn(A, skill(1), &audit(true));
+        }
+        // Four of four, where 0.55 was expected: 1.8 beyond, against a weight of 4.
+        near(beliefs.mean(0, skill(0)), 0.65 + 4.0 * 0.45 / (4.0 + 4.0));
+        near(beliefs.mean(1, skill(0)), 0.55);
+        near(beliefs.mean(0, skill(1)), (3.0 * 0.55 + 4.0) / 7.0);
+    }
+
+    #[test]
+    fn claims_are_worth_what_claims_have_proved_worth() {
+        let mut beliefs = beliefs(ThompsonConfig { card: 4.0, ..plain() });
+        for _ in 0..3 {
+            beliefs.learn(A, skill(0), &audit(false));
+        }
+        // One voice of 3 / (3 + 3) for zero, against four for 0.65.
+        near(beliefs.views[0].kinds[1], 4.0 * 0.65 / 4.5);
+        near(beliefs.views[0].kinds[0], 0.55);
+    }
+
+    #[test]
+    fn others_are_believed_as_far_as_they_are_trusted() {
+        let mut beliefs = beliefs(ThompsonConfig { trust: 0.4, ..plain() });
+        for _ in 0..4 {
+            beliefs.hear(A, skill(0), true, B);
+        }
+        let (own, said) = (0.65, (3.0 * 0.65 + 4.0) / 7.0);
+        near(beliefs.mean(0, skill(0)), own + 0.4 * (said - own));
+        near(beliefs.trust_in(&B), 0.4);
+        beliefs.learn(A, skill(0), &audit(true));
+        // One right against four right: B(6, 1) / (B(2, 1) · B(5, 1)) = 10/6.
+        near(beliefs.trust_in(&B), 1.0 / (1.0 + 0.6 / 0.4 * 0.6));
+        beliefs.learn(A, skill(0), &audit(false));
+        beliefs.learn(A, skill(0), &audit(false));
+        assert!(beliefs.trust_in(&B) < 0.4);
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_the_memory_holds() {
+        let config = ThompsonConfig { memory: 20.0, ..plain() };
+        let mut beliefs = beliefs(config);
+        for _ in 0..500 {
+            beliefs.learn(A, skill(0), &audit(true));
+        }
+        let Beta { alpha, beta } = beliefs.posterior(0, skill(0), false);
+        near(alpha + beta, 3.0 + 20.0);
+        // A change is seen after as many verdicts as are remembered.
+        for _ in 0..20 {
+            beliefs.learn(A, skill(0), &audit(false));
+        }
+        assert!(beliefs.mean(0, skill(0)) < 0.45);
+    }
+
+    #[test]
+    fn who_is_not_seen_any_more_is_forgotten_as_others_are_seen() {
+        let config = ThompsonConfig { memory_all: 50.0, ..plain() };
+        let mut beliefs = beliefs(config);
+        for _ in 0..10 {
+            beliefs.learn(A, skill(0), &audit(false));
+        }
+        let before = beliefs.mean(0, skill(0));
+        for _ in 0..1_000 {
+            beliefs.learn(B, skill(1), &audit(true));
+        }
+        assert!(before < 0.25);
+        near(beliefs.mean(0, skill(0)), 0.65);
+        assert!(beliefs.seen(0) < 0.01 && beliefs.seen(1) < 51.0 && beliefs.scale > 1e-4);
+    }
+
+    #[test]
+    fn a_number_that_changes_hands_takes_nothing_along() {
+        let mut beliefs = beliefs(ThompsonConfig { evaluators: 2, ..plain() });
+        beliefs.learn(A, skill(0), &audit(false));
+        beliefs.hear(A, skill(1), false, B);
+        let newcomers = [3, 4].map(|byte| Candidate {
+            evaluator: Address::repeat_byte(byte),
+            claims: SkillSet::from_iter([skill(0)]),
+            price: Usdc::ZERO,
+            first_seen: 0,
+        });
+        let mut numbers = Vec::new();
+        beliefs.look(&newcomers, &mut numbers);
+        assert_eq!(beliefs.number(A), None);
+        for number in [0, 1] {
+            near(beliefs.mean(number, skill(0)), 0.65);
+            near(beliefs.mean(number, skill(1)), 0.55);
+            assert_eq!(beliefs.seen(number), 0.0);
+        }
+    }
+}

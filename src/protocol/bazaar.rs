@@ -1,0 +1,357 @@
+//! The extension `bazaar`: what a paid route takes and gives, for those who look for one.
+//!
+//! A server declares it in the `extensions` of its 402. Payers echo it, so that the facilitator that settles learns it, and may tell
+//! others at `GET /discovery/resources`. The form is that of the
+//! [specification](https://github.com/coinbase/x402/blob/main/specs/extensions/bazaar.md) and of the official packages:
+//! `info` holds examples, `schema` describes `info` in JSON Schema.
+
+use serde_json::{Map, Value, json};
+
+pub use super::schema::SchemaError;
+
+/// Its name among the extensions.
+pub const NAME: &str = "bazaar";
+
+/// How a request's body is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyType {
+    /// `application/json`.
+    Json,
+    /// A form.
+    FormData,
+    /// Text.
+    Text,
+}
+
+impl BodyType {
+    /// As it is on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::FormData => "form-data",
+            Self::Text => "text",
+        }
+    }
+}
+
+/// What one paid route takes and gives.
+///
+/// Keep it short: it is in the header of every 402, which has room for about 4 KB of JSON in all.
+///
+/// ```
+/// use serde_json::json;
+/// use tower_x402::protocol::bazaar::{BodyType, Discovery};
+///
+/// let discovery = Discovery::post(BodyType::Json)
+///     .body(json!({ "output": "17 * 23 = 391" }))
+///     .body_schema(json!({ "properties": { "output": { "type": "string" } }, "required": ["output"] }))
+///     .output(json!({ "score": 1.0 }));
+/// let extensions = discovery.extension()?;
+/// assert_eq!(extensions["bazaar"]["info"]["input"]["method"], "POST");
+/// # Ok::<(), tower_x402::protocol::bazaar::DiscoveryError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct Discovery {
+    method: &'static str,
+    body_type: Option<BodyType>,
+    query: Option<Value>,
+    query_schema: Option<Value>,
+    body: Option<Value>,
+    body_schema: Option<Value>,
+    output: Option<Value>,
+    output_schema: Option<Value>,
+}
+
+/// What is described.
+impl Discovery {
+    /// A route that is asked with `GET`.
+    pub const fn get() -> Self {
+        Self::of("GET", None)
+    }
+
+    /// A route that is asked with `DELETE`.
+    pub const fn delete() -> Self {
+        Self::of("DELETE", None)
+    }
+
+    /// A route that is asked with `POST` and such a body.
+    pub const fn post(body: BodyType) -> Self {
+        Self::of("POST", Some(body))
+    }
+
+    /// A route that is asked with `PUT` and such a body.
+    pub const fn put(body: BodyType) -> Self {
+        Self::of("PUT", Some(body))
+    }
+
+    /// A route that is asked with `PATCH` and such a body.
+    pub const fn patch(body: BodyType) -> Self {
+        Self::of("PATCH", Some(body))
+    }
+
+    const fn of(method: &'static str, body_type: Option<BodyType>) -> Self {
+        Self {
+            method,
+            body_type,
+            query: None,
+            query_schema: None,
+            body: None,
+            body_schema: None,
+            output: None,
+            output_schema: None,
+        }
+    }
+
+    /// Query parameters, by example: an object.
+    pub fn query(mut self, example: Value) -> Self {
+        self.query = Some(example);
+        self
+    }
+
+    /// The schema of the query parameters; that they are an object goes without saying.
+    pub fn query_schema(mut self, schema: Value) -> Self {
+        self.query_schema = Some(schema);
+        self
+    }
+
+    /// A body, by example: an object, or for [`BodyType::Text`] a text.
+    pub fn body(mut self, example: Value) -> Self {
+        self.body = Some(example);
+        self
+    }
+
+    /// The schema of the body.
+    pub fn body_schema(mut self, schema: Value) -> Self {
+        self.body_schema = Some(schema);
+        self
+    }
+
+    /// An answer in JSON, by example.
+    pub fn output(mut self, example: Value) -> Self {
+        self.output = Some(example);
+        self
+    }
+
+    /// The schema of the answer. Said only beside an [example](Self::output).
+    pub fn output_schema(mut self, schema: Value) -> Self {
+        self.output_schema = Some(schema);
+        self
+    }
+
+    /// The extension as a server offers it, under its [name](NAME).
+    ///
+    /// # Errors
+    /// [`DiscoveryError`] if the examples are not what the schemas describe: no facilitator would take it.
+    pub fn extension(&self) -> Result<Map<String, Value>, DiscoveryError> {
+        if self.body_type.is_none() && (self.body.is_some() || self.body_schema.is_some()) {
+            return Err(DiscoveryError::Body(self.method));
+        }
+        let is_object = |example: &Option<Value>| example.as_ref().is_none_or(Value::is_object);
+        let is_text = self.body_type == Some(BodyType::Text);
+        if !is_object(&self.query) || !(is_text || is_object(&self.body)) {
+            return Err(DiscoveryError::Example);
+        }
+        for schema in [&self.query_schema, &self.body_schema, &self.output_schema] {
+            if !is_object(schema) {
+                return Err(DiscoveryError::Schema(SchemaError::NotASchema("schema")));
+            }
+        }
+        let extension = json!({ "info": self.info(), "schema": self.schema() });
+        check(&extension)?;
+        Ok(Map::from_iter([(NAME.to_owned(), extension)]))
+    }
+
+    fn info(&self) -> Value {
+        let mut input = json!({ "type": "http", "method": self.method });
+        if let Some(body) = self.body_type {
+            let empty = if body == BodyType::Text { json!("") } else { json!({}) };
+            input["bodyType"] = body.as_str().into();
+            input["body"] = self.body.clone().unwrap_or(empty);
+        }
+        if let Some(query) = self.query_example() {
+            input["queryParams"] = query;
+        }
+        let mut info = json!({ "input": input });
+        if let Some(output) = &self.output {
+            info["output"] = json!({ "type": "json", "example": output });
+        }
+        info
+    }
+
+    fn schema(&self) -> Value {
+        let mut properties = json!({
+            "type": { "type": "string", "const": "http" },
+            "method": { "type": "string", "enum": [self.method] },
+        });
+        let mut required = vec!["type", "method"];
+        if self.body_type.is_some() {
+            let is_text = self.body_type == Some(BodyType::Text);
+            let any = if is_text { json!({ "type": "string" }) } else { json!({ "properties": {} }) };
+            properties["bodyType"] = json!({ "type": "string", "enum": ["json", "form-data", "text"] });
+            properties["body"] = self.body_schema.clone().unwrap_or(any);
+            required.extend(["bodyType", "body"]);
+        }
+        if self.query_example().is_some() {
+            properties["queryParams"] = of_object(self.query_schema.as_ref().unwrap_or(&json!({ "properties": {} })));
+        }
+        let input =
+            json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false });
+        let mut described = json!({ "input": input });
+        if let Some(example) = &self.output {
+            let any = Value::Object(Map::new());
+            let said = self.output_schema.as_ref();
+            // Only an object can be said to be one.
+            let of_example =
+                if example.is_object() { of_object(said.unwrap_or(&any)) } else { said.unwrap_or(&any).clone() };
+            let output = json!({ "type": { "type": "string" }, "example": of_example });
+            described["output"] = json!({ "type": "object", "properties": output, "required": ["type"] });
+        }
+        json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": described,
+            "required": ["input"],
+        })
+    }
+
+    /// Requests without a body are said to have query parameters, if only none.
+    fn query_example(&self) -> Option<Value> {
+        match (&self.query, &self.query_schema, self.body_type) {
+            (Some(query), _, _) => Some(query.clone()),
+            (None, None, Some(_)) => None,
+            _ => Some(json!({})),
+        }
+    }
+}
+
+/// Why something is not an extension that facilitators take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiscoveryError {
+    /// A body for a method that has none.
+    #[error("{0} has no body")]
+    Body(&'static str),
+    /// An example that is no object.
+    #[error("the examples of query and body are objects, and text for a body of text")]
+    Example,
+    /// The examples are not as described.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// `info` or `schema` are missing, or `info.input` is of an unknown type or method.
+    #[error("{0} is missing or unknown")]
+    Form(&'static str),
+}
+
+/// Whether an extension is one that may be shown to others: of a known form, and its `info` as its `schema` describes.
+///
+/// # Errors
+/// [`DiscoveryError`] if not.
+pub fn check(extension: &Value) -> Result<(), DiscoveryError> {
+    let info = extension.get("info").filter(|info| info.is_object()).ok_or(DiscoveryError::Form("info"))?;
+    let schema = extension.get("schema").filter(|schema| schema.is_object()).ok_or(DiscoveryError::Form("schema"))?;
+    let input = info.get("input").filter(|input| input.is_object()).ok_or(DiscoveryError::Form("info.input"))?;
+    match input.get("type").and_then(Value::as_str) {
+        Some("http") => {
+            let is_one_of = |field: &str, known: &[&str]| match input.get(field) {
+                None => true,
+                Some(value) => value.as_str().is_some_and(|value| known.contains(&value)),
+            };
+            if !is_one_of("method", &["GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"]) {
+                return Err(DiscoveryError::Form("info.input.method"));
+            }
+            if !is_one_of("bodyType", &["json", "form-data", "text"]) {
+                return Err(DiscoveryError::Form("info.input.bodyType"));
+            }
+            if input.get("bodyType").is_some() && !is_one_of("method", &["POST", "PUT", "PATCH"]) {
+                return Err(DiscoveryError::Form("a method that has a body"));
+            }
+        }
+        Some("mcp") => {
+            // The specification and the official packages do not agree on this name.
+            let has_name = ["toolName", "tool"].iter().any(|name| input.get(*name).is_some_and(is_name));
+            if !has_name || !input.get("inputSchema").is_some_and(Value::is_object) {
+                return Err(DiscoveryError::Form("info.input.toolName or inputSchema"));
+            }
+        }
+        _ => return Err(DiscoveryError::Form("info.input.type")),
+    }
+    super::schema::check(schema, info)?;
+    Ok(())
+}
+
+fn is_name(value: &Value) -> bool {
+    value.as_str().is_some_and(|name| !name.is_empty())
+}
+
+/// A schema of objects.
+fn of_object(schema: &Value) -> Value {
+    let mut whole = json!({ "type": "object" });
+    if let (Some(whole), Some(schema)) = (whole.as_object_mut(), schema.as_object()) {
+        whole.extend(schema.clone());
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_declared_is_what_a_facilitator_takes() {
+        let described = Discovery::post(BodyType::Json)
+            .query(json!({ "k": "1" }))
+            .body(json!({ "output": "4" }))
+            .body_schema(json!({ "type": "object", "required": ["output"] }))
+            .output(json!({ "score": 1 }))
+            .output_schema(json!({ "required": ["score"] }));
+        for discovery in [
+            Discovery::get(),
+            Discovery::delete().query_schema(json!({ "properties": { "id": { "type": "string" } } })),
+            Discovery::put(BodyType::FormData),
+            Discovery::patch(BodyType::Text).body(json!("words")).output(json!([1, 2])),
+            described.clone(),
+        ] {
+            let extension = discovery.extension().unwrap();
+            assert_eq!(check(&extension[NAME]), Ok(()), "{extension:?}");
+        }
+        let extension = described.extension().unwrap().remove(NAME).unwrap();
+        let input = json!({ "type": "http", "method": "POST", "bodyType": "json", "body": { "output": "4" },
+            "queryParams": { "k": "1" } });
+        assert_eq!(extension["info"]["input"], input);
+        assert_eq!(extension["schema"]["properties"]["input"]["properties"]["method"]["enum"], json!(["POST"]));
+    }
+
+    #[test]
+    fn examples_that_are_not_as_described_are_refused() {
+        let schema = json!({ "required": ["output"] });
+        let refused = |discovery: Discovery| discovery.extension().unwrap_err();
+        let missing = Discovery::post(BodyType::Json).body_schema(schema.clone());
+        assert!(matches!(refused(missing), DiscoveryError::Schema(SchemaError::Mismatch { keyword: "required", .. })));
+        let missing = Discovery::get().output(json!({})).output_schema(schema.clone());
+        assert!(matches!(refused(missing), DiscoveryError::Schema(SchemaError::Mismatch { .. })));
+        assert_eq!(refused(Discovery::get().body(json!({}))), DiscoveryError::Body("GET"));
+        assert_eq!(refused(Discovery::get().query(json!("k=1"))), DiscoveryError::Example);
+        assert_eq!(refused(Discovery::post(BodyType::Json).body(json!("text"))), DiscoveryError::Example);
+        let elsewhere = json!({ "$ref": "https://example.com/schema" });
+        assert!(matches!(refused(Discovery::get().query_schema(elsewhere)), DiscoveryError::Schema(_)));
+    }
+
+    #[test]
+    fn what_no_facilitator_takes_is_told() {
+        let good = Discovery::get().extension().unwrap().remove(NAME).unwrap();
+        for (field, value) in [
+            ("/info", json!(null)),
+            ("/schema", json!([])),
+            ("/info/input", json!("GET")),
+            ("/info/input/type", json!("ftp")),
+            ("/info/input/method", json!("STEAL")),
+            ("/info/input/type", json!("mcp")),
+            ("/schema/properties/input/properties/method/enum", json!(["POST"])),
+        ] {
+            let mut bad = good.clone();
+            *bad.pointer_mut(field).unwrap() = value;
+            assert!(check(&bad).is_err(), "{field}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! As much of JSON Schema (draft 2020-12) as descriptions of requests need, for schemas of strangers: nothing is fetched, no regular
+//! expression is run, and the work is bounded.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use super::extensions::is_same;
+
+/// How deep schemas and values may be nested, references included.
+const MAX_DEPTH: usize = 48;
+/// How many schemas are applied to how many values, at most.
+const MAX_STEPS: usize = 20_000;
+/// Keywords that say something about the value and that are not understood here. All others that are not below say nothing.
+const NOT_UNDERSTOOD: [&str; 17] = [
+    "$dynamicRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "multipleOf",
+    "pattern",
+    "patternProperties",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$recursiveRef",
+];
+
+/// Why a value is not taken for one that a schema describes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SchemaError {
+    /// It is not as described.
+    #[error("{path}: not as the schema's {keyword:?} has it")]
+    Mismatch {
+        /// Where in the value, as a JSON pointer.
+        path: String,
+        /// The keyword that is not met.
+        keyword: &'static str,
+    },
+    /// The schema says something that is not understood here, or refers to another document.
+    #[error("the schema's {0:?} is not understood here")]
+    NotUnderstood(String),
+    /// The schema is not one.
+    #[error("the schema's {0:?} is not as JSON Schema has it")]
+    NotASchema(&'static str),
+    /// It would take too long to find out.
+    #[error("the schema is too large or nested too deep")]
+    TooLarge,
+}
+
+/// Whether `value` is as `schema` describes it.
+///
+/// # Errors
+/// [`SchemaError`] if it is not, or if that cannot be told.
+pub(crate) fn check(schema: &Value, value: &Value) -> Result<(), SchemaError> {
+    check_references(schema, 0)?;
+    Checker { root: schema, steps: 0 }.check(schema, value, "", 0)
+}
+
+/// No schema may send its reader elsewhere.
+fn check_references(schema: &Value, depth: usize) -> Result<(), SchemaError> {
+    if depth > 2 * MAX_DEPTH {
+        return Err(SchemaError::TooLarge);
+    }
+    match schema {
+        Value::Array(all) => all.iter().try_for_each(|one| check_references(one, depth + 1)),
+        Value::Object(all) => all.iter().try_for_each(|(name, one)| {
+            let refers = name == "$ref" || name == "$id";
+            if refers && !one.as_str().is_some_and(|text| text.starts_with('#')) {
+                return Err(SchemaError::NotUnderstood(name.clone()));
+            }
+            check_references(one, depth + 1)
+        }),
+        _ => Ok(()),
+    }
+}
+
+struct Checker<'a> {
+    root: &'a Value,
+    steps: usize,
+}
+
+type Checked = Result<(), SchemaError>;
+
+impl<'a> Checker<'a> {
+    fn check(&mut self, schema: &'a Value, value: &Value, path: &str, depth: usize) -> Checked {
+        self.steps += 1;
+        if self.steps > MAX_STEPS || depth > MAX_DEPTH {
+            return Err(SchemaError::TooLarge);
+        }
+        let schema = match schema {
+            Value::Bool(true) => return Ok(()),
+            Value::Bool(false) => return Err(mismatch(path, "false")),
+            Value::Object(schema) => schema,
+            _ => return Err(SchemaError::NotASchema("schema")),
+        };
+        if let Some(keyword) = NOT_UNDERSTOOD.iter().find(|keyword| schema.contains_key(**keyword)) {
+            return Err(SchemaError::NotUnderstood((*keyword).to_owned()));
+        }
+        if let Some(reference) = schema.get("$ref") {
+            let target = reference.as_str().and_then(|text| self.root.pointer(text.strip_prefix('#')?));
+            let target = target.ok_or_else(|| SchemaError::NotUnderstood("$ref".to_owned()))?;
+            self.check(target, value, path, depth + 1)?;
+        }
+        check_plain(schema, value, path)?;
+        self.check_combined(schema, value, path, depth)?;
+        match value {
+            Value::Object(members) => self.check_object(schema, members, path, depth),
+            Value::Array(items) => self.check_array(schema, items, path, depth),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_combined(&mut self, schema: &'a Map<String, Value>, value: &Value, path: &str, depth: usize) -> Checked {
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            let Some(all) = schema.get(keyword) else { continue };
+            let all = all.as_array().filter(|all| !all.is_empty()).ok_or(SchemaError::NotASchema(keyword))?;
+            let mut met = 0;
+            for one in all {
+                met += usize::from(self.is_met(one, value, path, depth + 1)?);
+            }
+            let is_met = match keyword {
+                "allOf" => met == all.len(),
+                "anyOf" => met > 0,
+                _ => met == 1,
+            };
+            if !is_met {
+                return Err(mismatch(path, keyword));
+            }
+        }
+        match schema.get("not") {
+            Some(not) if self.is_met(not, value, path, depth + 1)? => Err(mismatch(path, "not")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it matches; an error only where that cannot be told.
+    fn is_met(&mut self, schema: &'a Value, value: &Value, path: &str, depth: usize) -> Result<bool, SchemaError> {
+        match self.check(schema, value, path, depth) {
+            Ok(()) => Ok(true),
+            Err(SchemaError::Mismatch { .. }) => Ok(false),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn check_object(
+        &mut self,
+        schema: &'a Map<String, Value>,
+        members: &Map<String, Value>,
+        path: &str,
+        depth: usize,
+    ) -> Checked {
+        check_size(schema, members.len(), path, "minProperties", "maxProperties")?;
+        if let Some(required) = schema.get("required") {
+            let required = required.as_array().ok_or(SchemaError::NotASchema("required"))?;
+            for name in required {
+                let name = name.as_str().ok_or(SchemaError::NotASchema("required"))?;
+                if !members.contains_key(name) {
+                    return Err(mismatch(path, "required"));
+                }
+            }
+        }
+        let properties = match schema.get("properties") {
+            Some(properties) => Some(properties.as_object().ok_or(SchemaError::NotASchema("properties"))?),
+            None => None,
+        };
+        for (name, member) in members {
+            let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+            match (properties.and_then(|properties| properties.get(name)), schema.get("additionalProperties")) {
+                (Some(schema), _) => self.check(schema, member, &path, depth + 1)?,
+                (None, Some(Value::Bool(false))) => return Err(mismatch(&path, "additionalProperties")),
+                (None, Some(schema)) => self.check(schema, member, &path, depth + 1)?,
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_array(&mut self, schema: &'a Map<String, Value>, items: &[Value], path: &str, depth: usize) -> Checked {
+        check_size(schema, items.len(), path, "minItems", "maxItems")?;
+        let prefix = match schema.get("prefixItems") {
+            Some(prefix) => prefix.as_array().ok_or(SchemaError::NotASchema("prefixItems"))?.as_slice(),
+            None => &[],
+        };
+        for (index, item) in items.iter().enumerate() {
+            if let Some(schema) = prefix.get(index).or_else(|| schema.get("items")) {
+                self.check(schema, item, &format!("{path}/{index}"), depth + 1)?;
+            }
+        }
+        if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
+            // Of unequal items many have unequal texts; comparing all pairs of a long list takes too long.
+            let texts: HashSet<String> = items.iter().map(Value::to_string).collect();
+            let are_few = items.len() <= 64;
+            let is_pair = |(index, item): (usize, &Value)| items[..index].iter().any(|other| is_same(other, item));
+            if texts.len() < items.len() || (are_few && items.iter().enumerate().any(is_pair)) {
+                return Err(mismatch(path, "uniqueItems"));
+            }
+            if !are_few {
+                return Err(SchemaError::TooLarge);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What can be told of a value without looking into it.
+fn check_plain(schema: &Map<String, Value>, value: &Value, path: &str) -> Checked {
+    if let Some(kind) = schema.get("type") {
+        let is_met = match kind {
+            Value::String(kind) => is_of(kind, value),
+            Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| is_of(kind, value)),
+            _ => return Err(SchemaError::NotASchema("type")),
+        };
+        if !is_met {
+            return Err(mismatch(path, "type"));
+        }
+    }
+    if schema.get("const").is_some_and(|expected| !is_same(expected, value)) {
+        return Err(mismatch(path, "const"));
+    }
+    if let Some(allowed) = schema.get("enum") {
+        let allowed = allowed.as_array().ok_or(SchemaError::NotASchema("enum"))?;
+        if !allowed.iter().any(|allowed| is_same(allowed, value)) {
+            return Err(mismatch(path, "enum"));
+        }
+    }
+    if let Value::String(text) = value {
+        check_size(schema, text.chars().count(), path, "minLength", "maxLength")?;
+    }
+    let Some(number) = value.as_f64() else { return Ok(()) };
+    for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
+        let Some(bound) = schema.get(keyword) else { continue };
+        let bound = bound.as_f64().ok_or(SchemaError::NotASchema(keyword))?;
+        let is_met = match keyword {
+            "minimum" => number >= bound,
+            "maximum" => number <= bound,
+            "exclusiveMinimum" => number > bound,
+            _ => number < bound,
+        };
+        if !is_met {
+            return Err(mismatch(path, keyword));
+        }
+    }
+    Ok(())
+}
+
+fn check_size(
+    schema: &Map<String, Value>,
+    size: usize,
+    path: &str,
+    least: &'static str,
+    most: &'static str,
+) -> Checked {
+    let bound = |keyword| match schema.get(keyword) {
+        Some(bound) => bound.as_f64().map(Some).ok_or(SchemaError::NotASchema(keyword)),
+        None => Ok(None),
+    };
+    let size = size as f64;
+    if bound(least)?.is_some_and(|least| size < least) {
+        return Err(mismatch(path, least));
+    }
+    if bound(most)?.is_some_and(|most| size > most) {
+        return Err(mismatch(path, most));
+    }
+    Ok(())
+}
+
+fn is_of(kind: &str, value: &Value) -> bool {
+    match kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "number" => value.is_number(),
+        "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => false,
+    }
+}
+
+fn mismatch(path: &str, keyword: &'static str) -> SchemaError {
+    SchemaError::Mismatch { path: if path.is_empty() { "the value".to_owned() } else { path.to_owned() }, keyword }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_schema_says_is_checked_where_it_is_said() {
+        let schema = json!({
+            "type": "object",
+            "properties": { "list": { "type": "array", "items": { "$ref": "#/$defs/number" }, "minItems": 1 } },
+            "required": ["list"],
+            "additionalProperties": false,
+            "$defs": { "number": { "type": "integer", "minimum": 0 } },
+        });
+        assert_eq!(check(&schema, &json!({ "list": [1, 2.0] })), Ok(()));
+        let wrong = |value| match check(&schema, &value) {
+            Err(SchemaError::Mismatch { path, keyword }) => (path, keyword),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(wrong(json!([])), ("the value".to_owned(), "type"));
+        assert_eq!(wrong(json!({})), ("the value".to_owned(), "required"));
+        assert_eq!(wrong(json!({ "list": [] })), ("/list".to_owned(), "minItems"));
+        assert_eq!(wrong(json!({ "list": [1, -1] })), ("/list/1".to_owned(), "minimum"));
+        assert_eq!(wrong(json!({ "list": [1], "a/b": 1 })), ("/a~1b".to_owned(), "additionalProperties"));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_passed() {
+        for schema in [
+            json!({ "pattern": "^(a+)+$" }),
+            json!({ "$ref": "https://example.com/schema" }),
+            json!({ "properties": { "x": { "$id": "http://127.0.0.1/" } } }),
+            json!({ "$ref": "#/nowhere" }),
+            json!({ "anyOf": [{ "if": {} }, true] }),
+        ] {
+            assert!(matches!(check(&schema, &json!("aaaa")), Err(SchemaError::NotUnderstood(_))), "{schema}");
+        }
+        assert_eq!(check(&json!({ "required": "x" }), &json!({})), Err(SchemaError::NotASchema("required")));
+    }
+
+    #[test]
+    fn a_schema_that_takes_too_long_is_not_followed() {
+        assert_eq!(check(&json!({ "$ref": "#" }), &json!(1)), Err(SchemaError::TooLarge));
+        let wide = json!({ "anyOf": vec![json!({ "$ref": "#/$defs/a" }); 8],
+            "$defs": { "a": { "anyOf": vec![json!({ "$ref": "#/$defs/b" }); 100] },
+                "b": { "anyOf": vec![json!({ "type": "null" }); 100] } } });
+        assert_eq!(check(&wide, &json!(1)), Err(SchemaError::TooLarge));
+        let mut deep = json!(true);
+        for _ in 0..100 {
+            deep = json!({ "not": deep });
+        }
+        assert_eq!(check(&deep, &json!(1)), Err(SchemaError::TooLarge));
+        let long: Vec<u32> = (0..1_000).collect();
+        assert_eq!(check(&json!({ "uniqueItems": true }), &json!(long)), Err(SchemaError::TooLarge));
+    }
+}

@@ -1,0 +1,28 @@
+//! Programs of others pay our evaluator, our student pays servers of others, and either settles for the other: the official
+//! TypeScript and Python packages, the legacy v1 packages, r402 and x402-rs at pinned versions (in this directory), on anvil with
+//! Circle's own USDC. `docs/peers.md` is the matrix of what is shown.
+//!
+//! ```text
+//! programs.rs       who buys, who sells and who settles
+//! stage.rs          purchases, and what they must leave behind
+//! clients.rs        their clients pay our evaluator
+//! servers.rs        our student pays their servers
+//! facilitators.rs   their facilitators settle for us, ours for them
+//! comparison.rs     the same payments, presented the same way to their server and to ours
+//! identifiers.rs    the extension payment-identifier
+//! recorder.rs       keeps what was on the wire, with TOWER_X402_RECORD=1, for tests/exchanges
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, unreachable_pub)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod clients;
+mod comparison;
+mod facilitators;
+mod identifiers;
+mod programs;
+mod recorder;
+mod servers;
+mod stage;

@@ -137,7 +137,7 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// The most that is offered for a unit of gas, in wei. While the chain asks for more, payments are not settled and
-    /// [`FacilitatorError::Busy`] says so. No bound if not set.
+    /// [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy) says so. No bound if not set.
     pub fn max_gas_price(mut self, wei: u128) -> Self {
         self.max_gas_price = Some(wei);
         self
@@ -155,8 +155,8 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// After how long without a receipt an outcome is [`Outcome::Unknown`]; 15 seconds if not set. The transaction is watched
-    /// on, and [`Facilitator::reconcile`] tells later.
+    /// After how long without a receipt an outcome is [`Outcome::Unknown`](crate::facilitator::Outcome::Unknown); 15 seconds if not set. The transaction is watched
+    /// on, and [`Facilitator::reconcile`](crate::facilitator::Facilitator::reconcile) tells later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
         self.confirm_timeout = timeout.min(LONGEST);
         self
@@ -165,7 +165,7 @@ impl OnchainFacilitatorBuilder {
     /// Payments of at least `from` atomic units are settled only once this many further blocks are on top of theirs, so that a
     /// reorganization cannot undo them soon; of several bounds the highest that a payment reaches counts. None if not set: a
     /// payment is settled when it is in a block, and watched until that is final. Blocks must come within
-    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`] until they do.
+    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`](crate::facilitator::Outcome::Unknown) until they do.
     ///
     /// ```
     /// # use tower_x402::facilitator::OnchainFacilitator;
@@ -198,7 +198,7 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// How many payments share a transaction at most, where the chain has the [`BatchSettler`]; 100 if not set. One transaction has
+    /// How many payments share a transaction at most, where the chain has the [`BatchSettler`](crate::facilitator::BatchSettler); 100 if not set. One transaction has
     /// room for about 300. With 1, payments are settled one by one.
     pub fn batch_size(mut self, payments: usize) -> Self {
         self.batch_size = payments;
@@ -213,7 +213,7 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// How many payments may wait for their settlement; 10,000 if not set. While there are as many, nothing new is verified, so
-    /// that no work is done that cannot be paid for in time: [`FacilitatorError::Busy`].
+    /// that no work is done that cannot be paid for in time: [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy).
     pub fn backlog(mut self, payments: usize) -> Self {
         self.backlog = payments;
         self
@@ -227,7 +227,7 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// What an ether (10¹⁸ wei of what gas is paid in) is worth. With it, a payment whose share of its transaction's cost exceeds its
-    /// amount is warned of and counted ([`SettlementStats::losses`]), and [`spent_in_usdc`](OnchainFacilitator::spent_in_usdc)
+    /// amount is warned of and counted ([`SettlementStats::losses`](crate::facilitator::SettlementStats::losses)), and [`spent_in_usdc`](OnchainFacilitator::spent_in_usdc)
     /// says what settling costs. Nobody is asked for it: [`set_native_price`](OnchainFacilitator::set_native_price) keeps it
     /// true. Not known if not set.
     pub fn native_price(mut self, usdc_per_ether: Usdc) -> Self {
@@ -236,7 +236,7 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// Whether payments are refused while settling them is expected to cost more than they bring in: before any work is
-    /// done, with [`FacilitatorError::Busy`]. Expected is what gas costs now, times what recent payments took on average, in
+    /// done, with [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy). Expected is what gas costs now, times what recent payments took on average, in
     /// batches or alone. What is refused is not settled, so that the average stays where it is until others are. Needs the
     /// [`native_price`](Self::native_price). No if not set.
     pub fn refuse_losses(mut self, refuse: bool) -> Self {

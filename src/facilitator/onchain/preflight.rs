@@ -55,7 +55,7 @@ pub(super) async fn preflight(
     Ok(())
 }
 
-/// Why an [`OnchainFacilitator`] was not built.
+/// Why an [`OnchainFacilitator`](super::OnchainFacilitator) was not built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnchainBuildError {

@@ -1,8 +1,6 @@
 //! The whole thing in one process: a chain, an evaluator that sells its verdicts, and a student that buys some.
 #![allow(clippy::print_stdout)]
 
-#[path = "evaluator/arithmetic/mod.rs"]
-mod arithmetic;
 #[path = "evaluator/service.rs"]
 mod service;
 
@@ -24,9 +22,9 @@ use tower_x402::{
     Usdc,
     client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt as _},
     devnet::{BlockTime, Devnet},
-    facilitator::OnchainFacilitator,
+    facilitator::{Facilitator, OnchainFacilitator},
+    market::{AgentCard, Score, judge::ArithmeticJudge},
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
-    server::RequirePaymentLayer,
 };
 
 use crate::service::Evaluator;
@@ -72,7 +70,8 @@ async fn run() -> anyhow::Result<()> {
     println!("   {}, a block every {BLOCKS:?}, USDC at {}", devnet.network(), devnet.asset().address);
 
     heading("2. An evaluator, which is paid for its verdicts");
-    let payee = PrivateKeySigner::random().address();
+    let payee_key = PrivateKeySigner::random();
+    let payee = payee_key.address();
     let settler = PrivateKeySigner::random();
     devnet.fund(settler.address(), U256::from(10).pow(U256::from(18)));
     let gas_before = devnet.eth_balance(settler.address());
@@ -82,15 +81,20 @@ async fn run() -> anyhow::Result<()> {
         .signer(settler.clone())
         .build()
         .await?;
-    let paywall = RequirePaymentLayer::builder()
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let origin = format!("http://{}", listener.local_addr()?);
+    let card = AgentCard::builder("Arithmetic evaluator", origin.parse()?)
+        .skill("arithmetic", "Exact arithmetic and unit checking of a worked answer", Score::new(0.99)?)
         .price(PRICE)
         .pay_to(devnet.network(), payee)
-        .facilitator(facilitator.clone())
-        .build()?;
-    let evaluator = Evaluator::new(Arc::new(facilitator.clone()), Some(facilitator), Duration::ZERO);
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}/evaluate", listener.local_addr()?);
-    let router = evaluator.router(paywall);
+        .build()?
+        .sign(&payee_key)
+        .await?;
+    let facilitators: (Arc<dyn Facilitator>, _) = (Arc::new(facilitator.clone()), Some(facilitator));
+    let judge = Box::new(ArithmeticJudge);
+    let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, false, |paywall| paywall)?;
+    let url = format!("{origin}/evaluate");
+    let router = evaluator.router();
     tokio::spawn(async { axum::serve(listener, router).await });
     println!("   POST {url} at {price}");
     println!("   paid to {payee}; gas paid by {}", settler.address());
@@ -150,7 +154,7 @@ async fn ask_unpaid(url: &str) -> anyhow::Result<String> {
 async fn buy(client: &ClientWithMiddleware, url: &str, number: usize, work: &(&str, &str, &str)) -> anyhow::Result<()> {
     let (what, prompt, output) = *work;
     println!("\n   {what}: \"{prompt}\" - \"{output}\"");
-    let task = json!({ "id": format!("t{}", number + 1), "skill": arithmetic::SKILL, "prompt": prompt });
+    let task = json!({ "id": format!("t{}", number + 1), "skill": "arithmetic", "prompt": prompt });
     let submission = json!({ "task": task, "output": output }).to_string();
 
     let started = Instant::now();
@@ -171,6 +175,7 @@ async fn buy(client: &ClientWithMiddleware, url: &str, number: usize, work: &(&s
         verdict["score"], verdict["reward"], verdict["confidence"]
     );
     let remarks = verdict["critique"]["issues"].as_array().into_iter().flatten();
+    let remarks = remarks.map(|issue| &issue["description"]);
     for remark in std::iter::once(&verdict["critique"]["summary"]).chain(remarks).filter_map(Value::as_str) {
         println!("              {remark}");
     }

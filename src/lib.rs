@@ -66,7 +66,7 @@
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
-//! | `market` | [`market`]: whom to hire, and what is known of them | |
+//! | `market` | [`market`]: evaluators that sell verdicts, and students that hire them | |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |

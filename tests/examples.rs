@@ -23,7 +23,11 @@ use tokio::{
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
-use tower_x402::client::{Payer, PaymentMiddleware};
+use tower_x402::{
+    client::{Payer, PaymentMiddleware},
+    market::{CardFetcher, EvaluationClient, Preference, Submission, Task},
+};
+use url::Url;
 
 /// For everything a program does here; compiling is not part of it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -67,6 +71,8 @@ async fn help_names_every_flag() {
                 "--payments",
                 "--export",
                 "--admin-token",
+                "--judge",
+                "--llm-url",
                 "/readyz",
             ],
         ),
@@ -189,6 +195,58 @@ async fn the_books_are_printed_when_nothing_runs() {
     assert!(csv.starts_with("time,network,asset,payer,payee,nonce,amount_units,amount,") && csv.ends_with("\r\n"));
     assert_eq!(print(&["--payments", "due"]).await, (Some(0), String::new()));
     assert_eq!(print(&["--payments", "rich"]).await.0, Some(2));
+}
+
+/// A model that likes whatever comes first.
+async fn model() -> String {
+    let chat = axum::routing::post(async |body: String| {
+        let verdict = |score: f64| json!({ "score": score, "confidence": 0.8, "summary": "said the model" });
+        let both = body.contains("CANDIDATE 2");
+        let verdicts = if both { json!([verdict(0.9), verdict(0.2)]) } else { json!([verdict(0.7)]) };
+        let content = json!({ "verdicts": verdicts }).to_string();
+        json!({ "choices": [{ "message": { "role": "assistant", "content": content } }] }).to_string()
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let router = axum::Router::new().route("/v1/chat/completions", chat);
+    tokio::spawn(async { axum::serve(listener, router).await });
+    url
+}
+
+#[tokio::test]
+async fn a_specialist_is_chosen_by_flag_and_found_by_its_card() {
+    let model = model().await;
+    let with_model = ["--llm-url", &model, "--specialty", "haiku"];
+    let (settler, student) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    for (judge, arguments, skill) in [
+        ("arithmetic", &[][..], "arithmetic"),
+        ("prose", &[], "prose"),
+        ("pairwise", &[], "comparison"),
+        ("pairwise", &with_model, "comparison"),
+        ("llm", &with_model, "general"),
+    ] {
+        let pay_to = settler.address().to_string();
+        let arguments = [&["--judge", judge, "--pay-to", &pay_to], arguments].concat();
+        let evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+        let mint = json!([student.address(), U256::from(100_000)]);
+        let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+        let card = CardFetcher::new().unwrap().fetch(&evaluator.url.parse::<Url>().unwrap().join(".").unwrap()).await;
+        let card = card.expect("a card signed by the payee");
+        assert!(card.card().has_skill(skill), "{judge}");
+        let task = Task::new(skill, "What is 2 + 2?").unwrap();
+        let pair = Submission::pair(task, "Two and two are four. Answer: 4", "Answer: 5").unwrap();
+        let client = EvaluationClient::new(Payer::builder(student.clone()).build()).unwrap();
+        let bought = client.evaluate(&card, &pair).await.unwrap();
+        assert_eq!(bought.receipt.unwrap().amount.atomic(), 2 * PRICE);
+        let preference = bought.evaluation.preference().unwrap();
+        match (judge, arguments.len()) {
+            ("arithmetic", _) => assert_eq!(preference, Preference::First),
+            ("pairwise", 8) => assert_eq!(preference, Preference::Neither, "the model's bias cancels out"),
+            _ => {}
+        }
+        assert_eq!(evaluator.income().await, 2 * PRICE);
+        assert_eq!(evaluator.stats().await["skills"][skill]["outputs"], 2);
+    }
 }
 
 #[tokio::test]

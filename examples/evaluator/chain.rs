@@ -14,6 +14,8 @@ use tower_x402::{
 use crate::flags::Flags;
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
+/// Signs the agent card, where that is not the settlement key's to do.
+const PAYEE_KEY: &str = "PAYEE_PRIVATE_KEY";
 /// What a facilitator knows us by.
 const TOKEN: &str = "FACILITATOR_TOKEN";
 /// What a settlement key gets on a chain in this process: one ether.
@@ -25,6 +27,8 @@ pub(crate) struct Chain {
     /// The same, if it settles in this process.
     pub(crate) own: Option<OnchainFacilitator>,
     pub(crate) pay_to: Address,
+    /// The key that is paid, if it is at hand: that of the payee, or that of the settlements.
+    pub(crate) key: Option<PrivateKeySigner>,
     pub(crate) asset: Asset,
     pub(crate) rpc_url: Option<String>,
     /// Answers on that URL, if it is ours.
@@ -52,34 +56,36 @@ impl Chain {
             remote = remote.confirm(network, node);
         }
         let facilitator = Arc::new(remote.build().await.context("--facilitator-url")?);
-        Ok(Self { facilitator, own: None, pay_to, asset, rpc_url: node.map(str::to_owned), _port: None })
+        let key = private_key(PAYEE_KEY)?;
+        Ok(Self { facilitator, own: None, pay_to, key, asset, rpc_url: node.map(str::to_owned), _port: None })
     }
 
     fn settling_here(
         flags: &Flags,
-        own: OnchainFacilitator,
+        (own, key): (OnchainFacilitator, PrivateKeySigner),
         asset: Asset,
         rpc_url: String,
         port: Option<DevnetPort>,
-    ) -> Self {
-        Self {
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            key: Some(private_key(PAYEE_KEY)?.unwrap_or(key)),
             pay_to: flags.pay_to.unwrap_or_else(|| own.settlement_address()),
             facilitator: Arc::new(own.clone()),
             own: Some(own),
             asset,
             rpc_url: Some(rpc_url),
             _port: port,
-        }
+        })
     }
 
     async fn of_node(flags: &Flags, url: &str) -> anyhow::Result<Self> {
         let asset = flags.asset()?;
-        let key = settlement_key()?.with_context(|| {
+        let key = private_key(KEY)?.with_context(|| {
             format!("set {KEY} to the private key that pays for gas (32 bytes in hex), or leave out --rpc-url")
         })?;
-        let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key);
+        let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key.clone());
         let facilitator = settling.ledger(flags.open_ledger().await?).build().await.context("--rpc-url")?;
-        Ok(Self::settling_here(flags, facilitator, asset, url.to_owned(), None))
+        Self::settling_here(flags, (facilitator, key), asset, url.to_owned(), None)
     }
 
     async fn in_process(flags: &Flags) -> anyhow::Result<Self> {
@@ -91,28 +97,29 @@ impl Chain {
                 flags.network
             );
         }
-        let key = match settlement_key()? {
+        let key = match private_key(KEY)? {
             Some(key) => key,
             None => PrivateKeySigner::random(),
         };
         devnet.fund(key.address(), U256::from(GAS_TANK));
         let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
-        let settling = OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key);
+        let settling =
+            OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key.clone());
         let facilitator = settling.ledger(flags.open_ledger().await?).build().await?;
         let rpc_url = port.url().to_string();
-        Ok(Self::settling_here(flags, facilitator, wanted, rpc_url, Some(port)))
+        Self::settling_here(flags, (facilitator, key), wanted, rpc_url, Some(port))
     }
 }
 
 /// The key, without ever repeating it.
-fn settlement_key() -> anyhow::Result<Option<PrivateKeySigner>> {
-    let text = match std::env::var(KEY) {
+fn private_key(name: &str) -> anyhow::Result<Option<PrivateKeySigner>> {
+    let text = match std::env::var(name) {
         Ok(text) if !text.trim().is_empty() => text,
         Ok(_) | Err(std::env::VarError::NotPresent) => return Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => bail!("{KEY} is not a private key: expected 32 bytes in hex"),
+        Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not a private key: expected 32 bytes in hex"),
     };
     match text.trim().parse() {
         Ok(key) => Ok(Some(key)),
-        Err(_) => bail!("{KEY} is not a private key: expected 32 bytes in hex"),
+        Err(_) => bail!("{name} is not a private key: expected 32 bytes in hex"),
     }
 }

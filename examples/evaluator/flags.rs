@@ -16,14 +16,14 @@ use url::Url;
 
 use crate::{
     admin::{Format, Token},
-    service::STATUS_PATH,
+    judge::Kind,
 };
 
-/// Sells evaluations of worked arithmetic answers over x402.
+/// Sells evaluations over x402: of worked arithmetic, unless --judge says otherwise.
 ///
-/// POST /evaluate is paid per request in USDC and really evaluates: it finds the expression in the prompt, computes it exactly,
-/// checks every equality that the answer states, and compares the final answer and its unit. What cannot be evaluated is
-/// answered 4xx and not charged, unless --flow upfront took the money first. GET /stats is free.
+/// POST /evaluate is paid per output in USDC and really evaluates. The judge of arithmetic finds the expression in the prompt (or
+/// takes the reference answer), computes it exactly, checks every equality that the answer states, and compares the final answer and
+/// its unit. What cannot be evaluated is answered 4xx before anything is paid. The agent card, its schemas and GET /stats are free.
 ///
 /// Without --rpc-url a chain is started in the process, with a USDC of its own; nothing else is needed to try it.
 #[derive(Debug, Parser)]
@@ -39,10 +39,13 @@ REQUEST AND ANSWER
   POST /evaluate
     {\"task\": {\"id\": \"t1\", \"skill\": \"arithmetic\", \"prompt\": \"What is 17 * 23 + 4?\"},
      \"output\": \"17 * 23 = 391, and 4 more is 395. Answer: 395\"}
-    {\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
-     \"critique\": {\"summary\", \"strengths\": [], \"issues\": []}}
+    {\"evaluator\": {\"id\", \"version\"}, \"task\": \"t1\", \"verdicts\": [{\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
+     \"critique\": {\"summary\", \"strengths\": [], \"issues\": [{\"severity\", \"description\", \"place\"?, \"suggestion\"?}]}}]}
+    and, for one output, the fields of its verdict beside \"verdicts\". In place of \"output\", \"pair\": [a, b] or
+    \"outputs\": [up to 64] cost as many times the price
+  GET /.well-known/agent-card.json, /.well-known/submission.v1.schema.json, /.well-known/evaluation.v1.schema.json
   GET /stats
-    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\"}
+    {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}, \"earned\": […]}
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
   GET /healthz, GET /readyz
@@ -59,6 +62,8 @@ ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url,
                           unless --facilitator-url is given.
                           It needs a little ETH and no USDC. Without --rpc-url it is optional and funded.
+  PAYEE_PRIVATE_KEY       the key of --pay-to, to sign the agent card with, unless that is the settlement key
+  LLM_API_KEY             what --llm-url knows this judge by: sent as Authorization: Bearer …, if set
   FACILITATOR_TOKEN       what --facilitator-url knows this seller by: sent as Authorization: Bearer …, if set
   ADMIN_TOKEN             what --admin-token is, without showing it to whoever lists processes
   PGPASSWORD              the password of --ledger postgres://…, if the URL has none
@@ -77,6 +82,8 @@ TRY IT
   STUDENT_PRIVATE_KEY=0x… student --url http://127.0.0.1:4021 --count 3
 
 EXAMPLES
+  evaluator --judge prose
+  LLM_API_KEY=… evaluator --judge llm --llm-url https://api.openai.com/v1 --llm-model gpt-4o-mini --skill law --specialty 'legal arguments'
   evaluator --listen 127.0.0.1:0 --price '$0.002' --flow upfront --ledger sqlite:payments.sqlite
   SETTLEMENT_PRIVATE_KEY=0x… evaluator --rpc-url https://sepolia.base.org --pay-to 0x… --public-url https://judge.example
   evaluator --network eip155:31337 --rpc-url http://127.0.0.1:8545 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
@@ -86,7 +93,23 @@ pub(crate) struct Flags {
     /// The address to listen on; port 0 for any free one
     #[arg(long, default_value = "127.0.0.1:4021")]
     pub(crate) listen: String,
-    /// The price of one evaluation
+    /// Who judges: exact arithmetic; how clear English prose is; a language model (--llm-url); or a comparison of outputs in both
+    /// orders, by the language model if --llm-url is given, by their prose if not
+    #[arg(long, value_enum, default_value = "arithmetic")]
+    pub(crate) judge: Kind,
+    /// The OpenAI-compatible endpoint of a language model, such as http://127.0.0.1:11434/v1
+    #[arg(long, value_name = "URL", required_if_eq("judge", "llm"))]
+    pub(crate) llm_url: Option<HttpUrl>,
+    /// Which model to ask for there
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) llm_model: String,
+    /// What the model is told that it judges
+    #[arg(long, value_name = "TEXT", default_value = "the quality of answers")]
+    pub(crate) specialty: String,
+    /// What submissions call the skill [default: arithmetic, prose, comparison or general, by --judge]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) skill: Option<String>,
+    /// The price of one evaluated output
     #[arg(long, default_value = "$0.001", value_parser = some_price)]
     pub(crate) price: Usdc,
     /// The network to be paid on: base, base-sepolia or eip155:N
@@ -134,6 +157,9 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=50_000))]
     handler_delay_ms: u64,
 }
+
+/// Where payers that got no answer ask what became of their payments.
+const STATUS_PATH: &str = "/payments/status";
 
 /// An HTTP URL, as it was given: a parsed one may differ by a slash.
 #[derive(Clone, Debug)]
@@ -276,6 +302,13 @@ mod tests {
         assert!(Flags::try_parse_from(arguments).is_err());
         let pay_to = ["--pay-to", "0x5FbDB2315678afecb367f032d93F642f64180aa3"];
         assert!(Flags::try_parse_from(arguments.into_iter().chain(pay_to)).is_ok());
+    }
+
+    #[test]
+    fn a_model_needs_an_endpoint() {
+        assert!(Flags::try_parse_from(["evaluator", "--judge", "llm"]).is_err());
+        let at = ["evaluator", "--judge", "llm", "--llm-url", "http://127.0.0.1:1/v1"];
+        assert!(Flags::try_parse_from(at).is_ok());
     }
 
     #[test]

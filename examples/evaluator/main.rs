@@ -1,10 +1,10 @@
-//! A specialist that sells its verdicts: judges worked arithmetic answers for USDC over x402.
+//! A specialist that sells its verdicts for USDC over x402: on arithmetic, prose, or whatever a language model knows.
 #![allow(clippy::print_stdout)]
 
 mod admin;
-mod arithmetic;
 mod chain;
 mod flags;
+mod judge;
 mod service;
 
 use std::{
@@ -15,25 +15,18 @@ use std::{
 };
 
 use anyhow::Context as _;
-use axum::http::Method;
 use clap::Parser as _;
 use serde::Serialize;
-use serde_json::json;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, timeout},
 };
-use tower_x402::{
-    Network,
-    facilitator::Facilitator as _,
-    protocol::bazaar::{BodyType, Discovery},
-    server::{BrowserPage, RequirePaymentLayer},
-};
+use tower_x402::{Network, facilitator::Facilitator as _};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
-use crate::{chain::Chain, flags::Flags, service::Evaluator};
+use crate::{chain::Chain, flags::Flags, judge::Specialist, service::Evaluator};
 
 /// How long a stopping evaluator waits for the requests in progress: a handler's deadline and a settlement.
 const LAST_REQUESTS: Duration = Duration::from_secs(90);
@@ -86,7 +79,6 @@ struct Ready<'a> {
 struct Server {
     listener: TcpListener,
     evaluator: Evaluator,
-    paywall: RequirePaymentLayer,
     /// For the operator.
     admin: Option<axum::Router>,
     signals: Signals,
@@ -99,31 +91,34 @@ impl Server {
         let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
         let chain = Chain::connect(flags).await?;
         let pay_to = chain.pay_to;
-        let mut paywall = RequirePaymentLayer::builder()
-            .price(flags.price)
-            .pay_to_in(chain.asset.clone(), pay_to)
-            .flow(flags.payment_flow())
-            .facilitator(chain.facilitator.clone())
-            .status_url(flags.status_url())
-            .payment_identifier(true)
-            .service_name("evaluator")
-            .description("Exact arithmetic and unit checking of a worked answer")
-            .mime_type("application/json")
-            .browser_page(Some(BrowserPage::new().methods([Method::POST])))
-            .tags(["evaluation", arithmetic::SKILL]);
-        if let Some(credit) = flags.credit() {
-            paywall = paywall.deferred(credit);
-        }
-        if let Some(url) = &flags.public_url {
-            paywall = match url.has_path() {
-                true => paywall.resource_url(&url.0),
-                false => paywall.public_origin(&url.0),
-            };
-            paywall = paywall.discovery(discovery());
-        }
-        let paywall = paywall.build()?;
+        let specialist = Specialist::of(flags)?;
+        let listening = listener.local_addr()?;
+        let base = judge::base(flags, listening)?;
+        let card = specialist
+            .card(base, flags.price, (chain.asset.clone(), pay_to), chain.key.as_ref())
+            .await
+            .context("the card")?;
+        let tags = ["evaluation".to_owned(), specialist.skill];
+        let facilitators = (chain.facilitator.clone(), chain.own.clone());
+        // Nobody could find it without a public URL.
+        let listed = flags.public_url.is_some();
+        let evaluator =
+            Evaluator::open(card, specialist.judge, flags.handler_delay(), facilitators, listed, |paywall| {
+                let paywall = paywall.flow(flags.payment_flow()).status_url(flags.status_url());
+                let paywall = paywall.service_name("evaluator").tags(tags);
+                let paywall = match flags.credit() {
+                    Some(credit) => paywall.deferred(credit),
+                    None => paywall,
+                };
+                match &flags.public_url {
+                    Some(url) if url.has_path() => paywall.resource_url(&url.0),
+                    Some(url) => paywall.public_origin(&url.0),
+                    // What was paid for is asked for again after a restart, on whatever port.
+                    None => paywall.public_origin(""),
+                }
+            })?;
         let ready = Ready {
-            listening: listener.local_addr()?,
+            listening,
             rpc_url: chain.rpc_url.as_deref(),
             asset: chain.asset.address.to_string(),
             pay_to: pay_to.to_string(),
@@ -133,16 +128,15 @@ impl Server {
         // Who started it may not listen any more; that is no reason to fail.
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
-        let evaluator = Evaluator::new(chain.facilitator.clone(), chain.own.clone(), flags.handler_delay());
         let token = flags.admin_token.clone();
         let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
-        Ok(Self { listener, evaluator, paywall, admin, signals, _chain: chain })
+        Ok(Self { listener, evaluator, admin, signals, _chain: chain })
     }
 
     /// Serves until a signal comes, and finishes what has begun.
     async fn run(mut self) -> anyhow::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let mut router = self.evaluator.router(self.paywall);
+        let mut router = self.evaluator.router();
         if let Some(admin) = self.admin {
             router = router.merge(admin);
         }
@@ -188,14 +182,4 @@ impl Signals {
             _ = self.terminate.recv() => {}
         }
     }
-}
-
-/// What an evaluation takes and gives, for those who look for one.
-fn discovery() -> Discovery {
-    let task = json!({ "id": "t1", "skill": arithmetic::SKILL, "prompt": "What is 17 * 23 + 4?" });
-    let properties = json!({ "task": { "type": "object" }, "output": { "type": "string" } });
-    Discovery::post(BodyType::Json)
-        .body(json!({ "task": task, "output": "17 * 23 + 4 = 395" }))
-        .body_schema(json!({ "type": "object", "properties": properties, "required": ["task", "output"] }))
-        .output(json!({ "score": 1.0 }))
 }

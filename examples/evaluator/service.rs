@@ -1,48 +1,41 @@
-//! The HTTP service: one paid endpoint and one free one.
+//! The HTTP service: an evaluator of the library, with what an operator needs beside it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use axum::{
     Json, Router,
-    body::Bytes,
-    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
+    extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::get,
 };
 use serde::Serialize;
 use serde_json::json;
 use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator},
     ledger::LedgerError,
-    server::{PaymentStatus, RequirePaymentLayer},
+    market::{
+        self, AgentCard, EvaluatorError, EvaluatorService, Submission, Verdict,
+        judge::{Judge, JudgeError},
+    },
+    server::RequirePaymentLayerBuilder,
 };
 
-use crate::arithmetic::{self, Refusal};
-
-/// Where payers that got no answer ask what became of their payments.
-pub(crate) const STATUS_PATH: &str = "/payments/status";
 /// The largest request body.
 const MAX_BODY: usize = 64 * 1024;
 
 /// What the handlers share.
 #[derive(Clone)]
 pub(crate) struct Evaluator {
-    handled: Arc<AtomicU64>,
+    service: EvaluatorService,
     facilitator: Arc<dyn Facilitator>,
     /// The same, if it settles in this process.
     own: Option<OnchainFacilitator>,
-    delay: Duration,
 }
 
 /// What `GET /stats` tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Stats {
     /// How often the judge was asked.
     pub(crate) handled: u64,
@@ -51,53 +44,65 @@ pub(crate) struct Stats {
     pub(crate) unknown: u64,
     pub(crate) failed: u64,
     pub(crate) gas_used: u64,
+    #[serde(flatten)]
+    pub(crate) evaluator: market::Stats,
 }
 
 impl Evaluator {
     /// An evaluator that waits for `delay` before each evaluation.
-    pub(crate) fn new(facilitator: Arc<dyn Facilitator>, own: Option<OnchainFacilitator>, delay: Duration) -> Self {
-        Self { handled: Arc::default(), facilitator, own, delay }
+    pub(crate) fn open(
+        card: AgentCard,
+        judge: Box<dyn Judge>,
+        delay: Duration,
+        (facilitator, own): (Arc<dyn Facilitator>, Option<OnchainFacilitator>),
+        listed: bool,
+        paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
+    ) -> Result<Self, EvaluatorError> {
+        let evaluator = market::Evaluator::new(card, Delayed { judge, delay }).facilitator(facilitator.clone());
+        let service = evaluator.max_body(MAX_BODY).listed(listed).paywall(paywall).build()?;
+        Ok(Self { service, facilitator, own })
     }
 
-    /// The service, charging with `paywall`.
-    pub(crate) fn router(&self, paywall: RequirePaymentLayer) -> Router {
+    /// The service.
+    pub(crate) fn router(&self) -> Router {
         Router::new()
-            .route("/evaluate", post(evaluate).route_layer(paywall))
             .route("/stats", get(stats))
             .route("/healthz", get(async || "ok"))
             .route("/readyz", get(ready))
-            .route_service(STATUS_PATH, PaymentStatus::new(self.facilitator.ledger().clone()))
-            .fallback(async || refuse(StatusCode::NOT_FOUND, "POST /evaluate, GET /stats or GET /payments/status"))
-            .layer(DefaultBodyLimit::max(MAX_BODY))
+            .fallback_service(self.service.clone())
             .with_state(self.clone())
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, LedgerError> {
         let payments = self.facilitator.ledger().counts().await?;
+        let evaluator = self.service.stats().await;
         Ok(Stats {
-            handled: self.handled.load(Ordering::Relaxed),
+            handled: evaluator.asked,
             settled: payments.settled,
             pending: payments.pending,
             unknown: payments.unknown,
             failed: payments.failed,
             gas_used: self.own.as_ref().map_or(0, |own| own.stats().gas_used),
+            evaluator,
         })
     }
 }
 
-async fn evaluate(State(evaluator): State<Evaluator>, body: Result<Bytes, BytesRejection>) -> Response {
-    evaluator.handled.fetch_add(1, Ordering::Relaxed);
-    tokio::time::sleep(evaluator.delay).await;
-    let submission = match body {
-        Ok(body) => body,
-        Err(error) => {
-            return refuse(error.status(), &format!("{}; send at most {MAX_BODY} bytes", error.body_text()));
-        }
-    };
-    match arithmetic::evaluate(&submission) {
-        Ok(evaluation) => Json(evaluation).into_response(),
-        Err(Refusal::Malformed(message)) => refuse(StatusCode::BAD_REQUEST, &message),
-        Err(Refusal::NotTaken(message)) => refuse(StatusCode::UNPROCESSABLE_ENTITY, &message),
+/// A judge that takes its time.
+struct Delayed {
+    judge: Box<dyn Judge>,
+    delay: Duration,
+}
+
+#[async_trait]
+impl Judge for Delayed {
+    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+        self.judge.takes(submission)
+    }
+
+    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
+        tokio::time::sleep(self.delay).await;
+        self.judge.judge(submission).await
     }
 }
 
@@ -114,11 +119,6 @@ async fn ready(State(evaluator): State<Evaluator>) -> Response {
 async fn stats(State(evaluator): State<Evaluator>) -> Response {
     match evaluator.stats().await {
         Ok(stats) => Json(stats).into_response(),
-        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({ "error": error.to_string() }))).into_response(),
     }
-}
-
-/// Anything but a success is not charged.
-fn refuse(status: StatusCode, message: &str) -> Response {
-    (status, Json(json!({ "error": message }))).into_response()
 }

@@ -3,6 +3,7 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
+use bytes::Bytes;
 use http::{StatusCode, Uri, request, response};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -96,6 +97,27 @@ impl RequirePaymentLayerBuilder {
         F: Future<Output = Result<Quote, PriceError>> + Send + 'static,
     {
         self.price = Some(Ok(Price::Of(Arc::new(move |request| Box::pin(price(request))))));
+        self
+    }
+
+    /// A price that depends on the request's body, which is read whole first, up to
+    /// [`max_request_body`](Self::max_request_body), within 30 s, and as many at once as
+    /// [`max_concurrent`](Self::max_concurrent) says. Called for unpaid and paid requests alike, so keep it quick. What cannot be
+    /// priced, such as a body that nobody could work on, is refused before anything is paid.
+    ///
+    /// ```
+    /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
+    /// let builder = RequirePaymentLayer::builder().max_request_body(64 * 1024).price_with_body(|_request, body| {
+    ///     let lines = body.split(|&byte| byte == b'\n').count() as u64;
+    ///     async move { Ok(Usdc::from_atomic(10 * lines).into()) }
+    /// });
+    /// ```
+    pub fn price_with_body<P, F>(mut self, price: P) -> Self
+    where
+        P: Fn(&request::Parts, &Bytes) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Quote, PriceError>> + Send + 'static,
+    {
+        self.price = Some(Ok(Price::OfBody(Arc::new(move |request, body| Box::pin(price(request, body))))));
         self
     }
 
@@ -276,7 +298,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// The largest request body that is read whole, in bytes: in the `upfront` flow and when a payment is presented again.
+    /// The largest request body that is read whole, in bytes: in the `upfront` flow, when a payment is presented again, and where
+    /// the [price depends on it](Self::price_with_body).
     /// Default 1 MiB.
     pub fn max_request_body(mut self, bytes: usize) -> Self {
         self.limits.request_body = bytes;
@@ -374,6 +397,7 @@ impl RequirePaymentLayerBuilder {
             facilitators: self.facilitators,
             permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
             unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
+            unpriced: Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS)),
             limits: self.limits,
             credit: self.deferred.map(|policy| policy.limit()),
             status_url: self.status_url,

@@ -34,6 +34,8 @@ pub(super) struct Config {
     pub(super) permits: Arc<Semaphore>,
     /// Places for payments that anybody could have made up: these must not take those of the proven ones.
     pub(super) unproven: Semaphore,
+    /// Places for requests that are read to be priced.
+    pub(super) unpriced: Semaphore,
 }
 
 /// How many payments may wait at once for the chain to say whether they are genuine.

@@ -48,6 +48,25 @@ pub(super) enum Work<B> {
     Whole(Bytes),
 }
 
+impl<B: Body<Data = Bytes>> Work<B> {
+    /// What was read; empty if nothing was yet.
+    pub(super) fn whole(&self) -> &Bytes {
+        static NOTHING: Bytes = Bytes::new();
+        match self {
+            Self::Streaming(_) => &NOTHING,
+            Self::Whole(bytes) => bytes,
+        }
+    }
+
+    /// The body for work that nobody pays for.
+    pub(super) fn unhashed(self) -> RequestBody<B> {
+        match self {
+            Self::Streaming(body) => RequestBody::untouched(body),
+            Self::Whole(bytes) => RequestBody::whole(bytes),
+        }
+    }
+}
+
 impl<S, B, R> Job<S, B>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<R>>,

@@ -31,6 +31,9 @@
 //! settled: if its payer has paid here before and owes little. Then `PAYMENT-RESPONSE` says success without a transaction, and
 //! the facilitator settles on its own.
 //!
+//! The price is fixed, or a function of the request's head ([`price_with`](RequirePaymentLayerBuilder::price_with)), or of its body
+//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)), which is then read before anything is demanded.
+//!
 //! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
 //! the same request finds the answer.
@@ -138,6 +141,8 @@ pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
 pub use page::BrowserPage;
+#[cfg(feature = "market")]
+pub(crate) use page::is_navigation;
 pub use payment::Payment;
 pub use price::{PriceError, Quote};
 pub use request_body::RequestBody;

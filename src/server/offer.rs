@@ -118,15 +118,22 @@ impl Catalogue {
         self.fixed.as_deref()
     }
 
-    /// What is on offer for this request; `None` if it is free.
-    pub(super) async fn offers(&self, request: &Parts) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
-        match (&self.fixed, &self.price) {
-            (Some(offers), _) => Ok(Some(offers.clone())),
-            (None, Price::Fixed(amount)) => Ok(Some(self.offers_at(*amount))),
-            (None, Price::Of(price)) => match price(request).await? {
-                Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
-                Quote::Amount(_) | Quote::Free => Ok(None),
-            },
+    /// Whether a request must be read whole before it can be priced.
+    pub(super) fn reads_body(&self) -> bool {
+        matches!(self.price, Price::OfBody(_))
+    }
+
+    /// What is on offer for this request; `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
+    pub(super) async fn offers(&self, request: &Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
+        let quote = match (&self.fixed, &self.price) {
+            (Some(offers), _) => return Ok(Some(offers.clone())),
+            (None, Price::Fixed(amount)) => Quote::Amount(*amount),
+            (None, Price::Of(price)) => price(request).await?,
+            (None, Price::OfBody(price)) => price(request, body).await?,
+        };
+        match quote {
+            Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
+            Quote::Amount(_) | Quote::Free => Ok(None),
         }
     }
 

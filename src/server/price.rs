@@ -2,6 +2,7 @@
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
+use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 
 use crate::usdc::Usdc;
@@ -33,11 +34,14 @@ pub struct PriceError {
 
 pub(super) type QuoteFuture = Pin<Box<dyn Future<Output = Result<Quote, PriceError>> + Send>>;
 
-/// A fixed price, or a function of the request.
+type PriceOfBody = dyn Fn(&Parts, &Bytes) -> QuoteFuture + Send + Sync;
+
+/// A fixed price, or a function of the request, with its body or without.
 #[derive(Clone)]
 pub(super) enum Price {
     Fixed(Usdc),
     Of(Arc<dyn Fn(&Parts) -> QuoteFuture + Send + Sync>),
+    OfBody(Arc<PriceOfBody>),
 }
 
 impl fmt::Debug for Price {
@@ -45,6 +49,7 @@ impl fmt::Debug for Price {
         match self {
             Self::Fixed(amount) => amount.fmt(f),
             Self::Of(_) => f.write_str("a function of the request"),
+            Self::OfBody(_) => f.write_str("a function of the request and its body"),
         }
     }
 }

@@ -44,7 +44,8 @@ const POLL: Duration = Duration::from_millis(200);
 pub(super) async fn serve<S, B, R>(
     sale: Sale,
     inner: S,
-    request: Request<B>,
+    parts: Parts,
+    work: Work<B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
@@ -64,7 +65,7 @@ where
         transaction = Empty,
         status = Empty
     );
-    let response = sell(sale, inner, request, span.clone()).await;
+    let response = sell(sale, inner, parts, work, span.clone()).await;
     if let Ok(response) = &response {
         span.record("status", response.status().as_u16());
     }
@@ -74,7 +75,8 @@ where
 async fn sell<S, B, R>(
     sale: Sale,
     inner: S,
-    request: Request<B>,
+    parts: Parts,
+    work: Work<B>,
     span: Span,
 ) -> Result<Response<ResponseBody<R>>, S::Error>
 where
@@ -84,12 +86,11 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
-    let (parts, body) = request.into_parts();
     let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
         Ok(purchase) => purchase,
         Err(answer) => return Ok(answer.into_response()),
     };
-    match purchase.decide(body).instrument(span.clone()).await {
+    match purchase.decide(work).instrument(span.clone()).await {
         Ok(Decision::Work(start, work)) => {
             let job = Job { purchase, start: *start, parts, work, inner };
             // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
@@ -192,14 +193,14 @@ impl Purchase {
         })
     }
 
-    async fn decide<B, R>(&mut self, body: B) -> Result<Decision<B, R>, Answer>
+    async fn decide<B, R>(&mut self, work: Work<B>) -> Result<Decision<B, R>, Answer>
     where
         B: Body<Data = Bytes>,
     {
         let config = &self.sale.config.clone();
         let ledger = &self.facilitator.ledger().clone();
         let deadline = Instant::now() + config.limits.wait;
-        let mut body = Unread::new(body, config.clone());
+        let mut body = Unread::new(work, config.clone());
         // Paid before the work, the body must be known before the money moves.
         if self.payment.terms().offer().flow == PaymentFlow::Upfront {
             body.whole().await?;
@@ -412,7 +413,7 @@ async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Resul
     tokio::time::timeout_at(deadline, event).await.map_err(|_| sale::in_progress())
 }
 
-/// A request body that is read only if it must be.
+/// A request body that is read only if it must be, unless it was already.
 struct Unread<B> {
     config: Arc<Config>,
     body: Option<B>,
@@ -420,8 +421,11 @@ struct Unread<B> {
 }
 
 impl<B: Body<Data = Bytes>> Unread<B> {
-    fn new(body: B, config: Arc<Config>) -> Self {
-        Self { config, body: Some(body), whole: None }
+    fn new(work: Work<B>, config: Arc<Config>) -> Self {
+        match work {
+            Work::Streaming(body) => Self { config, body: Some(body), whole: None },
+            Work::Whole(bytes) => Self { config, body: None, whole: Some(bytes) },
+        }
     }
 
     /// What was read, if it was.

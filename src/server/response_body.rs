@@ -42,7 +42,7 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), trailers } }
     }
 
-    pub(super) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self { kind: Kind::Inner { body } }
     }
 

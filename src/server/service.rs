@@ -16,9 +16,11 @@ use tower_service::Service;
 
 use super::{
     answer::{Answer, Cors},
+    body::read_whole,
     claim::Header,
     config::Config,
     future::ResponseFuture,
+    job::Work,
     page, purchase,
     request_body::RequestBody,
     response_body::ResponseBody,
@@ -115,18 +117,32 @@ where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let (parts, body) = request.into_parts();
-    let offers = match config.catalogue.offers(&parts).await {
+    let work = match read_to_price(&config, body).await {
+        Ok(work) => work,
+        Err(answer) => return Ok(answer.into_response()),
+    };
+    let offers = match config.catalogue.offers(&parts, work.whole()).await {
         Ok(offers) => offers,
         Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };
     let Some(offers) = offers else {
         metrics::request(Ended::Free);
-        let request = Request::from_parts(parts, RequestBody::untouched(body));
+        let request = Request::from_parts(parts, work.unhashed());
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };
     if !is_paid {
         return Ok(page::demand(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
     }
     let sale = Sale { uri: parts.uri.clone(), config, offers, version: Version::default() };
-    purchase::serve(sale, inner, Request::from_parts(parts, body)).await
+    purchase::serve(sale, inner, parts, work).await
+}
+
+/// The request's body, read whole if its price depends on it.
+async fn read_to_price<B: Body<Data = Bytes>>(config: &Config, body: B) -> Result<Work<B>, Answer> {
+    if !config.catalogue.reads_body() {
+        return Ok(Work::Streaming(body));
+    }
+    let _place = config.unpriced.try_acquire().map_err(|_| sale::overloaded())?;
+    let bytes = read_whole(body, config.limits.request_body, config.limits.body_deadline).await;
+    bytes.map(Work::Whole).map_err(|error| sale::unread(&error))
 }

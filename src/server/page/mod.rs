@@ -15,10 +15,8 @@ use http::{
 };
 use sha2::{Digest as _, Sha256};
 
-use self::{
-    negotiate::is_navigation,
-    render::{Shown, render},
-};
+pub(crate) use self::negotiate::is_navigation;
+use self::render::{Shown, render};
 use super::{answer::Answer, config::Config, offer::OnOffer};
 
 /// The page that a browser is shown in place of the 402's JSON, when a person opens an address that costs.

@@ -10,7 +10,7 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 /// Whether the answer is to be a page. Every condition keeps some program out that never asked for one: `Accept` those that
 /// take anything, `User-Agent` libraries that name `text/html` by habit, the mode scripts in a browser.
-pub(super) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
+pub(crate) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     let is_safe = *method == Method::GET || *method == Method::HEAD;
     let is_browser = || headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
     let navigates = || headers.get(SEC_FETCH_MODE).is_none_or(|mode| mode == "navigate");

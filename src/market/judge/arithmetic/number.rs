@@ -4,7 +4,7 @@ use std::{cmp::Ordering, fmt};
 
 /// A fraction in lowest terms. Every operation is exact, or `None` where the result does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Number {
+pub(super) struct Number {
     numerator: i128,
     /// Positive.
     denominator: i128,
@@ -16,13 +16,13 @@ const MAX_EXPONENT: u32 = 128;
 const MAX_PLACES: u32 = 12;
 
 impl Number {
-    pub(crate) const ONE: Self = Self::integer(1);
+    pub(super) const ONE: Self = Self::integer(1);
 
-    pub(crate) const fn integer(value: i128) -> Self {
+    pub(super) const fn integer(value: i128) -> Self {
         Self { numerator: value, denominator: 1 }
     }
 
-    pub(crate) fn fraction(numerator: i128, denominator: i128) -> Option<Self> {
+    pub(super) fn fraction(numerator: i128, denominator: i128) -> Option<Self> {
         if denominator == 0 {
             return None;
         }
@@ -35,7 +35,7 @@ impl Number {
     }
 
     /// Reads digits with at most one decimal point; anything else in the text is skipped (separators).
-    pub(crate) fn decimal(text: &str) -> Option<Self> {
+    pub(super) fn decimal(text: &str) -> Option<Self> {
         let (mut value, mut scale, mut places) = (0_i128, 1_i128, false);
         for c in text.chars() {
             if let Some(digit) = c.to_digit(10) {
@@ -49,29 +49,29 @@ impl Number {
         Self::fraction(value, scale)
     }
 
-    pub(crate) const fn is_zero(self) -> bool {
+    pub(super) const fn is_zero(self) -> bool {
         self.numerator == 0
     }
 
-    pub(crate) const fn as_integer(self) -> Option<i128> {
+    pub(super) const fn as_integer(self) -> Option<i128> {
         if self.denominator == 1 { Some(self.numerator) } else { None }
     }
 
-    pub(crate) fn checked_neg(self) -> Option<Self> {
+    pub(super) fn checked_neg(self) -> Option<Self> {
         Some(Self { numerator: self.numerator.checked_neg()?, ..self })
     }
 
-    pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
+    pub(super) fn checked_add(self, other: Self) -> Option<Self> {
         let left = self.numerator.checked_mul(other.denominator)?;
         let right = other.numerator.checked_mul(self.denominator)?;
         Self::fraction(left.checked_add(right)?, self.denominator.checked_mul(other.denominator)?)
     }
 
-    pub(crate) fn checked_sub(self, other: Self) -> Option<Self> {
+    pub(super) fn checked_sub(self, other: Self) -> Option<Self> {
         self.checked_add(other.checked_neg()?)
     }
 
-    pub(crate) fn checked_mul(self, other: Self) -> Option<Self> {
+    pub(super) fn checked_mul(self, other: Self) -> Option<Self> {
         // Reduced crosswise first, so that only results that do not fit overflow.
         let a = Self::fraction(self.numerator, other.denominator)?;
         let b = Self::fraction(other.numerator, self.denominator)?;
@@ -79,11 +79,11 @@ impl Number {
     }
 
     /// `None` also for a division by zero.
-    pub(crate) fn checked_div(self, other: Self) -> Option<Self> {
+    pub(super) fn checked_div(self, other: Self) -> Option<Self> {
         self.checked_mul(Self::fraction(other.denominator, other.numerator)?)
     }
 
-    pub(crate) fn checked_pow(self, exponent: i128) -> Option<Self> {
+    pub(super) fn checked_pow(self, exponent: i128) -> Option<Self> {
         let power = u32::try_from(exponent.unsigned_abs()).ok().filter(|power| *power <= MAX_EXPONENT)?;
         let (numerator, denominator) = (self.numerator.checked_pow(power)?, self.denominator.checked_pow(power)?);
         if exponent < 0 {
@@ -93,7 +93,7 @@ impl Number {
     }
 
     /// Whether `shown`, written with so many decimal places, is this number rounded to them.
-    pub(crate) fn rounds_to(self, shown: Self, places: u32) -> bool {
+    pub(super) fn rounds_to(self, shown: Self, places: u32) -> bool {
         let close = || {
             let difference = self.checked_sub(shown)?;
             let double = Self::fraction(difference.numerator.checked_abs()?, difference.denominator)?
@@ -106,7 +106,7 @@ impl Number {
     }
 
     /// The number of decimal places it takes to write it exactly, if that is possible.
-    pub(crate) fn places(self) -> Option<u32> {
+    pub(super) fn places(self) -> Option<u32> {
         let mut scale = 1_i128;
         for places in 0..=MAX_PLACES {
             if scale % self.denominator == 0 {

@@ -3,7 +3,7 @@
 use super::{number::Number, units::Unit};
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Token {
+pub(super) enum Token {
     /// A number and how many decimal places it was written with.
     Number(Number, u32),
     Plus,
@@ -32,23 +32,23 @@ pub(crate) enum Token {
 
 /// A token and where its text begins and ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Spanned {
-    pub(crate) token: Token,
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub(super) struct Spanned {
+    pub(super) token: Token,
+    pub(super) start: usize,
+    pub(super) end: usize,
 }
 
 impl Token {
     /// Whether it can be a part of an expression.
-    pub(crate) const fn is_mathematical(&self) -> bool {
+    pub(super) const fn is_mathematical(&self) -> bool {
         !matches!(self, Self::Equal | Self::About | Self::Word(_) | Self::Stop)
     }
 
-    pub(crate) const fn is_operator(&self) -> bool {
+    pub(super) const fn is_operator(&self) -> bool {
         matches!(self, Self::Plus | Self::Minus | Self::Times | Self::Of | Self::Over | Self::Power)
     }
 
-    pub(crate) const fn is_number(&self) -> bool {
+    pub(super) const fn is_number(&self) -> bool {
         matches!(self, Self::Number(..) | Self::TooLong)
     }
 
@@ -57,12 +57,12 @@ impl Token {
         matches!(self, Self::Number(..) | Self::TooLong | Self::Close | Self::Unit(_))
     }
 
-    pub(crate) fn is_word(&self, word: &str) -> bool {
+    pub(super) fn is_word(&self, word: &str) -> bool {
         matches!(self, Self::Word(own) if own.eq_ignore_ascii_case(word))
     }
 }
 
-pub(crate) fn tokens(text: &str) -> Vec<Spanned> {
+pub(super) fn tokens(text: &str) -> Vec<Spanned> {
     let mut lexer = Lexer { text, at: 0, tokens: Vec::new() };
     while let Some(next) = lexer.peek() {
         lexer.step(next);

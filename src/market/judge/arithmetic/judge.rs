@@ -1,16 +1,18 @@
 //! The verdict on a worked answer.
 
+use std::ops::Range;
+
 use super::{
-    Critique, Evaluation,
     clause::{self, Run},
     expression::{self, Quantity},
     lexer::{self, Spanned, Token},
     question::{self, Question},
-    statements::{self, Verdict},
+    statements::{self, Verdict as Checked},
     units::{Dimension, Unit},
 };
+use crate::market::{Confidence, Critique, Issue, Place, Score, Severity, Verdict};
 
-/// More issues or strengths than this are only counted.
+/// More issues or strengths than this are left out.
 const MAX_REMARKS: usize = 20;
 /// What the right result is worth; the rest is for right steps.
 const RESULT_WEIGHT: f64 = 0.7;
@@ -20,38 +22,46 @@ struct Final {
     credit: f64,
     right: bool,
     issue: Option<String>,
+    /// The bytes that it takes up.
+    place: Range<usize>,
     /// Whether there was an answer to look at.
     found: bool,
 }
 
-/// Judges `output` as an answer to `prompt`.
-pub(crate) fn judge(prompt: &str, output: &str) -> Evaluation {
-    let question = match question::read(prompt) {
+/// Judges `output` as an answer to `prompt`, or by a reference answer where there is one.
+pub(super) fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
+    let by_reference = reference.and_then(question::of_reference);
+    let question = match by_reference.map_or_else(|| question::read(prompt), Ok) {
         Ok(question) => question,
         Err(reason) => return undecided(&reason),
     };
     let mut tokens = lexer::tokens(output);
     clause::settle_units(output, &mut tokens);
 
-    let mut critique = Critique::default();
+    let (mut strengths, mut issues) = (Vec::new(), Vec::new());
     let (mut right, mut wrong, mut unread) = (0_u32, 0_u32, 0_u32);
-    for verdict in statements::check(output, &tokens) {
+    for (verdict, place) in statements::check(output, &tokens) {
         match verdict {
-            Verdict::Holds(stated) => {
+            Checked::Holds(stated) => {
                 right += 1;
-                critique.strengths.push(format!("{stated} is right"));
+                strengths.push(format!("{stated} is right"));
             }
-            Verdict::Wrong(issue) => {
+            Checked::Wrong(issue) => {
                 wrong += 1;
-                critique.issues.push(issue);
+                issues.push(Issue::new(Severity::Major, issue).at(Place::of(output, place)));
             }
-            Verdict::Unread => unread += 1,
+            Checked::Unread => unread += 1,
         }
     }
     let result = judge_final(&question, output, &tokens);
-    critique.issues.extend(result.issue);
+    let expected = written(&question);
+    if let Some(issue) = result.issue {
+        let severity = if result.credit >= 0.5 { Severity::Major } else { Severity::Critical };
+        let place = Place::of(output, result.place).filter(|_| result.found);
+        issues.push(Issue::new(severity, issue).at(place).suggest(format!("Answer: {expected}")));
+    }
     if result.right {
-        critique.strengths.insert(0, "the final answer is right".to_owned());
+        strengths.insert(0, "the final answer is right".to_owned());
     }
 
     let steps = if right + wrong > 0 {
@@ -62,8 +72,7 @@ pub(crate) fn judge(prompt: &str, output: &str) -> Evaluation {
         0.0
     };
     let score = RESULT_WEIGHT.mul_add(result.credit, (1.0 - RESULT_WEIGHT) * steps);
-    let expected = written(&question);
-    critique.summary = match (result.found, result.right, wrong) {
+    let mut summary = match (result.found, result.right, wrong) {
         (false, ..) => format!("There is no final answer; it should be {expected}."),
         (_, true, 0) => format!("Correct: the answer is {expected}."),
         (_, true, _) => format!("The answer {expected} is right, but {} does not hold.", count(wrong, "step")),
@@ -72,30 +81,32 @@ pub(crate) fn judge(prompt: &str, output: &str) -> Evaluation {
         (_, false, _) => format!("Wrong: the answer is {expected}, and {} does not hold.", count(wrong, "step")),
     };
     if unread > 0 {
-        critique.summary.push_str(&format!(" Not checked: {}.", count(unread, "step")));
+        summary.push_str(&format!(" Not checked: {}.", count(unread, "step")));
     }
-    shorten(&mut critique.issues);
-    shorten(&mut critique.strengths);
     let certainty = if question.certain { 0.99 } else { 0.6 };
     let confidence = certainty * if unread > 0 { 0.9 } else { 1.0 };
-    Evaluation { score: rounded(score), reward: rounded(2.0 * score - 1.0), confidence: rounded(confidence), critique }
+    let critique = strengths.into_iter().take(MAX_REMARKS).fold(Critique::new(summary), Critique::strength);
+    // The last one is about the result.
+    let skipped = issues.len().saturating_sub(MAX_REMARKS);
+    let critique = issues.into_iter().skip(skipped).fold(critique, Critique::issue);
+    Verdict::new(Score::clamped(score), Confidence::clamped(confidence), critique)
 }
 
 /// The verdict where there is none.
-fn undecided(reason: &str) -> Evaluation {
+fn undecided(reason: &str) -> Verdict {
     let summary = format!("Not judged: {reason}. Score and reward are neutral.");
-    Evaluation { score: 0.5, reward: 0.0, confidence: 0.1, critique: Critique { summary, ..Critique::default() } }
+    Verdict::new(Score::clamped(0.5), Confidence::clamped(0.1), summary)
 }
 
 fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
     let expected = written(question);
     let Some((run, about)) = find_answer(output, tokens) else {
         let issue = Some(format!("no final answer was found; end with \"Answer: {expected}\""));
-        return Final { credit: 0.0, right: false, issue, found: false };
+        return Final { credit: 0.0, right: false, issue, place: 0..0, found: false };
     };
     let shown = tokens.get(run).unwrap_or_default();
     let text = clause::text_of(output, shown);
-    let verdict = |credit, right, issue| Final { credit, right, issue, found: true };
+    let verdict = |credit, right, issue| Final { credit, right, issue, place: statements::span(shown), found: true };
     let value = match expression::evaluate(shown) {
         Ok(value) => value,
         Err(fault) => return verdict(0.0, false, Some(format!("the final answer {text} has no value: {fault}"))),
@@ -225,19 +236,6 @@ fn count(number: u32, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-fn shorten(remarks: &mut Vec<String>) {
-    let more = remarks.len().saturating_sub(MAX_REMARKS);
-    if more > 0 {
-        remarks.truncate(MAX_REMARKS);
-        remarks.push(format!("and {more} more"));
-    }
-}
-
-/// To four places, so that 0.7 is not shown as 0.7000000000000001.
-fn rounded(number: f64) -> f64 {
-    (number * 10_000.0).round() / 10_000.0
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -245,9 +243,13 @@ mod tests {
     use super::judge;
 
     fn scores(prompt: &str, output: &str) -> (f64, Vec<String>) {
-        let evaluation = judge(prompt, output);
-        assert!(evaluation.confidence > 0.5, "{evaluation:?}");
-        (evaluation.score, evaluation.critique.issues)
+        let verdict = judge(prompt, None, output);
+        assert!(verdict.confidence.get() > 0.5, "{verdict:?}");
+        for place in verdict.critique.issues.iter().filter_map(|issue| issue.place.as_ref()) {
+            assert!(place.is_in(output), "{place:?}");
+        }
+        let issues = verdict.critique.issues.iter().map(|issue| issue.description.to_string());
+        (verdict.score.get(), issues.collect())
     }
 
     #[test]
@@ -313,16 +315,39 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_judged() {
-        let evaluation = judge("Who wrote Hamlet?", "Shakespeare");
-        assert_eq!((evaluation.score, evaluation.reward), (0.5, 0.0));
-        assert!(evaluation.confidence < 0.2);
-        assert!(evaluation.critique.summary.starts_with("Not judged"), "{}", evaluation.critique.summary);
+        let verdict = judge("Who wrote Hamlet?", None, "Shakespeare");
+        assert_eq!((verdict.score.get(), verdict.reward.get()), (0.5, 0.0));
+        assert!(verdict.confidence.get() < 0.2);
+        assert!(verdict.critique.summary.starts_with("Not judged"), "{}", verdict.critique.summary);
+    }
+
+    #[test]
+    fn a_reference_answer_stands_for_a_prompt_that_cannot_be_read() {
+        let prompt = "Ann has three boxes of twelve eggs and breaks half a dozen. How many are whole?";
+        let score = |output: &str| judge(prompt, Some("30"), output);
+        assert_eq!(score("3 * 12 = 36, 36 - 6 = 30. Answer: 30").score.get(), 1.0);
+        assert_eq!(score("3 * 12 = 36. Answer: 36").score.get(), 0.3, "the step is right");
+        assert_eq!(score("Answer: 36").score.get(), 0.0);
+        let judge = |reference: &str, output: &str| judge(prompt, Some(reference), output).score.get();
+        assert_eq!(judge("3 * 12 = 36, and 36 - 6 = 30\n#### 30", "Answer: 30"), 1.0);
+        assert_eq!(judge("2.5 km", "Answer: 2500 m"), 1.0);
+        assert_eq!(judge("about half", "Answer: 15"), 0.5, "there is nothing to compare with");
+        assert!(score("Answer: 36").confidence.get() > 0.9);
+    }
+
+    #[test]
+    fn an_issue_names_its_place() {
+        let output = "Zuerst: 17 × 23 = 381, dann Answer: 385";
+        let verdict = judge("What is 17 * 23 + 4?", None, output);
+        let quotes = verdict.critique.issues.iter().map(|issue| issue.place.as_ref().and_then(|place| place.quote()));
+        assert_eq!(quotes.collect::<Vec<_>>(), [Some("17 × 23 = 381"), Some("385")]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(prompt in "\\PC{0,80}", output in "\\PC{0,120}") {
-            judge(&prompt, &output);
+            judge(&prompt, Some(&output), &prompt);
+            judge(&prompt, None, &output);
         }
 
         #[test]
@@ -330,17 +355,17 @@ mod tests {
             prompt in "[0-9 .,+*/^()$%=≈mkghsinx²³!-]{0,60}",
             output in "([0-9 .,+*/^()$%=≈mkghsinx²³\n-]|answer|of|in|is|square ){0,60}",
         ) {
-            let evaluation = judge(&prompt, &output);
-            prop_assert!((0.0..=1.0).contains(&evaluation.score));
-            prop_assert!((-1.0..=1.0).contains(&evaluation.reward));
-            prop_assert!((0.0..=1.0).contains(&evaluation.confidence));
+            let verdict = judge(&prompt, None, &output);
+            for place in verdict.critique.issues.iter().filter_map(|issue| issue.place.as_ref()) {
+                prop_assert!(place.is_in(&output), "{:?}", place);
+            }
         }
 
         #[test]
         fn sums_are_judged_exactly(a in 0..1_000_000_i64, b in 0..1_000_000_i64, off in 1..1_000_i64) {
             let prompt = format!("What is {a} + {b}?");
-            prop_assert_eq!(judge(&prompt, &format!("Answer: {}", a + b)).score, 1.0);
-            prop_assert_eq!(judge(&prompt, &format!("Answer: {}", a + b + off)).score, 0.0);
+            prop_assert_eq!(judge(&prompt, None, &format!("Answer: {}", a + b)).score.get(), 1.0);
+            prop_assert_eq!(judge(&prompt, None, &format!("Answer: {}", a + b + off)).score.get(), 0.0);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Finds and checks the equalities that a worked answer states.
 
+use std::ops::Range;
+
 use super::{
     clause,
     expression::{self, Fault, Quantity},
@@ -10,7 +12,7 @@ use super::{
 
 /// What became of one equality.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(super) enum Verdict {
     Holds(String),
     /// With what is wrong about it.
     Wrong(String),
@@ -18,8 +20,8 @@ pub(crate) enum Verdict {
     Unread,
 }
 
-/// Every equality stated in `text`, in order.
-pub(crate) fn check(text: &str, tokens: &[Spanned]) -> Vec<Verdict> {
+/// Every equality stated in `text`, in order, and the bytes that state it.
+pub(super) fn check(text: &str, tokens: &[Spanned]) -> Vec<(Verdict, Range<usize>)> {
     let mut verdicts = Vec::new();
     for (at, spanned) in tokens.iter().enumerate() {
         let (about, is_word) = match &spanned.token {
@@ -38,16 +40,22 @@ pub(crate) fn check(text: &str, tokens: &[Spanned]) -> Vec<Verdict> {
                 // "is" joins much that is no equality, and repeating an expression proves nothing.
                 let says_something = clause::text_of(text, left) != clause::text_of(text, right);
                 if says_something && (!is_word || !clause::is_plain(left)) {
-                    verdicts.push(compare(text, left, right, about));
+                    let place = span(left).start..span(right).end;
+                    verdicts.push((compare(text, left, right, about), place));
                 }
             }
             (Side::Unread, Side::Expression(_)) | (Side::Expression(_), Side::Unread) if !is_word => {
-                verdicts.push(Verdict::Unread);
+                verdicts.push((Verdict::Unread, spanned.start..spanned.end));
             }
             _ => {}
         }
     }
     verdicts
+}
+
+/// The bytes that some tokens take up.
+pub(super) fn span(tokens: &[Spanned]) -> Range<usize> {
+    tokens.first().map_or(0, |first| first.start)..tokens.last().map_or(0, |last| last.end)
 }
 
 /// One side of an equals sign.
@@ -153,12 +161,12 @@ fn both(exact: Quantity, shown: Quantity, left: &[Spanned], right: &[Spanned]) -
     format!("the left side is {}, the right side {}{base}", exact.value, shown.value)
 }
 
-pub(crate) fn has_unit(tokens: &[Spanned]) -> bool {
+pub(super) fn has_unit(tokens: &[Spanned]) -> bool {
     tokens.iter().any(|spanned| matches!(spanned.token, Token::Unit(_) | Token::Currency(_)))
 }
 
 /// Whether `shown`, written as `tokens`, is `exact`, or `exact` correctly rounded where it has no end or `about` allows it.
-pub(crate) fn agrees(exact: Quantity, shown: Quantity, tokens: &[Spanned], about: bool) -> bool {
+pub(super) fn agrees(exact: Quantity, shown: Quantity, tokens: &[Spanned], about: bool) -> bool {
     if exact == shown {
         return true;
     }
@@ -171,12 +179,12 @@ pub(crate) fn agrees(exact: Quantity, shown: Quantity, tokens: &[Spanned], about
 }
 
 /// `exact` as the number that should stand before the unit in which `shown` is written.
-pub(crate) fn in_unit_of(exact: Quantity, shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
+pub(super) fn in_unit_of(exact: Quantity, shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
     exact.value.checked_div(unit_factor(shown, tokens)?)
 }
 
 /// How many base units the unit is in which `shown` is written; `None` if it is zero of them.
-pub(crate) fn unit_factor(shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
+pub(super) fn unit_factor(shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
     if has_unit(tokens) { shown.value.checked_div(written(tokens)?.0) } else { Some(Number::ONE) }
 }
 
@@ -215,7 +223,7 @@ mod tests {
     fn verdicts(text: &str) -> Vec<Verdict> {
         let mut tokens = lexer::tokens(text);
         clause::settle_units(text, &mut tokens);
-        check(text, &tokens)
+        check(text, &tokens).into_iter().map(|(verdict, _)| verdict).collect()
     }
 
     #[test]

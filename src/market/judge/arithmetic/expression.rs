@@ -13,14 +13,14 @@ const MAX_DEPTH: usize = 64;
 
 /// A value in base units.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Quantity {
-    pub(crate) value: Number,
-    pub(crate) dimension: Dimension,
+pub(super) struct Quantity {
+    pub(super) value: Number,
+    pub(super) dimension: Dimension,
 }
 
 /// Why an expression has no value here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(super) enum Fault {
     /// It is not an expression that this judge can read.
     Syntax,
     /// It divides by zero.
@@ -43,14 +43,14 @@ impl fmt::Display for Fault {
 }
 
 /// The value of an expression that takes up all of `tokens`.
-pub(crate) fn evaluate(tokens: &[Spanned]) -> Result<Quantity, Fault> {
+pub(super) fn evaluate(tokens: &[Spanned]) -> Result<Quantity, Fault> {
     let mut parser = Parser { tokens, at: 0, depth: 0 };
     let value = parser.sum()?;
     if parser.at < tokens.len() { Err(Fault::Syntax) } else { Ok(value) }
 }
 
 /// The unit that takes up all of `tokens`, such as `km/h`.
-pub(crate) fn unit(tokens: &[Spanned]) -> Option<Unit> {
+pub(super) fn unit(tokens: &[Spanned]) -> Option<Unit> {
     let mut tokens = tokens.iter().map(|spanned| &spanned.token).peekable();
     let mut product: Option<Unit> = None;
     loop {

@@ -9,14 +9,14 @@ use super::{
 
 /// What a prompt asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Question {
-    pub(crate) value: Quantity,
+pub(super) struct Question {
+    pub(super) value: Quantity,
     /// The unit to answer in, as it is written: asked for, or else the first one of the expression.
-    pub(crate) unit: Option<(Unit, String)>,
+    pub(super) unit: Option<(Unit, String)>,
     /// Whether the prompt insists on that unit.
-    pub(crate) unit_asked: bool,
+    pub(super) unit_asked: bool,
     /// Whether nothing else in the prompt might change the meaning.
-    pub(crate) certain: bool,
+    pub(super) certain: bool,
 }
 
 /// Words that change nothing.
@@ -135,7 +135,7 @@ const MATHEMATICAL: &[&str] = &[
 ];
 
 /// What the prompt asks for, or why this judge cannot tell.
-pub(crate) fn read(prompt: &str) -> Result<Question, String> {
+pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let mut tokens = lexer::tokens(prompt);
     clause::settle_units(prompt, &mut tokens);
     let target = target(prompt, &tokens);
@@ -171,6 +171,17 @@ pub(crate) fn read(prompt: &str) -> Result<Question, String> {
     }
     let unit = target.or_else(|| natural_unit(prompt, expression, value.dimension));
     Ok(Question { value, unit, unit_asked, certain })
+}
+
+/// What a reference answer says: the last value in it.
+pub(super) fn of_reference(reference: &str) -> Option<Question> {
+    let mut tokens = lexer::tokens(reference);
+    clause::settle_units(reference, &mut tokens);
+    let runs = clause::runs(&tokens);
+    let expression = &tokens[clause::balanced(&tokens, runs.last()?.clone(), false)];
+    let value = expression::evaluate(expression).ok()?;
+    let unit = natural_unit(reference, expression, value.dimension);
+    Some(Question { value, unit, unit_asked: false, certain: runs.len() == 1 })
 }
 
 fn describe(text: &str, fault: Fault) -> String {

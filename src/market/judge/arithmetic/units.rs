@@ -4,10 +4,10 @@ use super::number::Number;
 
 /// The exponents of metre, kilogram, second, dollar, euro, pound sterling and byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dimension([i8; 7]);
+pub(super) struct Dimension([i8; 7]);
 
 impl Dimension {
-    pub(crate) const NONE: Self = Self([0; 7]);
+    pub(super) const NONE: Self = Self([0; 7]);
     const LENGTH: Self = Self([1, 0, 0, 0, 0, 0, 0]);
     const AREA: Self = Self([2, 0, 0, 0, 0, 0, 0]);
     const VOLUME: Self = Self([3, 0, 0, 0, 0, 0, 0]);
@@ -26,21 +26,21 @@ impl Dimension {
         Some(Self(exponents))
     }
 
-    pub(crate) fn times(self, other: Self) -> Option<Self> {
+    pub(super) fn times(self, other: Self) -> Option<Self> {
         self.combine(other, i8::checked_add)
     }
 
-    pub(crate) fn per(self, other: Self) -> Option<Self> {
+    pub(super) fn per(self, other: Self) -> Option<Self> {
         self.combine(other, i8::checked_sub)
     }
 
-    pub(crate) fn power(self, exponent: i128) -> Option<Self> {
+    pub(super) fn power(self, exponent: i128) -> Option<Self> {
         let exponent = i8::try_from(exponent).ok();
         self.combine(Self::NONE, |own, _| if own == 0 { Some(0) } else { own.checked_mul(exponent?) })
     }
 
     /// What people call it.
-    pub(crate) fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         const SPEED: Dimension = Dimension([1, 0, -1, 0, 0, 0, 0]);
         match self {
             Self::NONE => "a plain number",
@@ -59,16 +59,16 @@ impl Dimension {
 
 /// A unit, or a product of powers of units: how many base units it is, and of what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unit {
-    pub(crate) factor: Number,
-    pub(crate) dimension: Dimension,
+pub(super) struct Unit {
+    pub(super) factor: Number,
+    pub(super) dimension: Dimension,
 }
 
 impl Unit {
-    pub(crate) const NONE: Self = Self { factor: Number::ONE, dimension: Dimension::NONE };
+    pub(super) const NONE: Self = Self { factor: Number::ONE, dimension: Dimension::NONE };
 
     /// The unit of that name. Symbols are case-sensitive, words are not.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         if let Some(unit) = simple(name) {
             return Some(unit);
         }
@@ -80,16 +80,16 @@ impl Unit {
         simple(base).filter(|unit| unit.dimension == Dimension::LENGTH)?.power(exponent)
     }
 
-    pub(crate) fn power(self, exponent: i128) -> Option<Self> {
+    pub(super) fn power(self, exponent: i128) -> Option<Self> {
         Some(Self { factor: self.factor.checked_pow(exponent)?, dimension: self.dimension.power(exponent)? })
     }
 
-    pub(crate) fn times(self, other: Self) -> Option<Self> {
+    pub(super) fn times(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.times(other.dimension)?;
         Some(Self { factor: self.factor.checked_mul(other.factor)?, dimension })
     }
 
-    pub(crate) fn per(self, other: Self) -> Option<Self> {
+    pub(super) fn per(self, other: Self) -> Option<Self> {
         let dimension = self.dimension.per(other.dimension)?;
         Some(Self { factor: self.factor.checked_div(other.factor)?, dimension })
     }

@@ -3,13 +3,13 @@
 use super::lexer::{Spanned, Token};
 
 /// The range of a text's tokens that one expression takes up.
-pub(crate) type Run = std::ops::Range<usize>;
+pub(super) type Run = std::ops::Range<usize>;
 
 /// Words after which "12 in" is not twelve inches.
 const IN_WORDS: [&str; 9] = ["total", "all", "the", "a", "an", "each", "this", "my", "our"];
 
 /// Decides, now that all tokens are known, which units are words after all.
-pub(crate) fn settle_units(text: &str, tokens: &mut [Spanned]) {
+pub(super) fn settle_units(text: &str, tokens: &mut [Spanned]) {
     for at in 0..tokens.len() {
         let Some(Spanned { token: Token::Unit(_), start, end }) = tokens.get(at) else { continue };
         let name = text.get(*start..*end).unwrap_or_default().to_owned();
@@ -34,7 +34,7 @@ pub(crate) fn settle_units(text: &str, tokens: &mut [Spanned]) {
 }
 
 /// The expressions of a text: as many mathematical tokens in a row as there are, from a number, sign or bracket on.
-pub(crate) fn runs(tokens: &[Spanned]) -> Vec<Run> {
+pub(super) fn runs(tokens: &[Spanned]) -> Vec<Run> {
     let mut runs = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
@@ -51,7 +51,7 @@ pub(crate) fn runs(tokens: &[Spanned]) -> Vec<Run> {
 }
 
 /// The expression that begins exactly at `at`; empty if none does.
-pub(crate) fn run_from(tokens: &[Spanned], at: usize) -> Run {
+pub(super) fn run_from(tokens: &[Spanned], at: usize) -> Run {
     let begins = |spanned: &Spanned| !matches!(spanned.token, Token::Unit(_) | Token::Of);
     let rest = tokens.get(at..).unwrap_or_default();
     if !rest.first().is_some_and(begins) {
@@ -61,7 +61,7 @@ pub(crate) fn run_from(tokens: &[Spanned], at: usize) -> Run {
 }
 
 /// The part of a run between brackets that have no counterpart in it: the last such part, or the first.
-pub(crate) fn balanced(tokens: &[Spanned], run: Run, last: bool) -> Run {
+pub(super) fn balanced(tokens: &[Spanned], run: Run, last: bool) -> Run {
     let mut open = Vec::new();
     let mut unmatched = Vec::new();
     for at in run.clone() {
@@ -80,7 +80,7 @@ pub(crate) fn balanced(tokens: &[Spanned], run: Run, last: bool) -> Run {
 }
 
 /// Whether the run holds a lone quantity: one number, or a simple fraction, with or without a unit.
-pub(crate) fn is_plain(tokens: &[Spanned]) -> bool {
+pub(super) fn is_plain(tokens: &[Spanned]) -> bool {
     let is = |at: usize, kind: fn(&Token) -> bool| tokens.get(at).is_some_and(|spanned| kind(&spanned.token));
     // Of "12 m^2" only the 12 counts.
     let is_exponent = |at: usize| {
@@ -98,7 +98,7 @@ pub(crate) fn is_plain(tokens: &[Spanned]) -> bool {
 }
 
 /// The text of a run.
-pub(crate) fn text_of<'a>(text: &'a str, tokens: &[Spanned]) -> &'a str {
+pub(super) fn text_of<'a>(text: &'a str, tokens: &[Spanned]) -> &'a str {
     match (tokens.first(), tokens.last()) {
         (Some(first), Some(last)) => text.get(first.start..last.end).unwrap_or_default().trim(),
         _ => "",

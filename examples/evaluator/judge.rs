@@ -1,0 +1,132 @@
+//! Who gives the verdicts, and the card that says so.
+
+use std::net::SocketAddr;
+
+use alloy_primitives::Address;
+use alloy_signer_local::PrivateKeySigner;
+use anyhow::Context as _;
+use clap::ValueEnum;
+use tower_x402::{
+    Asset, Usdc,
+    market::{
+        AgentCard, Score,
+        judge::{ArithmeticJudge, Judge, LlmJudge, PairwiseJudge, ProseJudge},
+    },
+};
+use tracing::warn;
+use url::Url;
+
+use crate::flags::Flags;
+
+const API_KEY: &str = "LLM_API_KEY";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Arithmetic,
+    Prose,
+    Pairwise,
+    Llm,
+}
+
+/// A judge, and what its card says of it.
+pub(crate) struct Specialist {
+    pub(crate) judge: Box<dyn Judge>,
+    pub(crate) skill: String,
+    name: &'static str,
+    description: String,
+    /// How often its verdicts are right, by its own account.
+    claim: f64,
+}
+
+impl Specialist {
+    /// The one that exact arithmetic needs.
+    pub(crate) fn of_arithmetic() -> Self {
+        Self {
+            judge: Box::new(ArithmeticJudge),
+            skill: "arithmetic".to_owned(),
+            name: "Arithmetic evaluator",
+            description: "Exact arithmetic and unit checking of a worked answer".to_owned(),
+            claim: 0.99,
+        }
+    }
+
+    /// The one that was asked for.
+    pub(crate) fn of(flags: &Flags) -> anyhow::Result<Self> {
+        let model = flags.llm_url.as_ref().map(|url| language_model(flags, &url.0)).transpose()?;
+        let (skill, specialty) = (flags.skill.clone(), &flags.specialty);
+        let specialist = match (flags.judge, model) {
+            (Kind::Arithmetic, _) => Self::of_arithmetic(),
+            (Kind::Prose, _) => Self {
+                judge: Box::new(ProseJudge),
+                skill: "prose".to_owned(),
+                name: "Prose evaluator",
+                description: "How easy English prose is to read, measured".to_owned(),
+                claim: 0.6,
+            },
+            (Kind::Pairwise, Some(model)) => Self {
+                judge: Box::new(PairwiseJudge::new(model)),
+                skill: "comparison".to_owned(),
+                name: "Pairwise evaluator",
+                description: format!("Which of several outputs is better at {specialty}, compared in both orders"),
+                claim: 0.75,
+            },
+            (Kind::Pairwise, None) => Self {
+                judge: Box::new(PairwiseJudge::new(ProseJudge)),
+                skill: "comparison".to_owned(),
+                name: "Pairwise evaluator",
+                description: "Which of several texts is easier to read, compared in both orders".to_owned(),
+                claim: 0.6,
+            },
+            (Kind::Llm, model) => Self {
+                judge: Box::new(model.context("--judge llm needs --llm-url")?),
+                skill: "general".to_owned(),
+                name: "Model evaluator",
+                description: format!("A language model judges {specialty}"),
+                claim: 0.75,
+            },
+        };
+        Ok(Self { skill: skill.unwrap_or(specialist.skill), ..specialist })
+    }
+
+    /// The card, signed if the payee's key is at hand.
+    pub(crate) async fn card(
+        &self,
+        base: Url,
+        price: Usdc,
+        (asset, pay_to): (Asset, Address),
+        key: Option<&PrivateKeySigner>,
+    ) -> anyhow::Result<AgentCard> {
+        let card = AgentCard::builder(self.name, base)
+            .description(&*self.description)
+            .version(env!("CARGO_PKG_VERSION"))
+            .skill(&*self.skill, &*self.description, Score::new(self.claim)?)
+            .price(price)
+            .pay_to_in(asset, pay_to)
+            .build()?;
+        match key.filter(|key| key.address() == pay_to) {
+            Some(key) => Ok(card.sign(key).await?),
+            None => {
+                warn!("the agent card is not signed, so that most students will not trust it: set PAYEE_PRIVATE_KEY");
+                Ok(card)
+            }
+        }
+    }
+}
+
+/// The URL below which the evaluator is reached.
+pub(crate) fn base(flags: &Flags, listening: SocketAddr) -> anyhow::Result<Url> {
+    match &flags.public_url {
+        // The whole URL of /evaluate.
+        Some(url) if url.has_path() => Ok(url.0.parse::<Url>()?.join(".")?),
+        Some(url) => Ok(url.0.parse()?),
+        None => Ok(format!("http://{listening}").parse()?),
+    }
+}
+
+fn language_model(flags: &Flags, url: &str) -> anyhow::Result<LlmJudge> {
+    let mut judge = LlmJudge::builder(url.parse()?, &*flags.llm_model).specialty(&*flags.specialty);
+    if let Ok(key) = std::env::var(API_KEY) {
+        judge = judge.api_key(key);
+    }
+    judge.build().context("--llm-url")
+}

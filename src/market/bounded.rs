@@ -1,0 +1,194 @@
+//! Text and lists that cannot be longer than both sides agreed on.
+
+use std::{fmt, marker::PhantomData, ops::Deref};
+
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error as _, SeqAccess, Visitor},
+};
+
+/// Text of `MIN` to `MAX` Unicode code points (what JSON Schema counts).
+///
+/// ```
+/// use tower_x402::market::Text;
+///
+/// let skill: Text<1, 8> = "prose".try_into()?;
+/// assert_eq!(&*skill, "prose");
+/// assert!(Text::<1, 8>::new("").is_err());
+/// assert_eq!(&*Text::<0, 8>::cut("much too long"), "much to…");
+/// # Ok::<(), tower_x402::market::LengthError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Text<const MIN: usize, const MAX: usize>(String);
+
+/// A list of `MIN` to `MAX` items.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct List<T, const MIN: usize, const MAX: usize>(Vec<T>);
+
+/// Too short or too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a length of {length} is not from {least} to {most}")]
+pub struct LengthError {
+    /// In code points, or items. Where reading stopped at the limit, the first length above it.
+    pub length: usize,
+    /// The least that is allowed.
+    pub least: usize,
+    /// The most that is allowed.
+    pub most: usize,
+}
+
+impl<const MIN: usize, const MAX: usize> Text<MIN, MAX> {
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// [`LengthError`].
+    pub fn new(text: impl Into<String>) -> Result<Self, LengthError> {
+        let text = text.into();
+        let length = text.chars().count();
+        if length < MIN || length > MAX { Err(LengthError { length, least: MIN, most: MAX }) } else { Ok(Self(text)) }
+    }
+}
+
+impl<const MAX: usize> Text<0, MAX> {
+    /// The text, or as much of its beginning as is allowed, with an ellipsis.
+    pub fn cut(text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        if text.chars().count() > MAX {
+            let end = text.char_indices().nth(MAX.saturating_sub(1)).map_or(0, |(at, _)| at);
+            text.truncate(end);
+            text.extend((MAX > 0).then_some('…'));
+        }
+        Self(text)
+    }
+}
+
+impl<const MAX: usize> Default for Text<0, MAX> {
+    fn default() -> Self {
+        Self(String::new())
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> Deref for Text<MIN, MAX> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> fmt::Display for Text<MIN, MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> From<Text<MIN, MAX>> for String {
+    fn from(text: Text<MIN, MAX>) -> Self {
+        text.0
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> TryFrom<&str> for Text<MIN, MAX> {
+    type Error = LengthError;
+
+    fn try_from(text: &str) -> Result<Self, LengthError> {
+        Self::new(text)
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> TryFrom<String> for Text<MIN, MAX> {
+    type Error = LengthError;
+
+    fn try_from(text: String) -> Result<Self, LengthError> {
+        Self::new(text)
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> PartialEq<str> for Text<MIN, MAX> {
+    fn eq(&self, other: &str) -> bool {
+        self.0 == other
+    }
+}
+
+impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Text<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl<T, const MIN: usize, const MAX: usize> List<T, MIN, MAX> {
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// [`LengthError`].
+    pub fn new(items: impl IntoIterator<Item = T>) -> Result<Self, LengthError> {
+        let items: Vec<T> = items.into_iter().take(MAX.saturating_add(1)).collect();
+        let length = items.len();
+        if length < MIN || length > MAX { Err(LengthError { length, least: MIN, most: MAX }) } else { Ok(Self(items)) }
+    }
+
+    /// Adds an item; false if there is no room for it.
+    pub fn push(&mut self, item: T) -> bool {
+        let has_room = self.0.len() < MAX;
+        self.0.extend(has_room.then_some(item));
+        has_room
+    }
+}
+
+impl<T, const MAX: usize> Default for List<T, 0, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const MIN: usize, const MAX: usize> Deref for List<T, MIN, MAX> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T, const MIN: usize, const MAX: usize> From<List<T, MIN, MAX>> for Vec<T> {
+    fn from(list: List<T, MIN, MAX>) -> Self {
+        list.0
+    }
+}
+
+impl<'a, T, const MIN: usize, const MAX: usize> IntoIterator for &'a List<T, MIN, MAX> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MIN: usize, const MAX: usize> Deserialize<'de> for List<T, MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Items(PhantomData))
+    }
+}
+
+struct Items<T, const MIN: usize, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MIN: usize, const MAX: usize> Visitor<'de> for Items<T, MIN, MAX> {
+    type Value = List<T, MIN, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of {MIN} to {MAX} items")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = sequence.next_element()? {
+            items.push(item);
+            if items.len() > MAX {
+                break;
+            }
+        }
+        List::new(items).map_err(A::Error::custom)
+    }
+}

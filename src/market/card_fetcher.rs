@@ -1,0 +1,215 @@
+//! Fetches evaluators' cards, and remembers whom each of them had paid.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use alloy_primitives::Address;
+use reqwest::{
+    Client, Response, StatusCode,
+    header::{ACCEPT, ETAG, HeaderValue, IF_NONE_MATCH, LOCATION},
+    redirect,
+};
+use url::Url;
+
+use super::{
+    agent_card::{CARD_PATH, below},
+    card_error::CardError,
+    verified_card::VerifiedCard,
+};
+
+/// How often a server may send whoever asks for its card to another place of its own.
+const MAX_REDIRECTS: usize = 3;
+
+/// Fetches and verifies cards: within a size and a time, from the origin that was asked, signed by the payee.
+///
+/// The payee is pinned when an evaluator's card is first fetched ([`pin`](Self::pin) does it beforehand): a card that names
+/// another one later is refused with [`CardError::PayeeChanged`]. A card that has not changed is not transferred again (ETag).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_x402::market::CardFetcher;
+///
+/// let cards = CardFetcher::new()?;
+/// let card = cards.fetch(&"https://reasons.example".parse()?).await?;
+/// println!("{} asks {} of {}", card.pay_to(), card.pricing().price_per_output, card.endpoint());
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct CardFetcher {
+    http: Client,
+    max_bytes: usize,
+    timeout: Duration,
+    max_evaluators: usize,
+    takes_unsigned: bool,
+    known: Mutex<HashMap<Url, Known>>,
+}
+
+/// An evaluator that was seen, or told of.
+#[derive(Debug)]
+struct Known {
+    payee: Address,
+    /// With what the server calls this version of it.
+    card: Option<(HeaderValue, Arc<VerifiedCard>)>,
+}
+
+impl CardFetcher {
+    /// Cards of up to 64 KiB, each within ten seconds, of up to 10,000 evaluators.
+    ///
+    /// # Errors
+    /// [`CardError::Unreachable`] if no HTTP client could be made.
+    pub fn new() -> Result<Self, CardError> {
+        let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
+        Ok(Self {
+            http,
+            max_bytes: 64 * 1024,
+            timeout: Duration::from_secs(10),
+            max_evaluators: 10_000,
+            takes_unsigned: false,
+            known: Mutex::default(),
+        })
+    }
+
+    /// The largest card, in bytes.
+    pub fn max_bytes(mut self, bytes: usize) -> Self {
+        self.max_bytes = bytes;
+        self
+    }
+
+    /// How long fetching a card may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How many evaluators are remembered; cards of others are refused then.
+    pub fn max_evaluators(mut self, evaluators: usize) -> Self {
+        self.max_evaluators = evaluators;
+        self
+    }
+
+    /// Takes cards that nobody signed, too: whoever can change what the server says can then be paid. A wrong signature is refused
+    /// all the same.
+    pub fn takes_unsigned(mut self, takes: bool) -> Self {
+        self.takes_unsigned = takes;
+        self
+    }
+
+    /// Remembers whom an evaluator has paid, from elsewhere.
+    ///
+    /// # Errors
+    /// [`CardError::PayeeChanged`] if another payee is known, [`CardError::TooManyEvaluators`], or [`CardError::Invalid`] if the URL
+    /// is not one of HTTP.
+    pub fn pin(&self, evaluator: &Url, payee: Address) -> Result<(), CardError> {
+        self.remember(card_url(evaluator)?, payee, None)
+    }
+
+    /// Who is known to be paid by whom, to be remembered elsewhere: the URLs of cards and their payees.
+    pub fn pins(&self) -> Vec<(Url, Address)> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().map(|(url, known)| (url.clone(), known.payee)).collect()
+    }
+
+    /// Fetches and checks the card of the evaluator at `evaluator`: its base URL, or that of the card itself (`….json`).
+    ///
+    /// # Errors
+    /// [`CardError`].
+    pub async fn fetch(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
+        let url = card_url(evaluator)?;
+        tokio::time::timeout(self.timeout, self.fetch_card(url)).await.unwrap_or(Err(CardError::Late))
+    }
+
+    async fn fetch_card(&self, url: Url) -> Result<Arc<VerifiedCard>, CardError> {
+        let kept = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.get(&url).and_then(|known| known.card.clone())
+        };
+        let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag)).await?;
+        match (response.status(), kept) {
+            (StatusCode::NOT_MODIFIED, Some((_, card))) => return Ok(card),
+            (StatusCode::OK, _) => {}
+            (other, _) => return Err(CardError::Status(other.as_u16())),
+        }
+        let tag = response.headers().get(ETAG).cloned();
+        let json = read(response, self.max_bytes).await?;
+        let card = match self.takes_unsigned {
+            false => VerifiedCard::of(&json, &answered)?,
+            true => VerifiedCard::of_any(&json, &answered)?,
+        };
+        if !card.is_signed() && !card.card().signatures.is_empty() {
+            return Err(CardError::BadSignature { pay_to: card.pay_to() });
+        }
+        let card = Arc::new(card);
+        self.remember(url, card.pay_to(), tag.map(|tag| (tag, card.clone())))?;
+        Ok(card)
+    }
+
+    /// Asks for the card, wherever on the same origin it is.
+    async fn ask(&self, url: &Url, tag: Option<&HeaderValue>) -> Result<(Url, Response), CardError> {
+        let mut at = url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.http.get(at.clone()).header(ACCEPT, "application/json");
+            if let Some(tag) = tag {
+                request = request.header(IF_NONE_MATCH, tag);
+            }
+            let response = request.send().await.map_err(|error| CardError::Unreachable(error.without_url()))?;
+            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
+                return Ok((at, response));
+            }
+            let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+            let to = location.and_then(|location| at.join(location).ok());
+            match to {
+                Some(to) if to.origin() == url.origin() => at = to,
+                Some(to) => {
+                    return Err(CardError::Redirected {
+                        to: format!("{}{}", to.origin().ascii_serialization(), to.path()),
+                    });
+                }
+                None => return Err(CardError::Status(response.status().as_u16())),
+            }
+        }
+        Err(CardError::Redirected { to: at.path().to_owned() })
+    }
+
+    fn remember(
+        &self,
+        url: Url,
+        payee: Address,
+        card: Option<(HeaderValue, Arc<VerifiedCard>)>,
+    ) -> Result<(), CardError> {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = all.len() >= self.max_evaluators;
+        match all.get_mut(&url) {
+            Some(known) if known.payee != payee => Err(CardError::PayeeChanged { pinned: known.payee, found: payee }),
+            Some(known) => {
+                known.card = card;
+                Ok(())
+            }
+            None if is_full => Err(CardError::TooManyEvaluators { limit: self.max_evaluators }),
+            None => {
+                all.insert(url, Known { payee, card });
+                Ok(())
+            }
+        }
+    }
+}
+
+fn card_url(evaluator: &Url) -> Result<Url, CardError> {
+    let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
+    let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };
+    url.ok_or_else(|| CardError::invalid("url", "it is not an http or https URL"))
+}
+
+/// The body, if it is no longer than `limit`.
+pub(super) async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, CardError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| CardError::Unreachable(error.without_url()))? {
+        if body.len() + chunk.len() > limit {
+            return Err(CardError::TooLarge { limit });
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}

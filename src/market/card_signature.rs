@@ -1,0 +1,97 @@
+//! Signatures of agent cards: JWS (RFC 7515) with a detached payload, the canonical card (RFC 8785) without its signatures; A2A
+//! 1.0, section 8.4. The algorithm is ES256K (RFC 8812), so that the key that is paid can sign.
+
+use alloy_primitives::{Address, B256, U256, uint};
+use alloy_signer::Signer;
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+
+use super::card_error::CardError;
+use crate::eip3009::PaymentSignature;
+
+/// More signatures than this are not looked at.
+const MAX_SIGNATURES: usize = 8;
+/// The order of secp256k1's group.
+const ORDER: U256 = uint!(0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141_U256);
+
+/// A signature of a card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CardSignature {
+    /// The protected header, base64url.
+    pub protected: String,
+    /// The signature, base64url: `r ‖ s` for ES256K.
+    pub signature: String,
+    /// Everything else, such as the unprotected header.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    alg: String,
+    kid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    typ: Option<String>,
+    /// Extensions that must be understood; none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    crit: Option<Value>,
+}
+
+/// Signs a card, whatever signatures it has.
+pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<CardSignature, CardError> {
+    let kid = signer.address().to_string();
+    let header = Header { alg: "ES256K".to_owned(), kid, typ: Some("JOSE".to_owned()), crit: None };
+    let header = serde_json::to_vec(&header).map_err(|error| CardError::invalid("signatures", &error))?;
+    let protected = BASE64_URL_SAFE_NO_PAD.encode(header);
+    let hash = signing_hash(&protected, card).ok_or_else(|| CardError::invalid(".", "the card is not an object"))?;
+    let signature = signer.sign_hash(&hash).await.map_err(CardError::Sign)?.normalized_s();
+    let signature = BASE64_URL_SAFE_NO_PAD.encode(&signature.as_bytes()[..64]);
+    Ok(CardSignature { protected, signature, rest: Map::new() })
+}
+
+/// Whether one of a card's signatures is that of `payee`.
+pub(super) fn is_signed_by(signatures: &[CardSignature], card: &Value, payee: Address) -> bool {
+    signatures.iter().take(MAX_SIGNATURES).any(|signature| signature.is_by(card, payee))
+}
+
+impl CardSignature {
+    /// Whose key it says made it.
+    pub(super) fn named_signer(&self) -> Option<Address> {
+        self.header()?.kid.parse().ok()
+    }
+
+    fn header(&self) -> Option<Header> {
+        let header = BASE64_URL_SAFE_NO_PAD.decode(&self.protected).ok()?;
+        serde_json::from_slice(&header).ok().filter(|header: &Header| header.alg == "ES256K" && header.crit.is_none())
+    }
+
+    fn is_by(&self, card: &Value, payee: Address) -> bool {
+        let recovered = || {
+            self.header()?;
+            let rs: [u8; 64] = BASE64_URL_SAFE_NO_PAD.decode(&self.signature).ok()?.try_into().ok()?;
+            let hash = signing_hash(&self.protected, card)?;
+            // The format leaves open which of two keys it was, and RFC 8812 which of two forms `s` has.
+            let s = U256::from_be_slice(&rs[32..]);
+            let low = s.min(ORDER.checked_sub(s)?);
+            [27, 28].into_iter().find_map(|v| {
+                let signature = [&rs[..32], &low.to_be_bytes::<32>(), &[v]].concat();
+                PaymentSignature::from(signature).recover(hash).ok().filter(|signer| *signer == payee)
+            })
+        };
+        recovered().is_some()
+    }
+}
+
+/// What is signed: the header and the canonical card without its signatures.
+fn signing_hash(protected: &str, card: &Value) -> Option<B256> {
+    let mut card = card.as_object()?.clone();
+    card.remove("signatures");
+    let payload = serde_json_canonicalizer::to_vec(&card).ok()?;
+    let mut hash = Sha256::new();
+    hash.update(protected);
+    hash.update(".");
+    hash.update(BASE64_URL_SAFE_NO_PAD.encode(payload));
+    Some(B256::from_slice(&hash.finalize()))
+}

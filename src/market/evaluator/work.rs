@@ -1,0 +1,204 @@
+//! What a submission costs, and the judging of one that is paid for.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
+    request::Parts,
+};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::{
+    Limits,
+    stats::{Counters, Ended},
+};
+use crate::{
+    market::{
+        Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
+        judge::{Judge, JudgeError},
+    },
+    protocol::header_name,
+    server::{PriceError, Quote},
+};
+
+/// What all requests share.
+pub(super) struct Work {
+    pub(super) judge: Arc<dyn Judge>,
+    pub(super) identity: EvaluatorId,
+    pub(super) pricing: Pricing,
+    pub(super) skills: Vec<String>,
+    pub(super) limits: Limits,
+    /// One for each submission that is judged at once.
+    pub(super) places: Semaphore,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Why a submission is not judged.
+pub(super) struct Refusal {
+    status: StatusCode,
+    code: &'static str,
+    detail: String,
+    retry_after: Option<Duration>,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        Self { status, code, detail: detail.into(), retry_after: None }
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        let mut response = json_response(self.status, &json!({ "error": self.code, "detail": self.detail }));
+        if let Some(delay) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        }
+        response
+    }
+}
+
+impl Work {
+    /// The price of a request, or why it is not worth paying for. Asked without a body or a payment, it is that of one output.
+    pub(super) fn quote(&self, request: &Parts, body: &Bytes) -> Result<Quote, PriceError> {
+        let names = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
+        let is_paid = names.iter().any(|name| request.headers.contains_key(*name));
+        if body.is_empty() && !is_paid {
+            return Ok(Quote::Amount(self.pricing.price_per_output));
+        }
+        if request.method != Method::POST {
+            let message = "POST a submission".to_owned();
+            return Err(PriceError { status: StatusCode::METHOD_NOT_ALLOWED, message });
+        }
+        let refused = |refusal: Refusal| PriceError { status: refusal.status, message: refusal.detail };
+        let submission = self.read(body).map_err(refused)?;
+        let price = self.pricing.price_of(submission.outputs().len());
+        let too_much = || Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_much", "so many outputs have no price");
+        price.map(Quote::Amount).ok_or_else(|| refused(too_much()))
+    }
+
+    /// Judges a submission that is paid for.
+    pub(super) async fn serve<B: Body<Data = Bytes>>(&self, request: Request<B>) -> Response<Full<Bytes>> {
+        if request.method() != Method::POST {
+            let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "POST a submission");
+            let mut response = refusal.into_response();
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+            return response;
+        }
+        let Ok(body) = request.into_body().collect().await else {
+            return Refusal::new(StatusCode::BAD_REQUEST, "body_broken", "the body broke off").into_response();
+        };
+        let submission = match self.read(&body.to_bytes()) {
+            Ok(submission) => submission,
+            Err(refusal) => return refusal.into_response(),
+        };
+        self.judge(&submission).await.unwrap_or_else(Refusal::into_response)
+    }
+
+    /// A submission that this evaluator takes.
+    fn read(&self, body: &[u8]) -> Result<Submission, Refusal> {
+        let submission = Submission::from_json(body).map_err(|error| {
+            let shape = r#"{"task": {"id": "t1", "skill": "…", "prompt": "…"}, "output": "…"}"#;
+            Refusal::new(StatusCode::BAD_REQUEST, "invalid_submission", format!("{error}; send {shape}"))
+        })?;
+        let not_taken = |detail| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_taken", detail);
+        if !self.skills.iter().any(|skill| *skill == *submission.task.skill) {
+            let skills = self.skills.join(", ");
+            return Err(not_taken(format!("task.skill: this evaluator has {skills}; ask another one")));
+        }
+        let (outputs, most) = (submission.outputs().len(), self.pricing.max_outputs);
+        if outputs > most {
+            return Err(not_taken(format!("{outputs} outputs, but this evaluator takes {most} at once")));
+        }
+        self.judge.takes(&submission).map_err(refusal)?;
+        Ok(submission)
+    }
+
+    async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
+        let mut tally = self.counters.tally(&submission.task.skill);
+        let Ok(_place) = self.places.try_acquire() else {
+            tally.ended = Ended::Busy;
+            return Err(refusal(JudgeError::Busy { retry_after: Duration::from_secs(1) }));
+        };
+        self.counters.begin();
+        let started = Instant::now();
+        let verdicts: Vec<Verdict> = match timeout(self.limits.time, self.judge.judge(submission)).await {
+            Ok(Ok(verdicts)) => verdicts,
+            Ok(Err(error)) => {
+                tally.ended = Ended::of(&error);
+                return Err(refusal(error));
+            }
+            Err(_elapsed) => {
+                tally.ended = Ended::Late;
+                let detail = "judging took longer than it may; nothing was charged";
+                return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail));
+            }
+        };
+        let took = started.elapsed();
+        // What the student would refuse is not sold.
+        let evaluation = Evaluation::new(self.identity.clone(), submission, verdicts).map_err(|error| {
+            tracing::error!(%error, "the judge's verdicts do not fit the submission; nothing was charged");
+            internal()
+        })?;
+        let response = answer(submission, &evaluation);
+        let length = response.body().size_hint().lower();
+        if length > MAX_EVALUATION as u64 {
+            tracing::error!(length, "the judge's verdicts are longer than students read; nothing was charged");
+            return Err(internal());
+        }
+        tally.ended = Ended::Judged { outputs: submission.outputs().len() as u64, took };
+        Ok(response)
+    }
+}
+
+fn refusal(error: JudgeError) -> Refusal {
+    match error {
+        JudgeError::NotTaken(detail) => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_taken", detail),
+        JudgeError::Busy { retry_after } => {
+            let detail = "too much is being judged; nothing was charged";
+            let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail);
+            Refusal { retry_after: Some(retry_after), ..refusal }
+        }
+        JudgeError::Failed(error) => {
+            tracing::warn!(error = &*error as &dyn std::error::Error, "the judge failed; nothing was charged");
+            internal()
+        }
+    }
+}
+
+fn internal() -> Refusal {
+    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "judge_failed", "the judge failed; nothing was charged")
+}
+
+/// The evaluation; that of a single output has the verdict's fields beside `verdicts` too, for scripts.
+fn answer(submission: &Submission, evaluation: &Evaluation) -> Response<Full<Bytes>> {
+    let is_single = matches!(submission.outputs, Outputs::Single(_));
+    match (is_single, &*evaluation.verdicts) {
+        (true, [verdict]) => {
+            let parts = (serde_json::to_value(evaluation), serde_json::to_value(verdict));
+            let (Ok(Value::Object(mut whole)), Ok(Value::Object(verdict))) = parts else {
+                return internal().into_response();
+            };
+            whole.extend::<Map<String, Value>>(verdict);
+            json_response(StatusCode::OK, &whole)
+        }
+        _ => json_response(StatusCode::OK, evaluation),
+    }
+}
+
+pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
+    let (status, body) = match serde_json::to_vec(body) {
+        Ok(body) => (status, body),
+        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, Vec::new()),
+    };
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

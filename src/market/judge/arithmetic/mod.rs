@@ -1,0 +1,62 @@
+//! A specialist that needs no model: exact arithmetic and unit checking of a worked answer.
+
+mod clause;
+mod expression;
+mod judge;
+mod lexer;
+mod number;
+mod question;
+mod statements;
+mod units;
+
+use async_trait::async_trait;
+
+use super::{Judge, JudgeError};
+use crate::market::{Submission, Verdict};
+
+/// The longest prompt, in bytes.
+const MAX_PROMPT: usize = 4 * 1024;
+/// The longest answer, in bytes.
+const MAX_OUTPUT: usize = 16 * 1024;
+
+/// Judges worked arithmetic, with units, exactly.
+///
+/// It evaluates what the prompt asks for (or takes the reference answer, if there is one), checks every equality that the output
+/// states on the way, and compares the final answer, its unit included. Where it cannot read the prompt it says so, with a low
+/// confidence, instead of guessing. Prompts of up to 4 KiB and outputs of up to 16 KiB are taken.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_x402::market::{Submission, Task, judge::{ArithmeticJudge, Judge}};
+///
+/// let task = Task::new("arithmetic", "What is 17 * 23 + 4?")?;
+/// let verdicts = ArithmeticJudge.judge(&Submission::single(task, "17 * 23 = 381. Answer: 385")?).await?;
+/// assert_eq!(verdicts[0].score.get(), 0.0);
+/// assert_eq!(&*verdicts[0].critique.issues[0].description, "17 * 23 = 381 does not hold: 17 * 23 is 391");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ArithmeticJudge;
+
+#[async_trait]
+impl Judge for ArithmeticJudge {
+    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+        let prompt = ("task.prompt", submission.task.question().len(), MAX_PROMPT);
+        let reference = submission.task.reference.as_ref().map(|text| ("task.reference", text.len(), MAX_PROMPT));
+        let outputs = submission.outputs().iter().map(|output| ("output", output.len(), MAX_OUTPUT));
+        for (name, length, limit) in outputs.chain([prompt]).chain(reference) {
+            if length > limit {
+                return Err(JudgeError::NotTaken(format!("{name} has {length} bytes: shorten it to {limit}")));
+            }
+        }
+        Ok(())
+    }
+
+    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
+        self.takes(submission)?;
+        let task = &submission.task;
+        let judge = |output: &_| judge::judge(task.question(), task.reference.as_deref(), output);
+        Ok(submission.outputs().iter().map(|output| judge(output)).collect())
+    }
+}

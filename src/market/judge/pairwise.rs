@@ -1,0 +1,114 @@
+//! Compares outputs in both orders.
+
+use async_trait::async_trait;
+
+use super::{Judge, JudgeError};
+use crate::market::{Confidence, Critique, Issue, LongText, Outputs, Score, Severity, Submission, Verdict};
+
+/// Compares outputs with the help of another judge, which sees each pair in both orders: many judges, language models above all,
+/// favour what they see first.
+///
+/// A score is the average of both; where the two orders disagree about which output is better, the confidence is halved, and the
+/// critique says so. It takes pairs, and groups of up to eight, of which every two are compared.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_x402::market::{Submission, Task, judge::{ArithmeticJudge, Judge, PairwiseJudge}};
+///
+/// let pair = Submission::pair(Task::new("arithmetic", "What is 2 + 2?")?, "Answer: 4", "Answer: 5")?;
+/// let verdicts = PairwiseJudge::new(ArithmeticJudge).judge(&pair).await?;
+/// assert!(verdicts[0].score > verdicts[1].score);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PairwiseJudge<J>(J);
+
+/// The largest group; the number of comparisons grows with its square.
+const MAX_GROUP: usize = 8;
+
+impl<J: Judge> PairwiseJudge<J> {
+    /// Compares with the help of `judge`, which is given pairs.
+    pub const fn new(judge: J) -> Self {
+        Self(judge)
+    }
+
+    /// The verdicts on two outputs, from both orders.
+    async fn compare(&self, submission: &Submission, pair: [&LongText; 2]) -> Result<[Verdict; 2], JudgeError> {
+        let [first, second] = pair.map(Clone::clone);
+        let ordered = |pair| Submission { task: submission.task.clone(), outputs: Outputs::Pair(pair) };
+        let (forth, back) = (ordered([first.clone(), second.clone()]), ordered([second, first]));
+        let (forth, back) = tokio::try_join!(self.0.judge(&forth), self.0.judge(&back))?;
+        let [first_forth, second_forth] = two(forth)?;
+        let [second_back, first_back] = two(back)?;
+        let order = |first: &Verdict, second: &Verdict| first.score.get().total_cmp(&second.score.get());
+        let (before, after) = (order(&first_forth, &second_forth), order(&first_back, &second_back));
+        let trust = match (before, after) {
+            (before, after) if before == after => 1.0,
+            (before, after) if before.is_eq() || after.is_eq() => 0.75,
+            _ => 0.5,
+        };
+        Ok([merged(first_forth, &first_back, trust), merged(second_forth, &second_back, trust)])
+    }
+}
+
+#[async_trait]
+impl<J: Judge> Judge for PairwiseJudge<J> {
+    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+        match submission.outputs().len() {
+            2..=MAX_GROUP => self.0.takes(submission),
+            outputs => {
+                let detail = format!("{outputs} outputs: send a pair, or a group of 2 to {MAX_GROUP}, to be compared");
+                Err(JudgeError::NotTaken(detail))
+            }
+        }
+    }
+
+    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
+        self.takes(submission)?;
+        let outputs = submission.outputs();
+        let mut collected: Vec<Vec<Verdict>> = outputs.iter().map(|_| Vec::new()).collect();
+        for (one, first) in outputs.iter().enumerate() {
+            for (other, second) in outputs.iter().enumerate().skip(one + 1) {
+                let [on_first, on_second] = self.compare(submission, [first, second]).await?;
+                for (at, verdict) in [(one, on_first), (other, on_second)] {
+                    collected.get_mut(at).into_iter().for_each(|verdicts| verdicts.push(verdict.clone()));
+                }
+            }
+        }
+        collected.into_iter().map(averaged).collect()
+    }
+}
+
+fn two(verdicts: Vec<Verdict>) -> Result<[Verdict; 2], JudgeError> {
+    verdicts.try_into().map_err(|verdicts: Vec<Verdict>| {
+        JudgeError::failed(format!("{} verdicts where two outputs were compared", verdicts.len()))
+    })
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    #[allow(clippy::cast_precision_loss)]
+    let count = values.len().max(1) as f64;
+    values.sum::<f64>() / count
+}
+
+/// The verdict on one output from two orders.
+fn merged(forth: Verdict, back: &Verdict, trust: f64) -> Verdict {
+    let score = mean([forth.score.get(), back.score.get()].into_iter());
+    let confidence = trust * mean([forth.confidence.get(), back.confidence.get()].into_iter());
+    let mut critique: Critique = forth.critique;
+    if trust < 1.0 {
+        let detail = "which output is better depends on the order in which they are compared";
+        critique = critique.issue(Issue::new(Severity::Minor, detail));
+    }
+    Verdict::new(Score::clamped(score), Confidence::clamped(confidence), critique)
+}
+
+/// The verdict on one output from all its comparisons, with the critique of the one that is surest.
+fn averaged(verdicts: Vec<Verdict>) -> Result<Verdict, JudgeError> {
+    let score = mean(verdicts.iter().map(|verdict| verdict.score.get()));
+    let confidence = mean(verdicts.iter().map(|verdict| verdict.confidence.get()));
+    let surest = verdicts.into_iter().max_by(|one, other| one.confidence.get().total_cmp(&other.confidence.get()));
+    let surest = surest.ok_or_else(|| JudgeError::failed("nothing to compare with"))?;
+    Ok(Verdict::new(Score::clamped(score), Confidence::clamped(confidence), surest.critique))
+}

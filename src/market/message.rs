@@ -1,0 +1,92 @@
+//! Reads versioned JSON, and says what is wrong with it and where.
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::IgnoredAny, ser::SerializeMap,
+};
+
+/// The version of the messages that is spoken here.
+pub const MESSAGE_VERSION: u64 = 1;
+
+/// Why a message cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Not JSON.
+    #[error("not JSON: {0}")]
+    NotJson(String),
+    /// A version that is not spoken here.
+    #[error("version: {0} is not spoken here, only {MESSAGE_VERSION}")]
+    Version(u64),
+    /// Not what it should be.
+    #[error("{at}: {problem}")]
+    Invalid {
+        /// Where in the message: `task.prompt`, `outputs[3]`; `.` for the whole.
+        at: String,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+impl MessageError {
+    pub(super) fn invalid(at: impl Into<String>, problem: impl ToString) -> Self {
+        Self::Invalid { at: at.into(), problem: problem.to_string() }
+    }
+}
+
+/// Reads a message whose version is looked at first: another one may look different altogether.
+pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, MessageError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: Option<u64>,
+        #[serde(flatten)]
+        _rest: Unknown,
+    }
+    if let Ok(Versioned { version: Some(version), .. }) = serde_json::from_slice(json)
+        && version != MESSAGE_VERSION
+    {
+        return Err(MessageError::Version(version));
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let message = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let at = error.path().to_string();
+        let error = error.into_inner();
+        if error.is_data() { MessageError::invalid(at, error) } else { MessageError::NotJson(error.to_string()) }
+    })?;
+    deserializer.end().map_err(|error| MessageError::NotJson(error.to_string()))?;
+    Ok(message)
+}
+
+/// The version field: written always, and taken for granted where it is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Version;
+
+impl Serialize for Version {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(MESSAGE_VERSION)
+    }
+}
+
+impl<'de> Deserialize<'de> for Version {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match u64::deserialize(deserializer)? {
+            MESSAGE_VERSION => Ok(Self),
+            other => Err(serde::de::Error::custom(MessageError::Version(other))),
+        }
+    }
+}
+
+/// Fields that a later minor version may add: ignored. Flattened into a struct, it also keeps arrays from passing for objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Unknown;
+
+impl Serialize for Unknown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_map(Some(0))?.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Unknown {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}

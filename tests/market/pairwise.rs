@@ -1,0 +1,70 @@
+//! Comparing in both orders.
+
+use tower_x402::market::{
+    Confidence, Score, Submission, Task, Verdict,
+    judge::{Judge, JudgeError, PairwiseJudge, judge_fn},
+};
+
+fn task() -> Task {
+    Task::new("prose", "Write.").unwrap()
+}
+
+fn verdict(score: f64) -> Verdict {
+    Verdict::new(Score::clamped(score), Confidence::clamped(0.8), "compared")
+}
+
+fn scores(verdicts: &[Verdict]) -> Vec<f64> {
+    verdicts.iter().map(|verdict| verdict.score.get()).collect()
+}
+
+/// Scores by length.
+fn fair() -> impl Judge {
+    judge_fn(async |submission: Submission| {
+        let score = |output: &str| verdict(output.len() as f64 / 10.0);
+        Ok(submission.outputs().iter().map(|output| score(output)).collect())
+    })
+}
+
+#[tokio::test]
+async fn a_fair_comparison_keeps_its_confidence() {
+    let verdicts =
+        PairwiseJudge::new(fair()).judge(&Submission::pair(task(), "four", "sixsix").unwrap()).await.unwrap();
+    assert_eq!(scores(&verdicts), [0.4, 0.6]);
+    assert_eq!(verdicts[0].confidence.get(), 0.8);
+    assert!(verdicts[0].critique.issues.is_empty());
+}
+
+#[tokio::test]
+async fn who_favours_the_first_is_less_sure() {
+    let biased = judge_fn(async |_| Ok(vec![verdict(0.9), verdict(0.3)]));
+    let verdicts = PairwiseJudge::new(biased).judge(&Submission::pair(task(), "a", "b").unwrap()).await.unwrap();
+    assert_eq!(scores(&verdicts), [0.6, 0.6], "the bias cancels out");
+    for verdict in &verdicts {
+        assert_eq!(verdict.confidence.get(), 0.4);
+        assert!(verdict.critique.issues[0].description.contains("order"));
+    }
+    let hesitant = judge_fn(async |submission: Submission| {
+        let is_first = &*submission.outputs()[0] == "a";
+        Ok(vec![verdict(if is_first { 0.9 } else { 0.5 }), verdict(0.5)])
+    });
+    let verdicts = PairwiseJudge::new(hesitant).judge(&Submission::pair(task(), "a", "b").unwrap()).await.unwrap();
+    assert_eq!(verdicts[0].confidence.get(), 0.6, "a tie one way, a preference the other");
+}
+
+#[tokio::test]
+async fn every_two_of_a_group_are_compared() {
+    let group = Submission::group(task(), ["fivee", "a", "nine_nine"]).unwrap();
+    let verdicts = PairwiseJudge::new(fair()).judge(&group).await.unwrap();
+    assert_eq!(scores(&verdicts), [0.5, 0.1, 0.9]);
+}
+
+#[tokio::test]
+async fn one_output_cannot_be_compared_and_neither_can_nine() {
+    let judge = PairwiseJudge::new(fair());
+    for submission in [Submission::single(task(), "").unwrap(), Submission::group(task(), vec![""; 9]).unwrap()] {
+        assert!(matches!(judge.takes(&submission), Err(JudgeError::NotTaken(_))));
+        assert!(judge.judge(&submission).await.is_err());
+    }
+    let lazy = PairwiseJudge::new(judge_fn(async |_| Ok(vec![verdict(1.0)])));
+    assert!(matches!(lazy.judge(&Submission::pair(task(), "", "").unwrap()).await, Err(JudgeError::Failed(_))));
+}

@@ -59,6 +59,9 @@ pub(crate) enum When {
     Unseen,
 }
 
+/// How often a place is tried once more that was not passed even once.
+const AGAIN: u32 = 3;
+
 impl When {
     pub(crate) const ALL: [Self; 3] = [Self::First, Self::Unsent, Self::Unseen];
 
@@ -203,17 +206,20 @@ pub(crate) async fn run(kills: Vec<(Place, u32)>) -> Matrix {
 
 async fn kill(place: &Place, occurrence: u32) -> Report {
     let before = place.when.stops();
-    let mut occurrence = occurrence;
+    let (mut occurrence, mut again) = (occurrence, AGAIN);
     loop {
         let stop = Point { name: place.name.clone(), occurrence };
         let stops: Vec<_> = before.iter().cloned().chain([stop]).collect();
         let report = case::run(place.flow, place.backend.store(), &stops).await;
-        let is_done = report.kills == stops.len() || report.wrong != Wrong::default() || occurrence == 1;
-        if is_done {
+        let is_done = report.kills == stops.len() || report.wrong != Wrong::default();
+        if is_done || (occurrence == 1 && again == 0) {
             return report;
         }
         // No two runs are the same: what happens when nothing else is to be done happens now more often, now less.
-        occurrence /= 2;
+        match occurrence {
+            1 => again -= 1,
+            _ => occurrence /= 2,
+        }
     }
 }
 

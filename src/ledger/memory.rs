@@ -76,7 +76,7 @@ impl MemoryLedger {
     pub(super) fn reserve_and_age(&self, record: Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
         let mut shard = self.shard(&record.key);
         if let Some(known) = shard.records.get(&record.key) {
-            return (Ok(Reservation::Known(Box::new(known.clone()))), Vec::new());
+            return (Ok(Reservation::Known(known.clone())), Vec::new());
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl MemoryLedger {
     /// The record as it is now.
     #[cfg(feature = "sqlite")]
     pub(super) fn snapshot(&self, key: &PaymentKey) -> Option<Record> {
-        self.shard(key).records.get(key).cloned()
+        self.shard(key).records.get(key).map(|record| Record::clone(record))
     }
 
     /// The response as it is kept, whatever its age.
@@ -233,7 +233,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        Ok(self.shard(key).records.get(key).cloned())
+        Ok(self.shard(key).records.get(key).map(|record| Record::clone(record)))
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
@@ -341,7 +341,8 @@ type PayerKey = (Network, Address, Address);
 
 #[derive(Debug, Default)]
 struct Shard {
-    records: HashMap<PaymentKey, Record>,
+    /// Boxed: what is empty in the map takes no room.
+    records: HashMap<PaymentKey, Box<Record>>,
     expiry: BTreeSet<(u64, PaymentKey)>,
     /// All records by state of settlement, so that the few open ones are found among the many closed.
     by_state: BTreeMap<SettlementState, BTreeSet<PaymentKey>>,
@@ -397,7 +398,11 @@ impl Shard {
         let from = listing.after.map_or(Bound::Unbounded, Bound::Excluded);
         let of_state = |keys: &BTreeSet<PaymentKey>| -> Vec<Record> {
             let records = keys.range((from, Bound::Unbounded)).filter_map(|key| self.records.get(key));
-            records.filter(|record| listing.holds(record)).take(listing.limit).cloned().collect()
+            records
+                .filter(|record| listing.holds(record))
+                .take(listing.limit)
+                .map(|record| Record::clone(record))
+                .collect()
         };
         states.flat_map(|(_, keys)| of_state(keys)).collect()
     }
@@ -413,7 +418,7 @@ impl Shard {
         }
         self.expiry.insert((expiry(&record), record.key));
         self.by_state.entry(record.settlement.state()).or_default().insert(record.key);
-        self.records.insert(record.key, record);
+        self.records.insert(record.key, Box::new(record));
     }
 
     fn remove(&mut self, key: &PaymentKey, now: u64) {

@@ -14,8 +14,9 @@ use std::{
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::{Context as _, bail};
-use axum::{Router, extract::ConnectInfo, http::Request};
+use axum::{Router, extract::ConnectInfo, http::Request, routing::get};
 use clap::Parser;
+use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
@@ -40,6 +41,8 @@ const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 /// How long a stopping facilitator waits for requests and settlements.
 const LAST_REQUESTS: Duration = Duration::from_secs(60);
+/// How often observations are summed up.
+const NUMBERS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Verifies and settles x402 payments for sellers: POST /verify, POST /settle, GET /supported, GET /healthz.
 ///
@@ -92,6 +95,9 @@ struct Flags {
     /// List so many of the resources that were paid for at GET /discovery/resources, each for 30 days [default: none]
     #[arg(long, value_name = "N")]
     catalogue: Option<usize>,
+    /// Serve GET /metrics for Prometheus, to whoever reaches the port
+    #[arg(long)]
+    metrics: bool,
     /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
@@ -189,6 +195,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
+    // Before anything is counted.
+    let numbers = flags.metrics.then(|| PrometheusBuilder::new().install_recorder()).transpose()?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
     let asset = flags.asset()?;
@@ -213,7 +221,18 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         }
         request
     });
-    let app = Router::new().fallback_service(service).into_make_service_with_connect_info::<SocketAddr>();
+    let mut app = Router::new().fallback_service(service);
+    if let Some(numbers) = numbers {
+        let shown = numbers.clone();
+        app = app.route("/metrics", get(async move || shown.render()));
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(NUMBERS_INTERVAL).await;
+                numbers.run_upkeep();
+            }
+        });
+    }
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
     let ready = json!({
         "listening": listener.local_addr()?.to_string(),
         "rpc_url": rpc_url,

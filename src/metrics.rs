@@ -51,6 +51,12 @@ pub(crate) fn request(ended: Ended) {
     }
 }
 
+/// A facilitator service answered.
+pub(crate) fn served(endpoint: &'static str, status: u16) {
+    #[cfg(feature = "metrics")]
+    ::metrics::counter!(names::SERVED, "endpoint" => endpoint, "status" => status.to_string()).increment(1);
+}
+
 /// A payment was verified, or not.
 pub(crate) fn verified(network: Network, result: &'static str, took: Duration) {
     #[cfg(feature = "metrics")]

@@ -76,7 +76,10 @@ async fn help_names_every_flag() {
                 "/readyz",
             ],
         ),
-        ("facilitator", &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--ledger"]),
+        (
+            "facilitator",
+            &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--metrics", "--ledger"],
+        ),
         (
             "student",
             &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
@@ -107,7 +110,7 @@ async fn a_student_buys_on_the_evaluators_own_devnet() {
 
 #[tokio::test]
 async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
-    let mut facilitator = example("facilitator").args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
+    let mut facilitator = example("facilitator").args(["--listen", "127.0.0.1:0", "--metrics"]).spawn().unwrap();
     let mut output = BufReader::new(facilitator.stdout.take().unwrap()).lines();
     let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap().unwrap();
     let ready: Value = serde_json::from_str(&line).unwrap();
@@ -122,6 +125,10 @@ async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
     assert!(purchases.succeeded);
     assert_eq!(purchases.outcomes(), ["settled"; 3]);
     assert_eq!(evaluator.income().await, 3 * PRICE);
+    let numbers = reqwest::get(format!("{url}/metrics")).await.unwrap().bytes().await.unwrap();
+    let numbers = String::from_utf8(numbers.to_vec()).unwrap();
+    let settled = "x402_facilitator_requests_total{endpoint=\"settle\",status=\"200\"} 3";
+    assert!(numbers.lines().any(|line| line == settled), "{numbers}");
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 //! | name | type | unit | labels | meaning |
 //! |---|---|---|---|---|
 //! | `x402_requests_total` | counter | requests | outcome | requests to what is charged for, by how they ended |
+//! | `x402_facilitator_requests_total` | counter | requests | endpoint, status | requests to a facilitator service: `verify`, `settle`, `supported`, `discovery`, `healthz` or `other`, by HTTP status |
 //! | `x402_verification_duration_seconds` | histogram | seconds | network, result | verifications: `valid`, `invalid` or `unavailable` |
 //! | `x402_settlement_duration_seconds` | histogram | seconds | network, result | settlements, from accepted to told: `settled`, `credited`, `failed`, `unknown` or `unavailable` |
 //! | `x402_transaction_duration_seconds` | histogram | seconds | network | transactions of the settlement keys, from sent to included |

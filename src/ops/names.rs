@@ -40,6 +40,8 @@ macro_rules! metrics {
 
 metrics! {
     REQUESTS = Counter "x402_requests_total" "requests" ["outcome"] "requests to what is charged for, by how they ended";
+    SERVED = Counter "x402_facilitator_requests_total" "requests" ["endpoint", "status"]
+        "requests to a facilitator service: `verify`, `settle`, `supported`, `discovery`, `healthz` or `other`, by HTTP status";
     VERIFICATION = Histogram "x402_verification_duration_seconds" "seconds" ["network", "result"]
         "verifications: `valid`, `invalid` or `unavailable`";
     SETTLEMENT = Histogram "x402_settlement_duration_seconds" "seconds" ["network", "result"]

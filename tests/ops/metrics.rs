@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,11 +14,12 @@ use alloy_network::TxSigner;
 use alloy_primitives::{Address, Signature, U256};
 use axum::body::Body;
 use futures_util::future::join_all;
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
+use tower::ServiceExt as _;
 use tower_x402::{
     Clock, Usdc,
     devnet::{BlockTime, Fault, Orphans},
-    facilitator::{Facilitator, Outcome, Prechecked},
+    facilitator::{Facilitator, Outcome, Prechecked, service::FacilitatorService},
     ledger::{FulfilmentStep, Lease, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
     server::{DeferredPolicy, Quote},
@@ -229,6 +231,29 @@ async fn reorganize() {
     .await;
 }
 
+/// A facilitator that others ask, or try to.
+async fn ask_a_facilitator() {
+    let service = FacilitatorService::builder(Scripted::new()).rate(3, Duration::from_secs(3_600)).build();
+    for (method, path) in [("GET", "/healthz"), ("GET", "/supported"), ("POST", "/verify"), ("POST", "/settle")] {
+        let request = Request::builder().method(method).uri(path).body(Body::from("no payment")).unwrap();
+        let _: Result<_, Infallible> = service.clone().oneshot(request).await;
+    }
+    let request = Request::get("/etc/passwd").body(Body::empty()).unwrap();
+    let _: Result<_, Infallible> = service.oneshot(request).await;
+}
+
+#[tokio::test]
+async fn requests_to_a_facilitator_are_counted_by_endpoint_and_status() {
+    let recording = Recording::begin();
+    ask_a_facilitator().await;
+    let numbers = recording.read();
+    let endpoints = numbers.counters("x402_facilitator_requests_total", "endpoint");
+    let expected = [("healthz", 1), ("other", 1), ("settle", 1), ("supported", 1), ("verify", 1)];
+    assert_eq!(endpoints, BTreeMap::from(expected));
+    let statuses = numbers.counters("x402_facilitator_requests_total", "status");
+    assert_eq!(statuses, BTreeMap::from([("200", 2), ("400", 2), ("404", 1)]));
+}
+
 /// A ledger on disk that is used, summed up, and fails.
 async fn keep_books() {
     let directory = tempfile::tempdir().unwrap();
@@ -260,6 +285,7 @@ async fn every_number_that_is_documented_is_reported_and_the_other_way_round() {
     keep_books().await;
     let (app, _) = serve(layer(&Arc::new(Scripted::new())), echo);
     buy(&app, &customer()).await;
+    ask_a_facilitator().await;
     let numbers: Numbers = recording.read();
     let documented: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert_eq!(numbers.names(), documented);

@@ -41,6 +41,7 @@ use super::{Facilitator, FacilitatorError, Prechecked, VerifyError, Window, flig
 use crate::{
     clock::Clock,
     ledger::PaymentKey,
+    metrics,
     network::Network,
     protocol::{Reason, SupportedKind, SupportedResponse, bazaar},
 };
@@ -135,7 +136,24 @@ where
 
     fn call(&mut self, request: Request<B>) -> FacilitatorFuture {
         let shared = self.shared.clone();
-        FacilitatorFuture(Box::pin(async move { shared.answer(request).await.into_response() }))
+        let endpoint = endpoint(request.uri().path());
+        FacilitatorFuture(Box::pin(async move {
+            let response = shared.answer(request).await.into_response();
+            metrics::served(endpoint, response.status().as_u16());
+            response
+        }))
+    }
+}
+
+/// What is counted under one name; whatever else is asked for is `other`.
+fn endpoint(path: &str) -> &'static str {
+    match path {
+        "/verify" => "verify",
+        "/settle" => "settle",
+        "/supported" => "supported",
+        "/discovery/resources" => "discovery",
+        "/healthz" => "healthz",
+        _ => "other",
     }
 }
 

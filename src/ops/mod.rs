@@ -19,7 +19,7 @@
 //! | `x402_gas_used_total` | counter | gas | network | gas that these transactions used |
 //! | `x402_fees_wei_total` | counter | wei | network | what they cost, data availability included |
 //! | `x402_losses_total` | counter | payments | network | payments whose fee exceeded their amount, where the native price is known |
-//! | `x402_transaction_replacements_total` | counter | transactions | network, cause | transactions sent anew for a better price: of the same payments (`price`) or of none (`stuck`) |
+//! | `x402_transaction_replacements_total` | counter | transactions | network, cause | transactions sent anew at their nonce for a better price: since prices rose (`price`), or since no block took them (`stuck`) |
 //! | `x402_nonce_gaps_filled_total` | counter | transactions | network | transfers of nothing that filled a gap in the nonces |
 //! | `x402_settlements_undone_total` | counter | payments | network | settlements that a reorganization undid |
 //! | `x402_transactions_in_flight` | gauge | transactions | | nonces in use, of all settlement keys |

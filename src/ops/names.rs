@@ -57,7 +57,7 @@ metrics! {
     LOSSES = Counter "x402_losses_total" "payments" ["network"]
         "payments whose fee exceeded their amount, where the native price is known";
     REPLACEMENTS = Counter "x402_transaction_replacements_total" "transactions" ["network", "cause"]
-        "transactions sent anew for a better price: of the same payments (`price`) or of none (`stuck`)";
+        "transactions sent anew at their nonce for a better price: since prices rose (`price`), or since no block took them (`stuck`)";
     GAPS = Counter "x402_nonce_gaps_filled_total" "transactions" ["network"] "transfers of nothing that filled a gap in the nonces";
     UNDONE = Counter "x402_settlements_undone_total" "payments" ["network"] "settlements that a reorganization undid";
     IN_FLIGHT = Gauge "x402_transactions_in_flight" "transactions" [] "nonces in use, of all settlement keys";

@@ -112,6 +112,11 @@ impl Delivery {
         }
     }
 
+    /// How many batches were made, if the server says so.
+    pub(crate) async fn step(&self) -> Option<u64> {
+        self.client.status().await.ok().map(|status| status.current_step)
+    }
+
     pub(crate) async fn leave(&self) -> anyhow::Result<()> {
         match self.environment.disconnect().await {
             Ok(()) | Err(AtroposError::UnknownEnvironment) => Ok(()),

@@ -127,6 +127,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     };
     let ended = run.go().await;
     student.settled().await;
+    let step = delivery.step().await;
     let left = delivery.leave().await;
     let end = ended?;
     match end {
@@ -137,7 +138,6 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     if let Err(error) = left {
         eprintln!("atropos_environment: {error:#}");
     }
-    let step = delivery.environment().status().await.ok().map(|status| status.current_step);
     let name = delivery.environment().name().to_owned();
     let batches = trainer.as_ref().map(Trainer::batches);
     let place = Place { environment: name, step, batches };

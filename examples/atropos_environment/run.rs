@@ -10,7 +10,7 @@ use crate::{
     checkpoint::Checkpoint,
     delivery::{Delivered, Delivery},
     flags::Flags,
-    policy::{KINDS, Problem, Rng, Strategy, Style, actions, answer},
+    policy::{KINDS, Problem, Rng, Strategy, actions, answer},
     rollout::Answerer,
     scoring::{SKILLS, Scored, submission},
 };
@@ -134,12 +134,12 @@ pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
                 let mut gold = Gold::new(task);
                 for action in actions() {
                     let text = answer(&problem, action);
-                    gold = match (skill, action.strategy, action.style) {
-                        ("prose", _, Style::Clear) => gold.good(text)?,
-                        ("prose", _, Style::Stiff | Style::Rambling) => gold.bad(text)?,
-                        // Neither good nor bad: few words, and a right number without its unit.
-                        ("prose", ..) | (_, Strategy::Unitless, _) => gold,
-                        (_, Strategy::Sound, _) => gold.good(text)?,
+                    gold = match (skill, action.strategy) {
+                        ("prose", _) if action.style.is_plain() => gold.good(text)?,
+                        ("prose", _) => gold.bad(text)?,
+                        // Neither good nor bad: a right number without its unit.
+                        (_, Strategy::Unitless) => gold,
+                        (_, Strategy::Sound) => gold.good(text)?,
                         _ => gold.bad(text)?,
                     };
                 }

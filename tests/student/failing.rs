@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use tower_x402::market::{Books, Failure, StudentError, evidence::Query};
+use tower_x402::{
+    client::reconcile,
+    market::{Books, Failure, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+};
 
 use crate::{
     crowd::{Endpoint, failing, garbage, honestly, income, praise},
     stage::{Booth, PRICE, Stage, honest, says, single},
+    support::chain::Chain,
 };
 
 /// The only failure of those hired from `booth`.
@@ -68,8 +72,8 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
     let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
     let booths = [&dead[0], &dead[1], &good];
     // Whoever asks for the least is asked first.
-    let settings = |student: tower_x402::market::StudentBuilder| {
-        student.selector(tower_x402::market::selection::Cheapest).replacements(2)
+    let settings = |student: StudentBuilder| {
+        student.selector(Cheapest).replacements(2)
     };
     let student = stage.student(1_000 * PRICE, &booths, settings).await;
     dead.iter().for_each(|booth| booth.server.abort());
@@ -96,7 +100,7 @@ async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later(
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
-    let settings = |student: tower_x402::market::StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
+    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
     let student = stage.student(1_000 * PRICE, &[&sloth, &good], settings).await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert_eq!(failure(&feedback, &sloth), Some(&Failure::Late));
@@ -129,6 +133,13 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
     let books = student.books();
     balanced(&books, 0);
     assert_eq!((books.held, student.budget().reserved()), (feedback.held, feedback.held));
+
+    let valid_before = student.budget().journal().unresolved()[0].valid_before;
+    stage.chain.set_next_timestamp(valid_before + 1).await;
+    stage.chain.mine().await;
+    assert_eq!(reconcile(student.budget(), stage.chain.provider()).await.unwrap().void, 1);
+    balanced(&student.books(), 0);
+    assert_eq!(student.books().held.atomic(), 0);
 }
 
 #[tokio::test]
@@ -163,7 +174,7 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
 async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;
-    let settings = |student: tower_x402::market::StudentBuilder| student.tasks(2);
+    let settings = |student: StudentBuilder| student.tasks(2).selector(Cheapest);
     let student = stage.student(2 * PRICE, &[&good], settings).await;
     let poetry = tower_x402::market::Task::new("poetry", "Rhyme.").unwrap();
     let poetry = tower_x402::market::Submission::single(poetry, "time").unwrap();

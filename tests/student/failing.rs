@@ -72,9 +72,7 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
     let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
     let booths = [&dead[0], &dead[1], &good];
     // Whoever asks for the least is asked first.
-    let settings = |student: StudentBuilder| {
-        student.selector(Cheapest).replacements(2)
-    };
+    let settings = |student: StudentBuilder| student.selector(Cheapest).replacements(2);
     let student = stage.student(1_000 * PRICE, &booths, settings).await;
     dead.iter().for_each(|booth| booth.server.abort());
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
@@ -149,7 +147,8 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     let key = alloy_signer_local::PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| crate::stage::card(address, key.address()).price(price);
-    let service = |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
+    let service =
+        |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
     let old = service(at("$0.001").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let new = service(at("$0.003").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let current = std::sync::Arc::new(std::sync::Mutex::new(old));

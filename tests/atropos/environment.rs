@@ -58,7 +58,9 @@ async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_
 
     // What the chain says, what the books say, and who has it.
     let paid = student.has_paid(&stage).await;
-    assert_eq!((units(&document["spent"]), units(&document["reserved"])), (paid, 0));
+    assert_eq!(units(&document["spent"]), paid);
+    // What was signed for the one that was killed, and is no longer to be had from it, is held as long as it could be used.
+    assert!(units(&document["reserved"]).is_multiple_of(500) && units(&document["reserved"]) <= 8_000, "{document:#}");
     assert_eq!((units(&document["on_chain"]["paid"]), &document["on_chain"]["agrees"]), (paid, &Value::Bool(true)));
     assert_eq!(units(&document["elsewhere"]), 0);
     let mut earned = 0;

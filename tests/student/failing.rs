@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
-    client::reconcile,
-    market::{Books, Failure, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+    client::{Payer, reconcile},
+    market::{Books, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
 };
 
 use crate::{
@@ -144,7 +145,7 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
 async fn a_price_that_changes_with_its_card_is_no_lie() {
     let stage = Stage::set().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let key = alloy_signer_local::PrivateKeySigner::random();
+    let key = PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| crate::stage::card(address, key.address()).price(price);
     let service =
@@ -188,4 +189,18 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     assert_eq!(books.tasks, 2);
     balanced(&books, stage.income(&good).await);
     assert_eq!(student.evidence().len(), 2);
+}
+
+#[tokio::test]
+async fn whoever_says_that_a_payment_failed_has_not_answered_and_its_money_is_held() {
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    // A budget without money behind it.
+    let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).build();
+    let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).build().unwrap();
+    student.discover().await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
+    assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
+    assert_eq!(student.books().account(booth.payee, "prose").unwrap().timeouts, 1);
 }

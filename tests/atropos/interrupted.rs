@@ -6,6 +6,7 @@ use crate::{
     program::{Both, GROUP, Running, Student, environment, payments, server, units},
     proxy::{Loss, Proxy},
     stage::Stage,
+    support::chain::Chain,
     trainer::{Trainer, groups_of},
 };
 
@@ -72,4 +73,36 @@ async fn a_group_whose_answer_is_lost_arrives_once_and_one_that_is_lost_itself_i
     assert_eq!(document["groups"]["unsure"], 1, "{document:#}");
     assert_eq!(document["groups"]["pushed"], arrived, "{document:#}");
     assert_eq!(proxy.pushes(), arrived + 1, "nothing was sent twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_is_handed_over_when_the_process_is_killed_arrives_exactly_once() {
+    let (server, stage) = (server().await, Stage::set().await);
+    let booth = stage.open(Both).await;
+    let student = Student::rich(&stage).await;
+    let trainer = Trainer::start(&server, GROUP as u64).await;
+    let files = tempfile::tempdir().unwrap();
+    let command = |url: &str| {
+        let mut command = environment(url, &stage, &[&booth.url], &student);
+        command.args(["--groups", "12", "--audit-rate", "0", "--checkpoint"]).arg(files.path().join("run.json"));
+        command
+    };
+    // Once the server has got it, once it has not; the second process has to find out which.
+    for (push, loss) in [(2, Loss::Silence), (3, Loss::Void)] {
+        let proxy = Proxy::before(&server, [(push, loss)]).await;
+        let running = Running::start(command(&proxy.url));
+        proxy.is_silent().await;
+        running.kill().await;
+    }
+    let document = Running::start(command(&server.url)).document().await;
+    let (batches, left) = trainer.finish().await;
+    let groups = groups_of(batches, GROUP);
+    assert_eq!((&document["groups"]["rolled_out"], &document["groups"]["unsure"]), (&12.into(), &0.into()));
+    assert_eq!(document["groups"]["pushed"], groups.len() as u64 + left, "{document:#}");
+    for group in &groups {
+        payments(group, &stage, &student).await;
+    }
+    assert_eq!(units(&document["spent"]), student.has_paid(&stage).await);
+    // What had been judged when the process was killed was not judged again: arithmetic and prose of twelve groups.
+    assert_eq!(stage.chain.token_transfers(booth.payee).await.len(), 2 * 12);
 }

@@ -12,22 +12,30 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
-use crate::{server::AtroposServer, stage::serve};
+use crate::{
+    server::{AtroposServer, PATIENCE},
+    stage::serve,
+};
 
 /// What is lost of a push.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The server gets it, and its answer is replaced by that of a gateway.
     Answer,
-    /// The server does not get it.
+    /// The server does not get it, and a gateway says so.
     Request,
+    /// The server gets it, and nobody answers.
+    Silence,
+    /// Nobody gets it, and nobody answers.
+    Void,
 }
 
 pub struct Proxy {
     pub url: String,
     pushes: Arc<AtomicU64>,
+    silent: Arc<Notify>,
 }
 
 #[derive(Clone)]
@@ -35,6 +43,7 @@ struct Route {
     to: String,
     losses: Arc<Vec<(u64, Loss)>>,
     pushes: Arc<AtomicU64>,
+    silent: Arc<Notify>,
     http: reqwest::Client,
 }
 
@@ -43,10 +52,17 @@ impl Proxy {
     pub async fn before(server: &AtroposServer, losses: impl Into<Vec<(u64, Loss)>>) -> Self {
         let pushes = Arc::new(AtomicU64::new(0));
         let losses = Arc::new(losses.into());
-        let route = Route { to: server.url.clone(), losses, pushes: pushes.clone(), http: reqwest::Client::new() };
+        let silent = Arc::new(Notify::new());
+        let (to, http) = (server.url.clone(), reqwest::Client::new());
+        let route = Route { to, losses, pushes: pushes.clone(), silent: silent.clone(), http };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (url, _) = serve(listener, Router::new().fallback(forward).with_state(route));
-        Self { url: url.to_string(), pushes }
+        Self { url: url.to_string(), pushes, silent }
+    }
+
+    /// Waits until somebody waits for an answer in vain.
+    pub async fn is_silent(&self) {
+        timeout(PATIENCE, self.silent.notified()).await.expect("a push gets there");
     }
 
     pub fn pushes(&self) -> u64 {
@@ -63,11 +79,19 @@ async fn forward(State(route): State<Route>, request: Request) -> Response {
     if loss == Some(Loss::Request) {
         return StatusCode::GATEWAY_TIMEOUT.into_response();
     }
+    if loss == Some(Loss::Void) {
+        route.silent.notify_one();
+        return std::future::pending().await;
+    }
     let url = format!("{}{}", route.to, head.uri.path());
     let answer = route.http.request(head.method, url).header("content-type", "application/json").body(body);
     let answer = answer.send().await.unwrap();
     if loss == Some(Loss::Answer) {
         return StatusCode::BAD_GATEWAY.into_response();
+    }
+    if loss == Some(Loss::Silence) {
+        route.silent.notify_one();
+        return std::future::pending().await;
     }
     let status = answer.status();
     (status, Body::from(answer.bytes().await.unwrap())).into_response()

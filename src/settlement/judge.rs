@@ -112,6 +112,7 @@ mod tests {
         Receipt {
             transaction_hash: B256::ZERO,
             block_number: U64::from(1),
+            block_hash: None,
             status: U64::from(1),
             to: Some(to),
             gas_used: U64::ZERO,

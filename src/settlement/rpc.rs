@@ -177,6 +177,9 @@ impl From<RpcFailure> for FacilitatorError {
 pub(crate) struct Receipt {
     pub(crate) transaction_hash: B256,
     pub(crate) block_number: U64,
+    #[serde(default)]
+    #[cfg_attr(not(feature = "market"), allow(dead_code))]
+    pub(crate) block_hash: Option<B256>,
     pub(crate) status: U64,
     #[serde(default)]
     pub(crate) to: Option<Address>,

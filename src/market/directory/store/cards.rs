@@ -207,10 +207,10 @@ impl DirectoryStore {
         Ok((number(&row, "known")? == 1, number(&row, "skilled")? == 1))
     }
 
-    /// Cards that were last asked for before `until`, the longest ago first.
+    /// Cards that were last asked for at `until` or before, the longest ago first.
     pub(in crate::market::directory) async fn due(&self, until: u64, limit: u64) -> Result<Vec<String>, StoreError> {
         let mut connection = self.connection.lock().await;
-        let rows = sqlx::query("SELECT url FROM cards WHERE checked_at < ?1 ORDER BY checked_at LIMIT ?2")
+        let rows = sqlx::query("SELECT url FROM cards WHERE checked_at <= ?1 ORDER BY checked_at LIMIT ?2")
             .bind(signed(until))
             .bind(signed(limit))
             .fetch_all(&mut *connection)

@@ -304,7 +304,7 @@ impl DirectoryClient {
         })
     }
 
-    /// Publishes the records of a log about payments that `signer` made with `asset`, one after the other; what the directory cannot take
+    /// Publishes the records of a log about what `signer` paid with `asset`, one after the other; what the directory cannot take
     /// at once is tried a few times. `transaction` says which transaction settled a payment, if that is known: otherwise the
     /// directory must search for it, and finds only recent ones. Publishing the same log again changes nothing.
     ///
@@ -323,7 +323,7 @@ impl DirectoryClient {
         let mut published = Published::default();
         let mine = log.find(&crate::market::evidence::Query { payer: Some(signer.address()), ..Default::default() });
         for evidence in mine {
-            let Some(voice) = evidence.payment else { continue };
+            let Some(voice) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
             let signed =
                 SignedEvidence::sign(evidence, asset.network, asset.address, transaction(&voice), signer).await?;
             match self.insist(&signed).await? {

@@ -74,7 +74,7 @@ pub enum VoiceError {
     /// Nothing was paid: it is nobody else's business.
     #[error("the record is about no payment")]
     NoPayment,
-    /// A lie about the price is found before anything is paid.
+    /// A lie about the price or the payee is found before anything is paid.
     #[error("an outcome that no payment has")]
     Outcome,
     /// A score or a confidence outside [0, 1], or a skill with a name of over 128 bytes or none.
@@ -149,7 +149,7 @@ fn sound(evidence: &Evidence) -> Result<Voice, VoiceError> {
     let is_in_range = match evidence.outcome {
         Outcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
         Outcome::Garbage | Outcome::Timeout => true,
-        Outcome::PriceLie => return Err(VoiceError::Outcome),
+        Outcome::PriceLie | Outcome::PayeeLie => return Err(VoiceError::Outcome),
     };
     if !is_in_range || evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
         return Err(VoiceError::OutOfRange);

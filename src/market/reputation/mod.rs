@@ -4,7 +4,7 @@
 //! that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of evaluators agrees with
 //! what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same accuracies" over "nothing to
 //! do with each other"); however many say the same, they are believed together no more than the most trusted of them; and one
-//! payer is heard no louder for saying it again. That is what [`Thompson::hear`] does, and this module brings it what
+//! payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module brings it what
 //! directories have: verified, once each, and as much as can be kept.
 //!
 //! What a payer says of itself has no weight at all.
@@ -12,7 +12,7 @@
 //! ```no_run
 //! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
 //! use tower_x402::market::{directory::DirectoryClient, evidence::EvidenceLog, reputation::Reputation};
-//! use tower_x402::market::selection::{Skills, Thompson};
+//! use tower_x402::market::selection::{Selector as _, Skills, Thompson};
 //!
 //! let skills: Skills = ["prose"].into_iter().collect();
 //! let audits = EvidenceLog::open("audits.jsonl", 100_000)?;
@@ -25,6 +25,8 @@
 //! println!("{}", reputation.report(&audits, &skills));
 //! # Ok(()) }
 //! ```
+//!
+//! A [`Student`](super::Student) is told by [`hear`](super::Student::hear) what [`Reputation::fetch`] brought.
 //!
 //! **What this cannot do.** Somebody who buys honestly and tells the truth for a long time is believed, and can then lie about an evaluator
 //! that the reader has not audited yet. It lasts until the reader's first audits of that one.
@@ -42,7 +44,7 @@ use super::directory::{Witness, WitnessError};
 use super::{
     directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery},
     evidence::{Evidence, EvidenceError, EvidenceLog},
-    selection::{Observation, Skills, Thompson},
+    selection::{Selector, Skills},
 };
 use crate::clock::{Clock, SystemClock};
 
@@ -51,7 +53,7 @@ const MAX_PAGES: usize = 20;
 /// How many directories are kept in mind.
 const MAX_DIRECTORIES: usize = 64;
 
-/// Brings the voices of directories to a [`Thompson`] selector, once each.
+/// Brings the voices of directories to a [`Selector`], once each.
 pub struct Reputation {
     /// What others said.
     log: EvidenceLog,
@@ -138,7 +140,7 @@ impl Reputation {
         &mut self,
         directory: &DirectoryClient,
         skills: &Skills,
-        selector: &mut Thompson,
+        selector: &mut (impl Selector + ?Sized),
     ) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
         let done = self.fetch_into(directory, &mut pulled).await;
@@ -232,17 +234,10 @@ impl fmt::Debug for Reputation {
 }
 
 /// Lets a selector hear what another payer says. What a payer says of itself, or of skills that are not among these, is not told.
-pub fn tell(selector: &mut Thompson, skills: &Skills, evidence: &Evidence) {
+pub fn tell(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: &Evidence) {
     let (Some(voice), Some(skill)) = (evidence.payment, skills.get(&evidence.skill)) else { return };
     if voice.payer == evidence.evaluator {
         return;
     }
-    let observation = Observation {
-        evaluator: evidence.evaluator,
-        skill,
-        paid: evidence.paid,
-        at: evidence.at,
-        outcome: evidence.outcome,
-    };
-    selector.hear(voice.payer, &observation);
+    selector.hear(voice.payer, &evidence.observation(skill));
 }

@@ -177,6 +177,12 @@ pub trait Selector: Send {
         });
     }
 
+    /// Takes in what another payer says it observed; that it paid for it must have been checked before. Unless it is overridden,
+    /// others are not heard.
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        let _ = (payer, observation);
+    }
+
     /// The probability, as far as it believes, that a verdict of this evaluator is right; 0.5 is a coin. `None` if it has no opinion,
     /// which is all that it has unless this is overridden.
     fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {

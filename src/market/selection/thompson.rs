@@ -254,6 +254,10 @@ impl Thompson {
 }
 
 impl Selector for Thompson {
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        self.hear(payer, observation);
+    }
+
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
         panel.clear();
         let market = &market[..market.len().min(self.config.evaluators)];

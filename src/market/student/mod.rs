@@ -35,7 +35,12 @@ pub use source::{CardSource, SourceError};
 use tokio::sync::{Semaphore, watch};
 pub use truth::Truth;
 
-use super::{CardFetcher, EvaluationClient, Submission, evidence::EvidenceLog};
+use super::{
+    CardFetcher, EvaluationClient, Submission,
+    evidence::{Evidence, EvidenceLog},
+    reputation,
+    selection::Skill,
+};
 use crate::{
     client::{Budget, Payer},
     clock::Clock,
@@ -137,6 +142,28 @@ impl Student {
             return Err(StudentError::Unfit);
         }
         episode::run(&self.0, submission, Some(truth.clone())).await
+    }
+
+    /// Has the selector hear what others say of evaluators, such as what a
+    /// [`Reputation`](crate::market::reputation::Reputation) fetched. What is its own already, and what a payer says of itself,
+    /// is left out. Skills that it had no work for yet are entered only as long as half of all it can know are free, so that
+    /// strangers do not fill the table. Returns how many were heard.
+    pub fn hear(&self, said: &[Evidence]) -> usize {
+        let own = self.0.payer.address();
+        let mut desk = self.0.desk();
+        let desk = &mut *desk;
+        let mut heard = 0;
+        for evidence in said {
+            let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);
+            if desk.skills.len() < Skill::LIMIT / 2 {
+                let _ = desk.skill(&evidence.skill);
+            }
+            if !is_own && desk.skills.get(&evidence.skill).is_some() {
+                reputation::tell(&mut *desk.selector, &desk.skills, evidence);
+                heard += 1;
+            }
+        }
+        heard
     }
 
     /// What was bought from whom.

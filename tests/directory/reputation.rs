@@ -99,20 +99,29 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     assert!(standing.opinions.iter().all(|opinion| opinion.why == Why::Disagrees { audits: 8 }), "{report}");
 }
 
+/// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
 #[test]
 fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
     let (good, liar) = (address(1_001), address(1_002));
-    let own = audits(1, &[(good, 12, 11), (liar, 8, 3)]);
-    let mut selector = Thompson::seeded(1);
-    selector.recall(&own, &[address(1)], &skills());
-    let before = accuracy(&selector, liar);
-    for friend in 2..52 {
-        for number in 0..100 {
-            tell(&mut selector, &skills(), &record(friend, number, liar, true));
+    let mut moved = Vec::new();
+    for audited in [8, 16, 32] {
+        let own = audits(1, &[(good, 12, 11), (liar, audited, audited / 3)]);
+        let mut selector = Thompson::seeded(1);
+        selector.recall(&own, &[address(1)], &skills());
+        let before = accuracy(&selector, liar);
+        for friend in 2..202 {
+            for number in 0..20 {
+                tell(&mut selector, &skills(), &record(friend, number, liar, true));
+            }
+            let (after, trust) = (accuracy(&selector, liar), selector.trust(address(friend)));
+            assert!(
+                after <= before + trust * (1.0 - before) + 0.03 && after < 0.5,
+                "{friend} {before} {after} {trust}"
+            );
         }
-        let after = accuracy(&selector, liar);
-        assert!((after - before).abs() < 0.02, "{friend} {before} {after}");
+        moved.push(accuracy(&selector, liar) - before);
     }
+    assert!(moved.is_sorted_by(|a, b| a > b) && moved[0] < 0.1 && moved[2] < 0.03, "{moved:?}");
 }
 
 #[test]
@@ -131,11 +140,11 @@ fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
     }
     let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
     let standing = report.of_evaluator(unknown, "prose").unwrap();
-    assert!(standing.accuracy > 0.7 && standing.trusted > 0.9 && standing.audits.total() == 0, "{report}");
+    assert!(standing.accuracy > 0.7 && standing.trusted > 0.75 && standing.audits.total() == 0, "{report}");
     assert_eq!(standing.opinions[0].why, Why::Agrees { audits: 40 });
     let about = report.of_evaluator(bad, "prose").unwrap();
     let trust = |payer| about.opinions.iter().find(|opinion| opinion.payer == address(payer)).unwrap().trust;
-    assert!(trust(honest) > 0.9 && trust(liar) < 0.05, "{report}");
+    assert!(trust(honest) > 0.75 && trust(liar) < 0.01, "{report}");
     assert!(about.accuracy < 0.6);
     // People and programs read the same.
     let text = report.to_string();
@@ -164,4 +173,20 @@ fn strangers_are_believed_a_little_and_none_more_for_being_many() {
     assert!(one.accuracy > 0.55 && many.accuracy < 0.80 && many.interval[0] < 0.45, "{one:?} {many:?}");
     assert_eq!(many.opinions.len(), 10);
     assert!(many.opinions.iter().all(|opinion| opinion.why == Why::Unknown));
+}
+
+/// Payers that nobody knows cost little. However many there are, they make nobody forget what it saw itself.
+#[test]
+fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
+    let (good, liar, elsewhere) = (address(1_001), address(1_002), address(1_003));
+    let own = audits(1, &[(good, 12, 11), (liar, 12, 3)]);
+    let mut selector = Thompson::seeded(1);
+    selector.recall(&own, &[address(1)], &skills());
+    let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    for stranger in 2..3_002 {
+        tell(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
+    }
+    let after = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);
+    assert!(moved < 0.03, "{before:?} {after:?}");
 }

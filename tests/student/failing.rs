@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use tower_x402::market::{Books, Failure, StudentError, evidence::Query};
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    client::{Payer, reconcile},
+    market::{Books, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+};
 
 use crate::{
     crowd::{Endpoint, failing, garbage, honestly, income, praise},
     stage::{Booth, PRICE, Stage, honest, says, single},
+    support::chain::Chain,
 };
 
 /// The only failure of those hired from `booth`.
@@ -68,9 +73,7 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
     let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
     let booths = [&dead[0], &dead[1], &good];
     // Whoever asks for the least is asked first.
-    let settings = |student: tower_x402::market::StudentBuilder| {
-        student.selector(tower_x402::market::selection::Cheapest).replacements(2)
-    };
+    let settings = |student: StudentBuilder| student.selector(Cheapest).replacements(2);
     let student = stage.student(1_000 * PRICE, &booths, settings).await;
     dead.iter().for_each(|booth| booth.server.abort());
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
@@ -96,7 +99,7 @@ async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later(
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
-    let settings = |student: tower_x402::market::StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
+    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
     let student = stage.student(1_000 * PRICE, &[&sloth, &good], settings).await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert_eq!(failure(&feedback, &sloth), Some(&Failure::Late));
@@ -129,13 +132,20 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
     let books = student.books();
     balanced(&books, 0);
     assert_eq!((books.held, student.budget().reserved()), (feedback.held, feedback.held));
+
+    let valid_before = student.budget().journal().unresolved()[0].valid_before;
+    stage.chain.set_next_timestamp(valid_before + 1).await;
+    stage.chain.mine().await;
+    assert_eq!(reconcile(student.budget(), stage.chain.provider()).await.unwrap().void, 1);
+    balanced(&student.books(), 0);
+    assert_eq!(student.books().held.atomic(), 0);
 }
 
 #[tokio::test]
 async fn a_price_that_changes_with_its_card_is_no_lie() {
     let stage = Stage::set().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let key = alloy_signer_local::PrivateKeySigner::random();
+    let key = PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| crate::stage::card(address, key.address()).price(price);
     let service =
@@ -164,7 +174,7 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
 async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;
-    let settings = |student: tower_x402::market::StudentBuilder| student.tasks(2);
+    let settings = |student: StudentBuilder| student.tasks(2).selector(Cheapest);
     let student = stage.student(2 * PRICE, &[&good], settings).await;
     let poetry = tower_x402::market::Task::new("poetry", "Rhyme.").unwrap();
     let poetry = tower_x402::market::Submission::single(poetry, "time").unwrap();
@@ -179,4 +189,18 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     assert_eq!(books.tasks, 2);
     balanced(&books, stage.income(&good).await);
     assert_eq!(student.evidence().len(), 2);
+}
+
+#[tokio::test]
+async fn whoever_says_that_a_payment_failed_has_not_answered_and_its_money_is_held() {
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    // A budget without money behind it.
+    let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).build();
+    let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).build().unwrap();
+    student.discover().await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
+    assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
+    assert_eq!(student.books().account(booth.payee, "prose").unwrap().timeouts, 1);
 }

@@ -26,7 +26,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A [`Student`](super::Student) is told by [`hear`](super::Student::hear) what [`Reputation::fetch`] brought.
+//! A [`Student`](super::Student) is told by [`hear`](super::Student::hear) each record that [`Reputation::fetch`] brought.
 //!
 //! **What this cannot do.** Somebody who buys honestly and tells the truth for a long time is believed, and can then lie about an evaluator
 //! that the reader has not audited yet. It lasts until the reader's first audits of that one.

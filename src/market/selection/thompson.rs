@@ -254,10 +254,6 @@ impl Thompson {
 }
 
 impl Selector for Thompson {
-    fn hear(&mut self, payer: Address, observation: &Observation) {
-        self.hear(payer, observation);
-    }
-
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
         panel.clear();
         let market = &market[..market.len().min(self.config.evaluators)];
@@ -291,6 +287,10 @@ impl Selector for Thompson {
 
     fn withdraw(&mut self, evaluator: Address) {
         self.give_back(evaluator, Usdc::ZERO);
+    }
+
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        Self::hear(self, payer, observation);
     }
 
     fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {

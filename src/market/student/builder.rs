@@ -9,9 +9,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::sync::{Semaphore, watch};
 
-use super::{
-    CardSource, Gold, Inner, Student, StudentError, books, desk::Desk, gold::Golds, purse::Purse, roster::Roster,
-};
+use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
 use crate::{
     client::{Payer, PaymentMiddleware},
     clock::{Clock, Nonces, OsNonces, SystemClock},
@@ -210,7 +208,7 @@ impl StudentBuilder {
             card_ttl: self.card_ttl.as_secs(),
             max_named: self.max_evaluators.saturating_mul(2),
             permits: Semaphore::new(self.at_once),
-            calls: watch::Sender::new(0),
+            calls: Arc::new(watch::Sender::new(0)),
             desk: Mutex::new(desk),
             payer: self.payer,
         };
@@ -221,7 +219,12 @@ impl StudentBuilder {
 /// Takes in what is on record.
 fn recall(desk: &mut Desk, evidence: &EvidenceLog, payer: &Payer) {
     let own = payer.address();
-    books::skills_of(evidence, own, &mut desk.skills);
+    // Others' records are about skills that there may be no work for; they must not fill the table.
+    evidence.for_each(|evidence| {
+        if evidence.payment.is_none_or(|payment| payment.payer == own) {
+            desk.skills.insert(&evidence.skill);
+        }
+    });
     desk.selector.recall(evidence, &[own], &desk.skills);
     evidence.for_each(|evidence| {
         let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);

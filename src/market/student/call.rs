@@ -96,14 +96,17 @@ pub(super) fn start(
         is_over: answers.is_none(),
     };
     let (inner, work, answers) = (inner.clone(), work.clone(), answers.cloned());
-    inner.calls.send_modify(|calls| *calls += 1);
+    let calls = inner.calls.clone();
+    calls.send_modify(|calls| *calls += 1);
     tokio::spawn(async move {
         let answer = call(&inner, &hired, &work, &wanted).await;
         if let Some(answers) = answers {
             // Whoever waits has room for all answers; nobody may be left.
             let _ = answers.try_send(answer);
         }
-        inner.calls.send_modify(|calls| *calls -= 1);
+        // Files are free for the next one as soon as nothing is under way.
+        drop((inner, hired, work, wanted));
+        calls.send_modify(|calls| *calls -= 1);
     });
     waiting
 }

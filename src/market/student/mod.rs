@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
 pub use books::{Account, Books};
 pub use builder::StudentBuilder;
 use desk::Desk;
@@ -37,9 +38,7 @@ pub use truth::Truth;
 
 use super::{
     CardFetcher, EvaluationClient, Submission,
-    evidence::{Evidence, EvidenceLog},
-    reputation,
-    selection::Skill,
+    evidence::{Evidence, EvidenceError, EvidenceLog},
 };
 use crate::{
     client::{Budget, Payer},
@@ -106,7 +105,7 @@ struct Inner {
     max_named: usize,
     permits: Semaphore,
     /// How many calls are under way.
-    calls: watch::Sender<usize>,
+    calls: Arc<watch::Sender<usize>>,
     desk: Mutex<Desk>,
 }
 
@@ -144,28 +143,6 @@ impl Student {
         episode::run(&self.0, submission, Some(truth.clone())).await
     }
 
-    /// Has the selector hear what others say of evaluators, such as what a
-    /// [`Reputation`](crate::market::reputation::Reputation) fetched. What is its own already, and what a payer says of itself,
-    /// is left out. Skills that it had no work for yet are entered only as long as half of all it can know are free, so that
-    /// strangers do not fill the table. Returns how many were heard.
-    pub fn hear(&self, said: &[Evidence]) -> usize {
-        let own = self.0.payer.address();
-        let mut desk = self.0.desk();
-        let desk = &mut *desk;
-        let mut heard = 0;
-        for evidence in said {
-            let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);
-            if desk.skills.len() < Skill::LIMIT / 2 {
-                let _ = desk.skill(&evidence.skill);
-            }
-            if !is_own && desk.skills.get(&evidence.skill).is_some() {
-                reputation::tell(&mut *desk.selector, &desk.skills, evidence);
-                heard += 1;
-            }
-        }
-        heard
-    }
-
     /// What was bought from whom.
     pub fn books(&self) -> Books {
         let budget = self.budget();
@@ -179,6 +156,31 @@ impl Student {
     pub async fn settled(&self) {
         // The sender is in `self`, so that waiting cannot fail.
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
+    }
+
+    /// Takes in what another payer says it observed, and records it. That it paid for it must have been checked before: whoever
+    /// makes up payments could say anything. The selector decides how far to believe it.
+    ///
+    /// # Errors
+    /// [`EvidenceError`] if the record is not taken, among others because its payment has spoken before; [`EvidenceError::Own`] if it
+    /// names no payment, or one of this student's own.
+    pub fn hear(&self, evidence: Evidence) -> Result<(), EvidenceError> {
+        let payer = evidence.payment.map(|payment| payment.payer).filter(|payer| *payer != self.0.payer.address());
+        let payer = payer.ok_or(EvidenceError::Own)?;
+        let mut desk = self.0.desk();
+        let skill = desk.skills.get(&evidence.skill);
+        let observation = skill.map(|skill| evidence.observation(skill));
+        self.0.evidence.record(evidence, self.0.clock.now())?;
+        if let Some(observation) = observation {
+            desk.selector.hear(payer, &observation);
+        }
+        Ok(())
+    }
+
+    /// The probability, as far as the selector believes, that a verdict of this evaluator is right; `None` if it has no opinion.
+    pub fn believed(&self, evaluator: Address, skill: &str) -> Option<f64> {
+        let desk = self.0.desk();
+        desk.selector.accuracy(evaluator, desk.skills.get(skill)?)
     }
 
     /// How many evaluators are known.

@@ -5,6 +5,7 @@ mod cards;
 mod evidence;
 mod forging;
 mod nodes;
+mod process;
 mod reorg;
 mod reputation;
 mod stage;

@@ -95,7 +95,15 @@ mod tests {
     }
 
     fn log(topics: Vec<B256>, data: Vec<u8>) -> Log {
-        Log { address: TOKEN, topics, data: data.into(), block_number: None, transaction_hash: None, removed: false }
+        Log {
+            address: TOKEN,
+            topics,
+            data: data.into(),
+            block_number: None,
+            block_hash: None,
+            transaction_hash: None,
+            removed: false,
+        }
     }
 
     fn used() -> Log {
@@ -112,7 +120,6 @@ mod tests {
         Receipt {
             transaction_hash: B256::ZERO,
             block_number: U64::from(1),
-            block_hash: None,
             status: U64::from(1),
             to: Some(to),
             gas_used: U64::ZERO,

@@ -177,9 +177,6 @@ impl From<RpcFailure> for FacilitatorError {
 pub(crate) struct Receipt {
     pub(crate) transaction_hash: B256,
     pub(crate) block_number: U64,
-    #[serde(default)]
-    #[cfg_attr(not(feature = "market"), allow(dead_code))]
-    pub(crate) block_hash: Option<B256>,
     pub(crate) status: U64,
     #[serde(default)]
     pub(crate) to: Option<Address>,
@@ -217,6 +214,9 @@ pub(crate) struct Log {
     pub(crate) data: Bytes,
     #[serde(default)]
     pub(crate) block_number: Option<U64>,
+    #[serde(default)]
+    #[cfg_attr(not(feature = "market"), allow(dead_code))]
+    pub(crate) block_hash: Option<B256>,
     #[serde(default)]
     pub(crate) transaction_hash: Option<B256>,
     #[serde(default)]

@@ -288,7 +288,8 @@ impl Witness {
     async fn block_of(&self, rpc: &Rpc, receipt: &Receipt) -> Result<Block, WitnessError> {
         let block = rpc.block_at(receipt.block()).await?;
         let is_it = |block: &Block| {
-            block.number == receipt.block_number && receipt.block_hash.is_none_or(|hash| hash == block.hash)
+            block.number == receipt.block_number
+                && receipt.logs.iter().all(|log| log.block_hash.is_none_or(|hash| hash == block.hash))
         };
         block.filter(is_it).ok_or(WitnessError::NotYet("the payment's block was replaced"))
     }

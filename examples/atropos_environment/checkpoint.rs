@@ -8,16 +8,16 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
-use tower_x402::Usdc;
 
 use crate::{
+    chain::Opening,
     policy::{Policy, Rng},
     report::Tally,
     scoring::Scored,
 };
 
 /// Of another form are refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A run so far. Payments are not in it: the journal beside it has each of them before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,8 +28,8 @@ pub(crate) struct Checkpoint {
     pub(crate) tally: Tally,
     /// A group that is judged and paid for and was perhaps not handed over yet.
     pub(crate) pending: Option<Scored>,
-    /// What the payer had before the first payment, if the chain was asked.
-    pub(crate) opening: Option<Usdc>,
+    /// Where the books and the chain begin, if the chain was asked.
+    pub(crate) opening: Option<Opening>,
     /// Names the run, so that its groups have names of their own.
     pub(crate) run: String,
 }
@@ -83,7 +83,7 @@ mod tests {
         let mut rng = Rng::seeded(3);
         rng.next();
         let mut checkpoint = Checkpoint::new(Policy::new(), rng, "run".to_owned());
-        checkpoint.opening = Some(Usdc::from_atomic(7));
+        checkpoint.tally.rolled_out = 7;
         checkpoint.write(&path).unwrap();
         checkpoint.tally.pushed = 3;
         checkpoint.write(&path).unwrap();
@@ -95,7 +95,8 @@ mod tests {
     fn what_is_no_checkpoint_is_not_taken_for_a_new_run() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run.json");
-        let other = Checkpoint { version: 2, ..Checkpoint::new(Policy::new(), Rng::seeded(1), "run".to_owned()) };
+        let other =
+            Checkpoint { version: VERSION + 1, ..Checkpoint::new(Policy::new(), Rng::seeded(1), "run".to_owned()) };
         for json in [b"{}".to_vec(), b"{".to_vec(), serde_json::to_vec(&other).unwrap()] {
             fs::write(&path, json).unwrap();
             assert!(Checkpoint::read(&path).is_err());

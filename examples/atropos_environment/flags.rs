@@ -20,11 +20,17 @@ use url::Url;
     after_help = "\
 OUTPUT
   One JSON document on standard output at the end:
-    {\"groups\": {\"rolled_out\", \"pushed\", \"equal_scores\", \"unjudged\", \"unsure\"}, \"budget\", \"spent\", \"reserved\",
-     \"on_chain\": {\"paid\", \"agrees\"} | null, \"evaluators\": [{\"name\", \"evaluator\", \"earned\", ...}],
-     \"learning\": {\"start\": {...}, \"end\": {...}}, \"atropos\": {\"environment\", \"step\"}, \"plots\"}
+    {\"groups\": {\"rolled_out\", \"pushed\", \"equal_scores\", \"unjudged\", \"too_long\", \"unsure\"}, \"budget\", \"spent\", \"reserved\",
+     \"on_chain\": {\"paid\", \"agrees\", \"open\"} | null, \"elsewhere\", \"evaluators\": [{\"name\", \"evaluator\", \"earned\", \"answered\",
+     \"audited\", \"right\", \"failed\", \"lies\"}], \"learning\": {\"start\": {...}, \"end\": {...}},
+     \"atropos\": {\"environment\", \"step\", \"batches\"}, \"plots\"}
   Amounts are in atomic units (millionths of a USDC). Progress goes to standard error. With --out, learning.svg and learning.png are
   drawn there.
+
+  spent and reserved are what the books say; on_chain is the chain's view of them, by its newest block: what has left the payer, of
+  that what the books still call reserved since its block is not final (open), and whether both say the same (agrees: null while
+  something is open, or if nobody knows). Of earned, elsewhere is what nobody knows the purpose of, since the process was killed
+  between paying and entering that.
 
   Each sequence's overrides have what the evaluators said of it (\"critique\"), \"confidence\" and \"payments\": payer, nonce,
   transaction and amount of what was paid for judging its group.
@@ -34,8 +40,8 @@ ENVIRONMENT
   POLICY_API_KEY       what --policy-url knows us by: sent as Authorization: Bearer ..., if set
 
 EXIT STATUS
-  0  done, and the books agree with the chain, as far as --rpc-url or the chain in this process shows it
-  1  not done, or the books do not agree; with --checkpoint, the same command goes on where it stopped
+  0  done, and the chain, if it is asked (--rpc-url, or the one in this process), does not contradict the books
+  1  not done, or the chain contradicts the books; with --checkpoint, the same command goes on where it stopped
 
 EXAMPLES
   atropos_environment --trainer --out target/atropos    # with a server: run-api --host 127.0.0.1 --port 8000

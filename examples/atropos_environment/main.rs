@@ -7,7 +7,8 @@
 //! rollout.rs     where answers come from: ../policy, or a model behind an endpoint
 //! scoring.rs     from what evaluators say to what a trainer gets
 //! delivery.rs    hands groups to the server
-//! money.rs       the payer, its budget, and what the chain says of it
+//! money.rs       the payer and its budget
+//! chain.rs       what the chain says of the payer's books
 //! hall.rs        a market in this process, where no other is named
 //! checkpoint.rs  what a run needs to go on after it was interrupted
 //! trainer.rs     takes batches, to try it without a real trainer
@@ -18,6 +19,7 @@
 
 #[path = "../plot/mod.rs"]
 mod canvas;
+mod chain;
 mod checkpoint;
 mod delivery;
 mod flags;
@@ -41,19 +43,19 @@ use tokio::{
     sync::watch,
 };
 use tower_x402::{
-    Nonces as _, OsNonces,
-    client::Payer,
+    Nonces as _, OsNonces, Usdc,
+    client::{Payer, Reconciliation},
     market::{Student, selection::Thompson},
 };
 
 use crate::{
+    chain::Chain,
     checkpoint::Checkpoint,
     delivery::Delivery,
     flags::Flags,
     hall::Hall,
-    money::Chain,
     policy::{Policy, Rng},
-    report::{Earner, Learning, OnChain, Place, Summary},
+    report::{Earner, Learning, Place, Summary},
     rollout::Answerer,
     run::{End, Run},
     trainer::Trainer,
@@ -96,11 +98,12 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     let chain = rpc_url.map(|url| Chain::connect(url, asset.address, key.address()));
     let payer = money::payer(flags, key, asset)?;
     if let Some(chain) = &chain {
-        if checkpoint.opening.is_none() {
-            checkpoint.opening = Some(chain.balance().await?);
-        } else {
-            let found = chain.resolve(payer.budget()).await?;
+        let found = chain.resolve(payer.budget()).await?;
+        if found != Reconciliation::default() {
             eprintln!("of the payments left open, {} were made and {} are void", found.paid, found.void);
+        }
+        if checkpoint.opening.is_none() {
+            checkpoint.opening = Some(chain.opening(payer.budget()).await?);
         }
     }
     if let Some(path) = &flags.checkpoint {
@@ -129,12 +132,6 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     student.settled().await;
     let step = delivery.step().await;
     let left = delivery.leave().await;
-    let end = ended?;
-    match end {
-        End::Done => {}
-        End::Stopped => eprintln!("stopped"),
-        End::NoMoney => eprintln!("the budget covers no further verdict"),
-    }
     if let Err(error) = left {
         eprintln!("atropos_environment: {error:#}");
     }
@@ -142,6 +139,12 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     let batches = trainer.as_ref().map(Trainer::batches);
     let place = Place { environment: name, step, batches };
     let agrees = summarize(flags, &student, &checkpoint, chain.as_ref(), &names, place, &answerer).await?;
+    let end = ended?;
+    match end {
+        End::Done => {}
+        End::Stopped => eprintln!("stopped"),
+        End::NoMoney => eprintln!("the budget covers no further verdict"),
+    }
     Ok(end != End::Stopped && agrees)
 }
 
@@ -178,7 +181,7 @@ async fn student(
     Ok((student, names))
 }
 
-/// Prints the summary and draws the plots; whether the chain says the same as the books.
+/// Prints the summary and draws the plots; `false` if the chain says something else than the books.
 async fn summarize(
     flags: &Flags,
     student: &Student,
@@ -189,21 +192,25 @@ async fn summarize(
     answerer: &Answerer,
 ) -> anyhow::Result<bool> {
     let budget = student.budget();
-    let on_chain = match chain {
-        Some(chain) => {
-            chain.resolve_last(budget).await?;
-            let opening = checkpoint.opening.context("nobody asked what the payer had before")?;
-            let paid = opening.checked_sub(chain.balance().await?).context("the payer has more than before")?;
-            Some(OnChain { paid, agrees: paid == budget.spent() })
-        }
+    let on_chain = match chain.zip(checkpoint.opening) {
+        Some((chain, opening)) => Some(chain.compare(&opening, budget).await),
         None => None,
     };
+    if let Some(remark) = on_chain.and_then(|on_chain| on_chain.remark(budget.spent())) {
+        eprintln!("{remark}");
+    }
     let books = student.books();
-    let mut earners: BTreeMap<Address, Earner> = BTreeMap::new();
+    let earned = budget.spent_by_payee();
+    let known = earned.keys().copied().chain(books.accounts.iter().map(|account| account.evaluator));
+    let earner = |evaluator| {
+        let earned = earned.get(&evaluator).copied().unwrap_or(Usdc::ZERO);
+        (evaluator, Earner::new(evaluator, names.get(&evaluator).cloned(), earned))
+    };
+    let mut earners: BTreeMap<Address, Earner> = known.map(earner).collect();
     for account in &books.accounts {
-        let evaluator = account.evaluator;
-        let earner = earners.entry(evaluator).or_insert_with(|| Earner::new(evaluator, names.get(&evaluator).cloned()));
-        earner.enter(account);
+        if let Some(earner) = earners.get_mut(&account.evaluator) {
+            earner.enter(account);
+        }
     }
     let tally = &checkpoint.tally;
     let plots = match &flags.out {
@@ -223,7 +230,7 @@ async fn summarize(
         plots,
     };
     println!("{}", serde_json::to_string_pretty(&summary)?);
-    Ok(on_chain.is_none_or(|on_chain| on_chain.agrees))
+    Ok(on_chain.is_none_or(|on_chain| on_chain.agrees != Some(false)))
 }
 
 /// What the groups of this run are called, up to their number.

@@ -13,6 +13,7 @@ use tower_x402::{Usdc, market::Account};
 
 use crate::{
     canvas::{COLORS, FONT, Picture, both},
+    chain::OnChain,
     policy::{ACTIONS, Policy},
     scoring::Scored,
 };
@@ -118,7 +119,7 @@ pub(crate) struct Summary {
     pub(crate) spent: Usdc,
     pub(crate) reserved: Usdc,
     pub(crate) on_chain: Option<OnChain>,
-    /// What was spent and is in no evaluator's account, since the process ended before it could be entered.
+    /// Of what evaluators earned, what nobody knows what it was for, since a process ended before that could be entered.
     pub(crate) elsewhere: Usdc,
     pub(crate) evaluators: Vec<Earner>,
     pub(crate) learning: Learning,
@@ -154,15 +155,6 @@ pub(crate) struct Place {
     pub(crate) batches: Option<u64>,
 }
 
-/// What the chain says.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct OnChain {
-    /// By how much the payer's balance has shrunk.
-    pub(crate) paid: Usdc,
-    /// Whether that is what the books say was spent.
-    pub(crate) agrees: bool,
-}
-
 /// What an evaluator earned, and with what.
 #[derive(Debug, Serialize)]
 pub(crate) struct Earner {
@@ -177,13 +169,12 @@ pub(crate) struct Earner {
 }
 
 impl Earner {
-    pub(crate) const fn new(evaluator: Address, name: Option<String>) -> Self {
-        Self { name, evaluator, earned: Usdc::ZERO, answered: 0, audited: 0, right: 0, failed: 0, lies: 0 }
+    pub(crate) const fn new(evaluator: Address, name: Option<String>, earned: Usdc) -> Self {
+        Self { name, evaluator, earned, answered: 0, audited: 0, right: 0, failed: 0, lies: 0 }
     }
 
     /// Adds what it did in one skill.
     pub(crate) fn enter(&mut self, account: &Account) {
-        self.earned = self.earned.checked_add(account.paid).unwrap_or(Usdc::MAX);
         self.answered += account.answered;
         self.audited += account.audited;
         self.right += account.right;

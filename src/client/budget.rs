@@ -1,10 +1,13 @@
 //! How much may be spent.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use alloy_primitives::Address;
 
 use super::{
     Journal, Refusal,
@@ -81,6 +84,11 @@ impl Budget {
     /// What servers, or the chain, have confirmed as paid.
     pub fn spent(&self) -> Usdc {
         self.books().spent
+    }
+
+    /// What each payee got of that; together it is what was [`spent`](Self::spent), once nothing is under way.
+    pub fn spent_by_payee(&self) -> BTreeMap<Address, Usdc> {
+        self.0.journal.paid().payees
     }
 
     /// What payments under way or without a proven outcome hold back.
@@ -267,7 +275,6 @@ impl Drop for Reservation {
 mod tests {
     use std::thread;
 
-    use alloy_primitives::Address;
     use proptest::prelude::*;
 
     use super::*;

@@ -459,6 +459,7 @@ mod tests {
         let journal = Journal::open(&path.0).unwrap();
         let budget = Budget::builder().journal(journal.clone()).build();
         assert_eq!(budget.spent().atomic(), 110);
+        assert_eq!(budget.spent_by_payee(), [(Address::repeat_byte(2), budget.spent())].into());
         assert_eq!(budget.reserved().atomic(), 111_000);
         let open: Vec<_> = journal.unresolved().iter().map(|entry| entry.amount.atomic()).collect();
         assert_eq!(open, [1_000, 10_000, 100_000]);

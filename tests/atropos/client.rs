@@ -145,7 +145,12 @@ async fn a_server_that_has_restarted_gets_no_group_and_can_be_registered_with_an
     let server = AtroposServer::start_on(port).await;
     let forgotten = environment.push(&group("a", &environment)).await.unwrap_err();
     assert!(matches!(forgotten, AtroposError::UnknownEnvironment), "{forgotten:?}");
-    assert!(matches!(environment.disconnect().await, Err(AtroposError::UnknownEnvironment)));
+    // After a failure the server closes the connection, perhaps while it is used again; to ask again does no harm.
+    let mut goodbye = environment.disconnect().await;
+    while matches!(goodbye, Err(AtroposError::Unanswered { .. })) {
+        goodbye = environment.disconnect().await;
+    }
+    assert!(matches!(goodbye, Err(AtroposError::UnknownEnvironment)), "{goodbye:?}");
     // It would take no trainer any more if it had got the group.
     let trainer = server.client();
     trainer.register(&run(4)).await.unwrap();

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     crowd::{Endpoint, garbage, honestly, praise},
-    program::{Both, GROUP, Running, Student, environment, evaluator, payments, server, units},
+    program::{Both, GROUP, Running, Student, environment, evaluator, incomes, payments, server, units},
     stage::Stage,
     support::{chain::Chain, programs::example},
     trainer::{Trainer, groups_of},
@@ -63,16 +63,8 @@ async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_
     assert!(units(&document["reserved"]).is_multiple_of(500) && units(&document["reserved"]) <= 8_000, "{document:#}");
     assert_eq!((units(&document["on_chain"]["paid"]), &document["on_chain"]["agrees"]), (paid, &Value::Bool(true)));
     assert_eq!(units(&document["elsewhere"]), 0);
-    let mut earned = 0;
-    for payee in [mortal_payee, first.payee, second.payee, liar.payee, babbler.payee] {
-        let transfers = stage.chain.token_transfers(payee).await;
-        let income: u64 = transfers.iter().map(|transfer| transfer.units).sum();
-        let all = document["evaluators"].as_array().unwrap();
-        let account = all.iter().find(|one| one["evaluator"].as_str().unwrap().parse() == Ok(payee));
-        assert_eq!(account.map_or(0, |account| units(&account["earned"])), income, "{payee}: {document:#}");
-        earned += income;
-    }
-    assert_eq!(earned, paid);
+    let payees = [mortal_payee, first.payee, second.payee, liar.payee, babbler.payee];
+    assert_eq!(incomes(&document, &stage, &payees).await, paid);
     let of = |payee| {
         let all = document["evaluators"].as_array().unwrap();
         all.iter().find(|one| one["evaluator"].as_str().unwrap().parse() == Ok(payee)).unwrap()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    program::{Both, GROUP, Running, Student, environment, payments, server, units},
+    program::{Both, GROUP, Running, Student, environment, incomes, payments, server, units},
     proxy::{Loss, Proxy},
     stage::Stage,
     support::chain::Chain,
@@ -54,8 +54,14 @@ async fn a_run_that_is_killed_goes_on_and_its_books_are_those_of_the_chain() {
     assert!(total > paid);
     assert_eq!(units(&document["spent"]), total, "all three runs together: {document:#}");
     assert_eq!(units(&document["on_chain"]["paid"]), total);
-    let earned = document["evaluators"].as_array().unwrap().iter().map(|one| units(&one["earned"])).sum::<u64>();
-    assert_eq!(earned + units(&document["elsewhere"]), total, "{document:#}");
+    assert_eq!((&document["on_chain"]["agrees"], units(&document["reserved"])), (&true.into(), 0), "{document:#}");
+    // Whenever it was killed: who has what, to the unit.
+    let payees = booths.each_ref().map(|booth| booth.payee);
+    assert_eq!(incomes(&document, &stage, &payees).await, total);
+    // Of what was paid just before a kill nobody knows what it was for: at most for one group and the hidden tasks with it, two
+    // kills long. A hidden task has as many outputs as the group, and nobody asks for more than 1,200 units for one.
+    let group = 1_200 * GROUP as u64;
+    assert!(units(&document["elsewhere"]) <= 2 * 2 * 2 * group, "{document:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,6 +79,7 @@ async fn a_group_whose_answer_is_lost_arrives_once_and_one_that_is_lost_itself_i
     assert_eq!(document["groups"]["unsure"], 1, "{document:#}");
     assert_eq!(document["groups"]["pushed"], arrived, "{document:#}");
     assert_eq!(proxy.pushes(), arrived + 1, "nothing was sent twice");
+    assert_eq!((units(&document["elsewhere"]), units(&document["reserved"])), (0, 0), "{document:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,6 +110,7 @@ async fn a_group_that_is_handed_over_when_the_process_is_killed_arrives_exactly_
         payments(group, &stage, &student).await;
     }
     assert_eq!(units(&document["spent"]), student.has_paid(&stage).await);
+    assert_eq!((units(&document["elsewhere"]), units(&document["reserved"])), (0, 0), "{document:#}");
     // What had been judged when the process was killed was not judged again: arithmetic and prose of twelve groups.
     assert_eq!(stage.chain.token_transfers(booth.payee).await.len(), 2 * 12);
 }

@@ -10,6 +10,7 @@ mod crowd;
 mod environment;
 mod interrupted;
 mod model;
+mod open;
 mod program;
 mod proxy;
 mod server;

@@ -94,25 +94,56 @@ impl Running {
     }
 
     /// Its document, after it ended well.
-    pub async fn document(mut self) -> Value {
+    pub async fn document(self) -> Value {
+        let (success, text, log) = self.end().await;
+        assert!(success, "{text}\n{log}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Its document, if it wrote one, and what it said, after it ended otherwise.
+    pub async fn failure(self) -> (Option<Value>, String) {
+        let (success, text, log) = self.end().await;
+        assert!(!success, "{text}\n{log}");
+        (serde_json::from_str(&text).ok(), log)
+    }
+
+    async fn end(mut self) -> (bool, String, String) {
         let log = async {
             while let Some(line) = self.said.next_line().await.unwrap() {
                 self.log.push(line);
             }
-            self.log
+            self.log.join("\n")
         };
         let (output, log) =
             timeout(PATIENCE * 3, async { tokio::join!(self.process.wait_with_output(), log) }).await.expect("it ends");
         let output = output.unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{text}\n{}", log.join("\n"));
-        serde_json::from_str(&text).unwrap()
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), log)
     }
 }
 
 /// An amount in a document.
 pub fn units(value: &Value) -> u64 {
     value.as_str().unwrap_or_else(|| panic!("{value} is no amount")).parse().unwrap()
+}
+
+/// Checks that each of these earned what the chain says it got, and nobody else anything. What they earned together.
+pub async fn incomes(document: &Value, stage: &Stage, payees: &[Address]) -> u64 {
+    let mut earned = 0;
+    for one in document["evaluators"].as_array().unwrap() {
+        let payee: Address = one["evaluator"].as_str().unwrap().parse().unwrap();
+        assert!(payees.contains(&payee), "{one}");
+        earned += units(&one["earned"]);
+    }
+    let mut income = 0;
+    for payee in payees {
+        let got: u64 = stage.chain.token_transfers(*payee).await.iter().map(|transfer| transfer.units).sum();
+        let all = document["evaluators"].as_array().unwrap();
+        let account = all.iter().find(|one| one["evaluator"].as_str().unwrap().parse() == Ok(*payee));
+        assert_eq!(account.map_or(0, |account| units(&account["earned"])), got, "{payee}: {document:#}");
+        income += got;
+    }
+    assert_eq!(earned, income);
+    earned
 }
 
 /// Checks that each sequence of the group names what was paid for judging it, and that the chain has those payments. Their nonces.

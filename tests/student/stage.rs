@@ -37,7 +37,12 @@ pub struct Booth {
 
 impl Stage {
     pub async fn set() -> Self {
-        let chain = DevnetChain::start(None).await;
+        Self::set_with_finality(0).await
+    }
+
+    /// On a chain whose blocks are final only so many blocks later.
+    pub async fn set_with_finality(depth: u64) -> Self {
+        let chain = DevnetChain::start_with(None, depth).await;
         let settler = PrivateKeySigner::random();
         chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
         let facilitator = OnchainFacilitator::builder().rpc_url(chain.rpc_url()).network(Network::BASE_SEPOLIA);

@@ -1,0 +1,172 @@
+//! What the chain says of the payer's books.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, U256};
+use alloy_provider::{DynProvider, Provider as _, ProviderBuilder};
+use alloy_rpc_types_eth::{Filter, TransactionRequest};
+use alloy_sol_types::{SolCall, SolEvent as _, sol};
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+use tower_x402::{
+    Usdc,
+    client::{Budget, Reconciliation, reconcile},
+};
+use url::Url;
+
+/// How long to wait for the chain to show what the books say, and for blocks to become final. What it cannot say by then stays open.
+const FINALITY: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_secs(1);
+
+sol! {
+    function balanceOf(address account) external view returns (uint256);
+    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
+    event Transfer(address indexed from, address indexed to, uint256 value);
+}
+
+/// A node, asked for what the payer has.
+pub(crate) struct Chain {
+    node: DynProvider,
+    asset: Address,
+    payer: Address,
+}
+
+/// Where the books and the chain begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opening {
+    /// What the payer had, with everything that the books had as spent by then.
+    balance: Usdc,
+    /// The block after which this is.
+    block: u64,
+}
+
+/// What the chain says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct OnChain {
+    /// What has left the payer; none if nobody knows.
+    pub(crate) paid: Option<Usdc>,
+    /// Whether that is what the books say was spent; none if it is that and payments that are not final yet, or if nobody knows.
+    pub(crate) agrees: Option<bool>,
+    /// Of what is reserved, what has been paid in blocks that are not final yet: the books do not call it spent before they are.
+    pub(crate) open: Option<Usdc>,
+}
+
+/// The newest block's view.
+struct Sight {
+    block: u64,
+    balance: Usdc,
+    open: Usdc,
+}
+
+impl Chain {
+    pub(crate) fn connect(url: Url, asset: Address, payer: Address) -> Self {
+        Self { node: ProviderBuilder::new().connect_http(url).erased(), asset, payer }
+    }
+
+    /// Finds out what became of payments that nobody answered for, as far as blocks are final.
+    pub(crate) async fn resolve(&self, budget: &Budget) -> anyhow::Result<Reconciliation> {
+        reconcile(budget, &self.node).await.context("--rpc-url")
+    }
+
+    /// What later balances are compared with. Not while a payment is under way.
+    pub(crate) async fn opening(&self, budget: &Budget) -> anyhow::Result<Opening> {
+        let Sight { block, balance, open } = self.look(budget).await?;
+        let all = balance.checked_add(budget.spent()).and_then(|sum| sum.checked_add(open));
+        Ok(Opening { balance: all.context("the payer is too rich for this program")?, block })
+    }
+
+    /// Holds the books against the chain, once nothing is under way. A node that does not answer makes everything unknown.
+    pub(crate) async fn compare(&self, opening: &Opening, budget: &Budget) -> OnChain {
+        let until = Instant::now() + FINALITY;
+        loop {
+            let found = match self.found(opening, budget).await {
+                Ok(found) => found,
+                Err(error) => {
+                    eprintln!("the books cannot be held against the chain: {error:#}");
+                    OnChain { paid: None, agrees: None, open: None }
+                }
+            };
+            let is_settled = found.agrees == Some(true) && budget.reserved() == Usdc::ZERO;
+            if is_settled || Instant::now() + PAUSE > until {
+                return found;
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn found(&self, opening: &Opening, budget: &Budget) -> anyhow::Result<OnChain> {
+        self.resolve(budget).await?;
+        let sight = self.look(budget).await?;
+        let (spent, open) = (budget.spent(), sight.open);
+        let expected = spent.checked_add(open).unwrap_or(Usdc::MAX);
+        let mut paid = opening.balance.checked_sub(sight.balance);
+        if paid != Some(expected) {
+            // Somebody may have given the payer money.
+            let received = self.received(opening.block, sight.block).await?;
+            let had = opening.balance.checked_add(received).unwrap_or(Usdc::MAX);
+            paid = had.checked_sub(sight.balance);
+        }
+        let agrees = match paid {
+            Some(paid) if paid == expected => (open == Usdc::ZERO).then_some(true),
+            Some(_) => Some(false),
+            None => None,
+        };
+        Ok(OnChain { paid, agrees, open: Some(open) })
+    }
+
+    async fn look(&self, budget: &Budget) -> anyhow::Result<Sight> {
+        let block = self.node.get_block_number().await.context("--rpc-url")?;
+        let balance: U256 = self.call(balanceOfCall { account: self.payer }, block).await?;
+        let balance = u64::try_from(balance).context("the payer is too rich for this program")?;
+        let mut open = Usdc::ZERO;
+        for entry in budget.journal().unresolved() {
+            if entry.asset == self.asset && entry.payer == self.payer {
+                let state = authorizationStateCall { authorizer: entry.payer, nonce: entry.nonce };
+                if self.call(state, block).await? {
+                    open = open.checked_add(entry.amount).unwrap_or(Usdc::MAX);
+                }
+            }
+        }
+        Ok(Sight { block, balance: Usdc::from_atomic(balance), open })
+    }
+
+    /// What others have given the payer after one block, up to another.
+    async fn received(&self, after: u64, to: u64) -> anyhow::Result<Usdc> {
+        let filter = Filter::new().from_block(after + 1).to_block(to).address(self.asset);
+        let filter = filter.event_signature(Transfer::SIGNATURE_HASH).topic2(self.payer);
+        let logs = if after < to { self.node.get_logs(&filter).await.context("--rpc-url")? } else { Vec::new() };
+        let mut sum = Usdc::ZERO;
+        for log in logs {
+            let Transfer { from, value, .. } = log.log_decode::<Transfer>().context("--rpc-url")?.inner.data;
+            if from != self.payer {
+                let value = u64::try_from(value).map_or(Usdc::MAX, Usdc::from_atomic);
+                sum = sum.checked_add(value).unwrap_or(Usdc::MAX);
+            }
+        }
+        Ok(sum)
+    }
+
+    async fn call<C: SolCall>(&self, call: C, block: u64) -> anyhow::Result<C::Return> {
+        let request = TransactionRequest::default().to(self.asset).input(call.abi_encode().into());
+        let answer = self.node.call(request).block(block.into()).await.context("--rpc-url")?;
+        C::abi_decode_returns(&answer).context("--rpc-url: the token does not answer as USDC does")
+    }
+}
+
+impl OnChain {
+    /// What is to be said of it besides the document.
+    pub(crate) fn remark(&self, spent: Usdc) -> Option<String> {
+        match (self.paid, self.agrees, self.open) {
+            (_, Some(true), _) => None,
+            (Some(paid), Some(false), _) => {
+                Some(format!("the books do not agree with the chain: {spent} spent by the books, and {paid} paid"))
+            }
+            (Some(_), None, Some(open)) => Some(format!(
+                "{spent} and {open} more were paid; the books call that spent once its blocks are final, when the same command runs \
+                 again with --checkpoint"
+            )),
+            _ => Some("nobody knows whether the books agree with the chain".to_owned()),
+        }
+    }
+}

@@ -36,14 +36,7 @@ const LIMITS: GroupLimits = GroupLimits { group_size: 2, max_token_len: 64 };
 async fn server(push: impl Fn() -> Response + Clone + Send + Sync + 'static) -> (AtroposClient, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = asked.clone();
-    let router = Router::new()
-        .route("/info", get(async || Json(json!({ "batch_size": 8, "max_token_len": 64 }))))
-        .route(
-            "/register-env",
-            post(async || {
-                Json(json!({ "status": "success", "env_id": 3, "wandb_name": "sums_0", "starting_step": 0, "num_steps": 9 }))
-            }),
-        )
+    let router = joinable()
         .route("/status-env", get(async || Json(json!({ "current_step": 0, "queue_size": 0, "env_weight": 1.0 }))))
         .route(
             "/scored_data",
@@ -54,6 +47,17 @@ async fn server(push: impl Fn() -> Response + Clone + Send + Sync + 'static) -> 
         )
         .route("/elsewhere", any(async || Json(json!({ "status": "received" }))));
     (serve(router).await, asked)
+}
+
+/// A server that takes environments into a run.
+fn joinable() -> Router {
+    registering().route("/info", get(async || Json(json!({ "batch_size": 8, "max_token_len": 64 }))))
+}
+
+fn registering() -> Router {
+    let joined =
+        json!({ "status": "success", "env_id": 3, "wandb_name": "sums_0", "starting_step": 0, "num_steps": 9 });
+    Router::new().route("/register-env", post(async move || Json(joined.clone())))
 }
 
 async fn serve(router: Router) -> AtroposClient {
@@ -107,6 +111,53 @@ async fn a_push_that_fails_or_is_not_understood_is_unknown_and_not_sent_again() 
         assert!(error.is_unknown(), "{error:?}");
         assert_eq!(asked.load(Ordering::SeqCst), 1, "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_group_is_not_sent_while_the_server_does_not_say_whether_it_knows_the_environment() {
+    let failures: [fn() -> Response; 4] = [
+        || StatusCode::BAD_GATEWAY.into_response(),
+        || "<html>".into_response(),
+        || vec![b' '; 2_000].into_response(),
+        || {
+            let silence = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
+            axum::body::Body::from_stream(silence).into_response()
+        },
+    ];
+    for failure in failures {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (first, counter) = (asked.clone(), asked.clone());
+        let status = async move || match first.fetch_add(1, Ordering::SeqCst) {
+            0 => failure(),
+            _ => Json(json!({ "current_step": 0, "queue_size": 0, "env_weight": 1.0 })).into_response(),
+        };
+        let pushed = Arc::new(AtomicUsize::new(0));
+        let count = pushed.clone();
+        let push = async move |_: Request| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Json(json!({ "status": "received" }))
+        };
+        let client = serve(joinable().route("/status-env", get(status)).route("/scored_data", post(push))).await;
+        let client = client.max_answer(1_000).timeout(Duration::from_millis(500));
+        let environment = joined(&client).await;
+        let error = environment.push(&group()).await.unwrap_err();
+        assert!(error.is_not_sent() && !error.is_unknown(), "{error:?}");
+        assert_eq!((counter.load(Ordering::SeqCst), pushed.load(Ordering::SeqCst)), (1, 0), "{error:?}");
+        environment.push(&group()).await.unwrap();
+        assert_eq!(pushed.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_fails_before_it_counts_the_environment_is_asked_again() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let info = async move || match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => StatusCode::BAD_GATEWAY.into_response(),
+        1 => "<html>".into_response(),
+        _ => Json(json!({ "batch_size": 8, "max_token_len": 64 })).into_response(),
+    };
+    let client = serve(registering().route("/info", get(info))).await;
+    assert_eq!(joined(&client).await.id(), 3);
 }
 
 #[tokio::test]

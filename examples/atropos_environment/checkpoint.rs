@@ -26,12 +26,19 @@ pub(crate) struct Checkpoint {
     pub(crate) policy: Policy,
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
-    /// A group that is judged and paid for and was perhaps not handed over yet.
-    pub(crate) pending: Option<Scored>,
+    /// A group that is judged and paid for and not handed over, as far as is known.
+    pub(crate) pending: Option<Pending>,
     /// Where the books and the chain begin, if the chain was asked.
     pub(crate) opening: Option<Opening>,
     /// Names the run, so that its groups have names of their own.
     pub(crate) run: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Pending {
+    pub(crate) scored: Scored,
+    /// Whether it may have been sent.
+    pub(crate) sent: bool,
 }
 
 impl Checkpoint {

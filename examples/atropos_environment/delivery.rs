@@ -15,6 +15,10 @@ const MAX_TOKENS: u64 = 16_384;
 /// How long to look whether a group has arrived after all.
 const LOOKING: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(250);
+/// How often to look whether the trainer has taken something.
+const LOOK: Duration = Duration::from_millis(500);
+/// The longest pause between two attempts; each is twice as long as the one before.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// What became of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,22 +65,23 @@ impl Delivery {
     /// Waits until the trainer wants more; joins again if the server has forgotten us.
     pub(crate) async fn wait_for_room(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
+        let mut retry = Retry::new(self.patience);
         loop {
-            match self.environment.wait_for_room(self.max_queue, self.patience).await {
+            match self.environment.wait_for_room(self.max_queue, Duration::ZERO).await {
                 Ok(_) => return Ok(()),
-                Err(AtroposError::UnknownEnvironment) => self.join_again().await?,
-                // To ask does no harm, so that it may be asked until patience ends.
-                Err(AtroposError::Unreachable(_) | AtroposError::Unanswered { .. })
-                    if begun.elapsed() < self.patience =>
-                {
-                    sleep(PAUSE).await;
+                Err(AtroposError::QueueFull { .. }) if begun.elapsed() < self.patience => {
+                    retry = Retry::new(self.patience);
+                    sleep(LOOK).await;
                 }
+                Err(AtroposError::UnknownEnvironment) => self.join_again().await?,
+                // To ask does no harm.
+                Err(error) if error.is_unknown() || error.is_not_sent() => retry.after(error).await?,
                 Err(error) => return Err(error).context("--atropos-url"),
             }
         }
     }
 
-    /// Hands over a group that was never sent.
+    /// Hands over a group that was never sent. After an error it was not sent either.
     pub(crate) async fn push(&mut self, scored: &Scored) -> anyhow::Result<Delivered> {
         let group = match scored.group(self.limits()) {
             Ok(Some(group)) => group,
@@ -85,14 +90,13 @@ impl Delivery {
             Err(GroupError::TooLong { .. }) => return Ok(Delivered::TooLong),
             Err(error) => return Err(error).context("a group could not be made"),
         };
-        let begun = Instant::now();
+        let mut retry = Retry::new(self.patience);
         loop {
             match self.environment.push(&group).await {
                 Ok(_) => return Ok(Delivered::Pushed),
                 Err(error) if error.is_unknown() => return Ok(self.look(&scored.id).await),
                 Err(AtroposError::UnknownEnvironment) => self.join_again().await?,
-                // Nothing was sent.
-                Err(AtroposError::Unreachable(_)) if begun.elapsed() < self.patience => sleep(PAUSE).await,
+                Err(error) if error.is_not_sent() => retry.after(error).await?,
                 Err(error) => return Err(error).context("--atropos-url"),
             }
         }
@@ -101,14 +105,24 @@ impl Delivery {
     /// Hands over a group that an earlier process has perhaps sent, unless that may have arrived.
     ///
     /// The last group that the server got tells: if it is this one it has arrived, and if it is an earlier one of this run nothing came
-    /// after that. Only where another environment was last nobody knows.
+    /// after that. Where another environment was last, or the server has got nothing (it may have restarted since), nobody knows.
     pub(crate) async fn push_perhaps_again(&mut self, scored: &Scored, run: &str) -> anyhow::Result<Delivered> {
-        let latest = self.client.latest_example().await.context("--atropos-url")?;
-        match latest.as_ref().map(ReceivedGroup::id) {
-            Some(Some(id)) if id == scored.id => Ok(Delivered::Pushed),
-            None => self.push(scored).await,
-            Some(Some(id)) if id.starts_with(run) => self.push(scored).await,
-            Some(_) => Ok(Delivered::Unsure),
+        // What the other process sent may still be on its way.
+        if self.look(&scored.id).await == Delivered::Pushed {
+            return Ok(Delivered::Pushed);
+        }
+        let mut retry = Retry::new(self.patience);
+        let latest = loop {
+            match self.client.latest_example().await {
+                Ok(latest) => break latest,
+                Err(error) if error.is_unknown() || error.is_not_sent() => retry.after(error).await?,
+                Err(error) => return Err(error).context("--atropos-url"),
+            }
+        };
+        match latest.as_ref().and_then(ReceivedGroup::id) {
+            Some(id) if id == scored.id => Ok(Delivered::Pushed),
+            Some(id) if id.starts_with(run) => self.push(scored).await,
+            _ => Ok(Delivered::Unsure),
         }
     }
 
@@ -139,6 +153,28 @@ impl Delivery {
         eprintln!("the Atropos server has forgotten this environment; joining again");
         self.environment =
             self.client.register_env(&self.registration, self.patience).await.context("--atropos-url")?;
+        Ok(())
+    }
+}
+
+/// Tries again until patience ends.
+struct Retry {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Retry {
+    fn new(patience: Duration) -> Self {
+        Self { until: Instant::now() + patience, pause: PAUSE }
+    }
+
+    /// Waits before the next attempt; the error if there is to be none.
+    async fn after(&mut self, error: AtroposError) -> anyhow::Result<()> {
+        if Instant::now() + self.pause > self.until {
+            return Err(error).context("--atropos-url");
+        }
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tower_x402::market::{Feedback, Gold, Student, StudentError, Task};
 
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Pending},
     delivery::{Delivered, Delivery},
     flags::Flags,
     policy::{KINDS, Problem, Rng, Strategy, actions, answer},
@@ -41,8 +41,7 @@ pub(crate) enum End {
 impl Run<'_> {
     pub(crate) async fn go(mut self) -> anyhow::Result<End> {
         if let Some(pending) = self.checkpoint.pending.clone() {
-            let delivered = self.delivery.push_perhaps_again(&pending, &self.checkpoint.run).await?;
-            self.delivered(delivered)?;
+            self.hand_over(pending).await?;
         }
         while self.checkpoint.tally.rolled_out < self.flags.groups {
             let mut stop = self.stop.clone();
@@ -88,11 +87,28 @@ impl Run<'_> {
         policy.learn(scored.problem.kind, &group);
         tally.enter(&scored, policy, self.student.budget().spent());
         // From here on the verdicts are not bought again, whatever happens.
-        self.checkpoint.pending = Some(scored.clone());
-        self.save()?;
-        let delivered = self.delivery.push(&scored).await?;
-        self.delivered(delivered)?;
+        self.hand_over(Pending { scored, sent: false }).await?;
         Ok(true)
+    }
+
+    /// Hands a group over. What could not be sent is kept, for the next run.
+    async fn hand_over(&mut self, pending: Pending) -> anyhow::Result<()> {
+        let Pending { scored, sent } = pending;
+        // If the process ends from here on, it may have been sent.
+        self.checkpoint.pending = Some(Pending { scored: scored.clone(), sent: true });
+        self.save()?;
+        let delivered = match sent {
+            true => self.delivery.push_perhaps_again(&scored, &self.checkpoint.run).await,
+            false => self.delivery.push(&scored).await,
+        };
+        match delivered {
+            Ok(delivered) => self.delivered(delivered),
+            Err(error) => {
+                self.checkpoint.pending = Some(Pending { scored, sent });
+                self.save()?;
+                Err(error)
+            }
+        }
     }
 
     fn delivered(&mut self, delivered: Delivered) -> anyhow::Result<()> {

@@ -87,10 +87,10 @@ pub enum Pushed {
 impl AtroposClient {
     /// Joins the run as soon as the trainer has begun, which is waited for. Dropping the future stops waiting.
     ///
-    /// A server that cannot be reached yet is waited for too.
+    /// A server that cannot be reached or asked about the run yet is waited for too.
     ///
     /// # Errors
-    /// [`AtroposError::NotStarted`], or [`AtroposError::Unreachable`], when `patience` ends; [`AtroposError::GroupSize`] if
+    /// [`AtroposError::NotStarted`], [`AtroposError::Unreachable`] or [`AtroposError::NotSent`] when `patience` ends; [`AtroposError::GroupSize`] if
     /// the trainer's batches cannot be filled with such groups. After an error that [`is_unknown`](AtroposError::is_unknown) the server
     /// may count an environment that delivers nothing; with a `min_batch_allocation` its batches would wait for it.
     pub async fn register_env(
@@ -103,7 +103,7 @@ impl AtroposClient {
             let late = match self.try_register_env(environment).await {
                 Ok(Some(joined)) => return Ok(joined),
                 Ok(None) => AtroposError::NotStarted(patience),
-                Err(error @ AtroposError::Unreachable(_)) => error,
+                Err(error) if error.is_not_sent() => error,
                 Err(error) => return Err(error),
             };
             let next = Instant::now() + LOOK;
@@ -128,7 +128,7 @@ impl AtroposClient {
             Wait {},
         }
         // First, so that the server does not count an environment that could never deliver.
-        let Some(info) = self.info().await? else { return Ok(None) };
+        let Some(info) = self.info().await.map_err(AtroposError::before)? else { return Ok(None) };
         let group_size = environment.group_size;
         if group_size == 0 || info.batch_size % group_size as u64 != 0 {
             return Err(AtroposError::GroupSize { group_size, batch_size: info.batch_size });
@@ -227,8 +227,12 @@ impl Environment {
 
     /// Hands a group over, once. It is not sent again where no answer comes: the server would have it twice.
     ///
+    /// The server is asked before whether it still knows this environment. It knows it by a number only, and counts anew after a
+    /// restart: where another environment has this one's number by then, the group counts as that one's.
+    ///
     /// # Errors
-    /// [`AtroposError`]; whether the group may have arrived all the same, [`AtroposError::is_unknown`] says.
+    /// [`AtroposError`]; whether the group may have arrived all the same, [`AtroposError::is_unknown`] says, and whether it was not
+    /// even sent, [`AtroposError::is_not_sent`].
     pub async fn push(&self, group: &ScoredGroup) -> Result<Pushed, AtroposError> {
         #[derive(Deserialize)]
         struct Answer {
@@ -293,6 +297,6 @@ impl Environment {
 
     /// A server that has restarted would take the group, and no trainer after it.
     async fn must_be_known(&self) -> Result<(), AtroposError> {
-        self.status().await.map(drop)
+        self.status().await.map(drop).map_err(AtroposError::before)
     }
 }

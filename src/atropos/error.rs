@@ -17,6 +17,9 @@ pub enum AtroposError {
     /// Nobody is there; nothing was sent. Start the server (`run-api`) or correct the URL, and try again.
     #[error("no Atropos server can be reached")]
     Unreachable(#[source] reqwest::Error),
+    /// The server could not be asked what has to be known before, so that what was to be done was not sent. Try again.
+    #[error("nothing was sent to the Atropos server, since it could not be asked something before")]
+    NotSent(#[source] Box<AtroposError>),
     /// The request was sent, and no answer came: what it asks for may have happened or may yet happen. Do not send a group again
     /// for it; see [`Environment::is_latest`](super::Environment::is_latest).
     #[error("the Atropos server did not answer {call}; it may have done it all the same")]
@@ -102,6 +105,16 @@ pub enum AtroposError {
 }
 
 impl AtroposError {
+    /// This is about a question that comes before the request itself.
+    pub(super) fn before(self) -> Self {
+        if self.is_unknown() { Self::NotSent(Box::new(self)) } else { self }
+    }
+
+    /// Whether nothing was sent, and may be tried again.
+    pub const fn is_not_sent(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::NotSent(_))
+    }
+
     /// Whether what was asked for may have happened.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Unanswered { .. } | Self::Failed { .. } | Self::Answer { .. } | Self::TooLarge { .. })

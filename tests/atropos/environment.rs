@@ -8,7 +8,7 @@ use crate::{
     crowd::{Endpoint, garbage, honestly, praise},
     program::{Both, GROUP, Running, Student, environment, evaluator, incomes, payments, server, units},
     stage::Stage,
-    support::{chain::Chain, programs::example},
+    support::programs::example,
     trainer::{Trainer, groups_of},
 };
 

@@ -49,9 +49,16 @@ impl Student {
 
 /// The environment, which hires these evaluators on this stage.
 pub fn environment(server_url: &str, stage: &Stage, evaluators: &[&Url], student: &Student) -> Command {
+    let mut command = impatient(server_url, stage, evaluators, student);
+    command.args(["--patience", "60"]);
+    command
+}
+
+/// The same; how patient it is has yet to be said.
+pub fn impatient(server_url: &str, stage: &Stage, evaluators: &[&Url], student: &Student) -> Command {
     let mut command = example("atropos_environment");
     command.args(["--atropos-url", server_url, "--rpc-url", &stage.chain.rpc_url()]);
-    command.args(["--group-size", &GROUP.to_string(), "--patience", "60"]);
+    command.args(["--group-size", &GROUP.to_string()]);
     for evaluator in evaluators {
         command.args(["--evaluator", evaluator.as_str()]);
     }

@@ -74,7 +74,7 @@ pub(crate) struct Flags {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) panel: u8,
     /// The share of submissions that go along with a hidden one whose truth is known, 0 to 1
-    #[arg(long, default_value_t = 0.15)]
+    #[arg(long, default_value_t = 0.15, value_parser = share)]
     pub(crate) audit_rate: f64,
     /// An OpenAI-compatible endpoint (the URL above chat/completions) whose model is the policy
     #[arg(long)]
@@ -133,6 +133,11 @@ impl Flags {
     }
 }
 
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err("not from 0 to 1".to_owned()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +162,15 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_from_none_to_all() {
+        for (text, share) in [("0", 0.0), ("0.5", 0.5), ("1", 1.0)] {
+            assert!((read(&["--audit-rate", text]).unwrap().audit_rate - share).abs() < f64::EPSILON);
+        }
+        let error = read(&["--audit-rate", "7"]).unwrap_err().to_string();
+        assert!(error.contains("--audit-rate") && error.contains("from 0 to 1"), "{error}");
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for flags in [
             &["--groups", "0"][..],
@@ -165,6 +179,10 @@ mod tests {
             &["--asset", "0x0000000000000000000000000000000000000001"],
             &["--policy-model", "x"],
             &["--max-queue", "0"],
+            &["--audit-rate", "7"],
+            &["--audit-rate", "-0.1"],
+            &["--audit-rate", "NaN"],
+            &["--audit-rate", "often"],
         ] {
             assert!(read(flags).is_err(), "{flags:?}");
         }

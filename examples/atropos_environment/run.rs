@@ -1,10 +1,10 @@
 //! One group after the other.
 
-use std::path::PathBuf;
+use std::{future::ready, path::PathBuf, pin::pin};
 
 use anyhow::{Context as _, bail};
 use tokio::sync::watch;
-use tower_x402::market::{Feedback, Gold, Student, StudentError, Task};
+use tower_x402::market::{Feedback, Gold, Student, StudentError, Submission, Task};
 
 use crate::{
     checkpoint::{Checkpoint, Pending},
@@ -61,24 +61,26 @@ impl Run<'_> {
     /// Rolls out a group, has it judged, learns from it and hands it over. `false` if there was no money to find out
     /// what is right.
     async fn group(&mut self) -> anyhow::Result<bool> {
-        let Checkpoint { policy, rng, tally, run, .. } = &mut *self.checkpoint;
+        let Checkpoint { policy, rng, .. } = &mut *self.checkpoint;
         let problem = Problem::any(rng);
         let count = usize::from(self.flags.group_size);
         let answers = self.answerer.answers(policy, &problem, count, rng).await?;
-        let mut feedback = Vec::new();
-        let submissions = SKILLS.map(|(skill, _)| submission(skill, &problem, &answers));
-        let [arithmetic, prose] = submissions;
-        let (arithmetic, prose) = (arithmetic?, prose?);
-        let said = tokio::join!(self.student.evaluate(&arithmetic), self.student.evaluate(&prose));
-        // Style alone is not what the policy should learn.
-        let has_money = !matches!(said.0, Err(StudentError::NoMoney { .. }));
-        for said in [said.0, said.1] {
-            feedback.push(verdicts(said)?);
+        let [arithmetic, prose] = SKILLS.map(|(skill, _)| submission(skill, &problem, &answers));
+        let Some(said) = self.ask(&arithmetic?, &prose?).await else { return Ok(false) };
+        // What one skill has cost is not lost because the other could not be asked at all.
+        let (mut feedback, mut failed) = (Vec::new(), None);
+        for said in said {
+            feedback.push(said.map(verdicts).transpose().unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                None
+            }));
         }
-        if !has_money {
-            return Ok(false);
+        let feedback: Vec<_> = feedback.into_iter().map(Option::flatten).collect();
+        if let Some(error) = failed.take_if(|_| feedback.iter().all(Option::is_none)) {
+            return Err(error);
         }
 
+        let Checkpoint { policy, tally, run, .. } = &mut *self.checkpoint;
         let id = format!("{run}{}", tally.rolled_out);
         let scored = Scored::new(id, problem, self.answerer.instruction(), answers, &feedback);
         let decided = scored.answers.iter().zip(scored.advantages());
@@ -88,7 +90,30 @@ impl Run<'_> {
         tally.enter(&scored, policy, self.student.budget().spent());
         // From here on the verdicts are not bought again, whatever happens.
         self.hand_over(Pending { scored, sent: false }).await?;
-        Ok(true)
+        failed.map_or(Ok(true), Err)
+    }
+
+    /// What is said by skill; none at all if there is no money to find out what is right. Style alone is not what the policy should
+    /// learn: where nobody is hired to say what is right nobody is asked about style.
+    async fn ask(&self, arithmetic: &Submission, prose: &Submission) -> Option<[Option<Said>; 2]> {
+        let mut arithmetic = pin!(self.student.evaluate(arithmetic));
+        // Whom to hire, if anybody, is decided before anything is waited for.
+        let early = tokio::select! {
+            biased;
+            said = &mut arithmetic => Some(said),
+            () = ready(()) => None,
+        };
+        match early {
+            Some(Err(StudentError::NoMoney { .. })) => None,
+            Some(said) if said.as_ref().is_ok_and(|said| !said.hires.is_empty()) => {
+                Some([Some(said), Some(self.student.evaluate(prose).await)])
+            }
+            Some(said) => Some([Some(said), None]),
+            None => {
+                let (arithmetic, prose) = tokio::join!(arithmetic, self.student.evaluate(prose));
+                Some([Some(arithmetic), Some(prose)])
+            }
+        }
     }
 
     /// Hands a group over. What could not be sent is kept, for the next run.
@@ -129,8 +154,10 @@ impl Run<'_> {
     }
 }
 
+type Said = Result<Feedback, StudentError>;
+
 /// That somebody has no verdict to give, or no money is left for it, is no reason to stop.
-fn verdicts(said: Result<Feedback, StudentError>) -> anyhow::Result<Option<Feedback>> {
+fn verdicts(said: Said) -> anyhow::Result<Option<Feedback>> {
     match said {
         Ok(feedback) => Ok(Some(feedback)),
         Err(StudentError::NobodyKnown { .. } | StudentError::NoMoney { .. }) => Ok(None),

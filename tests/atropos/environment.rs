@@ -55,6 +55,10 @@ async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_
         assert!(logprobs.iter().flatten().all(|logprob| *logprob <= 0.0 || *logprob == 1.0));
         assert_eq!(group.messages.as_ref().unwrap()[0].len(), 2);
     }
+    let issues = groups.iter().flat_map(|group| group.overrides.as_ref().unwrap());
+    let mut issues =
+        issues.flat_map(|about| about["critique"].as_array().unwrap()).map(|one| &one["critique"]["issues"]);
+    assert!(issues.any(|issues| !issues.as_array().unwrap().is_empty()), "some answers are wrong, and it is said how");
 
     // What the chain says, what the books say, and who has it.
     let paid = student.has_paid(&stage).await;

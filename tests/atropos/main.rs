@@ -8,12 +8,14 @@ mod client;
 #[path = "../student/crowd.rs"]
 mod crowd;
 mod environment;
+mod flags;
 mod interrupted;
 mod model;
 mod open;
 mod program;
 mod proxy;
 mod server;
+mod signals;
 #[allow(dead_code)]
 #[path = "../student/stage.rs"]
 mod stage;

@@ -95,6 +95,27 @@ impl Running {
         timeout(PATIENCE, progress).await.expect("it goes on");
     }
 
+    /// Sends it a signal.
+    pub async fn signal(&self, name: &str) {
+        let id = self.process.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().await.unwrap().success());
+    }
+
+    /// Waits until it says this.
+    pub async fn says(&mut self, text: &str) {
+        let heard = async {
+            while let Some(line) = self.said.next_line().await.unwrap() {
+                let found = line.contains(text);
+                self.log.push(line);
+                if found {
+                    return;
+                }
+            }
+            panic!("it ended: {}", self.log.join("\n"));
+        };
+        timeout(PATIENCE, heard).await.expect("it says so");
+    }
+
     /// Without a chance to say goodbye.
     pub async fn kill(mut self) {
         self.process.kill().await.unwrap();
@@ -158,16 +179,32 @@ pub async fn payments(group: &ReceivedGroup, stage: &Stage, student: &Student) -
     let about = group.overrides.as_ref().expect("there is something to say about each sequence");
     assert_eq!(about.len(), GROUP);
     assert!(about.iter().all(|one| one["payments"] == about[0]["payments"]), "the group was paid for as a whole");
+    assert!(group.scores.iter().all(|score| (0.0..=1.0).contains(score)));
+    let paid = about[0]["payments"].as_array().unwrap();
     let mut nonces = Vec::new();
     for about in about {
+        let confidence = about["confidence"].as_object().unwrap();
+        assert!(confidence.contains_key("arithmetic"), "without that there are no scores: {about:?}");
+        for (skill, confidence) in confidence {
+            assert!(matches!(&**skill, "arithmetic" | "prose") && is_probability(confidence), "{about:?}");
+        }
         let critique = about["critique"].as_array().unwrap();
-        assert!(
-            !critique.is_empty() && about["confidence"].as_object().is_some_and(|all| !all.is_empty()),
-            "{about:?}"
-        );
-        assert!(critique.iter().all(|one| one["critique"]["summary"].is_string() && one["score"].is_number()));
+        for skill in confidence.keys() {
+            let said = critique.iter().filter(|one| one["skill"] == **skill);
+            let weights: f64 = said.map(|one| one["weight"].as_f64().unwrap()).sum();
+            assert!((weights - 1.0).abs() < 1e-9, "{about:?}");
+        }
+        for one in critique {
+            assert!(["score", "confidence", "weight"].iter().all(|name| is_probability(&one[name])), "{one}");
+            assert!(one["by"]["id"].is_string() && one["by"]["version"].is_string(), "{one}");
+            assert_parts(&one["critique"]);
+            let same = |name: &str, payment: &Value| payment[name] == one[name];
+            let is_paid = |payment: &&Value| same("skill", payment) && same("evaluator", payment);
+            assert!(paid.iter().any(|payment| is_paid(&payment)), "nobody judges for nothing: {one}");
+        }
     }
-    for payment in about[0]["payments"].as_array().unwrap() {
+    for payment in paid {
+        assert_eq!(payment["network"], stage.chain.asset().network.to_string());
         if payment["outcome"] != "settled" {
             continue;
         }
@@ -182,7 +219,9 @@ pub async fn payments(group: &ReceivedGroup, stage: &Stage, student: &Student) -
         let amount = B256::from(U256::from(units(&payment["amount"])));
         let has = |topics: &[B256], data: Option<B256>| {
             let same = |log: &alloy_rpc_types_eth::Log| {
-                log.topics() == topics && data.is_none_or(|data| log.data().data.as_ref() == data.as_slice())
+                log.address() == stage.chain.asset().address
+                    && log.topics() == topics
+                    && data.is_none_or(|data| log.data().data.as_ref() == data.as_slice())
             };
             receipt.inner.logs().iter().any(same)
         };
@@ -191,6 +230,23 @@ pub async fn payments(group: &ReceivedGroup, stage: &Stage, student: &Student) -
     }
     assert!(!nonces.is_empty(), "nobody was paid for {:?}", group.id());
     nonces
+}
+
+fn is_probability(value: &Value) -> bool {
+    value.as_f64().is_some_and(|value| (0.0..=1.0).contains(&value))
+}
+
+/// A summary, what is good, and what is not: how bad, what, where and what would be better.
+fn assert_parts(critique: &Value) {
+    assert!(critique["summary"].as_str().is_some_and(|summary| !summary.is_empty()), "{critique}");
+    assert!(critique["strengths"].as_array().unwrap().iter().all(Value::is_string), "{critique}");
+    for issue in critique["issues"].as_array().unwrap() {
+        assert!(matches!(issue["severity"].as_str(), Some("minor" | "major" | "critical")), "{issue}");
+        assert!(issue["description"].as_str().is_some_and(|description| !description.is_empty()), "{issue}");
+        let place = &issue["place"];
+        assert!(place.is_null() || place["quote"].is_string() || place["start"].is_number(), "{issue}");
+        assert!(issue["suggestion"].is_null() || issue["suggestion"].is_string(), "{issue}");
+    }
 }
 
 /// Judges arithmetic and prose, each as it should be.

@@ -106,6 +106,7 @@ impl Delivery {
     ///
     /// The last group that the server got tells: if it is this one it has arrived, and if it is an earlier one of this run nothing came
     /// after that. Where another environment was last, or the server has got nothing (it may have restarted since), nobody knows.
+    /// A request that is on its way for longer than [`LOOKING`] after its sender's end would not be noticed.
     pub(crate) async fn push_perhaps_again(&mut self, scored: &Scored, run: &str) -> anyhow::Result<Delivered> {
         // What the other process sent may still be on its way.
         if self.look(&scored.id).await == Delivered::Pushed {

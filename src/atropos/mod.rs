@@ -26,14 +26,16 @@
 //!
 //! - **A group that is pushed twice is there twice.** There is no idempotency key. So nothing that was sent is ever sent again
 //!   unasked: where no answer came, the error [says so](AtroposError::is_unknown), and [`Environment::is_latest`] looks whether
-//!   the group is the last one that the server got, which it recognizes by an id in its `group_overrides`.
+//!   the group is the last one that the server got, which it recognizes by an id in its `group_overrides`. What was
+//!   [not even sent](AtroposError::is_not_sent) may be pushed again.
 //! - **A batch that is pulled is gone.** An answer to [`AtroposClient::batch`] that does not arrive cannot be asked for again.
 //! - **A group whose scores are all equal** teaches nothing, sequences that are too long are cut somewhere else, and groups whose size
 //!   does not divide the batch keep it from ever being filled. A [`ScoredGroup`] with any of these cannot be made, and
 //!   [`AtroposClient::register_env`] refuses a group size that does not fit the trainer's batches.
 //! - **Everything is in its memory.** After a restart it knows neither trainer nor environments, and a group that reaches it before a
 //!   trainer has registered keeps it from ever taking one: `/register` takes the run's description only where there is no queue
-//!   yet. [`Environment::push`] therefore asks first whether the environment is still known.
+//!   yet. [`Environment::push`] therefore asks first whether the environment is still known. The server knows environments by
+//!   numbers, from 0 again after a restart: where another one has got the number by then, groups count as that one's.
 //! - **Registering an environment twice** leaves one of them behind that never delivers. Only what surely never reached the
 //!   server is sent again.
 //!

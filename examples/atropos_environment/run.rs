@@ -70,12 +70,11 @@ impl Run<'_> {
         // What one skill has cost is not lost because the other could not be asked at all.
         let (mut feedback, mut failed) = (Vec::new(), None);
         for said in said {
-            feedback.push(said.map(verdicts).transpose().unwrap_or_else(|error| {
+            feedback.push(verdicts(said).unwrap_or_else(|error| {
                 failed.get_or_insert(error);
                 None
             }));
         }
-        let feedback: Vec<_> = feedback.into_iter().map(Option::flatten).collect();
         if let Some(error) = failed.take_if(|_| feedback.iter().all(Option::is_none)) {
             return Err(error);
         }
@@ -93,26 +92,21 @@ impl Run<'_> {
         failed.map_or(Ok(true), Err)
     }
 
-    /// What is said by skill; none at all if there is no money to find out what is right. Style alone is not what the policy should
-    /// learn: where nobody is hired to say what is right nobody is asked about style.
-    async fn ask(&self, arithmetic: &Submission, prose: &Submission) -> Option<[Option<Said>; 2]> {
+    /// What is said about both skills; none if there is no money to find out what is right. Nothing is paid then: style alone is not
+    /// what the policy should learn.
+    async fn ask(&self, arithmetic: &Submission, prose: &Submission) -> Option<[Said; 2]> {
         let mut arithmetic = pin!(self.student.evaluate(arithmetic));
-        // Whom to hire, if anybody, is decided before anything is waited for.
+        // Whom to hire is decided, or that there is no money, before anything is waited for.
         let early = tokio::select! {
             biased;
             said = &mut arithmetic => Some(said),
             () = ready(()) => None,
         };
+        let prose = self.student.evaluate(prose);
         match early {
             Some(Err(StudentError::NoMoney { .. })) => None,
-            Some(said) if said.as_ref().is_ok_and(|said| !said.hires.is_empty()) => {
-                Some([Some(said), Some(self.student.evaluate(prose).await)])
-            }
-            Some(said) => Some([Some(said), None]),
-            None => {
-                let (arithmetic, prose) = tokio::join!(arithmetic, self.student.evaluate(prose));
-                Some([Some(arithmetic), Some(prose)])
-            }
+            Some(said) => Some([said, prose.await]),
+            None => Some(tokio::join!(arithmetic, prose).into()),
         }
     }
 

@@ -55,14 +55,16 @@ async fn a_run_that_is_killed_goes_on_and_its_books_are_those_of_the_chain() {
     assert!(total > paid);
     assert_eq!(units(&document["spent"]), total, "all three runs together: {document:#}");
     assert_eq!(units(&document["on_chain"]["paid"]), total);
-    assert_eq!((&document["on_chain"]["agrees"], units(&document["reserved"])), (&true.into(), 0), "{document:#}");
+    assert_eq!(document["on_chain"]["agrees"], true, "{document:#}");
     // Whenever it was killed: who has what, to the unit.
     let payees = booths.each_ref().map(|booth| booth.payee);
     assert_eq!(incomes(&document, &stage, &payees).await, total);
-    // Of what was paid just before a kill nobody knows what it was for: at most for one group and the hidden tasks with it, two
-    // kills long. A hidden task has as many outputs as the group, and nobody asks for more than 1,200 units for one.
-    let group = 1_200 * GROUP as u64;
-    assert!(units(&document["elsewhere"]) <= 2 * 2 * 2 * group, "{document:#}");
+    // What was under way when it was killed is reserved if it was signed and not sent, and elsewhere if it was paid and not entered:
+    // in each skill at most a group, the hidden task with it, and one that was left from the group before. For each of their
+    // answers nobody asks for more than 1,200 units.
+    let under_way = 2 * 3 * 1_200 * GROUP as u64;
+    let (reserved, elsewhere) = (units(&document["reserved"]), units(&document["elsewhere"]));
+    assert!(reserved + elsewhere <= 2 * under_way, "two kills: {document:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -80,16 +80,14 @@ impl Chain {
     pub(crate) async fn compare(&self, opening: &Opening, budget: &Budget) -> OnChain {
         let until = Instant::now() + FINALITY;
         loop {
-            let found = match self.found(opening, budget).await {
-                Ok(found) => found,
-                Err(error) => {
+            let found = self.found(opening, budget).await;
+            let agrees = found.as_ref().is_ok_and(|found| found.agrees == Some(true));
+            let is_settled = agrees && budget.reserved() == Usdc::ZERO;
+            if is_settled || Instant::now() + PAUSE > until {
+                return found.unwrap_or_else(|error| {
                     eprintln!("the books cannot be held against the chain: {error:#}");
                     OnChain { paid: None, agrees: None, open: None }
-                }
-            };
-            let is_settled = found.agrees == Some(true) && budget.reserved() == Usdc::ZERO;
-            if is_settled || Instant::now() + PAUSE > until {
-                return found;
+                });
             }
             sleep(PAUSE).await;
         }

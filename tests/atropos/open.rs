@@ -1,5 +1,7 @@
 //! Payments of which the books do not know yet what became of them, and the chain does.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
@@ -15,9 +17,12 @@ use tower_x402::market::Evaluator;
 use url::Url;
 
 use crate::{
-    program::{Both, GROUP, Running, Student, environment, incomes, server, units},
+    program::{Both, GROUP, Running, Student, blind, environment, incomes, server, units},
     stage::{Stage, card, serve},
-    support::chain::Chain,
+    support::{
+        chain::Chain,
+        rpc_proxy::{Fate, RpcProxy},
+    },
     trainer::Trainer,
 };
 
@@ -101,18 +106,49 @@ async fn books_that_are_older_than_the_first_look_at_the_chain_agree_with_it() {
     let trainer = Trainer::start(&server, GROUP as u64).await;
     let files = tempfile::tempdir().unwrap();
     let checkpoint = files.path().join("run.json");
-    let command = || {
+    let mut command = blind(&server.url, &[&booth.url], &student);
+    command.args(["--groups", "2", "--patience", "60", "--checkpoint"]).arg(&checkpoint);
+    let document = Running::start(command).document().await;
+    let mut paid = student.has_paid(&stage).await;
+    assert!(paid > 0 && units(&document["spent"]) == paid && document["on_chain"].is_null(), "{document:#}");
+    for groups in ["4", "2"] {
         let mut command = environment(&server.url, &stage, &[&booth.url], &student);
-        command.args(["--groups", "2", "--checkpoint"]).arg(&checkpoint);
-        command
-    };
-    let first = Running::start(command()).document().await;
-    // Its journal is kept.
-    std::fs::remove_file(&checkpoint).unwrap();
-    let second = Running::start(command()).document().await;
-    assert_eq!(units(&second["spent"]), student.has_paid(&stage).await);
-    assert!(units(&second["spent"]) > units(&first["spent"]));
-    assert_eq!(second["on_chain"]["agrees"], true, "{second:#}");
+        command.args(["--groups", groups, "--checkpoint"]).arg(&checkpoint);
+        let document = Running::start(command).document().await;
+        let before = std::mem::replace(&mut paid, student.has_paid(&stage).await);
+        assert!(paid > before && units(&document["spent"]) == paid, "{document:#}");
+        assert_eq!((&document["on_chain"]["agrees"], units(&document["on_chain"]["paid"])), (&true.into(), paid));
+        // Then the journal is all there is.
+        std::fs::remove_file(&checkpoint).unwrap();
+    }
+    drop(trainer);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_silent_node_would_say_is_unknown_and_the_summary_is_there() {
+    let (server, stage) = (server().await, Stage::set().await);
+    let booth = stage.open(Both).await;
+    let student = Student::rich(&stage).await;
+    let trainer = Trainer::start(&server, GROUP as u64).await;
+    let node = RpcProxy::start(stage.chain.rpc_url()).await;
+    // Only the first look gets an answer.
+    let looks = AtomicUsize::new(0);
+    node.judge(move |methods| {
+        let is_look = methods.iter().any(|method| method == "eth_blockNumber");
+        match looks.fetch_add(usize::from(is_look), Ordering::SeqCst) {
+            0 => Fate::Pass,
+            _ if !is_look && looks.load(Ordering::SeqCst) == 1 => Fate::Pass,
+            _ => Fate::Status(503),
+        }
+    });
+    let mut command = blind(&server.url, &[&booth.url], &student);
+    command.args(["--groups", "2", "--patience", "60", "--rpc-url", node.url()]);
+    let mut running = Running::start(command);
+    running.says("the books cannot be held against the chain").await;
+    let document = running.document().await;
+    assert_eq!(units(&document["spent"]), student.has_paid(&stage).await);
+    let unknown = serde_json::json!({ "paid": null, "agrees": null, "open": null });
+    assert_eq!(document["on_chain"], unknown, "{document:#}");
     drop(trainer);
 }
 

@@ -56,9 +56,15 @@ pub fn environment(server_url: &str, stage: &Stage, evaluators: &[&Url], student
 
 /// The same; how patient it is has yet to be said.
 pub fn impatient(server_url: &str, stage: &Stage, evaluators: &[&Url], student: &Student) -> Command {
+    let mut command = blind(server_url, evaluators, student);
+    command.args(["--rpc-url", &stage.chain.rpc_url()]);
+    command
+}
+
+/// The same, without a look at the chain.
+pub fn blind(server_url: &str, evaluators: &[&Url], student: &Student) -> Command {
     let mut command = example("atropos_environment");
-    command.args(["--atropos-url", server_url, "--rpc-url", &stage.chain.rpc_url()]);
-    command.args(["--group-size", &GROUP.to_string()]);
+    command.args(["--atropos-url", server_url, "--group-size", &GROUP.to_string()]);
     for evaluator in evaluators {
         command.args(["--evaluator", evaluator.as_str()]);
     }

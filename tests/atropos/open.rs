@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, process::Command};
 use tower_x402::market::Evaluator;
 use url::Url;
 
@@ -52,15 +52,22 @@ async fn what_was_paid_without_an_answer_is_open_until_its_block_is_final_and_no
     let student = Student::rich(&stage).await;
     let trainer = Trainer::start(&server, GROUP as u64).await;
     let files = tempfile::tempdir().unwrap();
-    let command = |groups: &str| {
-        let mut command = environment(&server.url, &stage, &[&mute_url, &booth.url], &student);
+    let urls = [&mute_url, &booth.url];
+    let on = |mut command: Command, groups: &str| {
         command.args(["--groups", groups, "--panel", "2", "--checkpoint"]).arg(files.path().join("run.json"));
-        command
+        Running::start(command)
     };
-    let document = Running::start(command("2")).document().await;
+    // At first nobody looks at the chain, so that what is open is also there when somebody looks for the first time.
+    let mut command = blind(&server.url, &urls, &student);
+    command.args(["--patience", "60"]);
+    let document = on(command, "1").document().await;
+    let lost: u64 = stage.chain.token_transfers(mute_payee).await.iter().map(|transfer| transfer.units).sum();
+    assert!(lost > 0, "it was paid, and nobody said so: {document:#}");
+    let look = || environment(&server.url, &stage, &urls, &student);
+    let document = on(look(), "3").document().await;
     let (paid, spent) = (student.has_paid(&stage).await, units(&document["spent"]));
     let lost: u64 = stage.chain.token_transfers(mute_payee).await.iter().map(|transfer| transfer.units).sum();
-    assert!(lost > 0 && paid == spent + lost, "it was paid, and nobody said so: {document:#}");
+    assert!(paid == spent + lost, "{document:#}");
     let on_chain = &document["on_chain"];
     assert_eq!((units(&on_chain["paid"]), units(&on_chain["open"])), (paid, lost), "{document:#}");
     assert_eq!((&on_chain["agrees"], units(&document["reserved"])), (&Value::Null, lost), "{document:#}");
@@ -68,7 +75,7 @@ async fn what_was_paid_without_an_answer_is_open_until_its_block_is_final_and_no
     for _ in 0..DEPTH {
         stage.chain.mine().await;
     }
-    let document = Running::start(command("2")).document().await;
+    let document = on(look(), "3").document().await;
     assert_eq!((units(&document["spent"]), units(&document["reserved"])), (paid, 0), "{document:#}");
     assert_eq!((&document["on_chain"]["agrees"], units(&document["on_chain"]["open"])), (&true.into(), 0));
     assert_eq!(incomes(&document, &stage, &[mute_payee, booth.payee]).await, paid);

@@ -6,8 +6,9 @@ use alloy_network::EthereumWallet;
 use alloy_primitives::{Address, B256, Bytes, U256, hex};
 use alloy_provider::{Provider as _, ProviderBuilder};
 use alloy_rpc_types_eth::{TransactionReceipt, TransactionRequest};
+use alloy_signer::Signer as _;
 use alloy_signer_local::PrivateKeySigner;
-use alloy_sol_types::SolEvent as _;
+use alloy_sol_types::{Eip712Domain, SolEvent as _};
 use axum::{Router, routing::get};
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -165,6 +166,15 @@ impl Booth {
         *self.shown.lock().unwrap() = Some(serde_json::to_string(&card).unwrap());
     }
 
+    /// Shows a card that its payee signed after this was done to it.
+    pub async fn show_adjusted(&self, adjust: impl FnOnce(&mut AgentCard)) {
+        let shown = self.shown.lock().unwrap().clone().unwrap();
+        let mut card: AgentCard = serde_json::from_str(&shown).unwrap();
+        adjust(&mut card);
+        let card = card.sign(&self.payee).await.unwrap();
+        self.show_text(Some(&serde_json::to_string(&card).unwrap()));
+    }
+
     /// Shows this in place of a card, or nothing.
     pub fn show_text(&self, text: Option<&str>) {
         *self.shown.lock().unwrap() = text.map(str::to_owned);
@@ -194,6 +204,42 @@ pub async fn say(record: Evidence, transaction: Option<B256>, payer: &PrivateKey
     let network = Network::BASE_SEPOLIA;
     let asset = network.usdc().unwrap().address;
     SignedEvidence::sign(record, network, asset, transaction, payer).await.unwrap()
+}
+
+mod typed {
+    alloy_sol_types::sol! {
+        /// What is signed, as it is documented.
+        struct Evidence {
+            address asset;
+            address payer;
+            bytes32 nonce;
+            address evaluator;
+            uint256 paid;
+            string skill;
+            uint64 at;
+            string outcome;
+        }
+    }
+}
+
+/// The same with any key and without a question: signed as it is documented, whoever may say it or not.
+pub async fn forge(record: Evidence, transaction: Option<B256>, key: &PrivateKeySigner) -> SignedEvidence {
+    let network = Network::BASE_SEPOLIA;
+    let (asset, voice) = (network.usdc().unwrap().address, record.payment.unwrap());
+    let typed = typed::Evidence {
+        asset,
+        payer: voice.payer,
+        nonce: voice.nonce,
+        evaluator: record.evaluator,
+        paid: record.paid.into(),
+        skill: record.skill.clone(),
+        at: record.at,
+        outcome: serde_json_canonicalizer::to_string(&record.outcome).unwrap(),
+    };
+    let chain_id = Some(U256::from(network.chain_id()));
+    let domain = Eip712Domain::new(Some("tower-x402 evidence".into()), Some("1".into()), chain_id, None, None);
+    let signature = key.sign_typed_data(&typed, &domain).await.unwrap().as_bytes().to_vec().into();
+    SignedEvidence { network, asset, evidence: record, transaction, signature }
 }
 
 /// Sends something somewhere; the status, and the error if it is one.

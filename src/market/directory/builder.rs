@@ -85,6 +85,9 @@ impl DirectoryBuilder {
 
     /// How many cards are kept, and of one host; 10,000 and 32 unless set. A further one takes the place of one that is not listed any
     /// more or of the longest unseen one of whose evaluator nobody has spoken; if there is none it is refused.
+    ///
+    /// A host is a name, an IPv4 address or an IPv6 network of 64 bits. Whoever owns a domain has as many names below it as it likes, so
+    /// this keeps nobody out who means it: what does is that evaluators nobody has paid make room for others.
     pub fn max_cards(mut self, cards: u64, per_host: u64) -> Self {
         (self.limits.cards, self.limits.cards_per_host) = (cards, per_host);
         self

@@ -11,10 +11,16 @@
 //! - **about a payment that reached the evaluator**: [`Witness`] finds it on the chain, by the same logs by which sellers
 //!   recognize their money, deep enough not to be undone, and about when the record says,
 //! - **the only one of its payment**: it is known by (network, asset, payer, nonce). What was said once cannot be said otherwise,
-//! - **about a skill that the evaluator offers or offered**, by a card that the directory has seen itself.
+//! - **about a skill that the evaluator offers or offered**, by a card that the directory has seen itself, **and no cheaper than that**: the
+//!   lowest price per output it was ever seen to ask for the skill was paid, and by somebody else than itself.
 //!
-//! That makes voices cost what evaluations cost. It does not make them true: an evaluator can pay itself. What it is worth to a
-//! reader is decided by the reader, by comparing with its own audits: [`reputation`](super::reputation).
+//! So to speak of somebody costs what an evaluation by it costs. That does not make it true, nor does it cost everybody the same: the
+//! money reaches the evaluator, so a voice about a friend, or about oneself from another account, costs the fee of a
+//! transaction. What a voice is worth is decided by each reader, by comparing with its own audits: [`reputation`](super::reputation).
+//!
+//! What is not heard: contract wallets, because what they accept as a signature (ERC-1271) can change later; who paid less than the
+//! directory saw asked, which includes the customers of an evaluator that shows them a cheaper card than the directory. Silence
+//! about an evaluator is not praise.
 //!
 //! # What is forgotten
 //!

@@ -9,7 +9,7 @@ use sqlx::{Connection as _, Row as _, SqliteConnection, sqlite::SqliteRow};
 use super::{Conditions, DirectoryStore, Limits, StoreError, address, number, signed};
 use crate::{market::directory::wire::CardEntry, network::Network};
 
-/// How many skills an evaluator is remembered to have offered.
+/// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
 const MAX_OFFERED: i64 = 256;
 
 /// A card to be kept.
@@ -42,8 +42,19 @@ pub(in crate::market::directory) enum Listed {
     PayeeChanged(Address),
     /// There are as many of this host as may be.
     TooManyOfHost,
+    /// Its evaluator has offered as many skills as may be.
+    TooManySkills,
     /// There are as many as may be, and all of them have been paid.
     Full,
+}
+
+/// What is known of an evaluator and a skill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::market::directory) enum Offered {
+    /// The skill, and this was the lowest price per output, in atomic units.
+    For(u64),
+    OtherSkills,
+    Nothing,
 }
 
 impl DirectoryStore {
@@ -68,12 +79,14 @@ impl DirectoryStore {
                 }
                 let id: i64 = row.try_get("id")?;
                 sqlx::query(
-                    "UPDATE cards SET price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 WHERE id = ?1",
+                    "UPDATE cards SET host = ?5, price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 \
+                     WHERE id = ?1",
                 )
                 .bind(id)
                 .bind(signed(card.price))
                 .bind(&card.json)
                 .bind(signed(now))
+                .bind(&card.host)
                 .execute(&mut *work)
                 .await?;
                 for old in ["DELETE FROM card_skills WHERE card = ?1", "DELETE FROM card_networks WHERE card = ?1"] {
@@ -115,22 +128,24 @@ impl DirectoryStore {
                 .execute(&mut *work)
                 .await?;
             sqlx::query(
-                "INSERT INTO offered (evaluator, skill, seen) VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET seen = ?3",
+                "INSERT INTO offered (evaluator, skill, seen, price) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT DO UPDATE SET seen = ?3, price = min(price, ?4)",
             )
             .bind(card.pay_to.to_vec())
             .bind(skill)
             .bind(signed(now))
+            .bind(signed(card.price))
             .execute(&mut *work)
             .await?;
         }
-        sqlx::query(
-            "DELETE FROM offered WHERE evaluator = ?1 AND skill NOT IN \
-             (SELECT skill FROM offered WHERE evaluator = ?1 ORDER BY seen DESC LIMIT ?2)",
-        )
-        .bind(card.pay_to.to_vec())
-        .bind(MAX_OFFERED)
-        .execute(&mut *work)
-        .await?;
+        let offered: i64 = sqlx::query_scalar("SELECT count(*) FROM offered WHERE evaluator = ?1")
+            .bind(card.pay_to.to_vec())
+            .fetch_one(&mut *work)
+            .await?;
+        if offered > MAX_OFFERED {
+            work.rollback().await?;
+            return Ok(Listed::TooManySkills);
+        }
         for network in &card.networks {
             sqlx::query("INSERT OR IGNORE INTO card_networks (chain_id, card) VALUES (?1, ?2)")
                 .bind(network.chain_id().cast_signed())
@@ -194,17 +209,21 @@ impl DirectoryStore {
         &self,
         evaluator: Address,
         skill: &str,
-    ) -> Result<(bool, bool), StoreError> {
+    ) -> Result<Offered, StoreError> {
         let mut connection = self.connection.lock().await;
-        let row = sqlx::query(
-            "SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1) AS known, \
-             EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1 AND skill = ?2) AS skilled",
-        )
-        .bind(evaluator.to_vec())
-        .bind(skill)
-        .fetch_one(&mut *connection)
-        .await?;
-        Ok((number(&row, "known")? == 1, number(&row, "skilled")? == 1))
+        let price: Option<i64> = sqlx::query_scalar("SELECT price FROM offered WHERE evaluator = ?1 AND skill = ?2")
+            .bind(evaluator.to_vec())
+            .bind(skill)
+            .fetch_optional(&mut *connection)
+            .await?;
+        if let Some(price) = price {
+            return Ok(Offered::For(price.try_into().unwrap_or_default()));
+        }
+        let is_known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1)")
+            .bind(evaluator.to_vec())
+            .fetch_one(&mut *connection)
+            .await?;
+        Ok(if is_known { Offered::OtherSkills } else { Offered::Nothing })
     }
 
     /// Cards that were last asked for at `until` or before, the longest ago first.

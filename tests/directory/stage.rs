@@ -11,7 +11,7 @@ use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{Eip712Domain, SolEvent as _};
 use axum::{Router, routing::get};
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify};
 use tower_x402::{
     Network, Usdc,
     market::{
@@ -45,6 +45,7 @@ pub struct Booth {
     pub payee: PrivateKeySigner,
     address: String,
     shown: Arc<Mutex<Option<String>>>,
+    hangs: Arc<Mutex<Option<Arc<Notify>>>>,
 }
 
 /// A payment that was made, or not.
@@ -142,14 +143,20 @@ impl Booth {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shown = Arc::new(Mutex::new(None::<String>));
-        let page = shown.clone();
-        let router = Router::new().route(
-            CARD_PATH,
-            get(async move || page.lock().unwrap().clone().ok_or(http::StatusCode::INTERNAL_SERVER_ERROR)),
-        );
+        let hangs = Arc::new(Mutex::new(None::<Arc<Notify>>));
+        let (page, hang) = (shown.clone(), hangs.clone());
+        let answer = async move || {
+            let asked = hang.lock().unwrap().clone();
+            if let Some(asked) = asked {
+                asked.notify_one();
+                std::future::pending::<()>().await;
+            }
+            page.lock().unwrap().clone().ok_or(http::StatusCode::INTERNAL_SERVER_ERROR)
+        };
+        let router = Router::new().route(CARD_PATH, get(answer));
         let url = format!("http://{address}").parse().unwrap();
         tokio::spawn(async { axum::serve(listener, router).await });
-        let booth = Self { url, payee: PrivateKeySigner::random(), address, shown };
+        let booth = Self { url, payee: PrivateKeySigner::random(), address, shown, hangs };
         booth.show(skills, &booth.payee, PRICE).await;
         booth
     }
@@ -173,6 +180,13 @@ impl Booth {
         adjust(&mut card);
         let card = card.sign(&self.payee).await.unwrap();
         self.show_text(Some(&serde_json::to_string(&card).unwrap()));
+    }
+
+    /// Does not answer any more, and says when it was asked.
+    pub fn hang(&self) -> Arc<Notify> {
+        let asked = Arc::new(Notify::new());
+        *self.hangs.lock().unwrap() = Some(asked.clone());
+        asked
     }
 
     /// Shows this in place of a card, or nothing.

@@ -13,7 +13,7 @@ use tower_x402::{
     facilitator::OnchainFacilitator,
     market::{
         AgentCard, CardFetcher, EvaluationClient, Evaluator, Score, Student, Submission, Task,
-        directory::{CardQuery, DirectoryBuilder, DirectoryStore, Publication, SignedEvidence, VoiceQuery},
+        directory::{CardQuery, DirectoryBuilder, DirectoryStore, Publication, SignedEvidence, VoiceQuery, Witness},
         evidence::{Evidence, EvidenceLog, Outcome, Voice},
         judge::ArithmeticJudge,
         reputation::Reputation,
@@ -353,4 +353,78 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     assert!(reputation.fetch(&stage.client()).await.is_err() && reputation.log().is_empty());
     proxy.judge(|_| crate::support::rpc_proxy::Fate::Pass);
     assert_eq!(reputation.fetch(&stage.client()).await.unwrap().heard.len(), 6);
+}
+
+/// A directory that takes payments as they come, and a reader who waits for three blocks on top.
+#[tokio::test]
+async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
+    let chain = DevnetChain::start(None).await;
+    let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let proxy = crate::support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
+    let deep = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(3);
+    let deep = Arc::new(deep);
+    let reader = || Reputation::new(100, []).verify(deep.clone()).clock(clock.clone());
+    let (mut patient, mut late) = (reader(), reader());
+    for heard in [3, 0] {
+        let pulled = patient.fetch(&stage.client()).await.unwrap();
+        assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (heard, 3, 0));
+    }
+    assert_eq!(late.fetch(&stage.client()).await.unwrap().later, 3);
+    // A chain that cannot be asked loses none of them.
+    proxy.judge(|_| crate::support::rpc_proxy::Fate::Status(503));
+    assert!(patient.fetch(&stage.client()).await.is_err());
+    proxy.judge(|_| crate::support::rpc_proxy::Fate::Pass);
+    // Nor is waited for ever.
+    clock.advance(3_601);
+    let pulled = late.fetch(&stage.client()).await.unwrap();
+    assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (0, 0, 3));
+    // But who is deep enough when it is looked at again is heard, however late that is.
+    (0..3).for_each(|_| chain.devnet.mine());
+    let pulled = patient.fetch(&stage.client()).await.unwrap();
+    let expected: Vec<_> = all[3..].iter().map(|said| said.evidence.clone()).collect();
+    assert_eq!((pulled.heard, pulled.later, pulled.refused), (expected, 0, 0));
+    assert_eq!(patient.fetch(&stage.client()).await.unwrap(), Default::default());
+}
+
+#[tokio::test]
+async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
+    let mut all = Vec::new();
+    for number in 0..45 {
+        let key = PrivateKeySigner::random();
+        let record = Evidence {
+            payment: Some(Voice { payer: key.address(), nonce: random_nonce() }),
+            evaluator: Address::repeat_byte(7),
+            skill: "prose".into(),
+            at: 1_000_000 + number,
+            paid: tower_x402::Usdc::from_atomic(PRICE),
+            outcome: Outcome::answered(0.75, Some(0.9), Some(true)),
+        };
+        all.push(crate::stage::say(record, None, &key).await);
+    }
+    // A page each.
+    let answer =
+        async move |axum::extract::Query(query): axum::extract::Query<std::collections::HashMap<String, String>>| {
+            let after: usize = query["after"].parse().unwrap();
+            let mut line = serde_json::to_value(all.get(after)).unwrap();
+            if line.is_null() {
+                return serde_json::json!({ "voices": [], "after": after, "more": false }).to_string();
+            }
+            line["id"] = (after + 1).into();
+            line["block"] = 1.into();
+            line["blockTime"] = 1.into();
+            serde_json::json!({ "voices": [line], "after": after + 1, "more": after + 1 < 45 }).to_string()
+        };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let router = Router::new().route("/evidence", axum::routing::get(answer));
+    tokio::spawn(async { axum::serve(listener, router).await });
+    let directory = tower_x402::market::directory::DirectoryClient::new(&url).unwrap();
+    let whole = Reputation::new(100, []).fetch(&directory).await.unwrap();
+    assert_eq!((whole.heard.len(), whole.more), (45, false));
+    let mut small = Reputation::new(20, []);
+    for (heard, more) in [(20, true), (20, true), (5, false), (0, false)] {
+        let pulled = small.fetch(&directory).await.unwrap();
+        assert_eq!((pulled.heard.len(), pulled.more), (heard, more));
+    }
 }

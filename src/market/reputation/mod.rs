@@ -1,13 +1,13 @@
 //! What a reader makes of what others say.
 //!
-//! Votes could be bought: an evaluator that pays itself a thousand times has a thousand voices, each of which is about a payment
-//! that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of evaluators agrees with
+//! Votes could be bought: an evaluator that pays itself a thousand times, from accounts of its own, has a thousand voices, each of which is
+//! about a payment that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of evaluators agrees with
 //! what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same accuracies" over "nothing to
 //! do with each other"); however many say the same, they are believed together no more than the most trusted of them; and one
 //! payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module brings it what
 //! directories have: verified, once each, and as much as can be kept.
 //!
-//! What a payer says of itself has no weight at all.
+//! What a payer says of itself is not heard at all.
 //!
 //! ```no_run
 //! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
@@ -31,8 +31,8 @@
 //! **What this cannot do.** Whoever agrees with the reader's audits is believed about evaluators that the reader has not audited yet, and
 //! agreement can be bought: by paying those evaluators their price and saying of them what others have published. It can then praise a
 //! friend, and is believed until the reader has looked at the friend itself. The more it agreed before, the more looks that takes (some
-//! sixteen, against somebody that agreed with 120 audits, where the friend is right in one case of four); each of them also costs it
-//! trust in everything else it says. Nothing is lost for good, but what was spent on the friend meanwhile.
+//! sixteen, against twenty such payers that agreed with 120 audits, where the friend is right in one case of four); each of them also
+//! costs them trust in everything else they say. What is lost is what was spent on the friend meanwhile.
 
 mod interval;
 mod report;

@@ -296,3 +296,29 @@ fn entry(row: &SqliteRow) -> Result<CardEntry, sqlx::Error> {
         card: RawValue::from_string(row.try_get("card")?).map_err(|error| sqlx::Error::Decode(error.into()))?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file from before prices were kept, as it is opened now.
+    #[tokio::test]
+    async fn what_was_offered_before_prices_were_kept_costs_what_its_cards_say() {
+        let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        sqlx::raw_sql(include_str!("migrations/0001_directory.sql")).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(
+            "INSERT INTO cards VALUES (1, 'a', 'a', x'01', 1000, '{}', 0, 0, 0, 1), (2, 'b', 'b', x'01', 10, '{}', 0, 0, 0, 1);
+             INSERT INTO card_skills VALUES ('prose', 1), ('poetry', 2);
+             INSERT INTO offered VALUES (x'01', 'prose', 0), (x'01', 'poetry', 0), (x'01', 'old', 0), (x'02', 'lost', 0);",
+        )
+        .execute(&mut connection)
+        .await
+        .unwrap();
+        sqlx::raw_sql(include_str!("migrations/0002_prices.sql")).execute(&mut connection).await.unwrap();
+        let rows =
+            sqlx::query("SELECT skill, price FROM offered ORDER BY skill").fetch_all(&mut connection).await.unwrap();
+        let prices: Vec<(String, i64)> = rows.iter().map(|row| (row.get("skill"), row.get("price"))).collect();
+        let expected = [("lost", 0), ("old", 10), ("poetry", 10), ("prose", 1_000)];
+        assert_eq!(prices, expected.map(|(skill, price)| (skill.to_owned(), price)));
+    }
+}

@@ -48,7 +48,7 @@ pub struct SignedEvidence {
     pub network: Network,
     /// The token that was paid with.
     pub asset: Address,
-    /// The record. It is about a payment, and not about a lie about the price.
+    /// The record. It is about a payment of more than nothing to somebody else, and not about a lie about the price.
     pub evidence: Evidence,
     /// The transaction that settled the payment, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,7 +32,8 @@ const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in
 /// exactly the matching `Transfer(payer → evaluator, paid)` right after it; the same rule by which sellers recognize that they
 /// were paid. `authorizationState` is not asked: cancelling sets it too.
 ///
-/// Several nodes may be given: then all of them must say so, and one that lies can keep a voice out, but let none in.
+/// Several nodes may be given: then all of them must say so, and one that lies can keep a voice out, but let none in, and have none
+/// removed.
 ///
 /// ```no_run
 /// # fn example() -> Result<(), tower_x402::market::directory::WitnessError> {

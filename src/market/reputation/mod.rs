@@ -1,11 +1,11 @@
 //! What a reader makes of what others say.
 //!
-//! Votes could be bought: an evaluator that pays itself a thousand times, from accounts of its own, has a thousand voices, each of which is
-//! about a payment that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of evaluators agrees with
-//! what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same accuracies" over "nothing to
-//! do with each other"); however many say the same, they are believed together no more than the most trusted of them; and one
-//! payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module brings it what
-//! directories have: verified, once each, and as much as can be kept.
+//! Votes could be bought: an evaluator that pays itself a thousand times, from accounts of its own, has a thousand voices, each of
+//! which is about a payment that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of
+//! evaluators agrees with what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same
+//! accuracies" over "nothing to do with each other"); however many say the same, they are believed together no more than the most trusted of
+//! them; and one payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module
+//! brings it what directories have: verified, once each, and as much as can be kept.
 //!
 //! What a payer says of itself is not heard at all.
 //!
@@ -168,8 +168,8 @@ impl Reputation {
         done.map(|()| pulled)
     }
 
-    /// Reads what is new in a directory, to the end or as much as is kept here, without telling anybody: for a selector that cannot be held meanwhile, and is told by
-    /// [`tell`] afterwards.
+    /// Reads what is new in a directory, to the end or as much as is kept here, without telling anybody: for a selector that cannot be
+    /// held meanwhile, and is told by [`tell`] afterwards.
     ///
     /// # Errors
     /// [`PullError`]. What was read before it is in the [log](Self::log), and is not read again.

@@ -66,11 +66,10 @@ where
 
 impl<B> Recorder<B> {
     /// Lets the client have it.
-    pub(super) fn released(mut self) -> Self {
+    pub(super) fn release(&mut self) {
         if let Some(recording) = &mut self.recording {
             recording.is_released = true;
         }
-        self
     }
 }
 

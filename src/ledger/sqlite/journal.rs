@@ -20,7 +20,10 @@ use super::super::{
     LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
     row::{Head, Row},
 };
-use super::nonces;
+use super::{
+    nonces,
+    rows::{self, PaymentRow, ResponseRow, bind},
+};
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
@@ -208,18 +211,10 @@ async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty:
     for (sender, number) in dirty.nonces {
         nonces::write(&mut transaction, memory, sender, number).await?;
     }
+    let (mut payments, mut responses) = (Vec::new(), Vec::new());
     for key in dirty.payments {
         match memory.snapshot(&key) {
-            Some(record) => {
-                let json =
-                    serde_json::to_string(&Row::of(&record)).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                bind(sqlx::query(UPSERT_PAYMENT), &key)
-                    .bind(fulfilment(&record))
-                    .bind(record.settlement.state().as_str())
-                    .bind(json)
-                    .execute(&mut *transaction)
-                    .await?;
-            }
+            Some(record) => payments.push(PaymentRow::of(&record)?),
             None => {
                 bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *transaction).await?;
                 bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *transaction).await?;
@@ -228,53 +223,21 @@ async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty:
     }
     for key in dirty.responses {
         match memory.kept_response(&key) {
-            Some(response) => {
-                let head =
-                    serde_json::to_string(&Head::of(&response)).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                bind(sqlx::query(UPSERT_RESPONSE), &key)
-                    .bind(response.stored_at.cast_signed())
-                    .bind(head)
-                    .bind(&response.body[..])
-                    .execute(&mut *transaction)
-                    .await?;
-            }
+            Some(response) => responses.push(ResponseRow::of(key, response)?),
             None => {
                 bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?;
             }
         }
     }
+    rows::write(&mut transaction, &payments).await?;
+    rows::write(&mut transaction, &responses).await?;
     transaction.commit().await
 }
 
-const UPSERT_PAYMENT: &str = "INSERT INTO payments (chain_id, asset, payer, nonce, fulfilment, settlement, record) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET fulfilment = ?5, settlement = ?6, record = ?7";
 const DELETE_PAYMENT: &str = "DELETE FROM payments WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
 const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments \
      WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4 AND settlement IN ('settled', 'final'))";
-const UPSERT_RESPONSE: &str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, head, body) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET stored_at = ?5, head = ?6, body = ?7";
 const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
-
-fn bind<'q>(query: Query<'q>, key: &PaymentKey) -> Query<'q> {
-    query
-        .bind(key.network.chain_id().cast_signed())
-        .bind(key.asset.to_vec())
-        .bind(key.payer.to_vec())
-        .bind(key.nonce.to_vec())
-}
-
-fn fulfilment(record: &Record) -> &'static str {
-    use super::super::Fulfilment::*;
-    match record.fulfilment {
-        Reserved => "reserved",
-        Working => "working",
-        Produced => "produced",
-        Delivered => "delivered",
-        Released => "released",
-    }
-}
 
 async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(), LedgerError> {
     for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {

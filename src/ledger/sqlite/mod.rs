@@ -2,6 +2,7 @@
 
 mod journal;
 mod nonces;
+mod rows;
 
 use std::{path::Path, sync::Arc};
 

@@ -15,20 +15,18 @@
 //!     target/release/deps/hot_path-… once 'paid, by a wallet' 200
 //! ```
 //!
-//! Times are of short runs, interleaved with those of all other lines, so that what else the machine does hits all of them:
-//! the least is given, and the median. Allocations are exact.
+//! Times are those of the thread's own clock, of short runs interleaved with those of all other lines, so that what else the
+//! machine does hits all of them alike: the least is given, and the median. Allocations are exact.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/support/hot_path.rs"]
 mod hot_path;
+#[path = "../tests/support/thread_time.rs"]
+mod thread_time;
 
-use std::{
-    alloc::System,
-    hint::black_box,
-    time::{Duration, Instant},
-};
+use std::{alloc::System, hint::black_box, time::Duration};
 
 use alloy_primitives::B256;
 use alloy_signer::SignerSync as _;
@@ -36,6 +34,7 @@ use axum::body::Body;
 use hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, VALID, answer, buyer, clock, layer, order};
 use http::{HeaderValue, Request, StatusCode};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use thread_time::ThreadTime;
 use tokio::runtime::Runtime;
 use tower::Service as _;
 use tower_x402::{
@@ -72,7 +71,7 @@ impl Line {
     fn run(&mut self) {
         let work = (self.prepare)(self.size);
         let before = HEAP.stats().allocations;
-        let started = Instant::now();
+        let started = ThreadTime::now();
         measured(work);
         self.times.push(started.elapsed() / self.size as u32);
         self.allocations = (HEAP.stats().allocations - before) as f64 / self.size as f64;

@@ -36,7 +36,7 @@ pub const VALID: u64 = 120;
 pub const PRICE: u64 = 1_000;
 /// What the handler says.
 pub const WORK: &str = r#"{"score":1}"#;
-const TASK: &str = r#"{"task":"17 * 23","answer":"391"}"#;
+pub const TASK: &str = r#"{"task":"17 * 23","answer":"391"}"#;
 const RESOURCE: &str = "https://api.example/evaluate";
 
 /// Answers at once, and everybody is rich.

@@ -23,6 +23,7 @@
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/support/hot_path.rs"]
 mod hot_path;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../tests/support/thread_time.rs"]
 mod thread_time;
 
@@ -40,7 +41,7 @@ use tower::Service as _;
 use tower_x402::{
     client::AddPayment,
     eip3009::AuthorizationSigner,
-    facilitator::{Terms, Window, precheck},
+    facilitator::{Terms, Window, batch_calldata, precheck},
     ledger::{Fingerprint, FulfilmentStep, Ledger as _, MemoryLedger, Record, Reservation, SettlementStep},
     protocol::{ExactPayload, MAX_PAYMENT_HEADER, PaymentPayload, PaymentRequired, decode_header, encode_header},
     server::RequirePaymentLayer,
@@ -127,10 +128,11 @@ fn each<I: 'static, T>(
     })
 }
 
-/// Requests to a router, of which every one is answered with `status`.
+/// Requests to a router, of which every one is answered with `status`. A task asks for them, as a server's connection does: what
+/// the runtime itself waits for costs two system calls whenever it has waited.
 fn requests(
     name: &'static str,
-    app: impl Answers + Clone + 'static,
+    app: impl Answers<Future: Send, Body: Send> + Clone + Send + 'static,
     status: StatusCode,
     mut request: impl FnMut() -> Request<Body> + 'static,
 ) -> Line {
@@ -138,13 +140,14 @@ fn requests(
         let requests: Vec<_> = (0..size).map(|_| request()).collect();
         let mut app = app.clone();
         Box::new(move || {
-            runtime().block_on(async {
+            let connection = runtime().spawn(async move {
                 for request in requests {
                     let response = answer(&mut app, request).await;
                     assert_eq!(response.status(), status);
                     black_box(response);
                 }
             });
+            runtime().block_on(connection).unwrap();
         })
     })
 }
@@ -153,7 +156,11 @@ fn paywall() -> RequirePaymentLayer {
     layer(AtOnce::in_memory(clock()), clock()).build().unwrap()
 }
 
-fn paid(name: &'static str, app: impl Answers + Clone + 'static, signed: Signed) -> Line {
+fn paid(
+    name: &'static str,
+    app: impl Answers<Future: Send, Body: Send> + Clone + Send + 'static,
+    signed: Signed,
+) -> Line {
     let mut mint = Mint::new(50);
     requests(name, app, StatusCode::OK, move || hot_path::paid(&mint.header(signed, NOW)))
 }
@@ -288,7 +295,20 @@ fn steps() -> Vec<Line> {
             move |(terms, payload)| precheck(terms, payload, window, NOW).unwrap(),
         ),
         ledger(),
+        batch_of_100(),
     ]
+}
+
+/// From a hundred payments to the calldata of the transaction that settles them.
+fn batch_of_100() -> Line {
+    let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(hot_path::terms()));
+    let window = Window { remaining: 0, skew: 0 };
+    let payments = move || {
+        let payments = (0..100).map(|_| precheck(terms.clone(), mint.payment(Signed::ByKey, NOW), window, NOW).unwrap());
+        payments.collect::<Vec<_>>()
+    };
+    let name = "batch of 100: its calldata and gas limit";
+    each(name, 1, payments, |payments| batch_calldata(&payments).unwrap())
 }
 
 /// All that the layer and the facilitator ask of the ledger for one payment; `benches/ledger.rs` has the durable ones.

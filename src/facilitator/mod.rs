@@ -23,6 +23,9 @@ use async_trait::async_trait;
 
 pub use echo::{Echo, MAX_ECHO};
 #[cfg(feature = "onchain")]
+#[doc(hidden)]
+pub use crate::settlement::batch::batch_calldata;
+#[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
 pub use readiness::{NotReady, Readiness};

@@ -121,7 +121,7 @@ pub fn sold(layer: RequirePaymentLayer) -> Router {
 }
 
 /// The layer around a function that answers at once, without a router.
-pub fn alone(layer: RequirePaymentLayer) -> impl Answers + Clone + 'static {
+pub fn alone(layer: RequirePaymentLayer) -> impl Answers<Future: Send, Body: Send> + Clone + Send + 'static {
     layer.layer(tower::service_fn(|_: Request<RequestBody<Body>>| {
         ready(Ok::<_, Infallible>(Response::new(Full::from(WORK))))
     }))

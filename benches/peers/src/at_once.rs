@@ -92,7 +92,8 @@ fn supported() -> Value {
 /// A JSON document read once and cloned after that.
 macro_rules! once {
     ($type:ty, $json:expr) => {{
-        static ANSWER: LazyLock<$type> = LazyLock::new(|| serde_json::from_value($json).expect("as the protocol has it"));
+        static ANSWER: LazyLock<$type> =
+            LazyLock::new(|| serde_json::from_value($json).expect("as the protocol has it"));
         Ok(ANSWER.clone())
     }};
 }
@@ -137,4 +138,3 @@ impl x402_types::facilitator::Facilitator for AtOnce {
         once!(proto::SupportedResponse, supported())
     }
 }
-

@@ -19,8 +19,7 @@ use tower_x402::{
 use x402_types::facilitator::Facilitator as _;
 
 use crate::{
-    Result, hot_path,
-    onchain,
+    Result, hot_path, onchain,
     payments::{Mint, Signed},
     rpc_proxy::RpcProxy,
     sellers,
@@ -176,8 +175,7 @@ fn median<T: Ord>(mut values: Vec<T>) -> T {
 async fn batched() -> Result {
     const PAYMENTS: usize = 400;
     let stage = Stage::new(Duration::from_secs(2)).await?;
-    let facilitator: Arc<OnchainFacilitator> =
-        Arc::new(onchain::ours(stage.proxy.url(), stage.settler.clone()).await?);
+    let facilitator: Arc<OnchainFacilitator> = Arc::new(onchain::ours(stage.proxy.url(), stage.settler.clone()).await?);
     facilitator.deploy_batch_settler().await?;
     let mut app = sellers::ours_with(&post(async |_: Bytes| hot_path::WORK), facilitator.clone())?;
     let mut mint = Mint::with(&mut app, vec![stage.payer.clone()]).await;

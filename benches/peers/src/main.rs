@@ -19,12 +19,14 @@ mod hot_path;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../tests/support/rpc_proxy.rs"]
 mod rpc_proxy;
+#[allow(unreachable_pub)]
 #[path = "../../../tests/support/thread_time.rs"]
 mod thread_time;
 
 mod at_once;
 mod chain;
 mod copies;
+mod listening;
 mod load;
 mod memory;
 mod onchain;

@@ -17,9 +17,7 @@ use x402_chain_eip155::{
 use x402_facilitator_local::FacilitatorLocal;
 use x402_types::{
     chain::{ChainRegistry, FromConfig as _},
-    scheme::{
-        SchemeBlueprints, SchemeRegistry, X402SchemeFacilitator, X402SchemeFacilitatorBuilder, X402SchemeId,
-    },
+    scheme::{SchemeBlueprints, SchemeRegistry, X402SchemeFacilitator, X402SchemeFacilitatorBuilder, X402SchemeId},
 };
 
 use crate::Result;
@@ -66,11 +64,7 @@ impl<S: X402SchemeId> X402SchemeId for Shared<S> {
 }
 
 impl<S: X402SchemeFacilitatorBuilder<Provider>> X402SchemeFacilitatorBuilder<&Provider> for Shared<S> {
-    fn build(
-        &self,
-        provider: &Provider,
-        config: Option<serde_json::Value>,
-    ) -> Result<Box<dyn X402SchemeFacilitator>> {
+    fn build(&self, provider: &Provider, config: Option<serde_json::Value>) -> Result<Box<dyn X402SchemeFacilitator>> {
         self.0.build(provider.clone(), config)
     }
 }

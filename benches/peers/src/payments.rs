@@ -7,7 +7,7 @@ use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use axum::Router;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use serde_json::{Value, json};
 use tower_x402::{
     eip3009::{Authorization, PaymentSignature},
@@ -28,13 +28,17 @@ pub struct Mint {
 
 impl Mint {
     pub async fn of(seller: &mut Router, payers: u8) -> Self {
-        let keys = (1..=payers).map(|n| PrivateKeySigner::from_bytes(&B256::repeat_byte(n)).expect("a key")).collect();
-        Self::with(seller, keys).await
+        Self::with(seller, keys(payers)).await
     }
 
     pub async fn with(seller: &mut Router, keys: Vec<PrivateKeySigner>) -> Self {
         let response = hot_path::answer(seller, hot_path::unpaid()).await;
-        let header = response.headers().get("payment-required").expect("a 402 of x402 v2");
+        Self::asked(response.headers(), keys)
+    }
+
+    /// For what is asked in the headers of a 402.
+    pub fn asked(headers: &HeaderMap, keys: Vec<PrivateKeySigner>) -> Self {
+        let header = headers.get("payment-required").expect("a 402 of x402 v2");
         let demand: Value = serde_json::from_slice(&BASE64_STANDARD.decode(header).expect("base64")).expect("JSON");
         let seconds = demand["accepts"][0]["maxTimeoutSeconds"].as_u64().expect("seconds");
         Self { keys, demand, seconds, next: 0 }
@@ -80,6 +84,11 @@ impl Mint {
             "payload": payload,
         })
     }
+}
+
+/// The keys of so many payers.
+pub fn keys(payers: u8) -> Vec<PrivateKeySigner> {
+    (1..=payers).map(|n| PrivateKeySigner::from_bytes(&B256::repeat_byte(n)).expect("a key")).collect()
 }
 
 fn random_nonce() -> B256 {

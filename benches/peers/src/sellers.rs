@@ -45,8 +45,7 @@ where
     F: x402_types::facilitator::Facilitator + Clone + Send + Sync + 'static,
 {
     let tag = V2Eip155Exact::price_tag(hot_path::pay_to(), USDC::base_sepolia().amount(hot_path::PRICE));
-    let layer = X402Middleware::from_facilitator(facilitator)
-        .with_base_url(ORIGIN.parse().expect("a URL"))
-        .with_price_tag(tag);
+    let layer =
+        X402Middleware::from_facilitator(facilitator).with_base_url(ORIGIN.parse().expect("a URL")).with_price_tag(tag);
     Router::new().route("/evaluate", handler.clone().layer(layer))
 }

@@ -128,18 +128,21 @@ impl Journal {
 
     /// The same for changes of all kinds, which share one transaction: on disk are all of them or none.
     pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
-        let version = {
-            let mut dirty = self.shared.dirty();
-            if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
-                dirty.payments.extend(changes.payments);
-                dirty.responses.extend(changes.responses);
-                dirty.nonces.extend(changes.nonces);
-                dirty.version += 1;
-                self.shared.wake.notify_one();
-            }
-            dirty.version
-        };
+        let version = self.note(changes);
         self.until(version).await
+    }
+
+    /// Has these changes written soon, and does not wait. The version is theirs.
+    pub(super) fn note(&self, changes: Changes) -> u64 {
+        let mut dirty = self.shared.dirty();
+        if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
+            dirty.payments.extend(changes.payments);
+            dirty.responses.extend(changes.responses);
+            dirty.nonces.extend(changes.nonces);
+            dirty.version += 1;
+            self.shared.wake.notify_one();
+        }
+        dirty.version
     }
 
     async fn until(&self, version: u64) -> Result<(), LedgerError> {

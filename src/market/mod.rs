@@ -31,6 +31,26 @@
 //! outputs, and whatever [`Judge::takes`](judge::Judge::takes) refuses. What the judge fails on, takes too long for, or judges in
 //! a form that students would refuse, is not charged. [`EvaluatorService`] lists what is served; [`judge`] has judges to start from.
 //!
+//! # Hire evaluators
+//!
+//! This finds them, hires the best for the money, three at a time, and makes one verdict of theirs; the budget lasts for 500 submissions:
+//!
+//! ```no_run
+//! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
+//! # use tower_x402::{client::{Budget, DiscoveryClient, Payer}, market::{Student, Submission, Task}};
+//! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
+//! let bazaar = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
+//! let student = Student::builder(payer).source(bazaar).tasks(500).panel(3).build()?;
+//! student.discover().await;
+//! let task = Task::new("reasoning", "Why is the sky blue?")?;
+//! let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
+//! let feedback = student.evaluate(&answers).await?;
+//! println!("{:?} for {}", feedback.outputs[0].judged, feedback.paid);
+//! # Ok(()) }
+//! ```
+//!
+//! [`Student`] says what happens to those that fail, lie or are late, and how hidden tasks ([`Gold`]) show who is right.
+//!
 //! # What is said
 //!
 //! A [`Submission`] is a [`Task`] with one output, a pair or a group; an [`Evaluation`] has a [`Verdict`] for each: a [`Score`], a
@@ -47,7 +67,10 @@
 //!
 //! # Whom to hire
 //!
-//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it.
+//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it. [`Student`] uses both.
+//!
+//! [`directory`] is where students find evaluators, and what other students saw of them: evidence about payments that took place.
+//! [`reputation`] is what a reader makes of it, as far as the others agree with its own audits.
 //!
 //! # The pricing extension, version 1
 //!
@@ -69,8 +92,10 @@ mod bounded;
 mod card_error;
 mod card_fetcher;
 mod card_signature;
+mod chat;
 mod client;
 mod critique;
+pub mod directory;
 mod evaluation;
 mod evaluator;
 pub mod evidence;
@@ -78,8 +103,11 @@ pub mod judge;
 mod measure;
 mod message;
 mod pricing;
+mod public_hosts;
+pub mod reputation;
 pub mod schema;
 pub mod selection;
+mod student;
 mod submission;
 mod task;
 mod verified_card;
@@ -92,6 +120,7 @@ pub use bounded::{LengthError, List, Text};
 pub use card_error::CardError;
 pub use card_fetcher::CardFetcher;
 pub use card_signature::CardSignature;
+pub use chat::{ChatClient, ChatError, ChatMessage};
 pub use client::{Bought, EvaluateError, EvaluationClient};
 pub use critique::{Critique, Issue, Place, Severity, Span};
 pub use evaluation::{Evaluation, EvaluatorId, MAX_EVALUATION, Preference, Verdict};
@@ -99,6 +128,10 @@ pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, Evaluato
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};
+pub use student::{
+    Account, Books, CardSource, DiscoveryReport, Failure, Feedback, Found, Gold, Hire, Judged, Opinion, OutputFeedback,
+    Paid, Refused, RefusedReason, SourceError, Student, StudentBuilder, StudentError, Truth,
+};
 pub use submission::{MAX_OUTPUTS, Outputs, Submission};
 pub use task::{Input, LongText, Message, SkillId, Task, TaskId};
 pub use verified_card::VerifiedCard;

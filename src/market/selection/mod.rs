@@ -35,7 +35,7 @@
 //!   allowance lasts. Everywhere else nothing can be learned, and the expected accuracy decides; but for a few decoys, so
 //!   that a stranger that is hired cannot take it for an audit.
 //! - **Others' evidence** (`pool.rs`) counts as far as its payer agrees with one's own audits. However many say the same, they are
-//!   believed together no more than the most trusted of them.
+//!   believed together no more than the most trusted of them. Nor do they, however many, make one forget what one has seen oneself.
 //! - **Pacing** (`pacing.rs`) moves λ so that the budget lasts until the last task and is used by then.
 //! - **Strangers**, who came after the student had begun, together cost at most a share of the budget, so that a bad evaluator
 //!   gains little from coming back under another name.
@@ -60,7 +60,7 @@ pub use config::ThompsonConfig;
 pub use skills::{Skill, SkillSet, Skills};
 pub use thompson::{Estimate, Thompson};
 
-use super::evidence::Outcome;
+use super::evidence::{EvidenceLog, Outcome};
 use crate::usdc::Usdc;
 
 /// An evaluator that could be hired now.
@@ -157,6 +157,63 @@ pub trait Selector: Send {
     /// Together they cost at most `job.remaining`.
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel);
 
-    /// Takes note of what became of a choice. Everyone on a panel is reported once, whatever happened.
+    /// Takes note of what became of a choice. Everyone on a panel is reported once, whatever happened, or withdrawn.
     fn learn(&mut self, observation: &Observation);
+
+    /// Takes back a choice: this evaluator was not asked after all, or did nothing that it could be blamed or praised for, and
+    /// got nothing.
+    fn withdraw(&mut self, evaluator: Address) {
+        let _ = evaluator;
+    }
+
+    /// Takes in what another payer says it observed; that it paid for it must have been checked before. Unless this is overridden, it
+    /// is not heard.
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        let _ = (payer, observation);
+    }
+
+    /// Takes in what was observed before, where `own` are the addresses that the student pays from.
+    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        log.for_each(|evidence| {
+            let Some(skill) = skills.get(&evidence.skill) else { return };
+            let observation = evidence.observation(skill);
+            match evidence.payment {
+                Some(payment) if !own.contains(&payment.payer) => self.hear(payment.payer, &observation),
+                _ => self.learn(&observation),
+            }
+        });
+    }
+
+    /// The probability, as far as it believes, that a verdict of this evaluator is right; 0.5 is a coin. `None` if it has no opinion,
+    /// which is all that it has unless this is overridden.
+    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        let _ = (evaluator, skill);
+        None
+    }
+}
+
+impl<S: Selector + ?Sized> Selector for Box<S> {
+    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
+        self.as_mut().select(job, market, panel);
+    }
+
+    fn learn(&mut self, observation: &Observation) {
+        self.as_mut().learn(observation);
+    }
+
+    fn withdraw(&mut self, evaluator: Address) {
+        self.as_mut().withdraw(evaluator);
+    }
+
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        self.as_mut().hear(payer, observation);
+    }
+
+    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        self.as_mut().recall(log, own, skills);
+    }
+
+    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        self.as_ref().accuracy(evaluator, skill)
+    }
 }

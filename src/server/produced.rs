@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     answer::Answer,
-    record::{Destination, Recorder, delivered, spawn, stored},
+    record::{Destination, Recorder, begin, delivered, stored},
     response_body::ResponseBody,
     sale,
 };
@@ -74,7 +74,7 @@ impl<R> Delivery<R> {
         match self {
             Self::Whole { bytes, trailers, destination: Destination { ledger, lease, busy, .. } } => {
                 drop(busy);
-                spawn(async move { delivered(ledger.as_ref(), &lease).await });
+                begin(async move { delivered(ledger.as_ref(), &lease).await });
                 ResponseBody::replay(bytes, trailers)
             }
             Self::Streaming(mut recorder) => {

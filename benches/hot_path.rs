@@ -304,7 +304,8 @@ fn batch_of_100() -> Line {
     let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(hot_path::terms()));
     let window = Window { remaining: 0, skew: 0 };
     let payments = move || {
-        let payments = (0..100).map(|_| precheck(terms.clone(), mint.payment(Signed::ByKey, NOW), window, NOW).unwrap());
+        let payments =
+            (0..100).map(|_| precheck(terms.clone(), mint.payment(Signed::ByKey, NOW), window, NOW).unwrap());
         payments.collect::<Vec<_>>()
     };
     let name = "batch of 100: its calldata and gas limit";

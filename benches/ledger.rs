@@ -147,7 +147,9 @@ async fn rate(ledger: Arc<dyn Ledger>, payments: u64, load: &Load) -> f64 {
 }
 
 async fn accepted_durably(with_postgres: bool) {
-    println!("payments accepted in a second, {AT_ONCE} at a time but for the first; the last: copies told that they are known");
+    println!(
+        "payments accepted in a second, {AT_ONCE} at a time but for the first; the last: copies told that they are known"
+    );
     println!("| ledger | {} |", LOADS.each_ref().map(|load| load.name).join(" | "));
     println!("|---|---|---|---|---|---|");
     let limits = ResponseLimits::default;

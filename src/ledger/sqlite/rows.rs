@@ -60,12 +60,31 @@ pub(super) fn bind<'q>(query: SqliteQuery<'q>, key: &PaymentKey) -> SqliteQuery<
 
 /// `insert`, so many rows, `update`.
 macro_rules! statement {
-    ($insert:literal, 1, $update:literal) => { concat!($insert, " (?,?,?,?,?,?,?) ", $update) };
-    ($insert:literal, 8, $update:literal) => { concat!($insert, statement!(eight), $update) };
+    ($insert:literal, 1, $update:literal) => {
+        concat!($insert, " (?,?,?,?,?,?,?) ", $update)
+    };
+    ($insert:literal, 8, $update:literal) => {
+        concat!($insert, statement!(eight), $update)
+    };
     ($insert:literal, 64, $update:literal) => {
         concat!(
-            $insert, statement!(eight), ",", statement!(eight), ",", statement!(eight), ",", statement!(eight), ",",
-            statement!(eight), ",", statement!(eight), ",", statement!(eight), ",", statement!(eight), $update
+            $insert,
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            ",",
+            statement!(eight),
+            $update
         )
     };
     (eight) => {

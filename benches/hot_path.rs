@@ -222,14 +222,11 @@ fn whole() -> Vec<Line> {
     lines
 }
 
-fn client<C: 'static>(
+fn client<C: Clone + 'static>(
     name: &'static str,
     make: impl Fn() -> C + 'static,
     work: impl AsyncFn(C) + Copy + 'static,
-) -> Line
-where
-    C: Clone,
-{
+) -> Line {
     let client = make();
     Line::new(name, 20, move |size| {
         let client = client.clone();

@@ -58,6 +58,7 @@ impl<R: Body<Data = Bytes> + Send + 'static> Produced<R> {
 }
 
 /// A response on its way to the client, once it is paid for. Dropped before that, it is still kept for replays.
+#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 pub(super) enum Delivery<R> {
     Whole { bytes: Bytes, trailers: Option<Box<HeaderMap>>, destination: Destination },
     Streaming(Box<Recorder<R>>),

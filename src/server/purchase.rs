@@ -115,6 +115,7 @@ pub(super) struct Start {
     pub(super) busy: Busy,
 }
 
+#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 enum Decision<B, R> {
     Work(Start, Work<B>),
     Replay(Box<Response<ResponseBody<R>>>),

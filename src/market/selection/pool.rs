@@ -137,9 +137,11 @@ impl Pool {
             Ok(at) => at,
             Err(mut at) => {
                 if self.entries.len() >= self.config.entries {
+                    let prior = self.prior();
                     let rank = |at: &usize| {
                         let entry = &self.entries[*at];
-                        (entry.term != 0.0 || self.earned(entry.payer) > 0.0, total(entry.counts))
+                        let has_earned = self.payers[usize::from(entry.payer)].log_odds > prior;
+                        (entry.term != 0.0 || has_earned, total(entry.counts))
                     };
                     let least = (0..self.entries.len()).min_by(|a, b| {
                         let ((a_counts, a), (b_counts, b)) = (rank(a), rank(b));

@@ -3,7 +3,7 @@
 use alloy_primitives::{Address, B256, U256, b256, keccak256};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{TokenDomain, TransferWithAuthorization};
+use super::TokenDomain;
 
 /// Keccak-256 of the type's name and fields, as EIP-3009 gives it.
 const TYPE_HASH: B256 = b256!("7c7c6cdb67a18743f49ec6fa9b35f50d52ed05cbed4cc592e13b44501c1a2267");
@@ -64,8 +64,8 @@ impl Authorization {
 
     /// The typed data in alloy's terms, for signers that show what they sign.
     #[cfg(any(test, feature = "client"))]
-    pub(crate) fn typed(&self) -> TransferWithAuthorization {
-        TransferWithAuthorization {
+    pub(crate) fn typed(&self) -> super::TransferWithAuthorization {
+        super::TransferWithAuthorization {
             from: self.from,
             to: self.to,
             value: self.value,

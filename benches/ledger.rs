@@ -5,8 +5,8 @@
 //! cargo bench --bench ledger -- postgres         with PostgreSQL, whose programs must be installed
 //! ```
 //!
-//! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Every one of
-//! them is durable before the next. What is signed plays no part here.
+//! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Each is
+//! durable before the next, but for admission on SQLite, which is so with the start. What is signed plays no part here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 

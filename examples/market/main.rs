@@ -10,6 +10,8 @@
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::expect_used)]
 
+#[path = "../canvas/mod.rs"]
+mod canvas;
 mod oracle;
 mod plot;
 mod report;

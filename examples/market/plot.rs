@@ -1,63 +1,27 @@
-//! Plots, as SVG and PNG.
+//! What is drawn.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use anyhow::{Context, anyhow};
-use plotters::{
-    coord::Shift,
-    prelude::*,
-    style::{FontStyle, register_font},
+use plotters::{coord::Shift, prelude::*};
+
+use super::{
+    canvas::{COLORS, FONT, Picture, SIZE, both, prepare},
+    oracle,
+    report::Report,
+    world::World,
 };
 
-use super::{oracle, report::Report, world::World};
-
-const SIZE: (u32, u32) = (760, 440);
-const FONT: &str = "sans-serif";
-/// Distinguishable to most eyes (after Okabe and Ito), and one grey.
-const COLORS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(213, 94, 0),
-    RGBColor(120, 120, 120),
-    RGBColor(220, 205, 60),
-];
 /// Over how many tasks spending is averaged.
 const BIN: usize = 25;
 
 /// Draws regret and quality by cost of all policies, and whom the last one paid, into `out`.
 pub(crate) fn draw(out: &Path, world: &World, reports: &[Report]) -> anyhow::Result<()> {
-    register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| anyhow!("no font"))?;
+    prepare()?;
     both(out, "regret", &Regret(reports))?;
     both(out, "quality-cost", &QualityByCost(world, reports))?;
     if let Some(report) = reports.last() {
         both(out, "spend-share", &SpendShare(world, report))?;
     }
-    Ok(())
-}
-
-/// Something that can be drawn on anything.
-trait Picture {
-    fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> anyhow::Result<()>
-    where
-        B::ErrorType: 'static;
-}
-
-fn both(out: &Path, name: &str, picture: &impl Picture) -> anyhow::Result<()> {
-    let path = out.join(format!("{name}.svg"));
-    let mut svg = String::new();
-    picture.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area())?;
-    fs::write(&path, svg).with_context(|| format!("{} cannot be written", path.display()))?;
-
-    let path = out.join(format!("{name}.png"));
-    let mut pixels = vec![255; (SIZE.0 * SIZE.1 * 3) as usize];
-    picture.draw(&BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area())?;
-    let file = fs::File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
-    let mut png = png::Encoder::new(file, SIZE.0, SIZE.1);
-    png.set_color(png::ColorType::Rgb);
-    png.write_header()?.write_image_data(&pixels)?;
     Ok(())
 }
 

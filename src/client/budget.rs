@@ -113,6 +113,7 @@ impl Budget {
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
     pub(super) async fn resolve(&self, proven: super::journal::Record) -> bool {
         let Some(entry) = self.0.journal.close(&proven) else { return false };
+        self.0.journal.note_fate(entry.nonce, !matches!(proven, super::journal::Record::Void { .. }));
         match proven {
             super::journal::Record::Void { .. } => self.books().release(&entry.promise()),
             _ => self.books().spend(&entry.promise()),

@@ -1,7 +1,7 @@
 //! The record of what was signed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,6 +23,8 @@ use crate::{network::Network, protocol::Version, usdc::Usdc};
 const EXPIRY_MARGIN: u64 = 60;
 /// A file is folded when it is this long, or four times as long as after the last time.
 const FOLD_AT: u64 = 1 << 20;
+/// How many fates are remembered.
+const FATES: usize = 1 << 12;
 
 /// Every payment that was signed, recorded before it is sent.
 ///
@@ -58,6 +60,8 @@ struct State {
     open: BTreeMap<B256, JournalEntry>,
     /// Those of them that a server called failed, by the time at which they are certainly void.
     failed: BTreeSet<(u64, B256)>,
+    /// Of the last payments that were open and were closed by something else than their answer: whether they were made.
+    fates: VecDeque<(B256, bool)>,
     paid: Tally,
 }
 
@@ -109,7 +113,21 @@ impl Journal {
         let mut state = self.state();
         let valid = state.failed.split_off(&(now.saturating_add(1), B256::ZERO));
         let expired = std::mem::replace(&mut state.failed, valid);
-        expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect()
+        let entries: Vec<_> = expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect();
+        entries.iter().for_each(|entry| state.note_fate(entry.nonce, false));
+        entries
+    }
+
+    /// Whether a payment without an answer was made, if that was found out by this process. Only the last thousands are known.
+    #[cfg(feature = "market")]
+    pub(crate) fn fate(&self, nonce: B256) -> Option<bool> {
+        self.state().fates.iter().find(|(known, _)| *known == nonce).map(|(_, paid)| *paid)
+    }
+
+    /// Remembers what became of a payment that its answer did not close.
+    #[cfg(any(feature = "onchain", feature = "reqwest"))]
+    pub(super) fn note_fate(&self, nonce: B256, paid: bool) {
+        self.state().note_fate(nonce, paid);
     }
 
     /// Returns when the payment is recorded and may be sent.
@@ -198,6 +216,13 @@ fn line(record: &Record) -> io::Result<Vec<u8>> {
 }
 
 impl State {
+    fn note_fate(&mut self, nonce: B256, paid: bool) {
+        if self.fates.len() == FATES {
+            self.fates.pop_front();
+        }
+        self.fates.push_back((nonce, paid));
+    }
+
     /// Returns the payment that the record closes.
     fn apply(&mut self, record: Record) -> Option<JournalEntry> {
         let (nonce, paid) = match record {

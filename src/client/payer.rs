@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, U256};
 use http::{HeaderMap, HeaderValue, Method};
 use url::Url;
 
@@ -71,6 +71,16 @@ impl Payer {
     /// The budget it pays from.
     pub fn budget(&self) -> &Budget {
         &self.0.budget
+    }
+
+    /// Whose money it is.
+    pub fn address(&self) -> Address {
+        self.0.signer.address()
+    }
+
+    /// The tokens it pays with.
+    pub fn assets(&self) -> &[Asset] {
+        &self.0.taste.assets
     }
 
     /// Unix time by its clock.

@@ -1,6 +1,12 @@
 //! Buys one evaluation from one evaluator, and believes it nothing that its card or the formats deny.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_primitives::{Address, U256};
 use async_trait::async_trait;
@@ -41,6 +47,7 @@ use crate::{
 pub struct EvaluationClient {
     http: ClientWithMiddleware,
     max_answer: usize,
+    ask_timeout: Duration,
     answer_timeout: Duration,
 }
 
@@ -153,12 +160,20 @@ impl EvaluationClient {
         let client = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let client = client.build().map_err(|error| unreachable(None, error))?;
         let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(HoldToCard).build();
-        Ok(Self { http, max_answer: MAX_EVALUATION, answer_timeout: Duration::from_secs(60) })
+        let (ask_timeout, answer_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
+        Ok(Self { http, max_answer: MAX_EVALUATION, ask_timeout, answer_timeout })
     }
 
     /// The longest answer, in bytes.
     pub fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
+        self
+    }
+
+    /// How long an evaluator may take to say that it wants to be paid; 30 seconds if not set. How long it may take from then on, the
+    /// middleware says ([`PaymentMiddleware::attempt_timeout`]).
+    pub fn ask_timeout(mut self, timeout: Duration) -> Self {
+        self.ask_timeout = timeout;
         self
     }
 
@@ -173,12 +188,23 @@ impl EvaluationClient {
     /// # Errors
     /// [`EvaluateError`]; [`EvaluateError::receipt`] is what was paid for it all the same.
     pub async fn evaluate(&self, card: &VerifiedCard, submission: &Submission) -> Result<Bought, EvaluateError> {
+        self.evaluate_while(card, submission, &Arc::new(AtomicBool::new(true))).await
+    }
+
+    /// The same, but nothing is signed any more once `wanted` is false.
+    pub(super) async fn evaluate_while(
+        &self,
+        card: &VerifiedCard,
+        submission: &Submission,
+        wanted: &Arc<AtomicBool>,
+    ) -> Result<Bought, EvaluateError> {
         let price = price(card, submission)?;
         let body = serde_json::to_vec(submission)
             .map_err(|error| EvaluateError::NotOffered(format!("the submission cannot be written: {error}")))?;
         let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
         let request = request.header(ACCEPT, "application/json").body(body);
-        let response = request.with_extension(Terms { price, pay_to: card.pay_to() }).send().await.map_err(sent)?;
+        let terms = Terms { price, pay_to: card.pay_to(), patience: self.ask_timeout, wanted: wanted.clone() };
+        let response = request.with_extension(terms).send().await.map_err(sent)?;
         let receipt = response.receipt().cloned();
         let status = response.status();
         let reading = tokio::time::timeout(self.answer_timeout, read(response, self.max_answer));
@@ -253,10 +279,14 @@ fn detail(json: &[u8]) -> String {
 }
 
 /// What a 402 may demand.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Terms {
     price: Usdc,
     pay_to: Address,
+    /// How long it may take to come.
+    patience: Duration,
+    /// Whether the evaluation is waited for.
+    wanted: Arc<AtomicBool>,
 }
 
 /// Compares a demand with the card's terms, below the middleware that would pay it.
@@ -276,13 +306,17 @@ impl Middleware for HoldToCard {
         next: Next<'_>,
     ) -> reqwest_middleware::Result<Response> {
         let is_paid = request.headers().contains_key(header_name::PAYMENT_SIGNATURE);
-        let terms = extensions.get::<Terms>().copied();
-        let response = next.run(request, extensions).await?;
-        if let Some(terms) = terms
-            && !is_paid
-            && response.status() == StatusCode::PAYMENT_REQUIRED
-        {
-            terms.hold(&response).map_err(|lie| reqwest_middleware::Error::middleware(Lie(lie)))?;
+        let Some(terms) = extensions.get::<Terms>().cloned().filter(|_| !is_paid) else {
+            return next.run(request, extensions).await;
+        };
+        let stopped = |error| reqwest_middleware::Error::middleware(Lie(error));
+        let response = tokio::time::timeout(terms.patience, next.run(request, extensions)).await;
+        let response = response.map_err(|late| stopped(unreachable(None, late)))??;
+        if response.status() == StatusCode::PAYMENT_REQUIRED {
+            terms.hold(&response).map_err(stopped)?;
+            if !terms.wanted.load(Ordering::Relaxed) {
+                return Err(stopped(unreachable(None, "it was too late to pay for it")));
+            }
         }
         Ok(response)
     }

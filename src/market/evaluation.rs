@@ -67,7 +67,8 @@ pub struct Verdict {
 }
 
 /// Which of two outputs is better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Preference {
     /// The first.
     First,
@@ -128,7 +129,11 @@ impl Evaluation {
 
     /// Which of two outputs has the higher score; `None` unless there are two.
     pub fn preference(&self) -> Option<Preference> {
-        let [first, second] = &*self.verdicts else { return None };
+        Self::preferred(&self.verdicts)
+    }
+
+    pub(super) fn preferred(verdicts: &[Verdict]) -> Option<Preference> {
+        let [first, second] = verdicts else { return None };
         Some(match first.score.partial_cmp(&second.score) {
             Some(std::cmp::Ordering::Greater) => Preference::First,
             Some(std::cmp::Ordering::Less) => Preference::Second,

@@ -4,7 +4,7 @@
 //! by whoever reads it, with its own doubts.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     fmt, io,
     ops::Range,
     path::{Path, PathBuf},
@@ -14,6 +14,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 
+use super::selection::{Observation, Skill};
 use crate::{client::journal_file::JournalFile, usdc::Usdc};
 
 /// How far the clocks of others may be ahead, in seconds.
@@ -44,6 +45,8 @@ pub enum Outcome {
     Timeout,
     /// It asked for more than its card says.
     PriceLie,
+    /// It wanted somebody else to be paid than its card says.
+    PayeeLie,
 }
 
 impl Outcome {
@@ -80,6 +83,13 @@ pub struct Evidence {
     pub paid: Usdc,
     /// What came back.
     pub outcome: Outcome,
+}
+
+impl Evidence {
+    /// What it tells a selector, where its skill has this number.
+    pub const fn observation(&self, skill: Skill) -> Observation {
+        Observation { evaluator: self.evaluator, skill, paid: self.paid, at: self.at, outcome: self.outcome }
+    }
 }
 
 /// Which records to find; what is left out does not matter.
@@ -120,6 +130,8 @@ struct Inner {
     capacity: usize,
     records: VecDeque<Evidence>,
     voices: HashSet<Voice>,
+    /// When evaluators were seen for the first time.
+    seen: BTreeMap<Address, u64>,
     /// Of records without a nonce or with one that is as old as this or older, nobody knows whether they were here before.
     dropped_until: Option<u64>,
     file: Option<JournalFile>,
@@ -132,6 +144,7 @@ struct Inner {
 enum Line {
     Evidence(Evidence),
     Dropped { until: u64 },
+    Seen { evaluator: Address, at: u64 },
 }
 
 impl EvidenceLog {
@@ -141,6 +154,7 @@ impl EvidenceLog {
             capacity: capacity.max(1),
             records: VecDeque::new(),
             voices: HashSet::new(),
+            seen: BTreeMap::new(),
             dropped_until: None,
             file: None,
             lines: 0,
@@ -163,6 +177,7 @@ impl EvidenceLog {
                 match serde_json::from_str(line) {
                     Ok(Line::Evidence(evidence)) => inner.keep(evidence),
                     Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
+                    Ok(Line::Seen { evaluator, at }) => inner.see(evaluator, at),
                     Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
                 }
             }
@@ -188,6 +203,32 @@ impl EvidenceLog {
         inner.keep(evidence);
         inner.shorten();
         Ok(())
+    }
+
+    /// When an evaluator was seen for the first time: `now`, which is noted then, unless it was seen before. Of as many evaluators as
+    /// records are kept this is remembered; all others are always new.
+    ///
+    /// # Errors
+    /// If it cannot be written; then it is not known either.
+    pub fn first_seen(&self, evaluator: Address, now: u64) -> Result<u64, EvidenceError> {
+        let mut inner = self.lock();
+        if let Some(at) = inner.seen.get(&evaluator) {
+            return Ok(*at);
+        }
+        if inner.seen.len() < inner.capacity {
+            let line = line(&Line::Seen { evaluator, at: now })?;
+            if let Some(file) = &mut inner.file {
+                file.append(&line, false)?;
+                inner.lines += 1;
+            }
+            inner.see(evaluator, now);
+        }
+        Ok(now)
+    }
+
+    /// When evaluators were seen for the first time, as far as it was [noted](Self::first_seen), in seconds since the Unix epoch.
+    pub fn sightings(&self) -> BTreeMap<Address, u64> {
+        self.lock().seen.clone()
     }
 
     /// Waits until everything that was recorded is on disk.
@@ -270,20 +311,27 @@ impl Inner {
         }
     }
 
+    fn see(&mut self, evaluator: Address, at: u64) {
+        let first = self.seen.entry(evaluator).or_insert(at);
+        *first = at.min(*first);
+    }
+
     /// Rewrites a file that holds twice as much as is kept. One that cannot be rewritten goes on as it is, until next time.
     fn shorten(&mut self) {
-        if self.lines <= 2 * self.capacity {
+        if self.lines <= 2 * self.capacity + self.seen.len() {
             return;
         }
         let Some(file) = &mut self.file else { return };
         let dropped = self.dropped_until.map(|until| Line::Dropped { until });
         let kept = self.records.iter().cloned().map(Line::Evidence);
-        let lines = dropped.into_iter().chain(kept).map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
+        let seen = self.seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
+        let lines =
+            dropped.into_iter().chain(seen).chain(kept).map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
-            Ok(()) => self.lines = self.records.len() + 1,
+            Ok(()) => self.lines = self.records.len() + self.seen.len() + 1,
             Err(error) => {
                 tracing::warn!(%error, "the log of evidence could not be made shorter");
-                self.lines = self.capacity;
+                self.lines = self.capacity + self.seen.len();
             }
         }
     }

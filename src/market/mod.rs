@@ -80,6 +80,7 @@ mod message;
 mod pricing;
 pub mod schema;
 pub mod selection;
+mod student;
 mod submission;
 mod task;
 mod verified_card;
@@ -99,6 +100,10 @@ pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, Evaluato
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};
+pub use student::{
+    Account, Books, CardSource, DiscoveryReport, Failure, Feedback, Found, Gold, Hire, Judged, Opinion, OutputFeedback,
+    Paid, Refused, RefusedReason, SourceError, Student, StudentBuilder, StudentError, Truth,
+};
 pub use submission::{MAX_OUTPUTS, Outputs, Submission};
 pub use task::{Input, LongText, Message, SkillId, Task, TaskId};
 pub use verified_card::VerifiedCard;

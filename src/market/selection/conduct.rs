@@ -16,8 +16,8 @@ pub(super) struct Conduct {
 
 /// As many valid answers as these, and one failure less, are taken for granted.
 const GRANTED: f32 = 19.0;
-/// A card that says less than what is asked is no accident.
-const PRICE_LIE: f32 = 5.0;
+/// A card that says less than what is asked, or another payee, is no accident.
+const LIE: f32 = 5.0;
 /// How many audited confidences are needed before half of what they show counts.
 const DOUBT: f32 = 10.0;
 
@@ -36,7 +36,7 @@ impl Conduct {
                     self.brier = self.brier * keep + miss * miss;
                 }
             }
-            Outcome::PriceLie => self.failed += PRICE_LIE,
+            Outcome::PriceLie | Outcome::PayeeLie => self.failed += LIE,
             _ => self.failed += 1.0,
         }
     }

@@ -60,7 +60,7 @@ pub use config::ThompsonConfig;
 pub use skills::{Skill, SkillSet, Skills};
 pub use thompson::{Estimate, Thompson};
 
-use super::evidence::Outcome;
+use super::evidence::{EvidenceLog, Outcome};
 use crate::usdc::Usdc;
 
 /// An evaluator that could be hired now.
@@ -157,6 +157,30 @@ pub trait Selector: Send {
     /// Together they cost at most `job.remaining`.
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel);
 
-    /// Takes note of what became of a choice. Everyone on a panel is reported once, whatever happened.
+    /// Takes note of what became of a choice. Everyone on a panel is reported once, whatever happened, or withdrawn.
     fn learn(&mut self, observation: &Observation);
+
+    /// Takes back a choice: this evaluator was not asked after all, or did nothing that it could be blamed or praised for, and
+    /// got nothing.
+    fn withdraw(&mut self, evaluator: Address) {
+        let _ = evaluator;
+    }
+
+    /// Takes in what was observed before, where `own` are the addresses that the student pays from. Unless it is overridden, what others
+    /// say is not heard.
+    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        log.for_each(|evidence| {
+            let is_own = evidence.payment.is_none_or(|payment| own.contains(&payment.payer));
+            if let Some(skill) = skills.get(&evidence.skill).filter(|_| is_own) {
+                self.learn(&evidence.observation(skill));
+            }
+        });
+    }
+
+    /// The probability, as far as it believes, that a verdict of this evaluator is right; 0.5 is a coin. `None` if it has no opinion,
+    /// which is all that it has unless this is overridden.
+    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        let _ = (evaluator, skill);
+        None
+    }
 }

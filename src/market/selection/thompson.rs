@@ -9,7 +9,7 @@ use super::{
     Candidate, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
     beliefs::Beliefs, pacing::Pacer,
 };
-use crate::market::evidence::EvidenceLog;
+use crate::{market::evidence::EvidenceLog, usdc::Usdc};
 
 /// How many unreported choices are kept in mind; the oldest beyond that are taken as paid.
 const OPEN: usize = 1_024;
@@ -104,13 +104,7 @@ impl Thompson {
     pub fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
         log.for_each(|evidence| {
             let Some(skill) = skills.get(&evidence.skill) else { return };
-            let observation = Observation {
-                evaluator: evidence.evaluator,
-                skill,
-                paid: evidence.paid,
-                at: evidence.at,
-                outcome: evidence.outcome,
-            };
+            let observation = evidence.observation(skill);
             match &evidence.payment {
                 Some(payment) if !own.contains(&payment.payer) => self.hear(payment.payer, &observation),
                 _ => {
@@ -215,10 +209,10 @@ impl Thompson {
     }
 
     /// Gives back what was promised and not paid.
-    fn close(&mut self, observation: &Observation) {
-        let Some(at) = self.open.iter().position(|choice| choice.evaluator == observation.evaluator) else { return };
+    fn give_back(&mut self, evaluator: Address, paid: Usdc) {
+        let Some(at) = self.open.iter().position(|choice| choice.evaluator == evaluator) else { return };
         let Some(choice) = self.open.remove(at) else { return };
-        let unpaid = choice.cost.saturating_sub(observation.paid.atomic());
+        let unpaid = choice.cost.saturating_sub(paid.atomic());
         self.spent = self.spent.saturating_sub(unpaid);
         if choice.newcomer {
             self.newcomers.give_back(unpaid);
@@ -257,8 +251,20 @@ impl Selector for Thompson {
     }
 
     fn learn(&mut self, observation: &Observation) {
-        self.close(observation);
+        self.give_back(observation.evaluator, observation.paid);
         self.beliefs.learn(observation.evaluator, observation.skill, &observation.outcome);
+    }
+
+    fn withdraw(&mut self, evaluator: Address) {
+        self.give_back(evaluator, Usdc::ZERO);
+    }
+
+    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        Self::recall(self, log, own, skills);
+    }
+
+    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        self.estimate(evaluator, skill).map(|estimate| estimate.accuracy)
     }
 }
 
@@ -273,12 +279,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        market::{
-            evidence::{Evidence, Voice},
-            selection::SkillSet,
-        },
-        usdc::Usdc,
+    use crate::market::{
+        evidence::{Evidence, Voice},
+        selection::SkillSet,
     };
 
     fn skill() -> Skill {

@@ -1,0 +1,223 @@
+//! Asks one evaluator, to the end, whether or not anybody still waits for it.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use alloy_primitives::U256;
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{
+    Failure, Inner, Truth,
+    desk::{Finished, Hired, Part},
+    feedback::{Hire, Paid},
+};
+use crate::market::{CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict};
+
+/// A submission, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) submission: Submission,
+    pub(super) truth: Option<Truth>,
+}
+
+/// What a call gave.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) ticket: u64,
+    /// By output.
+    pub(super) verdicts: Vec<Option<(EvaluatorId, Verdict)>>,
+    pub(super) payments: Vec<Paid>,
+    pub(super) failure: Option<Failure>,
+}
+
+/// A call that somebody waits for. Dropped, nobody does: what is not paid for by then will not be, and the evaluator is not to blame.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    ticket: u64,
+    wanted: Arc<AtomicBool>,
+    inner: Arc<Inner>,
+    pub(super) hired: Hired,
+    is_over: bool,
+}
+
+impl Waiting {
+    pub(super) const fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// It has answered.
+    pub(super) const fn over(&mut self) {
+        self.is_over = true;
+    }
+
+    /// It took too long.
+    pub(super) fn give_up(&mut self) {
+        if !self.is_over {
+            self.inner.desk().give_up(self.ticket, self.inner.clock.now());
+        }
+    }
+
+    /// As it is told to the student.
+    pub(super) fn hire(&self, payments: Vec<Paid>, failure: Option<Failure>) -> Hire {
+        let Hired { card, url, .. } = &self.hired;
+        Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.wanted.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Starts a call. Its answer is sent to `answers`; it ends by itself, in bounded time, and keeps the books, wanted or not.
+pub(super) fn start(
+    inner: &Arc<Inner>,
+    hired: Hired,
+    work: &Arc<Work>,
+    answers: Option<&mpsc::Sender<Answer>>,
+) -> Waiting {
+    let wanted = Arc::new(AtomicBool::new(true));
+    let waiting = Waiting {
+        ticket: hired.ticket,
+        wanted: wanted.clone(),
+        inner: inner.clone(),
+        hired: hired.clone(),
+        is_over: answers.is_none(),
+    };
+    let (inner, work, answers) = (inner.clone(), work.clone(), answers.cloned());
+    inner.calls.send_modify(|calls| *calls += 1);
+    tokio::spawn(async move {
+        let answer = call(&inner, &hired, &work, &wanted).await;
+        if let Some(answers) = answers {
+            // Whoever waits has room for all answers; nobody may be left.
+            let _ = answers.try_send(answer);
+        }
+        inner.calls.send_modify(|calls| *calls -= 1);
+    });
+    waiting
+}
+
+async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, wanted: &Arc<AtomicBool>) -> Answer {
+    let permit = inner.permits.acquire().await;
+    let may_start = inner.desk().start(hired.ticket);
+    let is_wanted = || wanted.load(Ordering::Relaxed);
+    let mut parts = Vec::new();
+    if may_start && is_wanted() {
+        parts = ask(inner, hired, &work.submission, wanted).await;
+    }
+    drop(permit);
+    let nothing_signed = |part: &Part| part.result.as_ref().is_err_and(|error| error.receipt().is_none());
+    let failure = match !is_wanted() && parts.iter().any(nothing_signed) {
+        true => Some(Failure::NotPaid { detail: "nobody waits for it any more".to_owned() }),
+        false => explain(inner, hired, &parts).await,
+    };
+    let now = inner.clock.now();
+    let name = &*work.submission.task.skill;
+    let Finished { evidence, failure, payments, in_time } =
+        inner.desk().finish(hired, name, &parts, work.truth.as_ref(), failure, now);
+    for evidence in evidence {
+        if let Err(error) = inner.evidence.record(evidence, now) {
+            tracing::warn!(%error, "what an evaluator did could not be recorded");
+            inner.desk().ledger.unrecorded += 1;
+        }
+    }
+    let mut verdicts = vec![None; work.submission.outputs().len()];
+    for Part { range, result } in parts {
+        let Some(bought) = result.ok().filter(|_| in_time) else { continue };
+        let by = bought.evaluation.evaluator;
+        for (slot, verdict) in verdicts[range].iter_mut().zip(Vec::from(bought.evaluation.verdicts)) {
+            *slot = Some((by.clone(), verdict));
+        }
+    }
+    Answer { ticket: hired.ticket, verdicts, payments, failure }
+}
+
+/// Sends all parts at once.
+async fn ask(inner: &Arc<Inner>, hired: &Hired, submission: &Submission, wanted: &Arc<AtomicBool>) -> Vec<Part> {
+    let mut requests = JoinSet::new();
+    for (range, mut submission) in split(submission, hired.most) {
+        submission.task.id = TaskId::new(hired.alias.clone()).unwrap_or_default();
+        let (inner, card, wanted) = (inner.clone(), hired.card.clone(), wanted.clone());
+        requests.spawn(async move {
+            let result = inner.client.evaluate_while(&card, &submission, &wanted).await;
+            Part { range, result }
+        });
+    }
+    let mut parts = requests.join_all().await;
+    parts.sort_by_key(|part| part.range.start);
+    parts
+}
+
+/// The submission in parts of at most so many outputs. Only groups are split.
+fn split(submission: &Submission, most: usize) -> Vec<(Range<usize>, Submission)> {
+    let Outputs::Group(group) = &submission.outputs else {
+        return vec![(0..submission.outputs().len(), submission.clone())];
+    };
+    let most = most.max(1);
+    let part = |(number, outputs): (usize, &[_])| {
+        let texts = outputs.iter().cloned().map(String::from);
+        let start = number * most;
+        // What fits into the whole fits into a part.
+        let part = Submission::group(submission.task.clone(), texts).ok()?;
+        Some((start..start + outputs.len(), part))
+    };
+    group.chunks(most).enumerate().filter_map(part).collect()
+}
+
+/// Looks whether a failure is explained by a new card, which is known from then on.
+async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure> {
+    let (error, failure) = parts.iter().find_map(|part| {
+        let error = part.result.as_ref().err()?;
+        let failure = Failure::of(error);
+        failure.may_be_the_cards().then_some((error, failure))
+    })?;
+    let gone = || match &failure {
+        Failure::Declined { status, .. } => Failure::Unreachable { detail: format!("status {status}") },
+        other => other.clone(),
+    };
+    let now = inner.clock.now();
+    let evaluator = hired.card.pay_to();
+    let may_look = inner.desk().roster.find(evaluator).is_some_and(|entry| {
+        let may = entry.suspected.is_none_or(|at| at.saturating_add(inner.card_ttl) <= now);
+        if may {
+            entry.suspected = Some(now);
+        }
+        may
+    });
+    if !may_look {
+        return Some(gone());
+    }
+    let card = match inner.cards.fetch(&hired.url).await {
+        Ok(card) => card,
+        Err(CardError::PayeeChanged { .. } | CardError::BadSignature { .. } | CardError::Unsigned) => {
+            let mut desk = inner.desk();
+            if let Some(entry) = desk.roster.find(evaluator) {
+                entry.banned = true;
+            }
+            return Some(gone());
+        }
+        Err(_) => return Some(gone()),
+    };
+    let changed = match error {
+        EvaluateError::PriceLie { asked, .. } => {
+            let outputs = parts.first().map_or(0, |part| part.range.len());
+            let price: Option<U256> = card.pricing().price_of(outputs).map(Into::into);
+            price == Some(*asked)
+        }
+        EvaluateError::PayeeLie { .. } => false,
+        _ => card.endpoint() != hired.card.endpoint(),
+    };
+    let mut desk = inner.desk();
+    let desk = &mut *desk;
+    // Its payee is the same, so there is room.
+    let _ = desk.roster.enter(hired.url.clone(), card, &desk.skills, || now);
+    Some(if changed { Failure::TermsChanged } else { gone() })
+}

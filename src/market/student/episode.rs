@@ -1,0 +1,184 @@
+//! One submission and its panel.
+
+use std::sync::Arc;
+
+use alloy_primitives::Address;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Failure, Feedback, Inner, Opinion, OutputFeedback, StudentError, Truth,
+    aggregate::{self, Voice},
+    call::{self, Answer, Waiting, Work},
+    desk::{Desk, Wanted},
+    feedback::Hire,
+    roster::Shape,
+};
+use crate::{
+    market::{EvaluatorId, Score, Submission, Verdict, selection::Skill},
+    usdc::Usdc,
+};
+
+/// Has a submission judged.
+pub(super) async fn run(
+    inner: &Arc<Inner>,
+    submission: &Submission,
+    truth: Option<Truth>,
+) -> Result<Feedback, StudentError> {
+    let shape = Shape::of(submission);
+    let audit = truth.is_some();
+    let work = Arc::new(Work { submission: submission.clone(), truth });
+    let mut panel = {
+        let mut desk = inner.desk();
+        let skill = desk.skill(&submission.task.skill)?;
+        if !desk.roster.offers(skill) {
+            return Err(StudentError::NobodyKnown { skill: submission.task.skill.to_string() });
+        }
+        desk.ledger.tasks += 1;
+        desk.ledger.audits += u64::from(audit);
+        let now = inner.clock.now();
+        let wanted = Wanted { skill, shape, seats: inner.seats, audit, now, excluded: &[] };
+        let hired = desk.hire(&wanted)?;
+        desk.ledger.kept += u64::from(hired.is_empty());
+        let (answers, inbox) = mpsc::channel(hired.len() + inner.replacements + 1);
+        let (examined, hired): (Vec<_>, Vec<_>) = hired.into_iter().partition(|hired| hired.examined);
+        let excluded = examined.iter().chain(&hired).map(|hired| hired.card.pay_to()).collect();
+        let audited = if audit { None } else { hidden(inner, &mut desk, skill, submission) };
+        drop(desk);
+        for hired in examined {
+            call::start(inner, hired, &work, None);
+        }
+        if let Some((work, hired)) = audited {
+            for hired in hired {
+                call::start(inner, hired, &work, None);
+            }
+        }
+        let waiting = hired.into_iter().map(|hired| call::start(inner, hired, &work, Some(&answers))).collect();
+        Panel { inner, work, skill, shape, audit, excluded, waiting, answers, inbox, said: Vec::new() }
+    };
+    panel.wait(Instant::now() + inner.deadline).await;
+    Ok(panel.feedback())
+}
+
+/// Hires evaluators for a hidden task, sometimes. That there is no money for it is no reason to fail.
+fn hidden(
+    inner: &Inner,
+    desk: &mut Desk,
+    skill: Skill,
+    like: &Submission,
+) -> Option<(Arc<Work>, Vec<super::desk::Hired>)> {
+    let (submission, truth) = desk.draw_gold(like)?;
+    let (shape, now) = (Shape::of(&submission), inner.clock.now());
+    let wanted = Wanted { skill, shape, seats: inner.seats, audit: true, now, excluded: &[] };
+    let hired = desk.hire(&wanted).ok().filter(|hired| !hired.is_empty())?;
+    desk.ledger.audits += 1;
+    Some((Arc::new(Work { submission, truth: Some(truth) }), hired))
+}
+
+/// Those who are asked, and what they said.
+struct Panel<'a> {
+    inner: &'a Arc<Inner>,
+    work: Arc<Work>,
+    skill: Skill,
+    shape: Shape,
+    audit: bool,
+    excluded: Vec<Address>,
+    waiting: Vec<Waiting>,
+    answers: mpsc::Sender<Answer>,
+    inbox: mpsc::Receiver<Answer>,
+    /// By position in `waiting`.
+    said: Vec<(usize, Answer)>,
+}
+
+impl Panel<'_> {
+    /// Until all have answered or nobody is left to replace those who failed, but not beyond the deadline.
+    async fn wait(&mut self, deadline: Instant) {
+        let mut replacements = self.inner.replacements;
+        while self.said.len() < self.waiting.len() {
+            let Ok(Some(answer)) = timeout_at(deadline, self.inbox.recv()).await else { break };
+            let failed = answer.failure.is_some();
+            self.note(answer);
+            if failed && replacements > 0 && Instant::now() < deadline {
+                replacements -= 1;
+                self.replace();
+            }
+        }
+        // What came at the very end.
+        while let Ok(answer) = self.inbox.try_recv() {
+            self.note(answer);
+        }
+        self.waiting.iter_mut().for_each(Waiting::give_up);
+    }
+
+    fn note(&mut self, answer: Answer) {
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket() == answer.ticket) {
+            self.waiting[at].over();
+            self.said.push((at, answer));
+        }
+    }
+
+    /// Hires someone else for a seat, if there is somebody and money for it.
+    fn replace(&mut self) {
+        let Self { inner, skill, shape, audit, .. } = *self;
+        let wanted = Wanted { skill, shape, seats: 1, audit, now: inner.clock.now(), excluded: &self.excluded };
+        let hired = inner.desk().hire(&wanted).unwrap_or_default();
+        for hired in hired {
+            self.excluded.push(hired.card.pay_to());
+            if hired.examined {
+                call::start(inner, hired, &self.work, None);
+            } else {
+                self.waiting.push(call::start(inner, hired, &self.work, Some(&self.answers)));
+            }
+        }
+    }
+
+    fn feedback(mut self) -> Feedback {
+        let mut hires: Vec<_> =
+            self.waiting.iter().map(|waiting| waiting.hire(Vec::new(), Some(Failure::Late))).collect();
+        let mut outputs = vec![Vec::new(); self.shape.outputs];
+        self.said.sort_by_key(|(at, _)| *at);
+        for (at, answer) in self.said {
+            for (opinions, verdict) in outputs.iter_mut().zip(answer.verdicts) {
+                opinions.extend(verdict.map(|(by, verdict)| (hires[at].evaluator, by, verdict)));
+            }
+            hires[at] = self.waiting[at].hire(answer.payments, answer.failure);
+        }
+        let outputs = {
+            let desk = self.inner.desk();
+            outputs.into_iter().map(|opinions| weigh(&desk, self.skill, opinions)).collect()
+        };
+        let sum = |of: fn(&Hire) -> Usdc| {
+            hires.iter().fold(Usdc::ZERO, |sum, hire| sum.checked_add(of(hire)).unwrap_or(Usdc::MAX))
+        };
+        let (paid, held) = (sum(|hire| hire.sums().0), sum(|hire| hire.sums().1));
+        Feedback { task: self.work.submission.task.id.clone(), outputs, hires, paid, held }
+    }
+}
+
+/// Makes one verdict of several.
+fn weigh(desk: &Desk, skill: Skill, opinions: Vec<(Address, EvaluatorId, Verdict)>) -> OutputFeedback {
+    let common = desk.norms.common(skill);
+    let voice = |(evaluator, _, verdict): &(Address, EvaluatorId, Verdict)| {
+        let habit = desk.norms.of(*evaluator, skill);
+        let believed = desk.selector.accuracy(*evaluator, skill);
+        Voice {
+            score: aggregate::calibrate(verdict.score.get(), &habit, &common),
+            chance: aggregate::chance(believed, verdict.confidence.get(), &habit),
+        }
+    };
+    let voices: Vec<_> = opinions.iter().map(voice).collect();
+    let total: f64 = voices.iter().map(|voice| aggregate::weight(voice.chance)).sum();
+    let judged = aggregate::combine(&voices);
+    let opinion = |((evaluator, by, verdict), voice): ((Address, EvaluatorId, Verdict), &Voice)| Opinion {
+        evaluator,
+        by,
+        weight: if total > 0.0 { aggregate::weight(voice.chance) / total } else { 0.0 },
+        calibrated: Score::clamped(voice.score),
+        verdict,
+    };
+    let mut opinions: Vec<_> = opinions.into_iter().zip(&voices).map(opinion).collect();
+    opinions.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    OutputFeedback { judged, opinions }
+}

@@ -1,0 +1,116 @@
+//! What evaluators do wrong, and what it says about them.
+
+use std::fmt;
+
+use alloy_primitives::Address;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    client::PaymentError,
+    market::{EvaluateError, evidence::Outcome},
+    usdc::Usdc,
+};
+
+/// The longest detail that is kept, in characters.
+const DETAIL: usize = 200;
+
+/// Why an evaluator that was hired gave no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Failure {
+    /// It did not answer before the deadline. What was signed for it may still be executed.
+    #[error("it did not answer in time")]
+    Late,
+    /// It could not be reached, or broke off, or its server failed.
+    #[error("it could not be reached, or broke off: {detail}")]
+    Unreachable {
+        /// What happened.
+        detail: String,
+    },
+    /// It answered something that is no evaluation, or took money and refused.
+    #[error("it answered no evaluation: {detail}")]
+    Garbage {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// It demanded another price than its card says. Nothing was signed.
+    #[error("it demands {asked} atomic units where its card says {said}")]
+    PriceLie {
+        /// By the card.
+        said: Usdc,
+        /// By the 402, in atomic units.
+        asked: String,
+    },
+    /// It wanted somebody else to be paid than its card says. Nothing was signed.
+    #[error("it wants {asked} to be paid where its card says {said}")]
+    PayeeLie {
+        /// By the card.
+        said: Address,
+        /// By the 402.
+        asked: Address,
+    },
+    /// Its terms are others than those of the card that was known, as its new card says truly. Nothing was signed, and nothing is held
+    /// against it.
+    #[error("its terms have changed since its card was read")]
+    TermsChanged,
+    /// It does not judge this, or not now. Nothing was paid, and nothing is held against it.
+    #[error("it declined with status {status}: {detail}")]
+    Declined {
+        /// The status.
+        status: u16,
+        /// Its words.
+        detail: String,
+    },
+    /// The payer did not pay: a limit of its budget, a signer or a journal that failed, terms that it does not accept.
+    #[error("no payment was made: {detail}")]
+    NotPaid {
+        /// Why not.
+        detail: String,
+    },
+}
+
+impl Failure {
+    pub(super) fn of(error: &EvaluateError) -> Self {
+        let was_paid = error.receipt().is_some_and(|receipt| receipt.outcome.is_paid());
+        match error {
+            EvaluateError::NotOffered(what) => Self::NotPaid { detail: short(what) },
+            EvaluateError::PriceLie { said, asked } => Self::PriceLie { said: *said, asked: asked.to_string() },
+            EvaluateError::PayeeLie { said, asked } => Self::PayeeLie { said: *said, asked: *asked },
+            EvaluateError::NoOffer => Self::Garbage { detail: short(error) },
+            EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: short(error) },
+            EvaluateError::Payment(PaymentError::Unreadable(_)) => Self::Garbage { detail: short(error) },
+            EvaluateError::Payment(_) => Self::NotPaid { detail: short(error) },
+            EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: short(source) },
+            EvaluateError::Answered { status, detail, .. } => match status {
+                400..=499 if error.receipt().is_none() => Self::Declined { status: *status, detail: short(detail) },
+                500..=599 if !was_paid => Self::Unreachable { detail: short(error) },
+                _ => Self::Garbage { detail: short(error) },
+            },
+            EvaluateError::InvalidEvaluation { .. } => Self::Garbage { detail: short(error) },
+        }
+    }
+
+    /// What the selector is told; `None` if there is nothing to be told.
+    pub(super) const fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Self::Late | Self::Unreachable { .. } => Some(Outcome::Timeout),
+            Self::Garbage { .. } => Some(Outcome::Garbage),
+            Self::PriceLie { .. } => Some(Outcome::PriceLie),
+            Self::PayeeLie { .. } => Some(Outcome::PayeeLie),
+            Self::TermsChanged | Self::Declined { .. } | Self::NotPaid { .. } => None,
+        }
+    }
+
+    /// Whether another card might explain it.
+    pub(super) const fn may_be_the_cards(&self) -> bool {
+        matches!(
+            self,
+            Self::PriceLie { .. } | Self::PayeeLie { .. } | Self::Declined { status: 404 | 405 | 410 | 421, .. }
+        )
+    }
+}
+
+fn short(text: &(impl fmt::Display + ?Sized)) -> String {
+    text.to_string().chars().take(DETAIL).collect()
+}

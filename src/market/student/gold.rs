@@ -1,0 +1,136 @@
+//! Tasks whose truth is known, hidden among the others.
+
+use std::collections::HashMap;
+
+use rand::{Rng, RngExt, seq::SliceRandom};
+
+use super::Truth;
+use crate::market::{Input, LengthError, LongText, Outputs, Preference, Submission, Task};
+
+/// A task with outputs that are known to be good or bad.
+///
+/// From time to time one is sent to evaluators as if it were a submission like any other, and shaped like the one that it goes along with: as
+/// many outputs, drawn at random and in random order; for a pair a good one and a bad one. So it is well to have several of both, tasks
+/// that look like the real ones, and more of them than one evaluator is ever sent: each is used before any is used again.
+///
+/// ```
+/// use tower_x402::market::{Gold, Task};
+///
+/// let gold = Gold::new(Task::new("arithmetic", "What is 17 * 23?")?).good("391")?.bad("381")?.bad("It is 400.")?;
+/// # Ok::<(), tower_x402::market::LengthError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gold {
+    task: Task,
+    outputs: Vec<(LongText, bool)>,
+}
+
+impl Gold {
+    /// A task without outputs yet. Its id is never sent.
+    pub const fn new(task: Task) -> Self {
+        Self { task, outputs: Vec::new() }
+    }
+
+    /// Adds an output that deserves a score above one half.
+    ///
+    /// # Errors
+    /// [`LengthError`] if it is too long.
+    pub fn good(self, output: impl Into<String>) -> Result<Self, LengthError> {
+        self.with(output, true)
+    }
+
+    /// Adds an output that deserves a score below one half.
+    ///
+    /// # Errors
+    /// [`LengthError`] if it is too long.
+    pub fn bad(self, output: impl Into<String>) -> Result<Self, LengthError> {
+        self.with(output, false)
+    }
+
+    fn with(mut self, output: impl Into<String>, good: bool) -> Result<Self, LengthError> {
+        self.outputs.push((LongText::new(output)?, good));
+        Ok(self)
+    }
+
+    /// A submission that looks like another one, if that can be made of this.
+    fn shaped_like(&self, like: &Submission, rng: &mut impl Rng) -> Option<(Submission, Truth)> {
+        let is_prompt = |task: &Task| matches!(task.input, Input::Prompt(_));
+        if is_prompt(&self.task) != is_prompt(&like.task) {
+            return None;
+        }
+        let mut drawn: Vec<_> = self.outputs.iter().collect();
+        drawn.shuffle(rng);
+        let text = |(text, _): &(LongText, bool)| text.clone();
+        let (outputs, truth) = match &like.outputs {
+            Outputs::Single(_) => {
+                let one = drawn.first()?;
+                (Outputs::Single(text(one)), Truth::good([one.1]))
+            }
+            Outputs::Pair(_) => {
+                let good = drawn.iter().find(|(_, good)| *good)?;
+                let bad = drawn.iter().find(|(_, good)| !*good)?;
+                match rng.random_bool(0.5) {
+                    true => (Outputs::Pair([text(good), text(bad)]), Truth::Better(Preference::First)),
+                    false => (Outputs::Pair([text(bad), text(good)]), Truth::Better(Preference::Second)),
+                }
+            }
+            Outputs::Group(group) => {
+                let some = drawn.get(..group.len())?;
+                let texts = some.iter().map(|output| String::from(text(output)));
+                let group = Submission::group(self.task.clone(), texts).ok()?.outputs;
+                (group, Truth::good(some.iter().map(|(_, good)| *good)))
+            }
+        };
+        let mut task = self.task.clone();
+        // A field that the others never have, or always, would give it away.
+        task.reference = task.reference.filter(|_| like.task.reference.is_some());
+        task.context = task.context.filter(|_| like.task.context.is_some());
+        task.rubric = like.task.rubric.as_ref().map(|rubric| task.rubric.unwrap_or_else(|| rubric.clone()));
+        Some((Submission { task, outputs }, truth))
+    }
+}
+
+/// All of them, by skill, in an order that nobody knows.
+#[derive(Debug, Default)]
+pub(super) struct Golds(HashMap<String, Shelf>);
+
+#[derive(Debug, Default)]
+struct Shelf {
+    golds: Vec<Gold>,
+    next: usize,
+}
+
+impl Golds {
+    pub(super) fn new(golds: Vec<Gold>, rng: &mut impl Rng) -> Self {
+        let mut shelves: HashMap<String, Shelf> = HashMap::new();
+        for gold in golds {
+            shelves.entry(gold.task.skill.to_string()).or_default().golds.push(gold);
+        }
+        // The order in which a map is walked must not decide what is drawn.
+        let mut names: Vec<_> = shelves.keys().cloned().collect();
+        names.sort_unstable();
+        for name in names {
+            if let Some(shelf) = shelves.get_mut(&name) {
+                shelf.golds.shuffle(rng);
+            }
+        }
+        Self(shelves)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next one that can be made to look like `like`.
+    pub(super) fn next(&mut self, like: &Submission, rng: &mut impl Rng) -> Option<(Submission, Truth)> {
+        let shelf = self.0.get_mut(&*like.task.skill)?;
+        for _ in 0..shelf.golds.len() {
+            let gold = &shelf.golds[shelf.next % shelf.golds.len()];
+            shelf.next = (shelf.next + 1) % shelf.golds.len();
+            if let Some(shaped) = gold.shaped_like(like, rng) {
+                return Some(shaped);
+            }
+        }
+        None
+    }
+}

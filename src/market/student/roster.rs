@@ -1,0 +1,164 @@
+//! Who could be hired.
+
+use std::{collections::HashMap, sync::Arc};
+
+use alloy_primitives::Address;
+use url::Url;
+
+use crate::{
+    market::{
+        Outputs, Submission, VerifiedCard,
+        selection::{Candidate, Skill, SkillSet, Skills},
+    },
+    usdc::Usdc,
+};
+
+/// Evaluators with their cards, in the order in which they were found.
+#[derive(Debug)]
+pub(super) struct Roster {
+    limit: usize,
+    entries: Vec<Entry>,
+    by_payee: HashMap<Address, usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) url: Url,
+    pub(super) card: Arc<VerifiedCard>,
+    pub(super) first_seen: u64,
+    /// When its card was last asked for on suspicion.
+    pub(super) suspected: Option<u64>,
+    /// Requests that nobody waits for any more.
+    pub(super) overdue: usize,
+    /// Its card is no longer to be believed.
+    pub(super) banned: bool,
+    claims: SkillSet,
+    offers: SkillSet,
+}
+
+/// Why a card is not entered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NotEntered {
+    Full(usize),
+    SamePayee(Url),
+}
+
+/// The shape of what is to be judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) outputs: usize,
+    /// It cannot be split.
+    pub(super) whole: bool,
+}
+
+impl Shape {
+    pub(super) fn of(submission: &Submission) -> Self {
+        Self { outputs: submission.outputs().len(), whole: !matches!(submission.outputs, Outputs::Group(_)) }
+    }
+}
+
+impl Roster {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, entries: Vec::new(), by_payee: HashMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn get(&self, position: usize) -> &Entry {
+        &self.entries[position]
+    }
+
+    pub(super) fn find(&mut self, evaluator: Address) -> Option<&mut Entry> {
+        self.by_payee.get(&evaluator).map(|position| &mut self.entries[*position])
+    }
+
+    pub(super) fn at(&mut self, url: &Url) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.url == *url)
+    }
+
+    /// Enters a card, or replaces the one that its payee had; `true` if it is a new one's.
+    pub(super) fn enter(
+        &mut self,
+        url: Url,
+        card: Arc<VerifiedCard>,
+        skills: &Skills,
+        first_seen: impl FnOnce() -> u64,
+    ) -> Result<bool, NotEntered> {
+        let payee = card.pay_to();
+        let is_full = self.entries.len() >= self.limit;
+        if let Some(entry) = self.find(payee) {
+            if entry.url != url {
+                return Err(NotEntered::SamePayee(entry.url.clone()));
+            }
+            entry.card = card;
+            entry.banned = false;
+            entry.number_skills(skills);
+            return Ok(false);
+        }
+        if is_full {
+            return Err(NotEntered::Full(self.limit));
+        }
+        let (claims, offers) = (SkillSet::default(), SkillSet::default());
+        let mut entry =
+            Entry { url, card, first_seen: first_seen(), suspected: None, overdue: 0, banned: false, claims, offers };
+        entry.number_skills(skills);
+        self.by_payee.insert(payee, self.entries.len());
+        self.entries.push(entry);
+        Ok(true)
+    }
+
+    /// Looks at the cards anew after a skill was added.
+    pub(super) fn number_skills(&mut self, skills: &Skills) {
+        self.entries.iter_mut().for_each(|entry| entry.number_skills(skills));
+    }
+
+    pub(super) fn offers(&self, skill: Skill) -> bool {
+        self.entries.iter().any(|entry| entry.offers.contains(skill))
+    }
+
+    /// Lists who can be sent such a submission now, with their positions here.
+    pub(super) fn candidates(
+        &self,
+        skill: Skill,
+        shape: Shape,
+        per_payment: Usdc,
+        excluded: &[Address],
+        into: (&mut Vec<Candidate>, &mut Vec<usize>),
+    ) {
+        let (candidates, positions) = into;
+        candidates.clear();
+        positions.clear();
+        for (position, entry) in self.entries.iter().enumerate() {
+            let can = entry.offers.contains(skill) && !entry.banned && entry.overdue == 0;
+            let evaluator = entry.card.pay_to();
+            if !can || excluded.contains(&evaluator) {
+                continue;
+            }
+            let most = entry.most(per_payment);
+            if most == 0 || (shape.whole && most < shape.outputs) {
+                continue;
+            }
+            let price = entry.card.pricing().price_per_output;
+            candidates.push(Candidate { evaluator, claims: entry.claims, price, first_seen: entry.first_seen });
+            positions.push(position);
+        }
+    }
+}
+
+impl Entry {
+    /// How many outputs it can be sent at once: as many as it takes, and as one payment may pay for.
+    pub(super) fn most(&self, per_payment: Usdc) -> usize {
+        let pricing = self.card.pricing();
+        let payable = per_payment.atomic().checked_div(pricing.price_per_output.atomic()).unwrap_or(u64::MAX);
+        pricing.max_outputs.min(usize::try_from(payable).unwrap_or(usize::MAX))
+    }
+
+    fn number_skills(&mut self, skills: &Skills) {
+        let card = &self.card;
+        self.offers = skills.set(card.card().skills.iter().map(|skill| skill.id.as_str()));
+        let claimed = card.pricing().expertise.iter().filter(|expertise| expertise.claim.get() > 0.5);
+        self.claims = skills.set(claimed.map(|expertise| &*expertise.skill));
+    }
+}

@@ -1,0 +1,80 @@
+//! Where evaluators are heard of.
+
+use std::{error::Error, sync::Arc};
+
+use async_trait::async_trait;
+use url::Url;
+
+use crate::client::{DiscoveryClient, DiscoveryFilter};
+
+/// Knows where evaluators are: a URL, a list of them, a facilitator's list of what can be paid for, a directory.
+///
+/// What it says is a hint and no more: whoever it names must show a signed card.
+#[async_trait]
+pub trait CardSource: Send + Sync + 'static {
+    /// Base URLs of evaluators, or those of their cards (`….json`), the most promising first.
+    ///
+    /// # Errors
+    /// [`SourceError`] if it has nothing to say.
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError>;
+}
+
+/// Why a source named nobody.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SourceError(#[source] Box<dyn Error + Send + Sync>);
+
+impl SourceError {
+    /// It failed for this reason.
+    pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(source.into())
+    }
+}
+
+#[async_trait]
+impl CardSource for Url {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(vec![self.clone()])
+    }
+}
+
+#[async_trait]
+impl CardSource for Vec<Url> {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(self.clone())
+    }
+}
+
+/// All that is spoken with over HTTP: the card is looked for beside each resource that can be paid for, as
+/// [`Evaluator`](crate::market::Evaluator) has it.
+#[async_trait]
+impl CardSource for DiscoveryClient {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        let filter = DiscoveryFilter { kind: Some("http".to_owned()), ..DiscoveryFilter::default() };
+        let found = self.list(&filter).await.map_err(SourceError::new)?;
+        let mut urls: Vec<Url> = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        for resource in found.resources.into_iter().filter(|resource| resource.kind == "http") {
+            if let Ok(base) = resource.url.join(".")
+                && seen.insert(base.clone())
+            {
+                urls.push(base);
+            }
+        }
+        Ok(urls)
+    }
+}
+
+#[async_trait]
+impl<S: CardSource + ?Sized> CardSource for Arc<S> {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        self.as_ref().evaluators().await
+    }
+}
+
+#[async_trait]
+impl<S: CardSource + ?Sized> CardSource for Box<S> {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        self.as_ref().evaluators().await
+    }
+}

@@ -67,10 +67,13 @@
 //! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
 //! | `market` | [`market`]: evaluators that sell verdicts, and students that hire them | |
+//! | `atropos` | [`atropos`]: the API server of Atropos, for trainers and environments |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |
 
+#[cfg(feature = "atropos")]
+pub mod atropos;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;

@@ -28,10 +28,32 @@ struct Final {
     found: bool,
 }
 
-/// Judges `output` as an answer to `prompt`, or by a reference answer where there is one.
-pub(super) fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
-    let by_reference = reference.and_then(question::of_reference);
-    let question = match by_reference.map_or_else(|| question::read(prompt), Ok) {
+/// What outputs are judged by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Given<'a> {
+    pub(super) prompt: &'a str,
+    pub(super) context: Option<&'a str>,
+    pub(super) reference: Option<&'a str>,
+}
+
+impl Given<'_> {
+    /// The reference answer goes before all, and a formula in the context before a prompt that is more than one.
+    fn question(&self) -> Result<Question, String> {
+        if let Some(question) = self.reference.and_then(question::of_reference) {
+            return Ok(question);
+        }
+        let asked = question::read(self.prompt);
+        if asked.as_ref().is_ok_and(|question| question.certain) {
+            return asked;
+        }
+        let in_context = self.context.and_then(|context| question::read(context).ok());
+        in_context.filter(|question| question.certain).map_or(asked, Ok)
+    }
+}
+
+/// Judges `output` as an answer to what is given.
+pub(super) fn judge(given: Given<'_>, output: &str) -> Verdict {
+    let question = match given.question() {
         Ok(question) => question,
         Err(reason) => return undecided(&reason),
     };
@@ -240,7 +262,12 @@ fn count(number: u32, noun: &str) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::judge;
+    use super::{Given, judge as judge_given};
+    use crate::market::Verdict;
+
+    fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
+        judge_given(Given { prompt, reference, context: None }, output)
+    }
 
     fn scores(prompt: &str, output: &str) -> (f64, Vec<String>) {
         let verdict = judge(prompt, None, output);
@@ -333,6 +360,19 @@ mod tests {
         assert_eq!(judge("2.5 km", "Answer: 2500 m"), 1.0);
         assert_eq!(judge("about half", "Answer: 15"), 0.5, "there is nothing to compare with");
         assert!(score("Answer: 36").confidence.get() > 0.9);
+    }
+
+    #[test]
+    fn a_formula_in_the_context_stands_for_a_story_and_for_nothing_else() {
+        let score = |prompt: &str, context: &str, output: &str| {
+            let verdict = judge_given(Given { prompt, context: Some(context), reference: None }, output);
+            (verdict.score.get(), verdict.confidence.get() > 0.9)
+        };
+        let story = "A train travels at 90 km/h for 40 minutes. How far does it get, in km?";
+        assert_eq!(score(story, "What is 90 km/h * 40 min in km?", "Answer: 60 km"), (1.0, true));
+        assert_eq!(score(story, "What is 90 km/h * 40 min in km?", "Answer: 3600 km"), (0.0, true));
+        assert_eq!(score(story, "Trains are slow.", "Answer: 60 km"), (0.5, false));
+        assert_eq!(score("What is 2 + 3?", "What is 2 + 4?", "Answer: 5"), (1.0, true));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod units;
 
 use async_trait::async_trait;
 
+use self::judge::Given;
 use super::{Judge, JudgeError};
 use crate::market::{Submission, Verdict};
 
@@ -21,7 +22,8 @@ const MAX_OUTPUT: usize = 16 * 1024;
 
 /// Judges worked arithmetic, with units, exactly.
 ///
-/// It evaluates what the prompt asks for (or takes the reference answer, if there is one), checks every equality that the output
+/// It evaluates what the prompt asks for (or takes the reference answer, if there is one; a word problem's formula may be in the
+/// context), checks every equality that the output
 /// states on the way, and compares the final answer, its unit included. Where it cannot read the prompt it says so, with a low
 /// confidence, instead of guessing. Prompts of up to 4 KiB and outputs of up to 16 KiB are taken.
 ///
@@ -45,7 +47,8 @@ impl Judge for ArithmeticJudge {
         let prompt = ("task.prompt", submission.task.question().len(), MAX_PROMPT);
         let reference = submission.task.reference.as_ref().map(|text| ("task.reference", text.len(), MAX_PROMPT));
         let outputs = submission.outputs().iter().map(|output| ("output", output.len(), MAX_OUTPUT));
-        for (name, length, limit) in outputs.chain([prompt]).chain(reference) {
+        let context = submission.task.context.as_ref().map(|text| ("task.context", text.len(), MAX_PROMPT));
+        for (name, length, limit) in outputs.chain([prompt]).chain(reference).chain(context) {
             if length > limit {
                 return Err(JudgeError::NotTaken(format!("{name} has {length} bytes: shorten it to {limit}")));
             }
@@ -56,7 +59,8 @@ impl Judge for ArithmeticJudge {
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.takes(submission)?;
         let task = &submission.task;
-        let judge = |output: &_| judge::judge(task.question(), task.reference.as_deref(), output);
+        let (reference, context) = (task.reference.as_deref(), task.context.as_deref());
+        let judge = |output: &_| judge::judge(Given { prompt: task.question(), context, reference }, output);
         Ok(submission.outputs().iter().map(|output| judge(output)).collect())
     }
 }

@@ -1,7 +1,6 @@
 //! A specialist that asks a language model.
 
 mod answer;
-mod endpoint;
 mod prompt;
 
 use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
@@ -12,13 +11,12 @@ use url::Url;
 
 use self::{
     answer::read,
-    endpoint::{ChatMessage, Endpoint, Secret},
     prompt::{Markers, prompt},
 };
 use super::{Judge, JudgeError};
 use crate::{
     clock::{Nonces, OsNonces},
-    market::{LongText, Outputs, Submission, Task, Verdict},
+    market::{ChatClient, ChatError, ChatMessage, LongText, Outputs, Submission, Task, Verdict},
 };
 
 /// Judges with a language model behind any OpenAI-compatible endpoint (`POST …/chat/completions`).
@@ -43,7 +41,7 @@ use crate::{
 pub struct LlmJudge(Arc<Inner>);
 
 struct Inner {
-    endpoint: Endpoint,
+    endpoint: ChatClient,
     specialty: String,
     time_limit: Duration,
     max_submission: usize,
@@ -69,6 +67,10 @@ impl LlmJudge {
         }
     }
 }
+
+/// An API key, never shown.
+#[derive(Clone)]
+struct Secret(String);
 
 /// Describes an [`LlmJudge`].
 pub struct LlmJudgeBuilder {
@@ -145,8 +147,12 @@ impl LlmJudgeBuilder {
     /// # Errors
     /// [`LlmJudgeError`].
     pub fn build(self) -> Result<LlmJudge, LlmJudgeError> {
-        let endpoint =
-            Endpoint::new(&self.base, self.model, self.api_key, self.max_answer, self.retries, self.json_mode)?;
+        let endpoint = ChatClient::new(&self.base, self.model).map_err(LlmJudgeError::of)?;
+        let endpoint = match self.api_key {
+            Some(Secret(key)) => endpoint.api_key(&key).map_err(LlmJudgeError::of)?,
+            None => endpoint,
+        };
+        let endpoint = endpoint.max_answer(self.max_answer).retries(self.retries).json_mode(self.json_mode);
         Ok(LlmJudge(Arc::new(Inner {
             endpoint,
             specialty: self.specialty,
@@ -171,6 +177,25 @@ pub enum LlmJudgeError {
     /// No HTTP client could be made.
     #[error("no HTTP client could be made")]
     Client(#[source] reqwest::Error),
+}
+
+impl LlmJudgeError {
+    fn of(error: ChatError) -> Self {
+        match error {
+            ChatError::Key => Self::Key,
+            ChatError::Client(error) => Self::Client(error),
+            _ => Self::Url,
+        }
+    }
+}
+
+impl From<ChatError> for JudgeError {
+    fn from(error: ChatError) -> Self {
+        match error {
+            ChatError::Busy { retry_after } => Self::Busy { retry_after },
+            error => Self::failed(error),
+        }
+    }
 }
 
 #[async_trait]
@@ -225,15 +250,15 @@ impl Inner {
         let _place = self.places.acquire().await.map_err(JudgeError::failed)?;
         let nonce = self.nonces.next().map_err(JudgeError::failed)?;
         let mut messages = prompt(&self.specialty, task, outputs, &Markers::of(nonce));
-        let answer = self.endpoint.chat(&messages).await?;
+        let answer = self.endpoint.ask(&messages).await?;
         let problem = match read(&answer, outputs) {
             Ok(verdicts) => return Ok(verdicts),
             Err(problem) => problem,
         };
         tracing::debug!(%problem, "the model's answer is not of the given form; it is asked once more");
-        messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect()));
+        messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect::<String>()));
         messages.push(ChatMessage::user(prompt::repair(&problem)));
-        read(&self.endpoint.chat(&messages).await?, outputs)
+        read(&self.endpoint.ask(&messages).await?, outputs)
             .map_err(|problem| JudgeError::failed(format!("the model's answer is not of the given form: {problem}")))
     }
 }

@@ -1,0 +1,5 @@
+//! x
+#[path = "../policy/mod.rs"]
+mod policy;
+
+fn main() {}

@@ -1,0 +1,125 @@
+//! A small policy that really learns: it solves word problems by one of several strategies, and writes the solution down in one of
+//! several styles; which, it learns from rewards.
+//!
+//! ```text
+//! problem.rs   word problems of six kinds, made from templates; their truth
+//! strategy.rs  ways to solve them, one of which is right
+//! style.rs     ways to write a solution down
+//! softmax.rs   which strategy and style to take: a log-linear policy, REINFORCE
+//! tokens.rs    the policy as a language model over bytes
+//! rng.rs       a generator whose state can be saved
+//! ```
+//!
+//! Nothing in here does I/O, reads a clock or draws from the system's randomness.
+
+// Examples that share this use a share of it.
+#![allow(dead_code, unused_imports)]
+
+mod problem;
+mod rng;
+mod softmax;
+mod strategy;
+mod style;
+mod tokens;
+
+pub(crate) use problem::{KINDS, Kind, Problem};
+pub(crate) use rng::Rng;
+pub(crate) use softmax::{ACTIONS, Action, Policy, advantages};
+pub(crate) use strategy::{STRATEGIES, Strategy};
+pub(crate) use style::{STYLES, Style};
+pub(crate) use tokens::log_probabilities;
+
+/// The answer that an action gives to a problem.
+pub(crate) fn answer(problem: &Problem, action: Action) -> String {
+    style::write(action.style, &problem.work(action.strategy))
+}
+
+/// Every action, in the order of the policy's probabilities.
+pub(crate) fn actions() -> impl Iterator<Item = Action> {
+    STRATEGIES.into_iter().flat_map(|strategy| STYLES.into_iter().map(move |style| Action { strategy, style }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tower_x402::market::{
+        Submission, Task,
+        judge::{ArithmeticJudge, Judge, ProseJudge},
+    };
+
+    use super::*;
+
+    async fn score(judge: &impl Judge, problem: &Problem, answer: &str) -> f64 {
+        let task = Task::new("any", &problem.prompt).unwrap().with_context(&problem.formula).unwrap();
+        let verdicts = judge.judge(&Submission::single(task, answer).unwrap()).await.unwrap();
+        assert!(verdicts[0].confidence.get() > 0.3, "{answer}: {:?}", verdicts[0]);
+        verdicts[0].score.get()
+    }
+
+    #[tokio::test]
+    async fn a_judge_of_arithmetic_tells_the_right_strategy_from_all_others_in_every_style() {
+        let mut rng = Rng::seeded(1);
+        for problem in KINDS.into_iter().flat_map(|kind| [0; 8].map(|_| kind)).map(|kind| Problem::of(kind, &mut rng)) {
+            for action in actions() {
+                let text = answer(&problem, action);
+                let score = score(&ArithmeticJudge, &problem, &text).await;
+                match action.strategy {
+                    Strategy::Sound => assert_eq!(score, 1.0, "{problem:?} {text}"),
+                    // All is right but the unit.
+                    Strategy::Unitless => assert!((0.6..0.95).contains(&score), "{problem:?} {text}: {score}"),
+                    _ => assert!(score < 0.5, "{problem:?} {text}: {score}"),
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_judge_of_prose_prefers_clear_solutions() {
+        let mut rng = Rng::seeded(2);
+        for kind in KINDS {
+            let problem = Problem::of(kind, &mut rng);
+            for strategy in STRATEGIES {
+                let mut scores = Vec::new();
+                for style in STYLES {
+                    let text = answer(&problem, Action { strategy, style });
+                    scores.push((score(&ProseJudge, &problem, &text).await, style));
+                }
+                let best = scores.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+                let of = |wanted: Style| scores.iter().find(|(_, style)| *style == wanted).unwrap().0;
+                assert!(best.0 - of(Style::Clear) < 0.05, "{kind:?} {strategy:?}: {scores:?}");
+                for murky in [Style::Rambling, Style::Stiff] {
+                    assert!(of(Style::Clear) > of(murky) + 0.1, "{kind:?} {strategy:?}: {scores:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_seed_asks_and_answers_the_same() {
+        let run = |seed| {
+            let mut rng = Rng::seeded(seed);
+            let policy = Policy::new();
+            let tell = |_| {
+                let problem = Problem::any(&mut rng);
+                let action = policy.sample(problem.kind, &mut rng);
+                (problem.prompt.clone(), answer(&problem, action))
+            };
+            (0..20).map(tell).collect::<Vec<_>>()
+        };
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7), run(8));
+    }
+
+    #[test]
+    fn there_are_many_problems_and_every_action_says_something_else() {
+        let mut rng = Rng::seeded(3);
+        let prompts: BTreeSet<_> = (0..500).map(|_| Problem::any(&mut rng).prompt).collect();
+        assert!(prompts.len() > 250, "{}", prompts.len());
+        for kind in KINDS {
+            let problem = Problem::of(kind, &mut rng);
+            let answers: BTreeSet<_> = actions().map(|action| answer(&problem, action)).collect();
+            assert_eq!(answers.len(), ACTIONS, "{kind:?}: {answers:#?}");
+        }
+    }
+}

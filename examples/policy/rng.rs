@@ -1,0 +1,36 @@
+//! Chance that can be saved and continued.
+
+use serde::{Deserialize, Serialize};
+
+/// SplitMix64: small, good enough to draw samples with, and of no use for secrets. Its whole state is one number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) const fn seeded(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1, without 1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// One of these numbers: `least`, and every `step` after it up to `most`.
+    pub(crate) fn among(&mut self, least: i64, most: i64, step: i64) -> i64 {
+        let count = ((most - least) / step + 1).max(1) as u64;
+        least + step * (self.next() % count) as i64
+    }
+
+    /// One of these.
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[(self.next() % from.len() as u64) as usize]
+    }
+}

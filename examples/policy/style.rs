@@ -1,0 +1,84 @@
+//! Ways to write a solution down.
+
+use serde::{Deserialize, Serialize};
+
+use super::strategy::Working;
+
+/// How a solution is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Style {
+    /// In short sentences that say what is done.
+    Clear,
+    /// In as few words as can be.
+    Terse,
+    /// In one breath, with everything that comes to mind.
+    Rambling,
+    /// As an office would.
+    Stiff,
+}
+
+/// All styles.
+pub(crate) const STYLES: [Style; 4] = [Style::Clear, Style::Terse, Style::Rambling, Style::Stiff];
+
+/// The text of a solution. Whatever the style, equations stand by themselves and the answer is named as such.
+pub(super) fn write(style: Style, working: &Working) -> String {
+    match style {
+        Style::Clear => clear(working),
+        Style::Terse => terse(working),
+        Style::Rambling => rambling(working),
+        Style::Stiff => stiff(working),
+    }
+}
+
+fn clear(Working { steps, answer }: &Working) -> String {
+    let mut text = match steps.len() {
+        0 => "The numbers are close to round ones, so a quick look will do.\n".to_owned(),
+        1 => "One step leads to the goal.\n".to_owned(),
+        _ => "We can do this in two small steps.\n".to_owned(),
+    };
+    for (opening, step) in ["First", "Then"].iter().zip(steps) {
+        text.push_str(&format!("{opening} we {}: {}.\n", step.purpose, step.equation));
+    }
+    text.push_str(&format!("That is all we need to know.\nAnswer: {answer}"));
+    text
+}
+
+fn terse(Working { steps, answer }: &Working) -> String {
+    let equations: String = steps.iter().map(|step| format!("{};\n", step.equation)).collect();
+    format!("{equations}Answer: {answer}")
+}
+
+fn rambling(Working { steps, answer }: &Working) -> String {
+    let mut text = "Well, basically, what I really think we should just do here, and it is actually very very simple, is to \
+                    simply look at it again and again and then again, because, you know, when you really look at it, it is \
+                    basically quite obvious that it is really just a matter of looking at it, and so"
+        .to_owned();
+    for step in steps {
+        text.push_str(&format!(
+            " I would then just go on and basically {}, which really is what anybody would actually do: {}, and so",
+            step.purpose, step.equation
+        ));
+    }
+    text.push_str(&format!(
+        " looking at all of that again I would basically really just say that this is it, I think.\nAnswer: {answer}"
+    ));
+    text
+}
+
+fn stiff(Working { steps, answer }: &Working) -> String {
+    let mut text = "An examination of the numerical information provided was undertaken, and the determination of the \
+                    applicable methodology was subsequently considered to be necessitated."
+        .to_owned();
+    for step in steps {
+        text.push_str(&format!(
+            " Subsequently the computational operation necessitated by the methodology (in order to {}) was executed and \
+             the following intermediate numerical information was obtained: {}.",
+            step.purpose, step.equation
+        ));
+    }
+    text.push_str(&format!(
+        " The final numerical determination was consequently considered established.\nAnswer: {answer}"
+    ));
+    text
+}

@@ -141,7 +141,11 @@ impl House<'_> {
 
 /// How students end, by seed, that always ask the same evaluator; by position in the market. Nothing is paid: verdicts depend on
 /// what is judged alone. Left out are those whom the budget does not afford.
-pub(crate) async fn rehearse(seeds: u64, settings: &Settings) -> anyhow::Result<Vec<(usize, Vec<f64>)>> {
+pub(crate) async fn rehearse(
+    seeds: u64,
+    settings: &Settings,
+    done: impl Fn(&'static str, f64),
+) -> anyhow::Result<Vec<(usize, Vec<f64>)>> {
     let mut ends = Vec::new();
     for (position, seller) in sellers().into_iter().enumerate().filter(|(_, seller)| seller.price <= settings.budget) {
         let mut qualities = Vec::new();
@@ -149,6 +153,7 @@ pub(crate) async fn rehearse(seeds: u64, settings: &Settings) -> anyhow::Result<
             let course = train(seed, settings, &mut Teacher::Rehearsal(seller.method)).await?;
             qualities.extend(course.quality.last());
         }
+        done(seller.name, mean(qualities.iter().copied()));
         ends.push((position, qualities));
     }
     Ok(ends)

@@ -132,9 +132,9 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         audits: flags.audits.clamp(0.0, 1.0),
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
-    let ends = conduct::rehearse(flags.seeds, &settings).await?;
+    let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
+    let ends = conduct::rehearse(flags.seeds, &settings, told).await?;
     let best = conduct::best(&ends);
-    eprintln!("alone, students do best with {}", sellers()[best].name);
     let runs = all_seeds(flags, arms, &settings, best).await?;
 
     let aspects: Vec<Vec<usize>> = (0..flags.seeds)

@@ -70,8 +70,8 @@ impl Picture for Lines<'_> {
             .build_cartesian_2d(0..groups, low..high)?;
         chart.configure_mesh().x_desc("group").label_style((FONT, 13)).light_line_style(TRANSPARENT).draw()?;
         let (width, _) = area.dim_in_pixel();
-        let mut legend = 0;
-        for (number, (report, points)) in lines.iter().enumerate().filter(|(_, (_, points))| !points.is_empty()) {
+        let drawn = lines.iter().enumerate().filter(|(_, (_, points))| !points.is_empty());
+        for (place, (number, (report, points))) in drawn.enumerate() {
             let color = color(number);
             let within = |value: f64| value.clamp(low, high);
             let above = points.iter().map(|(group, point)| (*group, within(point.high)));
@@ -79,10 +79,9 @@ impl Picture for Lines<'_> {
             chart.draw_series([Polygon::new(above.chain(below).collect::<Vec<_>>(), color.mix(0.12).filled())])?;
             let line = points.iter().map(|(group, point)| (*group, point.mean));
             chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
-            let at = ((width - LEGEND + 8) as i32, 48 + 20 * legend);
+            let at = ((width - LEGEND + 8) as i32, 48 + 20 * place as i32);
             area.draw(&PathElement::new([(at.0, at.1 + 7), (at.0 + 16, at.1 + 7)], color.stroke_width(3)))?;
             area.draw(&Text::new(report.arm.clone(), (at.0 + 22, at.1), (FONT, 13)))?;
-            legend += 1;
         }
         area.present()?;
         Ok(())

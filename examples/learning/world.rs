@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_mixture_costs_as_much_as_a_specialist() {
         let sellers = sellers();
-        let price = |name: &&str| sellers.iter().find(|seller| seller.name == **name).unwrap().price;
+        let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
         assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);
     }
 }

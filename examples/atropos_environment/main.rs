@@ -1,5 +1,252 @@
-//! x
+//! An environment for Atropos whose scores are bought on a market.
+//!
+//! ```text
+//! flags.rs       what can be said on the command line
+//! main.rs        the parts put together, and the summary
+//! run.rs         one group after the other
+//! rollout.rs     where answers come from: ../policy, or a model behind an endpoint
+//! scoring.rs     from what evaluators say to what a trainer gets
+//! delivery.rs    hands groups to the server
+//! money.rs       the payer, its budget, and what the chain says of it
+//! hall.rs        a market in this process, where no other is named
+//! checkpoint.rs  what a run needs to go on after it was interrupted
+//! trainer.rs     takes batches, to try it without a real trainer
+//! report.rs      what is counted, shown and drawn
+//! ```
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+#[path = "../plot/mod.rs"]
+mod canvas;
+mod checkpoint;
+mod delivery;
+mod flags;
+mod hall;
+mod money;
 #[path = "../policy/mod.rs"]
 mod policy;
+mod report;
+mod rollout;
+mod run;
+mod scoring;
+mod trainer;
 
-fn main() {}
+use std::{collections::BTreeMap, process::ExitCode};
+
+use alloy_primitives::Address;
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use tower_x402::{
+    Nonces as _, OsNonces,
+    client::Payer,
+    market::{Student, selection::Thompson},
+};
+
+use crate::{
+    checkpoint::Checkpoint,
+    delivery::Delivery,
+    flags::Flags,
+    hall::Hall,
+    money::Chain,
+    policy::{Policy, Rng},
+    report::{Earner, Learning, OnChain, Place, Summary},
+    rollout::Answerer,
+    run::{End, Run},
+    trainer::Trainer,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let flags = Flags::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    match environment(&flags).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("atropos_environment: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether it was done and the books agree.
+async fn environment(flags: &Flags) -> anyhow::Result<bool> {
+    let stop = signals()?;
+    let answerer = Answerer::of(flags)?;
+    let mut checkpoint = match flags.checkpoint.as_deref().map(Checkpoint::read).transpose()?.flatten() {
+        Some(checkpoint) => checkpoint,
+        None => Checkpoint::new(Policy::new(), Rng::seeded(flags.seed), name()?),
+    };
+    let key = money::key(flags)?;
+    let (hall, asset) = if flags.evaluators.is_empty() {
+        let hall = Hall::open(key.address(), flags.budget).await?;
+        let asset = hall.devnet.asset();
+        (Some(hall), asset)
+    } else {
+        (None, flags.asset()?)
+    };
+    let rpc_url = hall.as_ref().map(|hall| hall.rpc_url.clone()).or_else(|| flags.rpc_url.clone());
+    let chain = rpc_url.map(|url| Chain::connect(url, asset.address, key.address()));
+    let payer = money::payer(flags, key, asset)?;
+    if let Some(chain) = &chain {
+        if checkpoint.opening.is_none() {
+            checkpoint.opening = Some(chain.balance().await?);
+        } else {
+            let found = chain.resolve(payer.budget()).await?;
+            eprintln!("of the payments left open, {} were made and {} are void", found.paid, found.void);
+        }
+    }
+    if let Some(path) = &flags.checkpoint {
+        checkpoint.write(path)?;
+    }
+    let (student, names) = student(flags, hall.as_ref(), payer, &checkpoint).await?;
+
+    let trainer = if flags.trainer { Some(Trainer::start(flags).await?) } else { None };
+    eprintln!("waiting for the trainer at {}", flags.atropos_url.origin().ascii_serialization());
+    let mut waiting = stop.clone();
+    let mut delivery = tokio::select! {
+        joined = Delivery::join(flags) => joined?,
+        _ = waiting.wait_for(|stop| *stop) => bail!("stopped before the trainer began"),
+    };
+    let info = delivery.info();
+    eprintln!("joined as {}: batches of {}", delivery.environment().name(), info.batch_size);
+    let run = Run {
+        flags,
+        student: &student,
+        answerer: &answerer,
+        delivery: &mut delivery,
+        checkpoint: &mut checkpoint,
+        stop,
+    };
+    let ended = run.go().await;
+    student.settled().await;
+    let step = delivery.step().await;
+    let left = delivery.leave().await;
+    let end = ended?;
+    match end {
+        End::Done => {}
+        End::Stopped => eprintln!("stopped"),
+        End::NoMoney => eprintln!("the budget covers no further verdict"),
+    }
+    if let Err(error) = left {
+        eprintln!("atropos_environment: {error:#}");
+    }
+    let name = delivery.environment().name().to_owned();
+    let batches = trainer.as_ref().map(Trainer::batches);
+    let place = Place { environment: name, step, batches };
+    let agrees = summarize(flags, &student, &checkpoint, chain.as_ref(), &names, place, &answerer).await?;
+    Ok(end != End::Stopped && agrees)
+}
+
+/// The one that hires, and the names of those who can be hired.
+async fn student(
+    flags: &Flags,
+    hall: Option<&Hall>,
+    payer: Payer,
+    checkpoint: &Checkpoint,
+) -> anyhow::Result<(Student, BTreeMap<Address, String>)> {
+    let evaluators = hall.map_or_else(|| flags.evaluators.clone(), |hall| hall.evaluators.clone());
+    let submissions = |groups: u64| groups * scoring::SKILLS.len() as u64;
+    let mut student = Student::builder(payer)
+        .source(evaluators)
+        .selector(Thompson::seeded(flags.seed))
+        .seed(flags.seed)
+        .evidence(money::evidence(flags)?)
+        .panel(usize::from(flags.panel))
+        .audit_rate(flags.audit_rate)
+        .tasks(submissions(flags.groups))
+        .tasks_done(submissions(checkpoint.tally.rolled_out));
+    for gold in run::golds(flags.seed)? {
+        student = student.gold(gold);
+    }
+    let student = student.build()?;
+    let report = student.discover().await;
+    for refused in &report.refused {
+        eprintln!("{} is not hired: {}", refused.url, refused.reason);
+    }
+    if report.found.is_empty() {
+        bail!("there is nobody to hire: name evaluators with --evaluator");
+    }
+    let names = report.found.into_iter().map(|found| (found.evaluator, found.name)).collect();
+    Ok((student, names))
+}
+
+/// Prints the summary and draws the plots; whether the chain says the same as the books.
+async fn summarize(
+    flags: &Flags,
+    student: &Student,
+    checkpoint: &Checkpoint,
+    chain: Option<&Chain>,
+    names: &BTreeMap<Address, String>,
+    atropos: Place,
+    answerer: &Answerer,
+) -> anyhow::Result<bool> {
+    let budget = student.budget();
+    let on_chain = match chain {
+        Some(chain) => {
+            chain.resolve_last(budget).await?;
+            let opening = checkpoint.opening.context("nobody asked what the payer had before")?;
+            let paid = opening.checked_sub(chain.balance().await?).context("the payer has more than before")?;
+            Some(OnChain { paid, agrees: paid == budget.spent() })
+        }
+        None => None,
+    };
+    let books = student.books();
+    let mut earners: BTreeMap<Address, Earner> = BTreeMap::new();
+    for account in &books.accounts {
+        let evaluator = account.evaluator;
+        let earner = earners.entry(evaluator).or_insert_with(|| Earner::new(evaluator, names.get(&evaluator).cloned()));
+        earner.enter(account);
+    }
+    let tally = &checkpoint.tally;
+    let plots = match &flags.out {
+        Some(out) => report::draw(out, tally, flags.budget, answerer.is_here())?,
+        None => Vec::new(),
+    };
+    let summary = Summary {
+        groups: tally.into(),
+        budget: flags.budget,
+        spent: budget.spent(),
+        reserved: budget.reserved(),
+        on_chain,
+        elsewhere: books.elsewhere,
+        evaluators: earners.into_values().collect(),
+        learning: Learning::of(tally, answerer.is_here()),
+        atropos,
+        plots,
+    };
+    println!("{}", serde_json::to_string_pretty(&summary)?);
+    Ok(on_chain.is_none_or(|on_chain| on_chain.agrees))
+}
+
+/// What the groups of this run are called, up to their number.
+fn name() -> anyhow::Result<String> {
+    let nonce = OsNonces.next().context("the operating system gave no randomness")?;
+    Ok(format!("{}-", alloy_primitives::hex::encode(&nonce[..8])))
+}
+
+/// Becomes true when somebody asks the process to stop. The second time it ends at once.
+fn signals() -> anyhow::Result<watch::Receiver<bool>> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (asked, stop) = watch::channel(false);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if asked.send_replace(true) {
+                std::process::exit(1);
+            }
+            eprintln!("stopping after this group");
+        }
+    });
+    Ok(stop)
+}

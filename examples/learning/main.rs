@@ -12,7 +12,7 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
 mod arms;
-#[path = "../canvas/mod.rs"]
+#[path = "../plot/mod.rs"]
 mod canvas;
 mod conduct;
 mod judges;

@@ -5,13 +5,12 @@ use std::path::Path;
 use plotters::{coord::Shift, prelude::*};
 
 use super::{
-    canvas::{COLORS, FONT, Picture, both, prepare},
+    canvas::{COLORS, FONT, Picture, both},
     report::{Curve, Estimate, Report},
 };
 
 /// Draws how quality, diversity and what teachers believe went, into `out`.
 pub(crate) fn draw(out: &Path, reports: &[Report]) -> anyhow::Result<()> {
-    prepare()?;
     let some = |of: fn(&Curve) -> Vec<Option<Estimate>>| move |curve: &Curve| of(curve);
     let all = |estimates: &[Estimate]| estimates.iter().copied().map(Some).collect();
     let quality = Lines {

@@ -10,7 +10,7 @@
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::expect_used)]
 
-#[path = "../canvas/mod.rs"]
+#[path = "../plot/mod.rs"]
 mod canvas;
 mod oracle;
 mod plot;

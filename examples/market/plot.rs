@@ -1,11 +1,11 @@
-//! What is drawn.
+//! Plots, as SVG and PNG.
 
 use std::path::Path;
 
 use plotters::{coord::Shift, prelude::*};
 
 use super::{
-    canvas::{COLORS, FONT, Picture, SIZE, both, prepare},
+    canvas::{COLORS, FONT, Picture, SIZE, both},
     oracle,
     report::Report,
     world::World,
@@ -16,7 +16,6 @@ const BIN: usize = 25;
 
 /// Draws regret and quality by cost of all policies, and whom the last one paid, into `out`.
 pub(crate) fn draw(out: &Path, world: &World, reports: &[Report]) -> anyhow::Result<()> {
-    prepare()?;
     both(out, "regret", &Regret(reports))?;
     both(out, "quality-cost", &QualityByCost(world, reports))?;
     if let Some(report) = reports.last() {

@@ -60,9 +60,9 @@ impl Problem {
                 )
             }
             Kind::Sale => {
-                // At $100 percent and dollars would be the same.
+                // At $100 percent and dollars would be the same, and at 50% what is paid and what is not.
                 let price = rng.pick(&[20, 40, 60, 80, 120, 140, 160, 180, 220, 240]);
-                let percent = rng.among(5, 60, 5);
+                let percent = rng.among(5, 45, 5);
                 let thing = rng.pick(&["coat", "lamp", "chair", "bag"]);
                 (
                     [price, percent, 0],
@@ -88,6 +88,8 @@ impl Problem {
             }
             Kind::Tank => {
                 let (rate, time, rest) = (rng.among(2, 15, 1), rng.among(3, 20, 1), rng.among(15, 200, 5));
+                // Nor is what is left what was lost.
+                let rest = if rest == rate * time { rest + 5 } else { rest };
                 let full = rate * time + rest;
                 (
                     [full, rate, time],

@@ -21,6 +21,13 @@ pub(crate) enum Style {
 /// All styles.
 pub(crate) const STYLES: [Style; 4] = [Style::Clear, Style::Terse, Style::Rambling, Style::Stiff];
 
+impl Style {
+    /// Whether a reader is not kept from the solution by how it is written.
+    pub(crate) const fn is_plain(self) -> bool {
+        matches!(self, Self::Clear | Self::Terse)
+    }
+}
+
 /// The text of a solution. Whatever the style, equations stand by themselves and the answer is named as such.
 pub(super) fn write(style: Style, working: &Working) -> String {
     match style {
@@ -51,8 +58,9 @@ fn terse(Working { steps, answer }: &Working) -> String {
 
 fn rambling(Working { steps, answer }: &Working) -> String {
     let mut text = "Well, basically, what I really think we should just do here, and it is actually very very simple, is to \
-                    simply look at it again and again and then again, because, you know, when you really look at it, it is \
-                    basically quite obvious that it is really just a matter of looking at it, and so"
+                    simply look at it again and again and then again, because, you know, when you really look at it, actually \
+                    really just look at it, it is basically really quite obvious that it is really just a matter of actually \
+                    really looking at it, and looking at it again, really, and so"
         .to_owned();
     for step in steps {
         text.push_str(&format!(
@@ -67,18 +75,20 @@ fn rambling(Working { steps, answer }: &Working) -> String {
 }
 
 fn stiff(Working { steps, answer }: &Working) -> String {
-    let mut text = "An examination of the numerical information provided was undertaken, and the determination of the \
-                    applicable methodology was subsequently considered to be necessitated."
+    let mut text = "Basically, an examination of the numerical information provided was actually undertaken, and the determination of the \
+                    applicable computational methodology was subsequently considered to be really quite necessitated, whereupon the \
+                    determination of the organizational preconditions of the determination was authorized and the documentation \
+                    of the determination was initiated in accordance with the applicable computational methodology"
         .to_owned();
     for step in steps {
         text.push_str(&format!(
-            " Subsequently the computational operation necessitated by the methodology (in order to {}) was executed and \
-             the following intermediate numerical information was obtained: {}.",
+            ", and subsequently the computational operation necessitated by the applicable methodology (in order to {}) was \
+             executed and the following numerical information was obtained: {}",
             step.purpose, step.equation
         ));
     }
     text.push_str(&format!(
-        " The final numerical determination was consequently considered established.\nAnswer: {answer}"
+        ", whereby the final numerical determination was consequently considered to be established.\nAnswer: {answer}"
     ));
     text
 }

@@ -194,7 +194,8 @@ impl Environment {
         self.num_steps
     }
 
-    /// How the run looks from here.
+    /// How the run looks from here. Not to be asked after [`disconnect`](Self::disconnect): the server divides by the weight of those
+    /// who are connected.
     ///
     /// # Errors
     /// [`AtroposError::UnknownEnvironment`] if the server has restarted, and others.

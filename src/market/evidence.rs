@@ -132,6 +132,8 @@ struct Inner {
     voices: HashSet<Voice>,
     /// When evaluators were seen for the first time.
     seen: BTreeMap<Address, u64>,
+    /// What examinations have cost.
+    examined: Usdc,
     /// Of records without a nonce or with one that is as old as this or older, nobody knows whether they were here before.
     dropped_until: Option<u64>,
     file: Option<JournalFile>,
@@ -145,6 +147,7 @@ enum Line {
     Evidence(Evidence),
     Dropped { until: u64 },
     Seen { evaluator: Address, at: u64 },
+    Examined { paid: Usdc },
 }
 
 impl EvidenceLog {
@@ -155,6 +158,7 @@ impl EvidenceLog {
             records: VecDeque::new(),
             voices: HashSet::new(),
             seen: BTreeMap::new(),
+            examined: Usdc::ZERO,
             dropped_until: None,
             file: None,
             lines: 0,
@@ -178,6 +182,7 @@ impl EvidenceLog {
                     Ok(Line::Evidence(evidence)) => inner.keep(evidence),
                     Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
                     Ok(Line::Seen { evaluator, at }) => inner.see(evaluator, at),
+                    Ok(Line::Examined { paid }) => inner.examine(paid),
                     Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
                 }
             }
@@ -229,6 +234,28 @@ impl EvidenceLog {
     /// When evaluators were seen for the first time, as far as it was [noted](Self::first_seen), in seconds since the Unix epoch.
     pub fn sightings(&self) -> BTreeMap<Address, u64> {
         self.lock().seen.clone()
+    }
+
+    /// Notes what it cost to hire evaluators only to see how good they are ([`Panel::examined`](super::selection::Panel::examined)), for
+    /// the [allowance](super::selection::ThompsonConfig::examinations) not to be used twice.
+    ///
+    /// # Errors
+    /// If it cannot be written; then it is not known either.
+    pub fn note_examination(&self, paid: Usdc) -> io::Result<()> {
+        let mut inner = self.lock();
+        let line = line(&Line::Examined { paid })?;
+        if let Some(file) = &mut inner.file {
+            file.append(&line, false)?;
+            inner.lines += 1;
+        }
+        inner.examine(paid);
+        inner.shorten();
+        Ok(())
+    }
+
+    /// What examinations have cost so far, those that are no longer on record included.
+    pub fn examinations(&self) -> Usdc {
+        self.lock().examined
     }
 
     /// Waits until everything that was recorded is on disk.
@@ -316,9 +343,13 @@ impl Inner {
         *first = at.min(*first);
     }
 
+    fn examine(&mut self, paid: Usdc) {
+        self.examined = self.examined.checked_add(paid).unwrap_or(Usdc::MAX);
+    }
+
     /// Rewrites a file that holds twice as much as is kept. One that cannot be rewritten goes on as it is, until next time.
     fn shorten(&mut self) {
-        if self.lines <= 2 * self.capacity + self.seen.len() {
+        if self.lines <= 2 * (self.capacity + self.seen.len()) {
             return;
         }
         let Some(file) = &mut self.file else { return };
@@ -328,7 +359,7 @@ impl Inner {
         let lines =
             dropped.into_iter().chain(seen).chain(kept).map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
-            Ok(()) => self.lines = self.records.len() + self.seen.len() + 1,
+            Ok(()) => self.lines = self.records.len() + self.seen.len() + 2,
             Err(error) => {
                 tracing::warn!(%error, "the log of evidence could not be made shorter");
                 self.lines = self.capacity + self.seen.len();
@@ -488,6 +519,26 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 10).unwrap();
         assert!(log.len() == 10 && refused(&log));
         assert_eq!(all(&log)[0].at, 90);
+    }
+
+    #[test]
+    fn first_sights_and_examinations_outlive_the_process_and_the_records() {
+        let path = Path::new();
+        let log = EvidenceLog::open(path.file(), 10).unwrap();
+        let who = Address::repeat_byte;
+        assert_eq!((log.first_seen(who(1), 5).unwrap(), log.first_seen(who(1), 9).unwrap()), (5, 5));
+        log.note_examination(Usdc::from_atomic(30)).unwrap();
+        for number in 0..100 {
+            log.record(evidence(number, u64::from(number)), 100).unwrap();
+            log.note_examination(Usdc::from_atomic(1)).unwrap();
+        }
+        assert!(std::fs::read_to_string(path.file()).unwrap().lines().count() < 30);
+        drop(log);
+        let log = EvidenceLog::open(path.file(), 10).unwrap();
+        assert_eq!((log.first_seen(who(1), 9).unwrap(), log.examinations().atomic()), (5, 130));
+        // Beyond the capacity nobody is remembered, and everybody is new.
+        (2..20).for_each(|number| drop(log.first_seen(who(number), 9).unwrap()));
+        assert_eq!((log.sightings().len(), log.first_seen(who(19), 11).unwrap()), (10, 11));
     }
 
     #[test]

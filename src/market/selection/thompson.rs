@@ -9,7 +9,10 @@ use super::{
     Candidate, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
     beliefs::Beliefs, pacing::Pacer,
 };
-use crate::{market::evidence::EvidenceLog, usdc::Usdc};
+use crate::{
+    market::evidence::{Evidence, EvidenceLog},
+    usdc::Usdc,
+};
 
 /// How many unreported choices are kept in mind; the oldest beyond that are taken as paid.
 const OPEN: usize = 1_024;
@@ -100,19 +103,35 @@ impl Thompson {
         }
     }
 
-    /// Takes in a whole log, where `own` are the addresses one pays from; what was spent before is no matter any more.
+    /// Takes in a whole log, where `own` are the addresses one pays from. What newcomers and examinations have cost before counts
+    /// towards what they may cost, as far as it is in the log.
     pub fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        let is_own = |evidence: &Evidence| evidence.payment.is_none_or(|payment| own.contains(&payment.payer));
+        let mut began: Option<u64> = None;
+        log.for_each(|evidence| {
+            if is_own(evidence) && skills.get(&evidence.skill).is_some() {
+                began = Some(began.map_or(evidence.at, |began| began.min(evidence.at)));
+            }
+        });
+        self.began = [self.began, began].into_iter().flatten().min();
+        let (sightings, began) = (log.sightings(), self.began);
         log.for_each(|evidence| {
             let Some(skill) = skills.get(&evidence.skill) else { return };
             let observation = evidence.observation(skill);
             match &evidence.payment {
-                Some(payment) if !own.contains(&payment.payer) => self.hear(payment.payer, &observation),
+                Some(payment) if !is_own(evidence) => self.hear(payment.payer, &observation),
                 _ => {
-                    self.began = Some(self.began.map_or(evidence.at, |began| began.min(evidence.at)));
+                    let first_seen = sightings.get(&evidence.evaluator).copied();
+                    let known = self.beliefs.number(evidence.evaluator).map_or(0.0, |number| self.beliefs.seen(number));
+                    if first_seen > began && known < self.config.acquaintance {
+                        self.newcomers.take(evidence.paid.atomic());
+                    }
+                    self.spent = self.spent.saturating_add(evidence.paid.atomic());
                     self.beliefs.learn(observation.evaluator, skill, &observation.outcome);
                 }
             }
         });
+        self.examinations.take(log.examinations().atomic());
     }
 
     /// What is believed of an evaluator, if anything was heard or seen of it.
@@ -279,10 +298,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::market::{
-        evidence::{Evidence, Voice},
-        selection::SkillSet,
-    };
+    use crate::market::{evidence::Voice, selection::SkillSet};
 
     fn skill() -> Skill {
         Skill::new(0).unwrap()
@@ -445,6 +461,34 @@ mod tests {
         }
         assert_eq!(rebuilt.trust(other), told.trust(other));
         assert_eq!(rebuilt.began, Some(100));
+    }
+
+    #[test]
+    fn a_selector_rebuilt_from_the_log_does_not_grant_strangers_and_examinations_a_second_share() {
+        let log = EvidenceLog::in_memory(1_000);
+        let me = Address::repeat_byte(100);
+        let (old, stranger) = (candidate(1, 100, 50), candidate(2, 100, 200));
+        log.first_seen(old.evaluator, old.first_seen).unwrap();
+        log.first_seen(stranger.evaluator, stranger.first_seen).unwrap();
+        for (turn, of) in [old, old, stranger, old, stranger].into_iter().enumerate() {
+            let nonce = alloy_primitives::B256::repeat_byte(turn as u8);
+            let evidence = Evidence {
+                payment: Some(Voice { payer: me, nonce }),
+                evaluator: of.evaluator,
+                skill: "prose".into(),
+                at: 100 + turn as u64,
+                paid: Usdc::from_atomic(100),
+                outcome: Outcome::answered(1.0, None, Some(true)),
+            };
+            log.record(evidence, 1_000).unwrap();
+        }
+        log.note_examination(Usdc::from_atomic(300)).unwrap();
+        let mut rebuilt = Thompson::seeded(1);
+        rebuilt.recall(&log, &[me], &["prose"].into_iter().collect());
+        assert_eq!((rebuilt.began, rebuilt.spent), (Some(100), 500));
+        // Of a budget of 2,000 in all, newcomers may have 200 and examinations 100.
+        assert!(!rebuilt.newcomers.grants(1, 1_990, 10) && rebuilt.newcomers.grants(10, 2_100, 0));
+        assert!(!rebuilt.examinations.grants(1, 1_990, 10) && rebuilt.examinations.grants(1, 7_000, 0));
     }
 
     #[test]

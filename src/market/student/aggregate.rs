@@ -84,3 +84,101 @@ pub(super) fn combine(voices: &[Voice]) -> Option<Judged> {
     let score = Score::clamped(score);
     Some(Judged { score, reward: score.into(), confidence: Confidence::clamped(confidence) })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn unit() -> impl Strategy<Value = f64> {
+        0.0..=1.0
+    }
+
+    fn habit() -> impl Strategy<Value = Habit> {
+        (0.0..1e4, unit(), 0.0..0.5, unit())
+            .prop_map(|(count, mean, spread, confidence)| Habit { count, mean, spread, confidence })
+    }
+
+    fn voice() -> impl Strategy<Value = Voice> {
+        (unit(), 0.5..=SUREST).prop_map(|(score, chance)| Voice { score, chance })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_said_stays_within_range(
+            score in unit(), judge in habit(), common in habit(), believed in prop::option::of(unit()), stated in unit(),
+        ) {
+            prop_assert!((0.0..=1.0).contains(&calibrate(score, &judge, &common)));
+            let chance = chance(believed, stated, &judge);
+            prop_assert!((0.5..=SUREST).contains(&chance));
+            prop_assert!(weight(chance).is_finite() && weight(chance) >= 0.0);
+            prop_assert!(chance == 0.5 || weight(chance) > 0.0);
+        }
+
+        #[test]
+        fn a_panel_says_nothing_beyond_what_its_members_say(voices in prop::collection::vec(voice(), 1..6)) {
+            let Some(judged) = combine(&voices) else {
+                prop_assert!(voices.iter().all(|voice| voice.chance == 0.5));
+                return Ok(());
+            };
+            let heard = || voices.iter().filter(|voice| voice.chance > 0.5);
+            let least = heard().map(|voice| voice.score).fold(1.0, f64::min);
+            let most = heard().map(|voice| voice.score).fold(0.0, f64::max);
+            // Scores are rounded to six places.
+            prop_assert!((least - 1e-6..=most + 1e-6).contains(&judged.score.get()), "{least} {most} {judged:?}");
+            let surest = heard().map(|voice| voice.chance).fold(0.0, f64::max);
+            prop_assert!(judged.confidence.get() <= surest + 1e-6);
+        }
+
+        #[test]
+        fn the_word_of_a_coin_is_worth_nothing(
+            voices in prop::collection::vec(voice(), 1..5), score in unit(), stated in unit(), judge in habit(), worse in 0.0..=0.5,
+        ) {
+            let coin = Voice { score, chance: chance(Some(worse), stated, &judge) };
+            let with: Vec<_> = voices.iter().copied().chain([coin]).collect();
+            prop_assert_eq!(combine(&voices), combine(&with));
+            prop_assert_eq!(combine(&[coin]), None);
+        }
+
+        #[test]
+        fn a_judge_that_always_adds_a_constant_changes_nothing_once_it_is_known(
+            score in unit(), judge in habit(), common in habit(), offset in -0.5..=0.5,
+        ) {
+            let judge = Habit { count: 1e9, ..judge };
+            let shifted = Habit { mean: judge.mean + offset, ..judge };
+            let same = calibrate(score + offset, &shifted, &common);
+            prop_assert!((same - calibrate(score, &judge, &common)).abs() < 1e-6);
+        }
+
+        #[test]
+        fn a_judge_of_whom_nothing_is_known_is_taken_at_its_word(score in unit(), judge in habit(), common in habit()) {
+            let judge = Habit { count: 0.0, ..judge };
+            prop_assert!((calibrate(score, &judge, &common) - score).abs() < 1e-12);
+        }
+
+        #[test]
+        fn calibration_never_turns_two_outputs_round(a in unit(), b in unit(), judge in habit(), common in habit()) {
+            let (low, high) = if a < b { (a, b) } else { (b, a) };
+            prop_assert!(calibrate(low, &judge, &common) <= calibrate(high, &judge, &common) + 1e-12);
+        }
+
+        #[test]
+        fn who_is_believed_more_weighs_more_and_so_does_who_is_surer_than_usual(
+            believed in 0.5..0.9, more in 0.01..0.09, stated in unit(), judge in habit(),
+        ) {
+            prop_assert!(chance(Some(believed + more), stated, &judge) > chance(Some(believed), stated, &judge));
+            let surer = (stated + 0.1).min(1.0);
+            prop_assert!(chance(Some(believed), surer, &judge) >= chance(Some(believed), stated, &judge));
+            prop_assert!(weight(chance(Some(believed + more), stated, &judge)) > weight(chance(Some(believed), stated, &judge)));
+        }
+    }
+
+    #[test]
+    fn the_stretch_of_a_timid_judge_is_taken_out() {
+        let timid = Habit { count: 1e9, mean: 0.6, spread: 0.1, confidence: 0.9 };
+        let common = Habit { count: 1e9, mean: 0.5, spread: 0.2, confidence: 0.9 };
+        assert!((calibrate(0.7, &timid, &common) - 0.7).abs() < 1e-6);
+        assert!((calibrate(0.5, &timid, &common) - 0.3).abs() < 1e-6);
+    }
+}

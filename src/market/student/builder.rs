@@ -210,7 +210,7 @@ impl StudentBuilder {
             card_ttl: self.card_ttl.as_secs(),
             max_named: self.max_evaluators.saturating_mul(2),
             permits: Semaphore::new(self.at_once),
-            calls: watch::Sender::new(0),
+            calls: Arc::new(watch::Sender::new(0)),
             desk: Mutex::new(desk),
             payer: self.payer,
         };

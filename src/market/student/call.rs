@@ -16,7 +16,10 @@ use super::{
     desk::{Finished, Hired, Part},
     feedback::{Hire, Paid},
 };
-use crate::market::{CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict};
+use crate::{
+    market::{CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, evidence::Evidence},
+    usdc::Usdc,
+};
 
 /// A submission, and what is known of it.
 #[derive(Debug)]
@@ -93,14 +96,17 @@ pub(super) fn start(
         is_over: answers.is_none(),
     };
     let (inner, work, answers) = (inner.clone(), work.clone(), answers.cloned());
-    inner.calls.send_modify(|calls| *calls += 1);
+    let calls = inner.calls.clone();
+    calls.send_modify(|calls| *calls += 1);
     tokio::spawn(async move {
         let answer = call(&inner, &hired, &work, &wanted).await;
         if let Some(answers) = answers {
             // Whoever waits has room for all answers; nobody may be left.
             let _ = answers.try_send(answer);
         }
-        inner.calls.send_modify(|calls| *calls -= 1);
+        // Files are free for the next one as soon as nothing is under way.
+        drop((inner, hired, work, wanted));
+        calls.send_modify(|calls| *calls -= 1);
     });
     waiting
 }
@@ -121,14 +127,9 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, wanted: &Arc<Atomi
     };
     let now = inner.clock.now();
     let name = &*work.submission.task.skill;
-    let Finished { evidence, failure, payments, in_time } =
+    let Finished { evidence, examination, failure, payments, in_time } =
         inner.desk().finish(hired, name, &parts, work.truth.as_ref(), failure, now);
-    for evidence in evidence {
-        if let Err(error) = inner.evidence.record(evidence, now) {
-            tracing::warn!(%error, "what an evaluator did could not be recorded");
-            inner.desk().ledger.unrecorded += 1;
-        }
-    }
+    record(inner, evidence, examination, now);
     let mut verdicts = vec![None; work.submission.outputs().len()];
     for Part { range, result } in parts {
         let Some(bought) = result.ok().filter(|_| in_time) else { continue };
@@ -138,6 +139,21 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, wanted: &Arc<Atomi
         }
     }
     Answer { ticket: hired.ticket, verdicts, payments, failure }
+}
+
+/// Writes down what happened. What cannot be written is known for as long as the process lives.
+fn record(inner: &Inner, evidence: Vec<Evidence>, examination: Usdc, now: u64) {
+    for evidence in evidence {
+        if let Err(error) = inner.evidence.record(evidence, now) {
+            tracing::warn!(%error, "what an evaluator did could not be recorded");
+            inner.desk().ledger.unrecorded += 1;
+        }
+    }
+    if examination > Usdc::ZERO
+        && let Err(error) = inner.evidence.note_examination(examination)
+    {
+        tracing::warn!(%error, "what an examination has cost could not be recorded");
+    }
 }
 
 /// Sends all parts at once.
@@ -174,10 +190,10 @@ fn split(submission: &Submission, most: usize) -> Vec<(Range<usize>, Submission)
 
 /// Looks whether a failure is explained by a new card, which is known from then on.
 async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure> {
-    let (error, failure) = parts.iter().find_map(|part| {
+    let (outputs, error, failure) = parts.iter().find_map(|part| {
         let error = part.result.as_ref().err()?;
         let failure = Failure::of(error);
-        failure.may_be_the_cards().then_some((error, failure))
+        failure.may_be_the_cards().then_some((part.range.len(), error, failure))
     })?;
     let gone = || match &failure {
         Failure::Declined { status, .. } => Failure::Unreachable { detail: format!("status {status}") },
@@ -208,7 +224,6 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
     };
     let changed = match error {
         EvaluateError::PriceLie { asked, .. } => {
-            let outputs = parts.first().map_or(0, |part| part.range.len());
             let price: Option<U256> = card.pricing().price_of(outputs).map(Into::into);
             price == Some(*asked)
         }

@@ -94,6 +94,8 @@ pub(super) struct Part {
 /// What is left to do when a call has ended.
 pub(super) struct Finished {
     pub(super) evidence: Vec<Evidence>,
+    /// What was signed only to see how good somebody is.
+    pub(super) examination: Usdc,
     pub(super) failure: Option<Failure>,
     pub(super) payments: Vec<Paid>,
     /// Whether somebody still waits for it.
@@ -151,7 +153,7 @@ impl Desk {
             return Err(StudentError::NoMoney { remaining, least });
         }
         let (tasks, audits) = self.horizon;
-        let tasks_left = tasks.saturating_sub(self.ledger.tasks.saturating_sub(1)).max(1);
+        let tasks_left = tasks.saturating_sub(self.ledger.tasks).max(1);
         let tasks_left = (tasks_left as f64 * (1.0 + audits)).ceil() as u64;
         let Wanted { skill, seats, audit, now, .. } = *wanted;
         let job = Job { skill, outputs, seats, audit, remaining, tasks_left, now };
@@ -223,7 +225,7 @@ impl Desk {
         for part in parts {
             let receipt = receipt(&part.result);
             let outcome = match &part.result {
-                _ if overdue => receipt.map(|_| Outcome::Timeout),
+                _ if overdue => Some(Outcome::Timeout),
                 Ok(bought) => {
                     let verdicts = &bought.evaluation.verdicts;
                     for verdict in verdicts.iter() {
@@ -274,7 +276,8 @@ impl Desk {
             }
         }
         let payments = parts.iter().filter_map(|part| receipt(&part.result)).map(Paid::from).collect();
-        Finished { evidence, failure: first, payments, in_time: !overdue }
+        let examination = if hired.examined { signed } else { Usdc::ZERO };
+        Finished { evidence, examination, failure: first, payments, in_time: !overdue }
     }
 
     /// A hidden task to go along with a submission, if the dice say so.

@@ -36,11 +36,11 @@ pub(super) async fn run(
         if !desk.roster.offers(skill) {
             return Err(StudentError::NobodyKnown { skill: submission.task.skill.to_string() });
         }
-        desk.ledger.tasks += 1;
-        desk.ledger.audits += u64::from(audit);
         let now = inner.clock.now();
         let wanted = Wanted { skill, shape, seats: inner.seats, audit, now, excluded: &[] };
         let hired = desk.hire(&wanted)?;
+        desk.ledger.tasks += 1;
+        desk.ledger.audits += u64::from(audit);
         desk.ledger.kept += u64::from(hired.is_empty());
         let (answers, inbox) = mpsc::channel(hired.len() + inner.replacements + 1);
         let (examined, hired): (Vec<_>, Vec<_>) = hired.into_iter().partition(|hired| hired.examined);

@@ -101,7 +101,7 @@ struct Inner {
     max_named: usize,
     permits: Semaphore,
     /// How many calls are under way.
-    calls: watch::Sender<usize>,
+    calls: Arc<watch::Sender<usize>>,
     desk: Mutex<Desk>,
 }
 

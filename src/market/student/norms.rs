@@ -73,3 +73,55 @@ impl Running {
         Habit { count, mean, spread: variance.max(0.0).sqrt(), confidence }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::market::student::aggregate::calibrate;
+
+    fn skill() -> Skill {
+        Skill::new(0).unwrap()
+    }
+
+    #[test]
+    fn a_harsh_and_a_lenient_judge_come_to_mean_the_same() {
+        let (harsh, lenient) = (Address::repeat_byte(1), Address::repeat_byte(2));
+        let mut norms = Norms::default();
+        let apart = |norms: &Norms, quality: f64| {
+            let common = norms.common(skill());
+            let of = |judge, score: f64| calibrate(score, &norms.of(judge, skill()), &common);
+            (of(harsh, quality * 0.5) - of(lenient, 0.4 + quality * 0.5)).abs()
+        };
+        assert!((apart(&norms, 0.5) - 0.4).abs() < 1e-9);
+        for turn in 0..400 {
+            let quality = f64::from(turn * 37 % 100) / 99.0;
+            norms.learn(harsh, skill(), quality * 0.5, 0.9);
+            norms.learn(lenient, skill(), 0.4 + quality * 0.5, 0.9);
+        }
+        for quality in [0.0, 0.3, 0.7, 1.0] {
+            assert!(apart(&norms, quality) < 0.05, "{}", apart(&norms, quality));
+        }
+    }
+
+    #[test]
+    fn what_all_judges_have_in_common_is_not_taken_out() {
+        let mut norms = Norms::default();
+        for turn in 0..400 {
+            for judge in 1..4 {
+                norms.learn(Address::repeat_byte(judge), skill(), f64::from(turn) / 400.0, 0.9);
+            }
+        }
+        let common = norms.common(skill());
+        let score = calibrate(0.95, &norms.of(Address::repeat_byte(1), skill()), &common);
+        assert!((score - 0.95).abs() < 1e-9, "outputs that become better keep their better scores: {score}");
+    }
+
+    #[test]
+    fn strangers_do_not_fill_the_memory() {
+        let mut norms = Norms::default();
+        for number in 0..LIMIT as u64 + 10 {
+            norms.learn(Address::left_padding_from(&number.to_be_bytes()), skill(), 0.5, 0.5);
+        }
+        assert_eq!(norms.0.len(), LIMIT);
+    }
+}

@@ -1,4 +1,4 @@
-//! Plots, as SVG and PNG.
+//! What all plots of the examples share: size, colours, a font that is always there, and both formats.
 
 // Examples that share this use a share of it.
 #![allow(dead_code)]
@@ -12,6 +12,7 @@ use plotters::{
     style::{FontStyle, register_font},
 };
 
+/// In pixels.
 pub(crate) const SIZE: (u32, u32) = (760, 440);
 pub(crate) const FONT: &str = "sans-serif";
 /// Distinguishable to most eyes (after Okabe and Ito), and one grey.
@@ -33,13 +34,10 @@ pub(crate) trait Picture {
         B::ErrorType: 'static;
 }
 
-/// Makes sure that there is a font, where the machine may have none; before anything is drawn.
-pub(crate) fn prepare() -> anyhow::Result<()> {
-    register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| anyhow!("no font"))
-}
-
-/// Draws a picture into `NAME.svg` and `NAME.png`.
+/// Draws a picture into `out`, as `name.svg` and `name.png`.
 pub(crate) fn both(out: &Path, name: &str, picture: &impl Picture) -> anyhow::Result<()> {
+    // Registering it again does nothing.
+    register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| anyhow!("no font"))?;
     let path = out.join(format!("{name}.svg"));
     let mut svg = String::new();
     picture.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area())?;

@@ -1,0 +1,113 @@
+//! A market in this process: a chain, and evaluators of different price and quality.
+
+use alloy_primitives::{Address, U256, keccak256};
+use alloy_signer_local::PrivateKeySigner;
+use async_trait::async_trait;
+use axum::Router;
+use tokio::net::TcpListener;
+use tower_x402::{
+    Usdc,
+    devnet::{Devnet, DevnetPort},
+    facilitator::OnchainFacilitator,
+    market::{
+        AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
+        judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+    },
+};
+use url::Url;
+
+/// What the settlement key gets: one ether.
+const GAS_TANK: u64 = 1_000_000_000_000_000_000;
+
+/// The chain, and who is on it. All of it ends with the process.
+pub(crate) struct Hall {
+    pub(crate) devnet: Devnet,
+    pub(crate) rpc_url: Url,
+    pub(crate) evaluators: Vec<Url>,
+    _port: DevnetPort,
+}
+
+/// An evaluator to be.
+struct Stall {
+    name: &'static str,
+    price: &'static str,
+    /// With what its card claims, and how often its verdicts are really right.
+    skills: &'static [(&'static str, f64, f64)],
+}
+
+/// Whose cards say little about who is good.
+const STALLS: [Stall; 5] = [
+    Stall { name: "Exact", price: "$0.0004", skills: &[("arithmetic", 0.95, 1.0)] },
+    Stall { name: "Plain English", price: "$0.0003", skills: &[("prose", 0.9, 1.0)] },
+    Stall { name: "Bargain", price: "$0.0001", skills: &[("arithmetic", 0.9, 0.7), ("prose", 0.9, 0.7)] },
+    Stall { name: "Boaster", price: "$0.0004", skills: &[("arithmetic", 0.99, 0.5), ("prose", 0.99, 0.5)] },
+    Stall { name: "Department", price: "$0.0009", skills: &[("arithmetic", 0.9, 0.9), ("prose", 0.9, 0.9)] },
+];
+
+impl Hall {
+    /// Opens, with `allowance` for the payer.
+    pub(crate) async fn open(payer: Address, allowance: Usdc) -> anyhow::Result<Self> {
+        let devnet = Devnet::start().await?;
+        devnet.mint(payer, allowance)?;
+        let settler = PrivateKeySigner::random();
+        devnet.fund(settler.address(), U256::from(GAS_TANK));
+        let facilitator = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
+        let facilitator = facilitator.signer(settler).build().await?;
+        let mut evaluators = Vec::new();
+        for stall in &STALLS {
+            evaluators.push(stall.open(&devnet, &facilitator).await?);
+        }
+        let port = devnet.serve("127.0.0.1:0").await?;
+        Ok(Self { rpc_url: port.url().clone(), devnet, evaluators, _port: port })
+    }
+}
+
+impl Stall {
+    async fn open(&self, devnet: &Devnet, facilitator: &OnchainFacilitator) -> anyhow::Result<Url> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url: Url = format!("http://{}", listener.local_addr()?).parse()?;
+        let key = PrivateKeySigner::random();
+        let mut card = AgentCard::builder(self.name, url.clone());
+        for (skill, claim, _) in self.skills {
+            card = card.skill(*skill, format!("Judges {skill}"), Score::new(*claim)?);
+        }
+        let card = card.price(self.price).pay_to(devnet.network(), key.address()).build()?.sign(&key).await?;
+        let judge = Fallible { name: self.name, skills: self.skills };
+        let evaluator = Evaluator::new(card, judge).facilitator(facilitator.clone()).build()?;
+        tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(evaluator)).await });
+        Ok(url)
+    }
+}
+
+/// The shipped judge of the skill, whose verdict is turned round as often as this evaluator is wrong.
+struct Fallible {
+    name: &'static str,
+    skills: &'static [(&'static str, f64, f64)],
+}
+
+#[async_trait]
+impl Judge for Fallible {
+    async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
+        let skill = &*submission.task.skill;
+        let accuracy = self.skills.iter().find(|(name, ..)| *name == skill).map_or(0.5, |(.., accuracy)| *accuracy);
+        let verdicts = match skill {
+            "prose" => ProseJudge.judge(submission).await?,
+            _ => ArithmeticJudge.judge(submission).await?,
+        };
+        let outputs = submission.outputs().iter();
+        Ok(outputs.zip(verdicts).map(|(output, verdict)| self.maybe_wrong(output, verdict, accuracy)).collect())
+    }
+}
+
+impl Fallible {
+    fn maybe_wrong(&self, output: &str, verdict: Verdict, accuracy: f64) -> Verdict {
+        // By the output alone, so that asking twice does not help.
+        let hash = keccak256([self.name.as_bytes(), output.as_bytes()].concat());
+        let luck = f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX);
+        if luck < accuracy {
+            return verdict;
+        }
+        let score = Score::clamped(1.0 - verdict.score.get());
+        Verdict::new(score, Confidence::clamped(0.9), "A matter of experience.")
+    }
+}

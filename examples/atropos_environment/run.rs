@@ -1,0 +1,154 @@
+//! One group after the other.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use tokio::sync::watch;
+use tower_x402::market::{Feedback, Gold, Student, StudentError, Task};
+
+use crate::{
+    checkpoint::Checkpoint,
+    delivery::{Delivered, Delivery},
+    flags::Flags,
+    policy::{KINDS, Problem, Rng, Strategy, actions, answer},
+    rollout::Answerer,
+    scoring::{SKILLS, Scored, submission},
+};
+
+/// How many hidden tasks there are for each skill and kind of problem.
+const GOLDS: usize = 8;
+
+/// All that a run needs.
+pub(crate) struct Run<'a> {
+    pub(crate) flags: &'a Flags,
+    pub(crate) student: &'a Student,
+    pub(crate) answerer: &'a Answerer,
+    pub(crate) delivery: &'a mut Delivery,
+    pub(crate) checkpoint: &'a mut Checkpoint,
+    /// Whether to stop after the group that is under way.
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
+/// Why no further group was rolled out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Done,
+    Stopped,
+    /// The budget covers no further verdict.
+    NoMoney,
+}
+
+impl Run<'_> {
+    pub(crate) async fn go(mut self) -> anyhow::Result<End> {
+        if let Some(pending) = self.checkpoint.pending.clone() {
+            let delivered = self.delivery.push_perhaps_again(&pending, &self.checkpoint.run).await?;
+            self.delivered(delivered)?;
+        }
+        while self.checkpoint.tally.rolled_out < self.flags.groups {
+            let mut stop = self.stop.clone();
+            let room = tokio::select! {
+                room = self.delivery.wait_for_room() => room,
+                _ = stop.wait_for(|stop| *stop) => return Ok(End::Stopped),
+            };
+            room?;
+            if !self.group().await? {
+                return Ok(End::NoMoney);
+            }
+            self.checkpoint.tally.progress(self.flags.groups, self.flags.budget);
+        }
+        Ok(End::Done)
+    }
+
+    /// Rolls out a group, has it judged, learns from it and hands it over. `false` if nobody could be paid.
+    async fn group(&mut self) -> anyhow::Result<bool> {
+        let Checkpoint { policy, rng, tally, run, .. } = &mut *self.checkpoint;
+        let problem = Problem::any(rng);
+        let count = usize::from(self.flags.group_size);
+        let answers = self.answerer.answers(policy, &problem, count, rng).await?;
+        let mut feedback = Vec::new();
+        let submissions = SKILLS.map(|(skill, _)| submission(skill, &problem, &answers));
+        let [arithmetic, prose] = submissions;
+        let (arithmetic, prose) = (arithmetic?, prose?);
+        let said = tokio::join!(self.student.evaluate(&arithmetic), self.student.evaluate(&prose));
+        let mut broke = 0;
+        for said in [said.0, said.1] {
+            broke += usize::from(matches!(said, Err(StudentError::NoMoney { .. })));
+            feedback.push(verdicts(said)?);
+        }
+        if broke == SKILLS.len() {
+            return Ok(false);
+        }
+
+        let id = format!("{run}{}", tally.rolled_out);
+        let scored = Scored::new(id, problem, self.answerer.instruction(), answers, &feedback);
+        let decided = scored.answers.iter().zip(scored.advantages());
+        let group: Vec<_> =
+            decided.filter_map(|(answer, advantage)| Some(answer.action?).zip(Some(advantage))).collect();
+        policy.learn(scored.problem.kind, &group);
+        tally.enter(&scored, policy, self.student.budget().spent());
+        // From here on the verdicts are not bought again, whatever happens.
+        self.checkpoint.pending = Some(scored.clone());
+        self.save()?;
+        let delivered = self.delivery.push(&scored).await?;
+        self.delivered(delivered)?;
+        Ok(true)
+    }
+
+    fn delivered(&mut self, delivered: Delivered) -> anyhow::Result<()> {
+        let tally = &mut self.checkpoint.tally;
+        match delivered {
+            Delivered::Pushed => tally.pushed += 1,
+            Delivered::EqualScores => tally.equal_scores += 1,
+            Delivered::Unjudged => tally.unjudged += 1,
+            Delivered::TooLong => tally.too_long += 1,
+            Delivered::Unsure => tally.unsure += 1,
+        }
+        self.checkpoint.pending = None;
+        self.save()
+    }
+
+    fn save(&self) -> anyhow::Result<()> {
+        self.flags.checkpoint.as_ref().map_or(Ok(()), |path: &PathBuf| self.checkpoint.write(path))
+    }
+}
+
+/// That somebody has no verdict to give, or no money is left for it, is no reason to stop.
+fn verdicts(said: Result<Feedback, StudentError>) -> anyhow::Result<Option<Feedback>> {
+    match said {
+        Ok(feedback) => Ok(Some(feedback)),
+        Err(StudentError::NobodyKnown { .. } | StudentError::NoMoney { .. }) => Ok(None),
+        Err(error) => Err(error).context("nobody could be asked"),
+    }
+}
+
+/// Tasks whose truth is known, to find out who judges well. They look like the others.
+pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
+    // Not from the numbers that the run draws: which tasks are hidden must not change what is asked.
+    let mut rng = Rng::seeded(seed ^ 0x601d);
+    let mut golds = Vec::new();
+    for (skill, _) in SKILLS {
+        for kind in KINDS {
+            for _ in 0..GOLDS {
+                let problem = Problem::of(kind, &mut rng);
+                let task = Task::new(skill, &problem.prompt)?.with_context(&problem.formula)?;
+                let mut gold = Gold::new(task);
+                for action in actions() {
+                    let text = answer(&problem, action);
+                    gold = match (skill, action.strategy) {
+                        ("prose", _) if action.style.is_plain() => gold.good(text)?,
+                        ("prose", _) => gold.bad(text)?,
+                        // Neither good nor bad: a right number without its unit.
+                        (_, Strategy::Unitless) => gold,
+                        (_, Strategy::Sound) => gold.good(text)?,
+                        _ => gold.bad(text)?,
+                    };
+                }
+                golds.push(gold);
+            }
+        }
+    }
+    if golds.is_empty() {
+        bail!("there are no tasks whose truth is known");
+    }
+    Ok(golds)
+}

@@ -1,0 +1,152 @@
+//! From what evaluators say to what a trainer gets.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tower_x402::{
+    atropos::{Bytes, GroupError, GroupLimits, Message, ScoredGroup, Sequence},
+    client::Outcome,
+    market::{Feedback, LengthError, Submission, Task},
+};
+
+use crate::{
+    policy::{Problem, advantages},
+    rollout::Rollout,
+};
+
+/// What is judged, and how much each counts: that an answer is right, and that one can follow it.
+pub(crate) const SKILLS: [(&str, f64); 2] = [("arithmetic", 0.7), ("prose", 0.3)];
+
+/// A problem and its answers, judged and paid for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scored {
+    /// What the group is called.
+    pub(crate) id: String,
+    pub(crate) problem: Problem,
+    instruction: Option<String>,
+    pub(crate) answers: Vec<Rollout>,
+    /// From 0 to 1; none if nobody gave a verdict.
+    pub(crate) scores: Option<Vec<f64>>,
+    overrides: Vec<Map<String, Value>>,
+}
+
+/// What is sent to the evaluators of a skill. The truth is not in it, but the formula, which says what is asked.
+pub(crate) fn submission(skill: &str, problem: &Problem, answers: &[Rollout]) -> Result<Submission, LengthError> {
+    let task = Task::new(skill, &problem.prompt)?.with_context(&problem.formula)?;
+    Submission::group(task, answers.iter().map(|answer| &*answer.text))
+}
+
+impl Scored {
+    /// `feedback` is by skill, in the order of [`SKILLS`].
+    pub(crate) fn new(
+        id: String,
+        problem: Problem,
+        instruction: Option<&str>,
+        answers: Vec<Rollout>,
+        feedback: &[Option<Feedback>],
+    ) -> Self {
+        let scores = scores(answers.len(), feedback);
+        let overrides = (0..answers.len()).map(|at| overrides(at, &problem, &answers[at], feedback)).collect();
+        Self { id, problem, instruction: instruction.map(str::to_owned), answers, scores, overrides }
+    }
+
+    /// How much better than the mean each answer is; zeros where nobody said.
+    pub(crate) fn advantages(&self) -> Vec<f64> {
+        self.scores.as_deref().map_or_else(|| vec![0.0; self.answers.len()], advantages)
+    }
+
+    /// The share of answers that are right, as this environment knows and the trainer is not told.
+    pub(crate) fn right(&self) -> f64 {
+        let ending = format!("Answer: {}", self.problem.truth());
+        let right = self.answers.iter().filter(|answer| answer.text.trim_end().ends_with(&ending)).count();
+        right as f64 / self.answers.len().max(1) as f64
+    }
+
+    /// As a trainer wants it; `None` if nobody gave a verdict.
+    pub(crate) fn group(&self, limits: &GroupLimits) -> Result<Option<ScoredGroup>, GroupError> {
+        let Some(scores) = &self.scores else { return Ok(None) };
+        let instruction = self.instruction.as_deref();
+        let prompt = instruction.into_iter().chain([&*self.problem.prompt]).collect::<Vec<_>>().join("\n\n");
+        let prompt = Bytes::prompt(&prompt);
+        let mut sequences = Vec::with_capacity(self.answers.len());
+        for (at, (answer, advantage)) in self.answers.iter().zip(self.advantages()).enumerate() {
+            let sequence = Sequence::new(&prompt, &Bytes::completion(&answer.text), scores[at])?;
+            let sequence = sequence.with_advantage(advantage)?.with_overrides(self.overrides[at].clone());
+            let asked = instruction.map(|text| Message::new("system", text)).into_iter();
+            let asked = asked.chain([Message::new("user", &*self.problem.prompt)]);
+            let sequence = sequence.with_messages(asked.chain([Message::new("assistant", &*answer.text)]));
+            sequences.push(match &answer.logprobs {
+                Some(logprobs) => sequence.with_inference_logprobs(logprobs)?,
+                None => sequence,
+            });
+        }
+        let about = json!({ "kind": self.problem.kind, "prompt": self.problem.prompt });
+        let group = ScoredGroup::new(sequences, limits)?.with_id(&*self.id);
+        Ok(Some(group.with_overrides(object(about))))
+    }
+}
+
+/// One score per output: of the skills in which all outputs were judged, weighted. `None` if there is none.
+fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
+    let mut sums = vec![0.0; outputs];
+    let mut weights = 0.0;
+    for ((_, weight), feedback) in SKILLS.iter().zip(feedback) {
+        let judged = feedback.iter().flat_map(|feedback| &feedback.outputs).filter_map(|output| output.judged);
+        let scores: Vec<f64> = judged.map(|judged| judged.score.get()).collect();
+        if scores.len() == outputs {
+            weights += weight;
+            sums.iter_mut().zip(scores).for_each(|(sum, score)| *sum += weight * score);
+        }
+    }
+    (weights > 0.0).then(|| sums.into_iter().map(|sum| sum / weights).collect())
+}
+
+/// What is said of one answer, and what was paid for that.
+fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<Feedback>]) -> Map<String, Value> {
+    let (mut critique, mut confidence, mut payments) = (Vec::new(), Map::new(), Vec::new());
+    for ((skill, _), feedback) in SKILLS.iter().zip(feedback) {
+        let Some(feedback) = feedback else { continue };
+        let Some(output) = feedback.outputs.get(at) else { continue };
+        if let Some(judged) = output.judged {
+            confidence.insert((*skill).to_owned(), json!(judged.confidence));
+        }
+        critique.extend(output.opinions.iter().map(|opinion| {
+            json!({
+                "skill": skill,
+                "evaluator": opinion.evaluator,
+                "by": opinion.by,
+                "score": opinion.verdict.score,
+                "confidence": opinion.verdict.confidence,
+                "weight": opinion.weight,
+                "critique": opinion.verdict.critique,
+            })
+        }));
+        for hire in &feedback.hires {
+            // One payment for the whole group.
+            payments.extend(hire.payments.iter().filter(|paid| paid.outcome != Outcome::Refused).map(|paid| {
+                json!({
+                    "skill": skill,
+                    "evaluator": hire.evaluator,
+                    "payer": paid.payer,
+                    "nonce": paid.nonce,
+                    "transaction": paid.transaction,
+                    "amount": paid.amount,
+                    "network": paid.network,
+                    "outcome": paid.outcome,
+                })
+            }));
+        }
+    }
+    let mut about =
+        object(json!({ "kind": problem.kind, "critique": critique, "confidence": confidence, "payments": payments }));
+    if let Some(action) = answer.action {
+        about.insert("action".to_owned(), json!(action));
+    }
+    about
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}

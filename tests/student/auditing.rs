@@ -1,0 +1,119 @@
+//! Hidden tasks, and what is learned from them.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use serde_json::Value;
+use tower_x402::market::{
+    Gold, StudentBuilder, StudentError, Submission, Task, Truth,
+    judge::{Judge, output_judge},
+    selection::{Cheapest, Thompson},
+};
+
+use crate::{
+    crowd::{Endpoint, praise},
+    stage::{PRICE, Stage, group, honest, single, task, verdict},
+};
+
+/// Says anything, very sure of itself.
+fn coin() -> impl Judge {
+    let tosses = AtomicU64::new(0);
+    output_judge(move |_: Arc<Task>, _: String| {
+        let toss = tosses.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63;
+        async move { Ok(verdict(if toss == 0 { 0.9 } else { 0.1 })) }
+    })
+}
+
+fn gold(number: usize) -> Gold {
+    let gold = Gold::new(Task::new("prose", format!("Write about {number}.")).unwrap());
+    let gold = gold.good(format!("a good one on {number}")).unwrap();
+    gold.bad(format!("a poor one on {number}")).unwrap()
+}
+
+#[tokio::test]
+async fn audits_recognize_a_coin_and_hire_whoever_is_right() {
+    const TASKS: u64 = 80;
+    let stage = Stage::set().await;
+    let cheap = stage.open_with(coin(), |card| card.price("$0.0005")).await;
+    let good = stage.open(honest()).await;
+    let settings = |student: StudentBuilder| {
+        let student = (0..40).fold(student.tasks(TASKS), |student, number| student.gold(gold(number)));
+        student.audit_rate(0.5).selector(Thompson::seeded(1))
+    };
+    let student = stage.student(200 * PRICE, &[&cheap, &good], settings).await;
+    let (mut of_good, mut late) = (0, 0);
+    for number in 0..TASKS {
+        let feedback = student.evaluate(&single("a good one")).await.unwrap();
+        student.settled().await;
+        if number >= TASKS * 3 / 4 {
+            late += 1;
+            of_good += usize::from(feedback.hires.iter().any(|hire| hire.evaluator == good.payee));
+        }
+    }
+    assert!(of_good * 10 >= late * 9, "{of_good} of {late}");
+    let books = student.books();
+    let of = |payee| books.account(payee, "prose").unwrap();
+    let (coin, honest) = (of(cheap.payee), of(good.payee));
+    assert!(honest.audited >= 10 && honest.right == honest.audited, "{books:?}");
+    assert!(coin.audited >= 3 && coin.right < coin.audited, "{books:?}");
+    assert!((20..=60).contains(&books.audits), "about every second submission: {}", books.audits);
+    let income = stage.income(&cheap).await + stage.income(&good).await;
+    assert_eq!((books.paid.atomic(), books.held.atomic()), (income, 0));
+    assert_eq!(books.paid, student.budget().spent());
+}
+
+#[tokio::test]
+async fn on_the_wire_a_hidden_task_is_like_any_other() {
+    let stage = Stage::set().await;
+    let end = Endpoint::default();
+    let nosy = stage.answering(&end, praise).await;
+    let known = Task::new("prose", "Gold?").unwrap().with_id("gold").unwrap();
+    let known = known.with_reference("the truth").unwrap().with_context("a test").unwrap();
+    let gold = Gold::new(known).good("a good one").unwrap().bad("a poor one").unwrap();
+    let settings = |student: StudentBuilder| student.gold(gold).audit_rate(1.0).selector(Cheapest);
+    let student = stage.student(1_000 * PRICE, &[&nosy], settings).await;
+    let asked = Submission::single(task().with_rubric("Be kind.").unwrap(), "an answer").unwrap();
+    for _ in 0..5 {
+        student.evaluate(&asked).await.unwrap();
+        student.settled().await;
+    }
+    let seen = end.seen.lock().unwrap().clone();
+    let is_gold = |body: &&Value| body["task"]["prompt"] == "Gold?";
+    assert_eq!((seen.len(), seen.iter().filter(is_gold).count()), (10, 5));
+    let shape = |body: &Value| {
+        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        (keys(body), keys(&body["task"]), body["task"]["rubric"].clone())
+    };
+    assert_eq!(seen.iter().map(shape).collect::<HashSet<_>>().len(), 1, "{seen:?}");
+    let ids: HashSet<_> = seen.iter().map(|body| body["task"]["id"].as_str().unwrap()).collect();
+    assert!(ids.len() == 10 && ids.iter().all(|id| id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit())));
+    let account = student.books().account(nosy.payee, "prose").unwrap().clone();
+    assert_eq!((account.answered, account.audited), (10, 5));
+}
+
+#[tokio::test]
+async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are_examined_with_it() {
+    let stage = Stage::set().await;
+    let (one, other) = (stage.open(honest()).await, stage.open(honest()).await);
+    let student = stage.student(1_000 * PRICE, &[&one, &other], |student| student).await;
+    let outputs = group(&["a good one", "a poor one"]);
+    let unfit = student.evaluate_known(&outputs, &Truth::good([true])).await;
+    assert_eq!(unfit.unwrap_err(), StudentError::Unfit);
+    for _ in 0..3 {
+        let feedback = student.evaluate_known(&outputs, &Truth::good([true, false])).await.unwrap();
+        assert_eq!((feedback.judged(), feedback.hires.len()), (2, 1));
+        student.settled().await;
+    }
+    let books = student.books();
+    let accounts = [one.payee, other.payee].map(|payee| books.account(payee, "prose").cloned().unwrap_or_default());
+    let audited: u64 = accounts.iter().map(|account| account.audited).sum();
+    assert_eq!(audited, accounts.iter().map(|account| account.right).sum::<u64>());
+    assert!(books.audits == 3 && audited > 3, "more than one was examined: {books:?}");
+    assert_eq!(student.evidence().examinations().atomic(), (audited - 3) * 2 * PRICE);
+    assert_eq!(books.paid.atomic(), stage.income(&one).await + stage.income(&other).await);
+}

@@ -1,0 +1,192 @@
+//! Evaluators that fail, each in its own way.
+
+use std::time::Duration;
+
+use tower_x402::{
+    client::reconcile,
+    market::{Books, Failure, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+};
+
+use crate::{
+    crowd::{Endpoint, failing, garbage, honestly, income, praise},
+    stage::{Booth, PRICE, Stage, honest, says, single},
+    support::chain::Chain,
+};
+
+/// The only failure of those hired from `booth`.
+fn failure<'a>(feedback: &'a tower_x402::market::Feedback, booth: &Booth) -> Option<&'a Failure> {
+    let hire = feedback.hires.iter().find(|hire| hire.evaluator == booth.payee);
+    hire.unwrap_or_else(|| panic!("not hired: {feedback:?}")).failure.as_ref()
+}
+
+fn balanced(books: &Books, spent: u64) {
+    assert_eq!((books.paid.atomic(), books.elsewhere.atomic(), books.promised.atomic()), (spent, 0, 0), "{books:?}");
+    assert_eq!(books.accounts.iter().map(|account| account.paid.atomic()).sum::<u64>(), spent);
+    assert_eq!(books.accounts.iter().map(|account| account.held.atomic()).sum::<u64>(), books.held.atomic());
+}
+
+#[tokio::test]
+async fn whoever_fails_is_replaced_until_an_honest_one_answers_and_every_unit_is_accounted_for() {
+    let stage = Stage::set().await;
+    let quiet = Endpoint::default();
+    let dead = stage.open(honest()).await;
+    let dear = |paywall, payee| honestly(paywall, payee).price("$0.002");
+    let liar = stage.crooked(&quiet, dear, praise).await;
+    let babbler = stage.answering(&quiet, garbage).await;
+    let thief = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8".parse().unwrap();
+    let robber = stage.crooked(&quiet, |paywall, _| honestly(paywall, thief), praise).await;
+    let good = stage.open(honest()).await;
+    let booths = [&dead, &liar, &babbler, &robber, &good];
+    let student = stage.student(1_000 * PRICE, &booths, |student| student.panel(5).replacements(0)).await;
+    dead.server.abort();
+
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert_eq!(feedback.outputs[0].judged.unwrap().score.get(), 0.9);
+    assert_eq!(feedback.outputs[0].opinions[0].evaluator, good.payee);
+    assert!(matches!(failure(&feedback, &dead), Some(Failure::Unreachable { .. })));
+    assert!(matches!(failure(&feedback, &liar), Some(Failure::PriceLie { .. })));
+    assert!(matches!(failure(&feedback, &babbler), Some(Failure::Garbage { .. })));
+    assert!(matches!(failure(&feedback, &robber), Some(Failure::PayeeLie { .. })));
+    assert_eq!(failure(&feedback, &good), None);
+    assert_eq!(feedback.paid.atomic(), 2 * PRICE, "the babbler was paid too");
+
+    let books = student.books();
+    let account = |booth: &Booth| books.account(booth.payee, "prose").unwrap();
+    assert_eq!((account(&dead).timeouts, account(&liar).lies, account(&robber).lies), (1, 1, 1));
+    assert_eq!((account(&babbler).garbage, account(&good).answered), (1, 1));
+    balanced(&books, income(&stage, &booths).await);
+    assert_eq!(books.paid, student.budget().spent());
+    let records = student.evidence().find(&Query::default());
+    assert_eq!(records.len(), 5);
+    let with_voice: Vec<_> = records.iter().filter(|record| record.payment.is_some()).collect();
+    assert_eq!(with_voice.len(), 2, "only payments are voices that others may hear");
+}
+
+#[tokio::test]
+async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
+    let stage = Stage::set().await;
+    let mut dead = Vec::new();
+    for _ in 0..2 {
+        dead.push(stage.open(honest()).await);
+    }
+    let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
+    let booths = [&dead[0], &dead[1], &good];
+    // Whoever asks for the least is asked first.
+    let settings = |student: StudentBuilder| {
+        student.selector(Cheapest).replacements(2)
+    };
+    let student = stage.student(1_000 * PRICE, &booths, settings).await;
+    dead.iter().for_each(|booth| booth.server.abort());
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    let order: Vec<_> = feedback.hires.iter().map(|hire| hire.evaluator).collect();
+    assert_eq!(order, [dead[0].payee, dead[1].payee, good.payee]);
+    assert_eq!(feedback.judged(), 1);
+    balanced(&student.books(), 2 * PRICE);
+}
+
+#[tokio::test]
+async fn an_episode_in_which_everybody_fails_is_no_error_but_says_that_there_is_no_verdict() {
+    let stage = Stage::set().await;
+    let quiet = Endpoint::default();
+    let babbler = stage.answering(&quiet, garbage).await;
+    let student = stage.student(1_000 * PRICE, &[&babbler], |student| student).await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert_eq!((feedback.judged(), feedback.hires.len(), feedback.outputs[0].opinions.len()), (0, 1, 0));
+    balanced(&student.books(), PRICE);
+}
+
+#[tokio::test]
+async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later() {
+    let stage = Stage::set().await;
+    let slow = Endpoint::holding();
+    let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
+    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
+    let student = stage.student(1_000 * PRICE, &[&sloth, &good], settings).await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert_eq!(failure(&feedback, &sloth), Some(&Failure::Late));
+    assert_eq!((feedback.judged(), feedback.paid.atomic()), (1, PRICE));
+    // What is under way stays promised, and nobody who is awaited is hired again.
+    let books = student.books();
+    assert_eq!((books.paid.atomic(), books.promised.atomic()), (PRICE, PRICE));
+    let again = student.evaluate(&single("a good one")).await.unwrap();
+    assert_eq!(again.hires.len(), 1);
+
+    slow.holds.store(false, std::sync::atomic::Ordering::Relaxed);
+    slow.let_go.notify_waiters();
+    student.settled().await;
+    let books = student.books();
+    balanced(&books, income(&stage, &[&sloth, &good]).await);
+    assert_eq!(books.paid_to(sloth.payee).atomic(), PRICE);
+    assert_eq!(books.account(sloth.payee, "prose").unwrap().timeouts, 1);
+    assert_eq!(books.paid, student.budget().spent());
+}
+
+#[tokio::test]
+async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
+    let stage = Stage::set().await;
+    let quiet = Endpoint::default();
+    let broken = stage.answering(&quiet, failing).await;
+    let student = stage.student(1_000 * PRICE, &[&broken], |student| student).await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(matches!(failure(&feedback, &broken), Some(Failure::Unreachable { .. })));
+    assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
+    let books = student.books();
+    balanced(&books, 0);
+    assert_eq!((books.held, student.budget().reserved()), (feedback.held, feedback.held));
+
+    let valid_before = student.budget().journal().unresolved()[0].valid_before;
+    stage.chain.set_next_timestamp(valid_before + 1).await;
+    stage.chain.mine().await;
+    assert_eq!(reconcile(student.budget(), stage.chain.provider()).await.unwrap().void, 1);
+    balanced(&student.books(), 0);
+    assert_eq!(student.books().held.atomic(), 0);
+}
+
+#[tokio::test]
+async fn a_price_that_changes_with_its_card_is_no_lie() {
+    let stage = Stage::set().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let key = alloy_signer_local::PrivateKeySigner::random();
+    let address = listener.local_addr().unwrap();
+    let at = |price: &'static str| crate::stage::card(address, key.address()).price(price);
+    let service = |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
+    let old = service(at("$0.001").build().unwrap().sign(&key).await.unwrap()).unwrap();
+    let new = service(at("$0.003").build().unwrap().sign(&key).await.unwrap()).unwrap();
+    let current = std::sync::Arc::new(std::sync::Mutex::new(old));
+    let shown = current.clone();
+    let dispatch = tower::service_fn(move |request| {
+        let service = shown.lock().unwrap().clone();
+        tower::ServiceExt::oneshot(service, request)
+    });
+    let (url, server) = crate::stage::serve(listener, axum::Router::new().fallback_service(dispatch));
+    let booth = Booth { url, payee: key.address(), server };
+    let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
+    assert_eq!(student.evaluate(&single("one")).await.unwrap().paid.atomic(), PRICE);
+    *current.lock().unwrap() = new;
+    let feedback = student.evaluate(&single("two")).await.unwrap();
+    assert_eq!((failure(&feedback, &booth), feedback.paid.atomic()), (Some(&Failure::TermsChanged), 0));
+    assert_eq!(student.evaluate(&single("three")).await.unwrap().paid.atomic(), 3 * PRICE);
+    assert_eq!(student.books().account(booth.payee, "prose").unwrap().lies, 0);
+    balanced(&student.books(), 4 * PRICE);
+}
+
+#[tokio::test]
+async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
+    let stage = Stage::set().await;
+    let good = stage.open(honest()).await;
+    let settings = |student: StudentBuilder| student.tasks(2).selector(Cheapest);
+    let student = stage.student(2 * PRICE, &[&good], settings).await;
+    let poetry = tower_x402::market::Task::new("poetry", "Rhyme.").unwrap();
+    let poetry = tower_x402::market::Submission::single(poetry, "time").unwrap();
+    let nobody = student.evaluate(&poetry).await.unwrap_err();
+    assert_eq!(nobody, StudentError::NobodyKnown { skill: "poetry".to_owned() });
+    for _ in 0..2 {
+        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    }
+    let error = student.evaluate(&single("a good one")).await.unwrap_err();
+    assert!(matches!(error, StudentError::NoMoney { remaining, .. } if remaining.atomic() == 0), "{error:?}");
+    let books = student.books();
+    assert_eq!(books.tasks, 2);
+    balanced(&books, stage.income(&good).await);
+    assert_eq!(student.evidence().len(), 2);
+}

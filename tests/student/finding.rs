@@ -1,0 +1,166 @@
+//! Whom a student finds, and whom it refuses.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_signer_local::PrivateKeySigner;
+use axum::{
+    Router,
+    extract::Path,
+    http::StatusCode,
+    routing::get,
+};
+use tokio::net::TcpListener;
+use tower_x402::{
+    Network,
+    client::DiscoveryClient,
+    facilitator::{RemoteFacilitator, service::FacilitatorService},
+    market::{
+        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluationClient, Evaluator, RefusedReason, SourceError,
+        Student,
+    },
+};
+use url::Url;
+
+use crate::{
+    crowd::signed,
+    stage::{Booth, PRICE, Stage, card, honest, serve, single},
+};
+
+#[tokio::test]
+async fn whoever_sold_something_through_a_facilitator_is_found_there() {
+    let stage = Stage::set().await;
+    let bank = FacilitatorService::builder(stage.facilitator.clone()).catalogue(100, Duration::from_secs(86_400));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (bank, _) = serve(listener, Router::new().fallback_service(bank.catalogue_local_hosts(true).build()));
+    let remote = RemoteFacilitator::builder(bank.as_str()).build().await.unwrap();
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let key = PrivateKeySigner::random();
+    let card = card(listener.local_addr().unwrap(), key.address()).build().unwrap().sign(&key).await.unwrap();
+    let service = Evaluator::new(card, honest()).facilitator(remote).build().unwrap();
+    let (url, server) = serve(listener, Router::new().fallback_service(service));
+    let booth = Booth { url, payee: key.address(), server };
+
+    let facilitator = DiscoveryClient::builder(bank.as_str()).build().unwrap();
+    let student = Student::builder(stage.payer(100 * PRICE).await).source(facilitator).tasks(10).seed(1);
+    let student = student.build().unwrap();
+    assert!(student.discover().await.found.is_empty(), "nothing was sold yet");
+
+    let card = CardFetcher::new().unwrap().fetch(&booth.url).await.unwrap();
+    let other = EvaluationClient::new(stage.payer(PRICE).await).unwrap();
+    other.evaluate(&card, &single("a good one")).await.unwrap();
+
+    let report = student.discover().await;
+    assert_eq!(report.found.len(), 1, "{report:?}");
+    assert_eq!((report.found[0].evaluator, report.found[0].is_new), (booth.payee, true));
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    assert_eq!(stage.income(&booth).await, 2 * PRICE);
+}
+
+struct Broken;
+
+#[async_trait::async_trait]
+impl CardSource for Broken {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Err(SourceError::new("closed today"))
+    }
+}
+
+#[tokio::test]
+async fn everyone_who_is_refused_is_told_with_the_reason() {
+    let stage = Stage::set().await;
+    let good = stage.open(honest()).await;
+    let dead = stage.open(honest()).await;
+    dead.server.abort();
+    // Aborting is not waited for.
+    while tokio::net::TcpStream::connect(dead.url.socket_addrs(|| None).unwrap()[0]).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let key = PrivateKeySigner::random();
+    let shown = async |json: Vec<u8>, listener: TcpListener| {
+        serve(listener, Router::new().route(CARD_PATH, get(async move || json.clone()))).0
+    };
+    let bind = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = |listener: &TcpListener| listener.local_addr().unwrap();
+    let listener = bind().await;
+    let unsigned = serde_json::to_vec(&card(at(&listener), key.address()).build().unwrap()).unwrap();
+    let unsigned = shown(unsigned, listener).await;
+    let listener = bind().await;
+    let abroad = AgentCard::builder("Abroad", format!("http://{}", at(&listener)).parse().unwrap())
+        .skill("prose", "Marks style", tower_x402::market::Score::MAX)
+        .price("$0.001")
+        .pay_to(Network::BASE, key.address());
+    let abroad = shown(signed(abroad, &key).await, listener).await;
+    let listener = bind().await;
+    let (other, _) = serve(listener, Router::new().fallback(async || StatusCode::NOT_FOUND));
+    let named = vec![good.url.clone(), dead.url.clone(), unsigned.clone(), abroad.clone(), other.clone(), good.url.clone()];
+    let payer = stage.payer(100 * PRICE).await;
+    let student = Student::builder(payer).source(Broken).source(named).build().unwrap();
+
+    let report = student.discover().await;
+    assert_eq!((report.found.len(), report.refused.len(), report.failed.len()), (1, 4, 1), "{report:?}");
+    assert_eq!(report.failed[0].to_string(), "closed today");
+    let reason = |url: &Url| &report.refused.iter().find(|refused| refused.url == *url).unwrap().reason;
+    assert!(matches!(reason(&dead.url), RefusedReason::Card(CardError::Unreachable(_))));
+    assert!(matches!(reason(&unsigned), RefusedReason::Card(CardError::Unsigned)));
+    assert!(matches!(reason(&abroad), RefusedReason::Token));
+    assert!(matches!(reason(&other), RefusedReason::Card(CardError::Status(404))));
+    let again = student.discover().await;
+    assert_eq!((again.found.len(), again.found[0].is_new, student.known()), (1, false, 1));
+}
+
+#[tokio::test]
+async fn an_evaluator_that_wants_somebody_else_to_be_paid_is_no_longer_hired() {
+    let stage = Stage::set().await;
+    let (one, two) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let cards = [signed(card(address, one.address()), &one).await, signed(card(address, two.address()), &two).await];
+    let asked = Arc::new(AtomicUsize::new(0));
+    let show = get(async move || cards[asked.fetch_add(1, Ordering::Relaxed).min(1)].clone());
+    let (url, _) = serve(listener, Router::new().route(CARD_PATH, show));
+    let student = Student::builder(stage.payer(100 * PRICE).await).source(url).build().unwrap();
+    assert_eq!(student.discover().await.found.len(), 1);
+    let report = student.discover().await;
+    assert!(matches!(report.refused[0].reason, RefusedReason::Card(CardError::PayeeChanged { .. })), "{report:?}");
+    assert!(student.evaluate(&single("a good one")).await.unwrap().hires.is_empty());
+}
+
+#[tokio::test]
+async fn of_hundreds_some_are_looked_at_a_few_at_a_time() {
+    let stage = Stage::set().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut cards = Vec::new();
+    for _ in 0..110 {
+        let key = PrivateKeySigner::random();
+        cards.push(signed(card(address, key.address()), &key).await);
+    }
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let peak = most.clone();
+    let show = get(async move |Path(number): Path<usize>| {
+        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        now.fetch_sub(1, Ordering::SeqCst);
+        cards[number % cards.len()].clone()
+    });
+    let (url, _) = serve(listener, Router::new().route("/{number}/.well-known/agent-card.json", show));
+    let urls: Vec<_> = (0..400).map(|number| url.join(&format!("{number}/")).unwrap()).collect();
+    let student = Student::builder(stage.payer(100 * PRICE).await).source(urls).max_evaluators(60).build().unwrap();
+    let report = student.discover().await;
+    assert_eq!((report.found.len(), report.left_out, student.known()), (60, 280, 60));
+    let full = |refused: &&tower_x402::market::Refused| matches!(refused.reason, RefusedReason::Full(60));
+    let same = |refused: &&tower_x402::market::Refused| matches!(refused.reason, RefusedReason::SamePayee(_));
+    let (full, same) = (report.refused.iter().filter(full).count(), report.refused.iter().filter(same).count());
+    assert_eq!((full + same, report.refused.len()), (60, 60), "{report:?}");
+    let peak = peak.load(Ordering::SeqCst);
+    assert!((2..=16).contains(&peak), "{peak}");
+}

@@ -31,6 +31,26 @@
 //! outputs, and whatever [`Judge::takes`](judge::Judge::takes) refuses. What the judge fails on, takes too long for, or judges in
 //! a form that students would refuse, is not charged. [`EvaluatorService`] lists what is served; [`judge`] has judges to start from.
 //!
+//! # Hire evaluators
+//!
+//! This finds them, hires the best for the money, three at a time, and makes one verdict of theirs; the budget lasts for 500 submissions:
+//!
+//! ```no_run
+//! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
+//! # use tower_x402::{client::{Budget, DiscoveryClient, Payer}, market::{Student, Submission, Task}};
+//! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
+//! let bazaar = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
+//! let student = Student::builder(payer).source(bazaar).tasks(500).panel(3).build()?;
+//! student.discover().await;
+//! let task = Task::new("reasoning", "Why is the sky blue?")?;
+//! let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
+//! let feedback = student.evaluate(&answers).await?;
+//! println!("{:?} for {}", feedback.outputs[0].judged, feedback.paid);
+//! # Ok(()) }
+//! ```
+//!
+//! [`Student`] says what happens to those that fail, lie or are late, and how hidden tasks ([`Gold`]) show who is right.
+//!
 //! # What is said
 //!
 //! A [`Submission`] is a [`Task`] with one output, a pair or a group; an [`Evaluation`] has a [`Verdict`] for each: a [`Score`], a
@@ -47,7 +67,7 @@
 //!
 //! # Whom to hire
 //!
-//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it.
+//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it. [`Student`] uses both.
 //!
 //! # The pricing extension, version 1
 //!

@@ -8,11 +8,16 @@ use std::{
     },
 };
 
+use alloy_primitives::{Address, B256};
 use serde_json::Value;
-use tower_x402::market::{
-    Gold, StudentBuilder, StudentError, Submission, Task, Truth,
-    judge::{Judge, output_judge},
-    selection::{Cheapest, Thompson},
+use tower_x402::{
+    Usdc,
+    market::{
+        Gold, StudentBuilder, StudentError, Submission, Task, Truth,
+        evidence::{Evidence, EvidenceError, Outcome, Voice},
+        judge::{Judge, output_judge},
+        selection::{Cheapest, Thompson},
+    },
 };
 
 use crate::{
@@ -116,4 +121,32 @@ async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are
     assert!(books.audits == 3 && audited > 3, "more than one was examined: {books:?}");
     assert_eq!(student.evidence().examinations().atomic(), (audited - 3) * 2 * PRICE);
     assert_eq!(books.paid.atomic(), stage.income(&one).await + stage.income(&other).await);
+}
+
+#[tokio::test]
+async fn what_others_say_is_heard_once_and_believed_as_far_as_the_selector_likes() {
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    let student = stage.student(1_000 * PRICE, &[&booth], |student| student.selector(Thompson::seeded(1))).await;
+    let said = |nonce: u8| Evidence {
+        payment: Some(Voice { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
+        evaluator: booth.payee,
+        skill: "prose".to_owned(),
+        at: 1_700_000_000,
+        paid: Usdc::from_atomic(PRICE),
+        outcome: Outcome::answered(0.9, Some(0.9), Some(true)),
+    };
+    // Before there is work for the skill.
+    student.hear(said(1)).unwrap();
+    assert!(matches!(student.hear(said(1)), Err(EvidenceError::Spoken)));
+    assert!(matches!(student.hear(Evidence { payment: None, ..said(2) }), Err(EvidenceError::Own)));
+    assert_eq!(student.believed(booth.payee, "prose"), None);
+    student.evaluate(&single("a good one")).await.unwrap();
+    let before = student.believed(booth.payee, "prose").unwrap();
+    let stranger = stage.open(honest()).await;
+    assert_eq!(student.believed(stranger.payee, "prose"), None);
+    (3..9).for_each(|nonce| student.hear(said(nonce)).unwrap());
+    assert!(student.believed(booth.payee, "prose").unwrap() > before);
+    assert_eq!(student.books().accounts.len(), 1, "what others pay is not in the books");
+    assert_eq!(student.books().paid.atomic(), PRICE);
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
-    client::reconcile,
-    market::{Books, Failure, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+    client::{Payer, reconcile},
+    market::{Books, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
 };
 
 use crate::{
@@ -72,9 +73,7 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
     let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
     let booths = [&dead[0], &dead[1], &good];
     // Whoever asks for the least is asked first.
-    let settings = |student: StudentBuilder| {
-        student.selector(Cheapest).replacements(2)
-    };
+    let settings = |student: StudentBuilder| student.selector(Cheapest).replacements(2);
     let student = stage.student(1_000 * PRICE, &booths, settings).await;
     dead.iter().for_each(|booth| booth.server.abort());
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
@@ -146,10 +145,11 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
 async fn a_price_that_changes_with_its_card_is_no_lie() {
     let stage = Stage::set().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let key = alloy_signer_local::PrivateKeySigner::random();
+    let key = PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| crate::stage::card(address, key.address()).price(price);
-    let service = |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
+    let service =
+        |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
     let old = service(at("$0.001").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let new = service(at("$0.003").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let current = std::sync::Arc::new(std::sync::Mutex::new(old));
@@ -189,4 +189,18 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     assert_eq!(books.tasks, 2);
     balanced(&books, stage.income(&good).await);
     assert_eq!(student.evidence().len(), 2);
+}
+
+#[tokio::test]
+async fn whoever_says_that_a_payment_failed_has_not_answered_and_its_money_is_held() {
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    // A budget without money behind it.
+    let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).build();
+    let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).build().unwrap();
+    student.discover().await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
+    assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
+    assert_eq!(student.books().account(booth.payee, "prose").unwrap().timeouts, 1);
 }

@@ -9,20 +9,15 @@ use std::{
 };
 
 use alloy_signer_local::PrivateKeySigner;
-use axum::{
-    Router,
-    extract::Path,
-    http::StatusCode,
-    routing::get,
-};
+use axum::{Router, extract::Path, http::StatusCode, routing::get};
 use tokio::net::TcpListener;
 use tower_x402::{
     Network,
     client::DiscoveryClient,
     facilitator::{RemoteFacilitator, service::FacilitatorService},
     market::{
-        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluationClient, Evaluator, RefusedReason, SourceError,
-        Student,
+        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluationClient, Evaluator, RefusedReason,
+        SourceError, Student,
     },
 };
 use url::Url;
@@ -99,7 +94,8 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
     let abroad = shown(signed(abroad, &key).await, listener).await;
     let listener = bind().await;
     let (other, _) = serve(listener, Router::new().fallback(async || StatusCode::NOT_FOUND));
-    let named = vec![good.url.clone(), dead.url.clone(), unsigned.clone(), abroad.clone(), other.clone(), good.url.clone()];
+    let named =
+        vec![good.url.clone(), dead.url.clone(), unsigned.clone(), abroad.clone(), other.clone(), good.url.clone()];
     let payer = stage.payer(100 * PRICE).await;
     let student = Student::builder(payer).source(Broken).source(named).build().unwrap();
 

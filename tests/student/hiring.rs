@@ -1,9 +1,6 @@
 //! The ordinary path.
 
-use tower_x402::market::{
-    MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission,
-    selection::Cheapest,
-};
+use tower_x402::market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, selection::Cheapest};
 
 use crate::{
     crowd::{Endpoint, praise},

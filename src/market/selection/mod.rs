@@ -166,13 +166,20 @@ pub trait Selector: Send {
         let _ = evaluator;
     }
 
-    /// Takes in what was observed before, where `own` are the addresses that the student pays from. Unless it is overridden, what others
-    /// say is not heard.
+    /// Takes in what another payer says it observed; that it paid for it must have been checked before. Unless this is overridden, it
+    /// is not heard.
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        let _ = (payer, observation);
+    }
+
+    /// Takes in what was observed before, where `own` are the addresses that the student pays from.
     fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
         log.for_each(|evidence| {
-            let is_own = evidence.payment.is_none_or(|payment| own.contains(&payment.payer));
-            if let Some(skill) = skills.get(&evidence.skill).filter(|_| is_own) {
-                self.learn(&evidence.observation(skill));
+            let Some(skill) = skills.get(&evidence.skill) else { return };
+            let observation = evidence.observation(skill);
+            match evidence.payment {
+                Some(payment) if !own.contains(&payment.payer) => self.hear(payment.payer, &observation),
+                _ => self.learn(&observation),
             }
         });
     }
@@ -182,5 +189,31 @@ pub trait Selector: Send {
     fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
         let _ = (evaluator, skill);
         None
+    }
+}
+
+impl<S: Selector + ?Sized> Selector for Box<S> {
+    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
+        self.as_mut().select(job, market, panel);
+    }
+
+    fn learn(&mut self, observation: &Observation) {
+        self.as_mut().learn(observation);
+    }
+
+    fn withdraw(&mut self, evaluator: Address) {
+        self.as_mut().withdraw(evaluator);
+    }
+
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        self.as_mut().hear(payer, observation);
+    }
+
+    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        self.as_mut().recall(log, own, skills);
+    }
+
+    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        self.as_ref().accuracy(evaluator, skill)
     }
 }

@@ -278,6 +278,10 @@ impl Selector for Thompson {
         self.give_back(evaluator, Usdc::ZERO);
     }
 
+    fn hear(&mut self, payer: Address, observation: &Observation) {
+        Self::hear(self, payer, observation);
+    }
+
     fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
         Self::recall(self, log, own, skills);
     }

@@ -96,8 +96,12 @@ mod tests {
     }
 
     fn habit() -> impl Strategy<Value = Habit> {
-        (0.0..1e4, unit(), 0.0..0.5, unit())
-            .prop_map(|(count, mean, spread, confidence)| Habit { count, mean, spread, confidence })
+        (0.0..1e4, unit(), 0.0..0.5, unit()).prop_map(|(count, mean, spread, confidence)| Habit {
+            count,
+            mean,
+            spread,
+            confidence,
+        })
     }
 
     fn voice() -> impl Strategy<Value = Voice> {

@@ -9,7 +9,7 @@ use crate::{
     client::{Journal, Receipt},
     market::{
         evidence::{Evidence, Outcome},
-        selection::{Skill, Skills},
+        selection::Skill,
     },
     usdc::Usdc,
 };
@@ -183,15 +183,4 @@ impl Books {
 
 pub(super) fn add(sum: &mut Usdc, amount: Usdc) {
     *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
-}
-
-/// The skills that a log's own records are about, and then those of others.
-pub(super) fn skills_of(log: &crate::market::evidence::EvidenceLog, payer: Address, skills: &mut Skills) {
-    for own in [true, false] {
-        log.for_each(|evidence| {
-            if evidence.payment.is_none_or(|payment| payment.payer == payer) == own {
-                skills.insert(&evidence.skill);
-            }
-        });
-    }
 }

@@ -9,9 +9,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::sync::{Semaphore, watch};
 
-use super::{
-    CardSource, Gold, Inner, Student, StudentError, books, desk::Desk, gold::Golds, purse::Purse, roster::Roster,
-};
+use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
 use crate::{
     client::{Payer, PaymentMiddleware},
     clock::{Clock, Nonces, OsNonces, SystemClock},
@@ -221,7 +219,12 @@ impl StudentBuilder {
 /// Takes in what is on record.
 fn recall(desk: &mut Desk, evidence: &EvidenceLog, payer: &Payer) {
     let own = payer.address();
-    books::skills_of(evidence, own, &mut desk.skills);
+    // Others' records are about skills that there may be no work for; they must not fill the table.
+    evidence.for_each(|evidence| {
+        if evidence.payment.is_none_or(|payment| payment.payer == own) {
+            desk.skills.insert(&evidence.skill);
+        }
+    });
     desk.selector.recall(evidence, &[own], &desk.skills);
     evidence.for_each(|evidence| {
         let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);

@@ -21,7 +21,7 @@ use crate::{
     market::{
         EvaluateError, Submission, VerifiedCard,
         client::Bought,
-        evidence::{Evidence, Outcome, Voice},
+        evidence::{Evidence, EvidenceLog, Outcome, Voice},
         selection::{Candidate, Job, Observation, Panel, Selector, Skill, Skills},
     },
     usdc::Usdc,
@@ -129,13 +129,19 @@ impl Desk {
         }
     }
 
-    /// The number of a skill, which it gets now if it has none.
-    pub(super) fn skill(&mut self, name: &str) -> Result<Skill, StudentError> {
+    /// The number of a skill, which it gets now if it has none; what others said about it is heard then.
+    pub(super) fn skill(&mut self, name: &str, evidence: &EvidenceLog) -> Result<Skill, StudentError> {
         if let Some(skill) = self.skills.get(name) {
             return Ok(skill);
         }
         let skill = self.skills.insert(name).ok_or(StudentError::TooManySkills { limit: Skill::LIMIT })?;
         self.roster.number_skills(&self.skills);
+        // None of one's own is about it, or it would have its number.
+        evidence.for_each(|evidence| {
+            if let Some(payment) = evidence.payment.filter(|_| evidence.skill == name) {
+                self.selector.hear(payment.payer, &evidence.observation(skill));
+            }
+        });
         Ok(skill)
     }
 

@@ -32,10 +32,12 @@ pub(super) async fn run(
     let work = Arc::new(Work { submission: submission.clone(), truth });
     let mut panel = {
         let mut desk = inner.desk();
-        let skill = desk.skill(&submission.task.skill)?;
-        if !desk.roster.offers(skill) {
-            return Err(StudentError::NobodyKnown { skill: submission.task.skill.to_string() });
+        let name = &*submission.task.skill;
+        // Only what somebody judges gets a number.
+        if !desk.roster.judges(name) {
+            return Err(StudentError::NobodyKnown { skill: name.to_owned() });
         }
+        let skill = desk.skill(name, &inner.evidence)?;
         let now = inner.clock.now();
         let wanted = Wanted { skill, shape, seats: inner.seats, audit, now, excluded: &[] };
         let hired = desk.hire(&wanted)?;

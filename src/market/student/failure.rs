@@ -6,7 +6,7 @@ use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    client::PaymentError,
+    client::{PaymentError, Refusal},
     market::{EvaluateError, evidence::Outcome},
     usdc::Usdc,
 };
@@ -28,7 +28,7 @@ pub enum Failure {
         /// What happened.
         detail: String,
     },
-    /// It answered something that is no evaluation, or took money and refused.
+    /// It answered something that is no evaluation, or took money and refused, or its demand cannot be read or met.
     #[error("it answered no evaluation: {detail}")]
     Garbage {
         /// What is wrong with it.
@@ -54,7 +54,7 @@ pub enum Failure {
     /// against it.
     #[error("its terms have changed since its card was read")]
     TermsChanged,
-    /// It does not judge this, or not now. Nothing was paid, and nothing is held against it.
+    /// It does not judge this, or not now. Nothing was signed; it counts as no answer.
     #[error("it declined with status {status}: {detail}")]
     Declined {
         /// The status.
@@ -62,7 +62,13 @@ pub enum Failure {
         /// Its words.
         detail: String,
     },
-    /// The payer did not pay: a limit of its budget, a signer or a journal that failed, terms that it does not accept.
+    /// It says that the payment failed; it counts as no answer. If all say so, look at the payer's balance.
+    #[error("it says that the payment failed: {detail}")]
+    PaymentFailed {
+        /// Its reason.
+        detail: String,
+    },
+    /// The payer did not pay: a limit of its budget, a signer or a journal that failed. Nothing is held against the evaluator.
     #[error("no payment was made: {detail}")]
     NotPaid {
         /// Why not.
@@ -79,11 +85,19 @@ impl Failure {
             EvaluateError::PayeeLie { said, asked } => Self::PayeeLie { said: *said, asked: *asked },
             EvaluateError::NoOffer => Self::Garbage { detail: short(error) },
             EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: short(error) },
-            EvaluateError::Payment(PaymentError::Unreadable(_)) => Self::Garbage { detail: short(error) },
+            EvaluateError::Payment(
+                PaymentError::Unreadable(_)
+                | PaymentError::Encode(_)
+                | PaymentError::Refused(Refusal::NoPayableOffer { .. } | Refusal::Redirected { .. }),
+            ) => Self::Garbage { detail: short(error) },
             EvaluateError::Payment(_) => Self::NotPaid { detail: short(error) },
             EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: short(source) },
             EvaluateError::Answered { status, detail, .. } => match status {
                 400..=499 if error.receipt().is_none() => Self::Declined { status: *status, detail: short(detail) },
+                400..=499 if !was_paid => {
+                    let reason = error.receipt().and_then(|receipt| receipt.reason.as_deref());
+                    Self::PaymentFailed { detail: short(reason.unwrap_or(detail)) }
+                }
                 500..=599 if !was_paid => Self::Unreachable { detail: short(error) },
                 _ => Self::Garbage { detail: short(error) },
             },
@@ -94,11 +108,13 @@ impl Failure {
     /// What the selector is told; `None` if there is nothing to be told.
     pub(super) const fn outcome(&self) -> Option<Outcome> {
         match self {
-            Self::Late | Self::Unreachable { .. } => Some(Outcome::Timeout),
+            Self::Late | Self::Unreachable { .. } | Self::Declined { .. } | Self::PaymentFailed { .. } => {
+                Some(Outcome::Timeout)
+            }
             Self::Garbage { .. } => Some(Outcome::Garbage),
             Self::PriceLie { .. } => Some(Outcome::PriceLie),
             Self::PayeeLie { .. } => Some(Outcome::PayeeLie),
-            Self::TermsChanged | Self::Declined { .. } | Self::NotPaid { .. } => None,
+            Self::TermsChanged | Self::NotPaid { .. } => None,
         }
     }
 

@@ -134,3 +134,76 @@ impl Golds {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use rand::{SeedableRng, rngs::Xoshiro256PlusPlus};
+
+    use super::*;
+
+    fn rng() -> Xoshiro256PlusPlus {
+        Xoshiro256PlusPlus::seed_from_u64(1)
+    }
+
+    fn task(prompt: &str) -> Task {
+        Task::new("prose", prompt).unwrap()
+    }
+
+    /// Three good ones and two bad ones.
+    fn gold(prompt: &str) -> Gold {
+        let gold = Gold::new(task(prompt)).good("good 1").unwrap().good("good 2").unwrap().good("good 3").unwrap();
+        gold.bad("bad 1").unwrap().bad("bad 2").unwrap()
+    }
+
+    #[test]
+    fn a_gold_takes_the_shape_of_what_it_goes_along_with_and_its_truth_goes_with_it() {
+        let mut rng = rng();
+        let is_good = |output: &LongText| output.starts_with("good");
+        for _ in 0..50 {
+            let single = Submission::single(task("x"), "y").unwrap();
+            let (shaped, truth) = gold("?").shaped_like(&single, &mut rng).unwrap();
+            assert!(matches!(shaped.outputs, Outputs::Single(_)));
+            assert_eq!(truth, Truth::good(shaped.outputs().iter().map(is_good)));
+
+            let group = Submission::group(task("x"), ["1", "2", "3", "4"]).unwrap();
+            let (shaped, truth) = gold("?").shaped_like(&group, &mut rng).unwrap();
+            assert!(matches!(shaped.outputs, Outputs::Group(_)) && shaped.outputs().len() == 4);
+            assert_eq!(truth, Truth::good(shaped.outputs().iter().map(is_good)));
+            assert_eq!(shaped.outputs().iter().map(|output| output.to_string()).collect::<HashSet<_>>().len(), 4);
+
+            let pair = Submission::pair(task("x"), "1", "2").unwrap();
+            let (shaped, truth) = gold("?").shaped_like(&pair, &mut rng).unwrap();
+            let better = if is_good(&shaped.outputs()[0]) { Preference::First } else { Preference::Second };
+            assert_eq!(truth, Truth::Better(better));
+            assert_ne!(is_good(&shaped.outputs()[0]), is_good(&shaped.outputs()[1]));
+        }
+    }
+
+    #[test]
+    fn what_cannot_look_like_the_others_is_not_used() {
+        let mut rng = rng();
+        let six = Submission::group(task("x"), ["1", "2", "3", "4", "5", "6"]).unwrap();
+        assert_eq!(gold("?").shaped_like(&six, &mut rng), None, "it has five");
+        let pair = Submission::pair(task("x"), "1", "2").unwrap();
+        assert_eq!(Gold::new(task("?")).good("good").unwrap().shaped_like(&pair, &mut rng), None, "none is bad");
+        let message = crate::market::Message::new("user", "x").unwrap();
+        let chat = Submission::single(Task::chat("prose", [message]).unwrap(), "y").unwrap();
+        assert_eq!(gold("?").shaped_like(&chat, &mut rng), None);
+    }
+
+    #[test]
+    fn each_is_used_before_any_is_used_again_and_only_for_its_skill() {
+        let mut rng = rng();
+        let golds = (0..7).map(|number| gold(&number.to_string())).collect();
+        let mut golds = Golds::new(golds, &mut rng);
+        let like = Submission::single(task("x"), "y").unwrap();
+        for _ in 0..3 {
+            let drawn = (0..7).map(|_| golds.next(&like, &mut rng).unwrap().0.task.question().to_owned());
+            assert_eq!(drawn.collect::<HashSet<_>>().len(), 7);
+        }
+        let other = Submission::single(Task::new("arithmetic", "x").unwrap(), "y").unwrap();
+        assert_eq!(golds.next(&other, &mut rng), None);
+    }
+}

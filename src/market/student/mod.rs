@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
 pub use books::{Account, Books};
 pub use builder::StudentBuilder;
 use desk::Desk;
@@ -35,7 +36,10 @@ pub use source::{CardSource, SourceError};
 use tokio::sync::{Semaphore, watch};
 pub use truth::Truth;
 
-use super::{CardFetcher, EvaluationClient, Submission, evidence::EvidenceLog};
+use super::{
+    CardFetcher, EvaluationClient, Submission,
+    evidence::{Evidence, EvidenceError, EvidenceLog},
+};
 use crate::{
     client::{Budget, Payer},
     clock::Clock,
@@ -152,6 +156,31 @@ impl Student {
     pub async fn settled(&self) {
         // The sender is in `self`, so that waiting cannot fail.
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
+    }
+
+    /// Takes in what another payer says it observed, and records it. That it paid for it must have been checked before: whoever
+    /// makes up payments could say anything. The selector decides how far to believe it.
+    ///
+    /// # Errors
+    /// [`EvidenceError`] if the record is not taken, among others because its payment has spoken before; [`EvidenceError::Own`] if it
+    /// names no payment, or one of this student's own.
+    pub fn hear(&self, evidence: Evidence) -> Result<(), EvidenceError> {
+        let payer = evidence.payment.map(|payment| payment.payer).filter(|payer| *payer != self.0.payer.address());
+        let payer = payer.ok_or(EvidenceError::Own)?;
+        let mut desk = self.0.desk();
+        let skill = desk.skills.get(&evidence.skill);
+        let observation = skill.map(|skill| evidence.observation(skill));
+        self.0.evidence.record(evidence, self.0.clock.now())?;
+        if let Some(observation) = observation {
+            desk.selector.hear(payer, &observation);
+        }
+        Ok(())
+    }
+
+    /// The probability, as far as the selector believes, that a verdict of this evaluator is right; `None` if it has no opinion.
+    pub fn believed(&self, evaluator: Address, skill: &str) -> Option<f64> {
+        let desk = self.0.desk();
+        desk.selector.accuracy(evaluator, desk.skills.get(skill)?)
     }
 
     /// How many evaluators are known.

@@ -114,8 +114,9 @@ impl Roster {
         self.entries.iter_mut().for_each(|entry| entry.number_skills(skills));
     }
 
-    pub(super) fn offers(&self, skill: Skill) -> bool {
-        self.entries.iter().any(|entry| entry.offers.contains(skill))
+    /// Whether anybody's card has this skill.
+    pub(super) fn judges(&self, skill: &str) -> bool {
+        self.entries.iter().any(|entry| entry.card.card().has_skill(skill))
     }
 
     /// Lists who can be sent such a submission now, with their positions here.

@@ -67,3 +67,45 @@ impl Truth {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{SeedableRng, rngs::Xoshiro256PlusPlus};
+
+    use super::*;
+    use crate::market::{Confidence, Score};
+
+    fn verdicts(scores: &[f64]) -> Vec<Verdict> {
+        let confidence = Confidence::new(0.8).unwrap();
+        scores.iter().map(|score| Verdict::new(Score::new(*score).unwrap(), confidence, "")).collect()
+    }
+
+    fn right(scores: &[f64], truth: &Truth, seed: u64) -> Option<bool> {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        match note(&verdicts(scores), Some(truth), &mut rng) {
+            Outcome::Answered { right, .. } => right,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_score_is_right_on_the_right_side_of_one_half_and_on_none_it_is_not() {
+        for (score, good, expected) in
+            [(0.51, true, true), (0.5, true, false), (0.49, true, false), (0.49, false, true), (0.5, false, false)]
+        {
+            assert_eq!(right(&[score], &Truth::good([good]), 1), Some(expected), "{score} {good}");
+        }
+        let better = Truth::Better(Preference::First);
+        assert_eq!(right(&[0.4, 0.3], &better, 1), Some(true));
+        assert_eq!(right(&[0.3, 0.4], &better, 1), Some(false));
+        assert_eq!(right(&[0.4, 0.4], &better, 1), Some(false));
+    }
+
+    #[test]
+    fn of_a_group_any_verdict_may_be_noted_and_as_often_a_right_one_as_they_are_right() {
+        let truth = Truth::good([true, true, true, false]);
+        let scores = [0.9, 0.9, 0.1, 0.1];
+        let rights = (0..1_000).filter(|seed| right(&scores, &truth, *seed) == Some(true)).count();
+        assert!((700..800).contains(&rights), "three of four: {rights}");
+    }
+}

@@ -133,7 +133,10 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
     let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
-    let ends = conduct::rehearse(flags.seeds, &settings, told).await?;
+    let ends = match arms.contains(&Arm::FixedBest) {
+        true => conduct::rehearse(flags.seeds, &settings, told).await?,
+        false => Vec::new(),
+    };
     let best = conduct::best(&ends);
     let runs = all_seeds(flags, arms, &settings, best).await?;
 

@@ -167,7 +167,7 @@ mod tests {
     fn what_is_true_of_an_action_is_so_for_all_problems_of_a_kind() {
         let (truths, mut rng) = (Truths::new(), Rng::seeded(9));
         for (kind, truths) in &truths.0 {
-            for _ in 0..200 {
+            for _ in 0..40 {
                 let problem = Problem::of(*kind, &mut rng);
                 for (truth, action) in truths.iter().zip(actions()) {
                     assert_eq!(

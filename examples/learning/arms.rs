@@ -19,7 +19,7 @@ pub(crate) enum Arm {
     CardClaims,
     /// Always the same three, averaged
     Mixture,
-    /// How likely the policy itself finds its output
+    /// The student itself: how many of the group's outputs come to the same answer
     SelfJudge,
     /// A regression, trained once on what the market said of outputs of the untrained policy
     RewardModel,

@@ -95,7 +95,7 @@ impl House<'_> {
     /// Has as many outputs of the untrained policy judged as the others have of the one in training, and makes a model of that.
     async fn with_model(&mut self, arm: Arm, log: EvidenceLog) -> anyhow::Result<Outcome> {
         let seed = self.seed + ELSEWHERE / 2;
-        let mut teacher = match arm {
+        let teacher = match arm {
             Arm::RewardModel => Teacher::Market(Box::new(self.buyer(arm, seed, &arm.name(), log).await?)),
             _ => Teacher::Truth,
         };
@@ -103,7 +103,7 @@ impl House<'_> {
         let mut labels = [(); 3].map(|()| Labels::new());
         for assignment in &assignments(seed, self.settings) {
             let group = Group::roll_out(&policy, assignment, self.settings, &mut fate);
-            let scores = teacher.teach(&policy, &group).await?.scores;
+            let scores = teacher.teach(&group).await?.scores;
             let aspect = ASPECTS.iter().position(|aspect| *aspect == assignment.aspect).unwrap_or_default();
             let known = group.outputs.iter().zip(scores).filter_map(|(output, score)| Some((output, score?)));
             known.for_each(|(output, score)| labels[aspect].add(output, score));
@@ -111,7 +111,7 @@ impl House<'_> {
         let count = labels.iter().map(|labels| labels.count).sum();
         let spent = self.account(&teacher)?;
         let models = Box::new(labels.map(|labels| labels.fit()));
-        let course = train(self.seed, self.settings, &mut Teacher::Model(models)).await?;
+        let course = train(self.seed, self.settings, &Teacher::Model(models)).await?;
         Ok(Outcome { course, spent, labels: count })
     }
 
@@ -124,8 +124,8 @@ impl House<'_> {
         Buyer::new(arm, (self.stage, seed, self.settings), name, log, &staff).await
     }
 
-    async fn trained(&mut self, seed: u64, mut teacher: Teacher) -> anyhow::Result<Outcome> {
-        let course = train(seed, self.settings, &mut teacher).await?;
+    async fn trained(&mut self, seed: u64, teacher: Teacher) -> anyhow::Result<Outcome> {
+        let course = train(seed, self.settings, &teacher).await?;
         let spent = self.account(&teacher)?;
         let judged = course.scored.iter().filter(|scored| scored.is_some()).count();
         Ok(Outcome { course, spent, labels: judged * self.settings.group_size })
@@ -150,7 +150,7 @@ pub(crate) async fn rehearse(
     for (position, seller) in sellers().into_iter().enumerate().filter(|(_, seller)| seller.price <= settings.budget) {
         let mut qualities = Vec::new();
         for seed in 0..seeds {
-            let course = train(seed, settings, &mut Teacher::Rehearsal(seller.method)).await?;
+            let course = train(seed, settings, &Teacher::Rehearsal(seller.method)).await?;
             qualities.extend(course.quality.last());
         }
         done(seller.name, mean(qualities.iter().copied()));

@@ -133,7 +133,7 @@ impl Report {
     }
 }
 
-/// By how much scores are above the truth. How likely an output is says nothing on that scale.
+/// By how much scores are above the truth. How many outputs agree says nothing on that scale.
 fn believed(arm: Arm, runs: &[Outcome], groups: std::ops::Range<usize>) -> Option<Estimate> {
     let above = |run: &Outcome| {
         let known: Vec<_> =

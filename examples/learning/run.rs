@@ -96,13 +96,13 @@ pub(crate) struct Course {
 }
 
 /// Trains a policy. What it draws depends on `seed` and on its teacher.
-pub(crate) async fn train(seed: u64, settings: &Settings, teacher: &mut Teacher) -> anyhow::Result<Course> {
+pub(crate) async fn train(seed: u64, settings: &Settings, teacher: &Teacher) -> anyhow::Result<Course> {
     let truths = Truths::new();
     let (mut policy, mut fate) = (Policy::new(), Rng::seeded(seed.wrapping_mul(2)));
     let mut course = Course::default();
     for assignment in &assignments(seed, settings) {
         let group = Group::roll_out(&policy, assignment, settings, &mut fate);
-        let Taught { scores, hired } = teacher.teach(&policy, &group).await?;
+        let Taught { scores, hired } = teacher.teach(&group).await?;
         let known: Vec<_> =
             group.actions.iter().zip(&scores).filter_map(|(action, score)| Some((*action, (*score)?))).collect();
         let rewards: Vec<_> = known.iter().map(|(_, score)| *score).collect();
@@ -183,12 +183,12 @@ mod tests {
     #[tokio::test]
     async fn the_truth_teaches_and_silence_does_not() {
         let settings = Settings { groups: 200, group_size: 8, budget: 0, audits: 0.0 };
-        let taught = train(1, &settings, &mut Teacher::Truth).await.unwrap();
+        let taught = train(1, &settings, &Teacher::Truth).await.unwrap();
         let quality = |course: &Course| course.quality[199];
         assert!(quality(&taught) > 0.75 && quality(&taught) > taught.quality[0] + 0.2, "{}", quality(&taught));
-        let silent = train(1, &settings, &mut Teacher::Audits).await.unwrap();
+        let silent = train(1, &settings, &Teacher::Audits).await.unwrap();
         assert!((quality(&silent) - silent.quality[0]).abs() < 0.01);
-        let again = train(1, &settings, &mut Teacher::Truth).await.unwrap();
+        let again = train(1, &settings, &Teacher::Truth).await.unwrap();
         assert_eq!(again.quality, taught.quality);
     }
 }

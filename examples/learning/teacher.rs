@@ -14,11 +14,10 @@ use tower_x402::{
 use super::{
     arms::{Always, Arm},
     judges::Method,
-    policy::Policy,
     regression::Regression,
     run::{Group, Settings, mean, task},
     stage::{Stage, introduce},
-    world::{ASPECTS, MIXTURE},
+    world::{ASPECTS, Answer, MIXTURE},
 };
 
 /// Where scores come from.
@@ -27,7 +26,7 @@ pub(crate) enum Teacher {
     Market(Box<Buyer>),
     /// One evaluator, asked without a payment: what it would say if it were paid.
     Rehearsal(Method),
-    /// How likely the policy finds what it wrote.
+    /// How many outputs of the group come to the same answer: as sure is the student of it.
     Itself,
     /// A regression for each aspect.
     Model(Box<[Regression; 3]>),
@@ -46,10 +45,9 @@ pub(crate) struct Taught {
 }
 
 impl Teacher {
-    pub(crate) async fn teach(&mut self, policy: &Policy, group: &Group<'_>) -> anyhow::Result<Taught> {
-        let Group { assignment, actions, outputs, good } = group;
+    pub(crate) async fn teach(&self, group: &Group<'_>) -> anyhow::Result<Taught> {
+        let Group { assignment, outputs, good, .. } = group;
         let aspect = ASPECTS.iter().position(|aspect| *aspect == assignment.aspect).unwrap_or_default();
-        let kind = assignment.problem.kind;
         let truth = || good.iter().map(|good| Some(f64::from(*good))).collect();
         let scores = match self {
             Self::Market(buyer) => return buyer.buy(group).await,
@@ -61,7 +59,12 @@ impl Teacher {
                 }
                 scores
             }
-            Self::Itself => actions.iter().map(|action| Some(policy.log_probability(kind, *action).exp())).collect(),
+            Self::Itself => {
+                let answers: Vec<_> = outputs.iter().map(|output| Answer::of(output)).collect();
+                let share =
+                    |answer| answers.iter().filter(|other| *other == answer).count() as f64 / answers.len() as f64;
+                answers.iter().map(|answer| Some(share(answer))).collect()
+            }
             Self::Model(models) => outputs.iter().map(|output| Some(models[aspect].score(output))).collect(),
             Self::Truth => truth(),
             Self::Audits if assignment.audited => truth(),

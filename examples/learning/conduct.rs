@@ -38,7 +38,7 @@ pub(crate) async fn conduct(
     best: usize,
     done: impl Fn(Arm, &Outcome),
 ) -> anyhow::Result<Vec<Outcome>> {
-    let stage = Stage::open(seed).await?;
+    let stage = Stage::open(seed, settings.names).await?;
     let mut house = House { seed, settings, best, stage: &stage, spent: 0 };
     let mut outcomes = Vec::new();
     for arm in arms {
@@ -116,7 +116,7 @@ impl House<'_> {
     }
 
     async fn buyer(&self, arm: Arm, seed: u64, name: &str, log: EvidenceLog) -> anyhow::Result<Buyer> {
-        let sellers = sellers();
+        let sellers = sellers(self.settings.names);
         let staff: Vec<_> = match arm {
             Arm::FixedBest => vec![self.best],
             _ => MIXTURE.iter().filter_map(|name| sellers.iter().position(|seller| seller.name == *name)).collect(),
@@ -147,7 +147,7 @@ pub(crate) async fn rehearse(
     done: impl Fn(&'static str, f64),
 ) -> anyhow::Result<Vec<(usize, Vec<f64>)>> {
     let mut ends = Vec::new();
-    for (position, seller) in sellers().into_iter().enumerate().filter(|(_, seller)| seller.price <= settings.budget) {
+    for (position, seller) in sellers(1).into_iter().enumerate().filter(|(_, seller)| seller.price <= settings.budget) {
         let mut qualities = Vec::new();
         for seed in 0..seeds {
             let course = train(seed, settings, &Teacher::Rehearsal(seller.method)).await?;

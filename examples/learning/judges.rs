@@ -150,7 +150,7 @@ mod tests {
     async fn specialists_know_their_own_and_nobody_else_knows_it_as_well() {
         let mut table = String::new();
         let mut best = [0.0_f64; 3];
-        for seller in sellers() {
+        for seller in sellers(1) {
             let right = accuracy(&seller).await;
             table.push_str(&format!("{}: {right:.2?}\n", seller.name));
             for (at, expert) in EXPERTS.into_iter().enumerate() {
@@ -168,7 +168,7 @@ mod tests {
     #[tokio::test]
     async fn the_same_output_always_gets_the_same_verdict() {
         let problem = Problem::of(KINDS[0], &mut Rng::seeded(3));
-        for seller in sellers() {
+        for seller in sellers(1) {
             for (aspect, of) in ASPECTS.into_iter().enumerate() {
                 let task = task(&problem, of, 0).unwrap();
                 for action in actions() {

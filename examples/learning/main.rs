@@ -68,6 +68,9 @@ struct Flags {
     /// The share of groups whose truth the student knows.
     #[arg(long, default_value_t = 0.05)]
     audits: f64,
+    /// Under how many names each liar sells.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
+    names: u8,
     /// A way to be taught; all, if none is named.
     #[arg(long = "arm", value_enum)]
     arms: Vec<Arm>,
@@ -84,6 +87,7 @@ struct Document {
     group_size: usize,
     budget_per_output_microusdc: u64,
     audit_rate: f64,
+    names_of_each_liar: usize,
     predecessors: u64,
     evaluators: Vec<SellerReport>,
     arms: Vec<Report>,
@@ -130,6 +134,7 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         group_size: usize::from(flags.group_size),
         budget: flags.budget.atomic(),
         audits: flags.audits.clamp(0.0, 1.0),
+        names: usize::from(flags.names),
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
     let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
@@ -159,6 +164,7 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         group_size: settings.group_size,
         budget_per_output_microusdc: settings.budget,
         audit_rate: settings.audits,
+        names_of_each_liar: settings.names,
         predecessors: conduct::PREDECESSORS,
         evaluators: evaluators(&ends).await?,
         arms: reports,
@@ -190,7 +196,7 @@ async fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize
 
 async fn evaluators(ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
     let mut reports = Vec::new();
-    for (position, seller) in sellers().into_iter().enumerate() {
+    for (position, seller) in sellers(1).into_iter().enumerate() {
         let by_skill = |values: [f64; 3]| ASPECTS.into_iter().map(|aspect| aspect.skill()).zip(values).collect();
         let alone = ends.iter().find(|(other, _)| *other == position);
         reports.push(SellerReport {

@@ -52,6 +52,8 @@ pub(crate) struct Report {
     pub(crate) quality: Estimate,
     /// The same on average over the whole of the training.
     pub(crate) quality_on_the_way: Estimate,
+    /// After how many groups nine tenths of what can be had are reached for the first time, by seed; absent where they never are.
+    pub(crate) groups_to_nine_tenths: Vec<Option<usize>>,
     /// How much better students of the market end, seed by seed; of `market` itself, nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) market_is_better_by: Option<Estimate>,
@@ -116,6 +118,7 @@ impl Report {
             about: arm.about(),
             quality: of(&end),
             quality_on_the_way: of(&|run| mean(run.course.quality.iter().copied())),
+            groups_to_nine_tenths: runs.iter().map(reached).collect(),
             market_is_better_by: better,
             good_at: (0..ASPECTS.len()).map(aspect).collect(),
             flawless: of(&|run| run.course.flawless),
@@ -126,11 +129,15 @@ impl Report {
             spent_microusdc: of(&|run| run.spent.chain as f64),
             spent_by_books_microusdc: sum(|run| run.spent.books),
             spent_on_chain_microusdc: sum(|run| run.spent.chain),
-            late_hires: late_hires(runs, aspects, late),
+            late_hires: late_hires(runs, aspects, late, settings.names),
             curve: Curve::new(arm, settings.groups, runs),
             by_seed,
         }
     }
+}
+
+fn reached(run: &Outcome) -> Option<usize> {
+    run.course.quality.iter().position(|quality| *quality >= 0.9).map(|before| before + 1)
 }
 
 /// By how much scores are above the truth. How many outputs agree says nothing on that scale.
@@ -148,8 +155,9 @@ fn late_hires(
     runs: &[Outcome],
     aspects: &[Vec<usize>],
     late: usize,
+    names: usize,
 ) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
-    let sellers = sellers();
+    let sellers = sellers(names);
     let mut shares = BTreeMap::new();
     for (number, aspect) in ASPECTS.iter().enumerate() {
         let (mut counts, mut groups) = (BTreeMap::new(), 0.0_f64);

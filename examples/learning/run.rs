@@ -17,6 +17,8 @@ pub(crate) struct Settings {
     pub(crate) budget: u64,
     /// The share of groups whose truth the student knows.
     pub(crate) audits: f64,
+    /// Under how many names each liar sells.
+    pub(crate) names: usize,
 }
 
 impl Settings {
@@ -182,7 +184,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_truth_teaches_and_silence_does_not() {
-        let settings = Settings { groups: 200, group_size: 8, budget: 0, audits: 0.0 };
+        let settings = Settings { groups: 200, group_size: 8, budget: 0, audits: 0.0, names: 1 };
         let taught = train(1, &settings, &Teacher::Truth).await.unwrap();
         let quality = |course: &Course| course.quality[199];
         assert!(quality(&taught) > 0.75 && quality(&taught) > taught.quality[0] + 0.2, "{}", quality(&taught));

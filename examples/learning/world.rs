@@ -88,8 +88,22 @@ pub(crate) struct Seller {
 /// What all claim who claim everything.
 const BOAST: [f64; 3] = [0.95; 3];
 
-/// Everyone who can be hired. Specialists and liars ask for the same; three cheap ones together as well.
-pub(crate) fn sellers() -> Vec<Seller> {
+/// Everyone who can be hired, with liars under so many names each; the further names come last. Specialists and liars ask for the same;
+/// three cheap ones together as well.
+pub(crate) fn sellers(names: usize) -> Vec<Seller> {
+    let mut sellers = honest_and_not();
+    let liars: Vec<_> = sellers.iter().filter(|seller| seller.claims == BOAST).cloned().collect();
+    for number in 1..names as u64 {
+        sellers.extend(liars.iter().cloned().map(|liar| match liar.method {
+            // Under another name, another coin.
+            Method::Coin { salt } => Seller { method: Method::Coin { salt: salt + 100 * number }, ..liar },
+            _ => liar,
+        }));
+    }
+    sellers
+}
+
+fn honest_and_not() -> Vec<Seller> {
     let seller = |name, price, claims, method| Seller { name, price, claims, method };
     let errs = |rate, salt| Method::Errs { rate, salt };
     vec![
@@ -129,7 +143,8 @@ mod tests {
 
     #[test]
     fn the_mixture_costs_as_much_as_a_specialist() {
-        let sellers = sellers();
+        let sellers = sellers(3);
+        assert_eq!(sellers.len(), 16);
         let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
         assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);
     }

@@ -11,7 +11,7 @@ use super::{
     run::{Course, Group, Settings, assignments, mean, train},
     stage::Stage,
     teacher::{Buyer, Spent, Teacher},
-    world::{ASPECTS, MIXTURE, sellers},
+    world::{ASPECTS, MIXTURE, World, sellers},
 };
 
 /// How many students came before the one of [`Arm::MarketPooled`].
@@ -38,7 +38,7 @@ pub(crate) async fn conduct(
     best: usize,
     done: impl Fn(Arm, &Outcome),
 ) -> anyhow::Result<Vec<Outcome>> {
-    let stage = Stage::open(seed, settings.names).await?;
+    let stage = Stage::open(seed, settings.world).await?;
     let mut house = House { seed, settings, best, stage: &stage, spent: 0 };
     let mut outcomes = Vec::new();
     for arm in arms {
@@ -116,7 +116,7 @@ impl House<'_> {
     }
 
     async fn buyer(&self, arm: Arm, seed: u64, name: &str, log: EvidenceLog) -> anyhow::Result<Buyer> {
-        let sellers = sellers(self.settings.names);
+        let sellers = sellers(self.settings.world);
         let staff: Vec<_> = match arm {
             Arm::FixedBest => vec![self.best],
             _ => MIXTURE.iter().filter_map(|name| sellers.iter().position(|seller| seller.name == *name)).collect(),
@@ -147,7 +147,11 @@ pub(crate) async fn rehearse(
     done: impl Fn(&'static str, f64),
 ) -> anyhow::Result<Vec<(usize, Vec<f64>)>> {
     let mut ends = Vec::new();
-    for (position, seller) in sellers(1).into_iter().enumerate().filter(|(_, seller)| seller.price <= settings.budget) {
+    for (position, seller) in sellers(World { names: 1, ..settings.world })
+        .into_iter()
+        .enumerate()
+        .filter(|(_, seller)| seller.price <= settings.budget)
+    {
         let mut qualities = Vec::new();
         for seed in 0..seeds {
             let course = train(seed, settings, &Teacher::Rehearsal(seller.method)).await?;

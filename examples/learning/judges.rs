@@ -7,7 +7,7 @@ use tower_x402::market::{
     judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
 };
 
-use super::world::{ASPECTS, Answer, Seller};
+use super::world::{ASPECTS, Answer, Errors, Seller};
 
 /// A way to judge.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +15,7 @@ pub(crate) enum Method {
     /// What one expert finds, whatever was asked.
     Expert(Expert),
     /// What the expert of the skill finds, and the opposite at this rate.
-    Errs { rate: f64, salt: u64 },
+    Errs { rate: f64, salt: u64, errors: Errors },
     /// Good or bad, without looking.
     Coin { salt: u64 },
     /// Everything is good.
@@ -60,13 +60,20 @@ impl Method {
     pub(crate) async fn score(self, task: &Task, aspect: usize, output: &str) -> Result<f64, JudgeError> {
         Ok(match self {
             Self::Expert(expert) => expert.score(task, output).await?,
-            Self::Errs { rate, salt } => {
+            Self::Errs { rate, salt, errors } => {
                 let score = EXPERTS[aspect].score(task, output).await?;
-                if chance(salt, aspect, task, output) < rate { 1.0 - score } else { score }
+                let luck = match errors {
+                    Errors::Independent => chance(salt, aspect, task.question(), output),
+                    Errors::Systematic => {
+                        let formula = task.context.as_deref().unwrap_or_default();
+                        chance(salt, aspect, &without_numbers(formula), &without_numbers(output))
+                    }
+                };
+                if luck < rate { 1.0 - score } else { score }
             }
-            Self::Coin { salt } => f64::from(chance(salt, aspect, task, output) < 0.5),
+            Self::Coin { salt } => f64::from(chance(salt, aspect, task.question(), output) < 0.5),
             // Not all the same, as that would give it away.
-            Self::Flatterer => 0.9 + 0.1 * chance(5, aspect, task, output),
+            Self::Flatterer => 0.9 + 0.1 * chance(5, aspect, task.question(), output),
             Self::Length => (output.len() as f64 / 800.0).min(1.0),
             Self::Form => form(output),
         })
@@ -119,10 +126,25 @@ fn form(output: &str) -> f64 {
     signs.into_iter().filter(|sign| *sign).count() as f64 / signs.len() as f64
 }
 
+/// A text in which all numbers are the same.
+fn without_numbers(text: &str) -> String {
+    let mut masked = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '0'..='9' if masked.ends_with('0') => {}
+            // A decimal point, or the end of a sentence.
+            '.' if masked.ends_with('0') => {}
+            '0'..='9' => masked.push('0'),
+            _ => masked.push(character),
+        }
+    }
+    masked
+}
+
 /// A number from 0 to 1 that looks like chance and depends on the arguments alone (FNV-1a, and a finish that spreads it).
-fn chance(salt: u64, aspect: usize, task: &Task, output: &str) -> f64 {
+fn chance(salt: u64, aspect: usize, question: &str, output: &str) -> f64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ (salt << 8 | aspect as u64);
-    for byte in task.question().bytes().chain([0]).chain(output.bytes()) {
+    for byte in question.bytes().chain([0]).chain(output.bytes()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -136,10 +158,12 @@ mod tests {
         super::{
             policy::{KINDS, Problem, Rng, actions, answer},
             run::task,
-            world::sellers,
+            world::{World, sellers},
         },
         *,
     };
+
+    const WORLD: World = World { names: 1, errors: Errors::Independent };
 
     /// How often a seller is right about everything that could be said, by aspect.
     async fn accuracy(seller: &Seller) -> [f64; 3] {
@@ -150,7 +174,7 @@ mod tests {
     async fn specialists_know_their_own_and_nobody_else_knows_it_as_well() {
         let mut table = String::new();
         let mut best = [0.0_f64; 3];
-        for seller in sellers(1) {
+        for seller in sellers(WORLD) {
             let right = accuracy(&seller).await;
             table.push_str(&format!("{}: {right:.2?}\n", seller.name));
             for (at, expert) in EXPERTS.into_iter().enumerate() {
@@ -166,9 +190,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn systematic_errors_are_the_same_whatever_the_numbers() {
+        let mut rng = Rng::seeded(4);
+        let method = Method::Errs { rate: 0.5, salt: 9, errors: Errors::Systematic };
+        for kind in KINDS {
+            let problems = [0; 12].map(|_| Problem::of(kind, &mut rng));
+            for action in actions() {
+                let mut scores = Vec::new();
+                for problem in &problems {
+                    let task = task(problem, ASPECTS[2], 0).unwrap();
+                    scores.push(method.score(&task, 2, &answer(problem, action)).await.unwrap() > 0.5);
+                }
+                assert!(scores.iter().all(|score| *score == scores[0]), "{kind:?} {action:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn the_same_output_always_gets_the_same_verdict() {
         let problem = Problem::of(KINDS[0], &mut Rng::seeded(3));
-        for seller in sellers(1) {
+        for seller in sellers(WORLD) {
             for (aspect, of) in ASPECTS.into_iter().enumerate() {
                 let task = task(&problem, of, 0).unwrap();
                 for action in actions() {

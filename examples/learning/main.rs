@@ -44,7 +44,7 @@ use crate::{
     conduct::{Outcome, conduct},
     report::{Estimate, Report},
     run::{Settings, assignments},
-    world::{ASPECTS, sellers},
+    world::{ASPECTS, Errors, World, sellers},
 };
 
 #[derive(Clone, Debug, Parser)]
@@ -71,6 +71,9 @@ struct Flags {
     /// Under how many names each liar sells.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     names: u8,
+    /// How those err who are not experts.
+    #[arg(long, value_enum, default_value = "independent")]
+    errors: Errors,
     /// A way to be taught; all, if none is named.
     #[arg(long = "arm", value_enum)]
     arms: Vec<Arm>,
@@ -88,6 +91,7 @@ struct Document {
     budget_per_output_microusdc: u64,
     audit_rate: f64,
     names_of_each_liar: usize,
+    errors: Errors,
     predecessors: u64,
     evaluators: Vec<SellerReport>,
     arms: Vec<Report>,
@@ -134,7 +138,7 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         group_size: usize::from(flags.group_size),
         budget: flags.budget.atomic(),
         audits: flags.audits.clamp(0.0, 1.0),
-        names: usize::from(flags.names),
+        world: World { names: usize::from(flags.names), errors: flags.errors },
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
     let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
@@ -164,9 +168,10 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         group_size: settings.group_size,
         budget_per_output_microusdc: settings.budget,
         audit_rate: settings.audits,
-        names_of_each_liar: settings.names,
+        names_of_each_liar: settings.world.names,
+        errors: settings.world.errors,
         predecessors: conduct::PREDECESSORS,
-        evaluators: evaluators(&ends).await?,
+        evaluators: evaluators(&settings, &ends).await?,
         arms: reports,
         people: People {
             labels,
@@ -194,9 +199,9 @@ async fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize
     runs.buffered(usize::from(flags.at_once)).try_collect().await
 }
 
-async fn evaluators(ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
+async fn evaluators(settings: &Settings, ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
     let mut reports = Vec::new();
-    for (position, seller) in sellers(1).into_iter().enumerate() {
+    for (position, seller) in sellers(World { names: 1, ..settings.world }).into_iter().enumerate() {
         let by_skill = |values: [f64; 3]| ASPECTS.into_iter().map(|aspect| aspect.skill()).zip(values).collect();
         let alone = ends.iter().find(|(other, _)| *other == position);
         reports.push(SellerReport {

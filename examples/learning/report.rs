@@ -8,7 +8,7 @@ use super::{
     arms::Arm,
     conduct::Outcome,
     run::{Settings, mean},
-    world::{ASPECTS, sellers},
+    world::{ASPECTS, World, sellers},
 };
 
 /// A mean over seeds, with the interval that holds the true one with a probability of 95 %.
@@ -129,7 +129,7 @@ impl Report {
             spent_microusdc: of(&|run| run.spent.chain as f64),
             spent_by_books_microusdc: sum(|run| run.spent.books),
             spent_on_chain_microusdc: sum(|run| run.spent.chain),
-            late_hires: late_hires(runs, aspects, late, settings.names),
+            late_hires: late_hires(runs, aspects, late, settings.world),
             curve: Curve::new(arm, settings.groups, runs),
             by_seed,
         }
@@ -155,9 +155,9 @@ fn late_hires(
     runs: &[Outcome],
     aspects: &[Vec<usize>],
     late: usize,
-    names: usize,
+    world: World,
 ) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
-    let sellers = sellers(names);
+    let sellers = sellers(world);
     let mut shares = BTreeMap::new();
     for (number, aspect) in ASPECTS.iter().enumerate() {
         let (mut counts, mut groups) = (BTreeMap::new(), 0.0_f64);

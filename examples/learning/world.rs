@@ -74,6 +74,25 @@ impl Answer {
     }
 }
 
+/// What differs between worlds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct World {
+    /// Under how many names each liar sells.
+    pub(crate) names: usize,
+    /// How those err who err.
+    pub(crate) errors: Errors,
+}
+
+/// How generalists err.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Errors {
+    /// Anew about every output, so that errors cancel out
+    Independent,
+    /// Always in the same way about outputs that differ in their numbers alone, so that a student can make use of it
+    Systematic,
+}
+
 /// An evaluator of the market.
 #[derive(Clone, Debug)]
 pub(crate) struct Seller {
@@ -90,10 +109,10 @@ const BOAST: [f64; 3] = [0.95; 3];
 
 /// Everyone who can be hired, with liars under so many names each; the further names come last. Specialists and liars ask for the same;
 /// three cheap ones together as well.
-pub(crate) fn sellers(names: usize) -> Vec<Seller> {
-    let mut sellers = honest_and_not();
+pub(crate) fn sellers(world: World) -> Vec<Seller> {
+    let mut sellers = honest_and_not(world.errors);
     let liars: Vec<_> = sellers.iter().filter(|seller| seller.claims == BOAST).cloned().collect();
-    for number in 1..names as u64 {
+    for number in 1..world.names as u64 {
         sellers.extend(liars.iter().cloned().map(|liar| match liar.method {
             // Under another name, another coin.
             Method::Coin { salt } => Seller { method: Method::Coin { salt: salt + 100 * number }, ..liar },
@@ -103,9 +122,9 @@ pub(crate) fn sellers(names: usize) -> Vec<Seller> {
     sellers
 }
 
-fn honest_and_not() -> Vec<Seller> {
+fn honest_and_not(errors: Errors) -> Vec<Seller> {
     let seller = |name, price, claims, method| Seller { name, price, claims, method };
-    let errs = |rate, salt| Method::Errs { rate, salt };
+    let errs = |rate, salt| Method::Errs { rate, salt, errors };
     vec![
         seller("abacus", 1_000, [0.95, 0.5, 0.5], Method::Expert(Expert::Arithmetic)),
         seller("yardstick", 1_000, [0.5, 0.95, 0.5], Method::Expert(Expert::Units)),
@@ -143,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_mixture_costs_as_much_as_a_specialist() {
-        let sellers = sellers(3);
+        let sellers = sellers(World { names: 3, errors: Errors::Independent });
         assert_eq!(sellers.len(), 16);
         let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
         assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);

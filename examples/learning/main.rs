@@ -6,8 +6,8 @@
 //!
 //! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the
 //! library's ([`Student`](tower_x402::market::Student)), its policy that of `examples/policy`. One JSON document on stdout, plots (SVG
-//! and PNG) in the directory named by `--out`, progress on stderr. The same arguments give the same result, but for the order in
-//! which evaluators that are asked at the same time answer. What the world is and what came out is told in `docs/learning.md`.
+//! and PNG) in the directory named by `--out`, progress on stderr. The same arguments give the same result, as nothing depends
+//! on who answers first. What the world is and what came out is told in `docs/learning.md`.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
@@ -30,13 +30,14 @@ use std::{
     collections::BTreeMap,
     fs,
     path::PathBuf,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    thread,
     time::Instant,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Parser, ValueEnum};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use tokio::runtime;
 use tower_x402::Usdc;
 
 use crate::{
@@ -120,10 +121,9 @@ struct People {
     least_ratio: f64,
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let document = experiment(&flags).await?;
+    let document = experiment(&flags)?;
     if let Some(out) = &flags.out {
         fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
         plot::draw(out, &document.arms)?;
@@ -132,7 +132,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
+fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     let settings = Settings {
         groups: flags.groups as usize,
         group_size: usize::from(flags.group_size),
@@ -142,12 +142,13 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
     let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
+    let runtime = runtime::Builder::new_current_thread().build()?;
     let ends = match arms.contains(&Arm::FixedBest) {
-        true => conduct::rehearse(flags.seeds, &settings, told).await?,
+        true => runtime.block_on(conduct::rehearse(flags.seeds, &settings, told))?,
         false => Vec::new(),
     };
     let best = conduct::best(&ends);
-    let runs = all_seeds(flags, arms, &settings, best).await?;
+    let runs = all_seeds(flags, arms, &settings, best)?;
 
     let aspects: Vec<Vec<usize>> = (0..flags.seeds)
         .map(|seed| {
@@ -171,7 +172,7 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         names_of_each_liar: settings.world.names,
         errors: settings.world.errors,
         predecessors: conduct::PREDECESSORS,
-        evaluators: evaluators(&settings, &ends).await?,
+        evaluators: runtime.block_on(evaluators(&settings, &ends))?,
         arms: reports,
         people: People {
             labels,
@@ -182,21 +183,38 @@ async fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     })
 }
 
-/// Outcomes by seed, then arm.
-async fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize) -> anyhow::Result<Vec<Vec<Outcome>>> {
-    let (count, started) = (AtomicUsize::new(0), Instant::now());
+/// Outcomes by seed, then arm. Each seed has one thread for all that happens in it, so that it happens in the same order every time.
+fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize) -> anyhow::Result<Vec<Vec<Outcome>>> {
+    let (next, count, started) = (AtomicU64::new(0), AtomicUsize::new(0), Instant::now());
     let all = flags.seeds as usize * arms.len();
-    let told = |seed: u64| {
-        let count = &count;
-        move |arm: Arm, outcome: &Outcome| {
-            let done = count.fetch_add(1, Ordering::Relaxed) + 1;
-            let quality = outcome.course.quality.last().copied().unwrap_or_default();
-            let (name, spent, seconds) = (arm.name(), outcome.spent.chain, started.elapsed().as_secs());
-            eprintln!("{done} of {all} ({seconds} s): seed {seed}, {name}: quality {quality:.3}, {spent} µUSDC");
+    let told = |seed: u64, arm: Arm, outcome: &Outcome| {
+        let done = count.fetch_add(1, Ordering::Relaxed) + 1;
+        let quality = outcome.course.quality.last().copied().unwrap_or_default();
+        let (name, spent, seconds) = (arm.name(), outcome.spent.chain, started.elapsed().as_secs());
+        eprintln!("{done} of {all} ({seconds} s): seed {seed}, {name}: quality {quality:.3}, {spent} µUSDC");
+    };
+    let work = || -> anyhow::Result<Vec<(u64, Vec<Outcome>)>> {
+        let mut runs = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= flags.seeds {
+                return Ok(runs);
+            }
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            let told = |arm: Arm, outcome: &Outcome| told(seed, arm, outcome);
+            runs.push((seed, runtime.block_on(conduct(seed, arms, settings, best, told))?));
         }
     };
-    let runs = stream::iter(0..flags.seeds).map(|seed| conduct(seed, arms, settings, best, told(seed)));
-    runs.buffered(usize::from(flags.at_once)).try_collect().await
+    let mut runs = thread::scope(|scope| -> anyhow::Result<Vec<_>> {
+        let workers: Vec<_> = (0..flags.at_once).map(|_| scope.spawn(work)).collect();
+        let mut runs = Vec::new();
+        for worker in workers {
+            runs.extend(worker.join().map_err(|_| anyhow!("a run panicked"))??);
+        }
+        Ok(runs)
+    })?;
+    runs.sort_by_key(|(seed, _)| *seed);
+    Ok(runs.into_iter().map(|(_, outcomes)| outcomes).collect())
 }
 
 async fn evaluators(settings: &Settings, ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
@@ -219,11 +237,11 @@ async fn evaluators(settings: &Settings, ends: &[(usize, Vec<f64>)]) -> anyhow::
 mod tests {
     use super::*;
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_small_experiment_runs_through_and_its_books_are_those_of_the_chain() {
+    #[test]
+    fn a_small_experiment_runs_through_and_its_books_are_those_of_the_chain() {
         let flags =
             Flags::parse_from(["learning", "--seeds", "2", "--groups", "5", "--group-size", "3", "--audits", "0.4"]);
-        let document = experiment(&flags).await.unwrap();
+        let document = experiment(&flags).unwrap();
         assert_eq!(document.arms.len(), Arm::value_variants().len());
         for report in &document.arms {
             assert_eq!(report.spent_by_books_microusdc, report.spent_on_chain_microusdc, "{}", report.arm);
@@ -240,7 +258,7 @@ mod tests {
         let mixture = spends.iter().find(|report| report.arm == "mixture").unwrap();
         assert_eq!(mixture.spent_on_chain_microusdc, 30_000, "three judges for $0.001 an output");
 
-        let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&document).unwrap()).unwrap();
+        let json = serde_json::to_value(&document).unwrap();
         assert_eq!(json["people"]["least_usd"], 2 * 15);
         assert!(
             json["arms"]
@@ -250,6 +268,15 @@ mod tests {
                 .all(|arm| arm["curve"]["groups"] == serde_json::json!([1, 2, 3, 4, 5]))
         );
         assert_eq!(json["evaluators"].as_array().unwrap().len(), 10);
+
+        let again = experiment(&Flags { arms: vec![Arm::Market, Arm::Mixture], ..flags }).unwrap();
+        let of = |document: &Document, name| {
+            let arm = document.arms.iter().find(|arm| arm.arm == name).unwrap();
+            serde_json::to_value(arm).unwrap()
+        };
+        for name in ["market", "mixture"] {
+            assert!(of(&again, name) == of(&document, name), "the same arguments give the same result");
+        }
 
         let out = tempfile::tempdir().unwrap();
         plot::draw(out.path(), &document.arms).unwrap();

@@ -4,13 +4,19 @@ use alloy_primitives::Address;
 use clap::ValueEnum;
 use tower_x402::market::selection::{Candidate, Job, Observation, Panel, Selector};
 
+use super::world::MIXTURE;
+
 /// Where the rewards come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Arm {
-    /// Evaluators hired in the market, chosen by what they proved in this student's own audits
+    /// An evaluator hired in the market for each group, chosen by what it proved in this student's own audits
     Market,
-    /// The same, where other students were there before, whose audits are on record
+    /// The same, with up to three evaluators for each group in place of one
+    MarketPanel,
+    /// As `market`, where other students were there before, whose audits are on record
     MarketPooled,
+    /// As `market-panel`, where other students were there before
+    MarketPooledPanel,
     /// The one evaluator, of those that the budget affords, with which students end best, chosen in hindsight
     FixedBest,
     /// Anyone
@@ -35,6 +41,24 @@ impl Arm {
     /// As on the command line.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether it buys where it likes, by what it has learned from audits.
+    pub(crate) const fn is_market(self) -> bool {
+        matches!(self, Self::Market | Self::MarketPanel | Self::MarketPooled | Self::MarketPooledPanel)
+    }
+
+    /// How many evaluators are hired for a group at most.
+    pub(crate) const fn seats(self) -> usize {
+        match self {
+            Self::MarketPanel | Self::MarketPooledPanel | Self::Mixture => MIXTURE.len(),
+            _ => 1,
+        }
+    }
+
+    /// Whether it needs the truth about audited groups.
+    pub(crate) const fn audits(self) -> bool {
+        self.is_market() || matches!(self, Self::RewardModel | Self::AuditsOnly)
     }
 
     /// What it is.

@@ -11,10 +11,10 @@ use super::{
     run::{Course, Group, Settings, assignments, mean, train},
     stage::Stage,
     teacher::{Buyer, Spent, Teacher},
-    world::{ASPECTS, MIXTURE, World, sellers},
+    world::{ASPECTS, MIXTURE, sellers},
 };
 
-/// How many students came before the one of [`Arm::MarketPooled`].
+/// How many students came before the one of [`Arm::MarketPooled`] and [`Arm::MarketPooledPanel`], each with a budget of its own.
 pub(crate) const PREDECESSORS: u64 = 4;
 /// How many records a log of evidence keeps.
 const RECORDS: usize = 1_000_000;
@@ -26,8 +26,10 @@ const ELSEWHERE: u64 = 1_000_003;
 pub(crate) struct Outcome {
     pub(crate) course: Course,
     pub(crate) spent: Spent,
-    /// How many of its outputs were judged.
+    /// How many outputs were judged for it.
     pub(crate) labels: usize,
+    /// About how many it was told the truth, to judge those who judge or to learn from that.
+    pub(crate) audited: usize,
 }
 
 /// Teaches a student in each of these ways, tells each as it is done, and compares what students spent with what evaluators got.
@@ -38,7 +40,7 @@ pub(crate) async fn conduct(
     best: usize,
     done: impl Fn(Arm, &Outcome),
 ) -> anyhow::Result<Vec<Outcome>> {
-    let stage = Stage::open(seed, settings.world).await?;
+    let stage = Stage::open(seed, settings.errors).await?;
     let mut house = House { seed, settings, best, stage: &stage, spent: 0 };
     let mut outcomes = Vec::new();
     for arm in arms {
@@ -64,32 +66,40 @@ impl House<'_> {
     async fn teach(&mut self, arm: Arm) -> anyhow::Result<Outcome> {
         let log = EvidenceLog::in_memory(RECORDS);
         match arm {
-            Arm::Market | Arm::FixedBest | Arm::Random | Arm::CardClaims | Arm::Mixture => {
+            Arm::Market | Arm::MarketPanel | Arm::FixedBest | Arm::Random | Arm::CardClaims | Arm::Mixture => {
                 self.with_hired(arm, log).await
             }
-            Arm::MarketPooled => {
+            Arm::MarketPooled | Arm::MarketPooledPanel => {
                 for number in 1..=PREDECESSORS {
                     let seed = self.seed + number * ELSEWHERE;
-                    let name = format!("predecessor {number}");
+                    let name = format!("predecessor {number} of {}", arm.name());
                     let buyer = self.buyer(arm, seed, &name, log.clone()).await?;
                     self.trained(seed, Teacher::Market(Box::new(buyer))).await?;
                 }
                 self.with_hired(arm, log).await
             }
             Arm::RewardModel | Arm::RewardModelOnTruth => self.with_model(arm, log).await,
-            Arm::SelfJudge => self.for_nothing(Teacher::Itself).await,
-            Arm::AuditsOnly => self.for_nothing(Teacher::Audits).await,
-            Arm::Truth => self.for_nothing(Teacher::Truth).await,
+            Arm::SelfJudge => self.for_nothing(arm, Teacher::Itself).await,
+            Arm::AuditsOnly => self.for_nothing(arm, Teacher::Audits).await,
+            Arm::Truth => self.for_nothing(arm, Teacher::Truth).await,
         }
     }
 
     async fn with_hired(&mut self, arm: Arm, log: EvidenceLog) -> anyhow::Result<Outcome> {
         let buyer = self.buyer(arm, self.seed, &arm.name(), log).await?;
-        self.trained(self.seed, Teacher::Market(Box::new(buyer))).await
+        let outcome = self.trained(self.seed, Teacher::Market(Box::new(buyer))).await?;
+        Ok(Outcome { audited: self.audited(arm, self.seed), ..outcome })
     }
 
-    async fn for_nothing(&mut self, teacher: Teacher) -> anyhow::Result<Outcome> {
-        self.trained(self.seed, teacher).await
+    async fn for_nothing(&mut self, arm: Arm, teacher: Teacher) -> anyhow::Result<Outcome> {
+        let outcome = self.trained(self.seed, teacher).await?;
+        Ok(Outcome { audited: self.audited(arm, self.seed), ..outcome })
+    }
+
+    /// How many outputs are in the groups that are audited.
+    fn audited(&self, arm: Arm, seed: u64) -> usize {
+        let groups = assignments(seed, self.settings).iter().filter(|assignment| assignment.audited).count();
+        if arm.audits() { groups * self.settings.group_size } else { 0 }
     }
 
     /// Has as many outputs of the untrained policy judged as the others have of the one in training, and makes a model of that.
@@ -112,11 +122,11 @@ impl House<'_> {
         let spent = self.account(&teacher)?;
         let models = Box::new(labels.map(|labels| labels.fit()));
         let course = train(self.seed, self.settings, &Teacher::Model(models)).await?;
-        Ok(Outcome { course, spent, labels: count })
+        Ok(Outcome { course, spent, labels: count, audited: self.audited(arm, seed) })
     }
 
     async fn buyer(&self, arm: Arm, seed: u64, name: &str, log: EvidenceLog) -> anyhow::Result<Buyer> {
-        let sellers = sellers(self.settings.world);
+        let sellers = sellers(self.settings.errors, self.seed);
         let staff: Vec<_> = match arm {
             Arm::FixedBest => vec![self.best],
             _ => MIXTURE.iter().filter_map(|name| sellers.iter().position(|seller| seller.name == *name)).collect(),
@@ -128,7 +138,7 @@ impl House<'_> {
         let course = train(seed, self.settings, &teacher).await?;
         let spent = self.account(&teacher)?;
         let judged = course.scored.iter().filter(|scored| scored.is_some()).count();
-        Ok(Outcome { course, spent, labels: judged * self.settings.group_size })
+        Ok(Outcome { course, spent, labels: judged * self.settings.group_size, audited: 0 })
     }
 
     fn account(&mut self, teacher: &Teacher) -> anyhow::Result<Spent> {
@@ -147,14 +157,12 @@ pub(crate) async fn rehearse(
     done: impl Fn(&'static str, f64),
 ) -> anyhow::Result<Vec<(usize, Vec<f64>)>> {
     let mut ends = Vec::new();
-    for (position, seller) in sellers(World { names: 1, ..settings.world })
-        .into_iter()
-        .enumerate()
-        .filter(|(_, seller)| seller.price <= settings.budget)
-    {
+    let all = sellers(settings.errors, 0).into_iter().enumerate();
+    for (position, seller) in all.filter(|(_, seller)| seller.price <= settings.budget) {
         let mut qualities = Vec::new();
         for seed in 0..seeds {
-            let course = train(seed, settings, &Teacher::Rehearsal(seller.method)).await?;
+            let method = sellers(settings.errors, seed)[position].method;
+            let course = train(seed, settings, &Teacher::Rehearsal(method)).await?;
             qualities.extend(course.quality.last());
         }
         done(seller.name, mean(qualities.iter().copied()));

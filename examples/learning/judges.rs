@@ -18,8 +18,8 @@ pub(crate) enum Method {
     Errs { rate: f64, salt: u64, errors: Errors },
     /// Good or bad, without looking.
     Coin { salt: u64 },
-    /// Everything is good.
-    Flatterer,
+    /// Everything is good, more or less.
+    Flatterer { salt: u64 },
     /// The longer the better.
     Length,
     /// Whether it looks like a solution.
@@ -73,7 +73,7 @@ impl Method {
             }
             Self::Coin { salt } => f64::from(chance(salt, aspect, task.question(), output) < 0.5),
             // Not all the same, as that would give it away.
-            Self::Flatterer => 0.9 + 0.1 * chance(5, aspect, task.question(), output),
+            Self::Flatterer { salt } => 0.9 + 0.1 * chance(salt, aspect, task.question(), output),
             Self::Length => (output.len() as f64 / 800.0).min(1.0),
             Self::Form => form(output),
         })
@@ -158,12 +158,10 @@ mod tests {
         super::{
             policy::{KINDS, Problem, Rng, actions, answer},
             run::task,
-            world::{World, sellers},
+            world::sellers,
         },
         *,
     };
-
-    const WORLD: World = World { names: 1, errors: Errors::Independent };
 
     /// How often a seller is right about everything that could be said, by aspect.
     async fn accuracy(seller: &Seller) -> [f64; 3] {
@@ -174,7 +172,7 @@ mod tests {
     async fn specialists_know_their_own_and_nobody_else_knows_it_as_well() {
         let mut table = String::new();
         let mut best = [0.0_f64; 3];
-        for seller in sellers(WORLD) {
+        for seller in sellers(Errors::Independent, 0) {
             let right = accuracy(&seller).await;
             table.push_str(&format!("{}: {right:.2?}\n", seller.name));
             for (at, expert) in EXPERTS.into_iter().enumerate() {
@@ -209,7 +207,7 @@ mod tests {
     #[tokio::test]
     async fn the_same_output_always_gets_the_same_verdict() {
         let problem = Problem::of(KINDS[0], &mut Rng::seeded(3));
-        for seller in sellers(WORLD) {
+        for seller in sellers(Errors::Independent, 0) {
             for (aspect, of) in ASPECTS.into_iter().enumerate() {
                 let task = task(&problem, of, 0).unwrap();
                 for action in actions() {

@@ -1,7 +1,8 @@
 //! A student that is taught by evaluators it hires in the market, and the same student taught in other ways: which one ends best?
 //!
 //! ```text
-//! cargo run --release --example learning -- --seeds 12 --out target/learning
+//! cargo run --release --example learning -- --errors independent --seeds 24 --out target/learning
+//! cargo run --release --example learning -- --errors systematic --seeds 24 --out target/learning
 //! ```
 //!
 //! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the
@@ -44,15 +45,15 @@ use crate::{
     arms::Arm,
     conduct::{Outcome, conduct},
     report::{Estimate, Report},
-    run::{Settings, assignments},
-    world::{ASPECTS, Errors, World, sellers},
+    run::{Settings, assignments, mean},
+    world::{ASPECTS, Errors, sellers},
 };
 
 #[derive(Clone, Debug, Parser)]
 #[command(about = "A student is taught by the market, and in other ways")]
 struct Flags {
     /// How many times, with different luck.
-    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
     /// Where to put plots; none are drawn without it.
     #[arg(long)]
@@ -69,9 +70,6 @@ struct Flags {
     /// The share of groups whose truth the student knows.
     #[arg(long, default_value_t = 0.05)]
     audits: f64,
-    /// Under how many names each liar sells.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
-    names: u8,
     /// How those err who are not experts.
     #[arg(long, value_enum, default_value = "independent")]
     errors: Errors,
@@ -91,7 +89,6 @@ struct Document {
     group_size: usize,
     budget_per_output_microusdc: u64,
     audit_rate: f64,
-    names_of_each_liar: usize,
     errors: Errors,
     predecessors: u64,
     evaluators: Vec<SellerReport>,
@@ -104,7 +101,7 @@ struct SellerReport {
     name: &'static str,
     price_microusdc: u64,
     claims: BTreeMap<&'static str, f64>,
-    /// How often it is right about outputs of the untrained policy.
+    /// How often it is right about outputs of the untrained policy, on average over seeds.
     accuracy: BTreeMap<&'static str, f64>,
     /// How students end that ask it alone, if the budget affords that.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,8 +114,12 @@ struct People {
     labels: usize,
     least_usd: u64,
     most_usd: u64,
-    /// How many times as much as all that a student of the market may spend.
+    /// How many times as much as all that a student of the market may spend on evaluators.
     least_ratio: f64,
+    /// What the truth about audited outputs would cost each student, if people had to say it: on average.
+    audits: f64,
+    audits_least_usd: f64,
+    audits_most_usd: f64,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -126,7 +127,7 @@ fn main() -> anyhow::Result<()> {
     let document = experiment(&flags)?;
     if let Some(out) = &flags.out {
         fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
-        plot::draw(out, &document.arms)?;
+        plot::draw(out, &errors(flags.errors), &document.arms)?;
     }
     println!("{}", serde_json::to_string_pretty(&document)?);
     Ok(())
@@ -138,7 +139,7 @@ fn experiment(flags: &Flags) -> anyhow::Result<Document> {
         group_size: usize::from(flags.group_size),
         budget: flags.budget.atomic(),
         audits: flags.audits.clamp(0.0, 1.0),
-        world: World { names: usize::from(flags.names), errors: flags.errors },
+        errors: flags.errors,
     };
     let arms = if flags.arms.is_empty() { Arm::value_variants() } else { &flags.arms };
     let told = |name: &'static str, quality: f64| eprintln!("{name} alone, without payments: quality {quality:.3}");
@@ -163,22 +164,26 @@ fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     let reports = arms.iter().enumerate();
     let reports = reports.map(|(at, arm)| Report::new(*arm, &settings, &of(at), &aspects, market.as_deref())).collect();
     let labels = settings.labels();
+    let audited = |seed| assignments(seed, &settings).iter().filter(|assignment| assignment.audited).count();
+    let audits = mean((0..flags.seeds as usize).map(|seed| (audited(seed as u64) * settings.group_size) as f64));
     Ok(Document {
         seeds: flags.seeds,
         groups: settings.groups,
         group_size: settings.group_size,
         budget_per_output_microusdc: settings.budget,
         audit_rate: settings.audits,
-        names_of_each_liar: settings.world.names,
-        errors: settings.world.errors,
+        errors: settings.errors,
         predecessors: conduct::PREDECESSORS,
-        evaluators: runtime.block_on(evaluators(&settings, &ends))?,
+        evaluators: runtime.block_on(evaluators(flags.seeds, &settings, &ends))?,
         arms: reports,
         people: People {
             labels,
             least_usd: 2 * labels as u64,
             most_usd: 5 * labels as u64,
             least_ratio: 2e6 * labels as f64 / settings.total().max(1) as f64,
+            audits,
+            audits_least_usd: 2.0 * audits,
+            audits_most_usd: 5.0 * audits,
         },
     })
 }
@@ -217,16 +222,26 @@ fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize) -> a
     Ok(runs.into_iter().map(|(_, outcomes)| outcomes).collect())
 }
 
-async fn evaluators(settings: &Settings, ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
+/// What a world is called by how those err who are not experts.
+fn errors(errors: Errors) -> String {
+    errors.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+async fn evaluators(seeds: u64, settings: &Settings, ends: &[(usize, Vec<f64>)]) -> anyhow::Result<Vec<SellerReport>> {
     let mut reports = Vec::new();
-    for (position, seller) in sellers(World { names: 1, ..settings.world }).into_iter().enumerate() {
+    for (position, seller) in sellers(settings.errors, 0).into_iter().enumerate() {
+        let mut accuracy = [0.0; 3];
+        for seed in 0..seeds {
+            let right = conduct::accuracy(sellers(settings.errors, seed)[position].method).await?;
+            accuracy.iter_mut().zip(right).for_each(|(sum, right)| *sum += right / seeds as f64);
+        }
         let by_skill = |values: [f64; 3]| ASPECTS.into_iter().map(|aspect| aspect.skill()).zip(values).collect();
         let alone = ends.iter().find(|(other, _)| *other == position);
         reports.push(SellerReport {
             name: seller.name,
             price_microusdc: seller.price,
             claims: by_skill(seller.claims),
-            accuracy: by_skill(conduct::accuracy(seller.method).await?),
+            accuracy: by_skill(accuracy),
             quality_alone: alone.map(|(_, qualities)| Estimate::of(qualities)),
         });
     }
@@ -253,12 +268,35 @@ mod tests {
         let names: Vec<_> = spends.iter().map(|report| &*report.arm).collect();
         assert_eq!(
             names,
-            ["market", "market-pooled", "fixed-best", "random", "card-claims", "mixture", "reward-model"]
+            [
+                "market",
+                "market-panel",
+                "market-pooled",
+                "market-pooled-panel",
+                "fixed-best",
+                "random",
+                "card-claims",
+                "mixture",
+                "reward-model"
+            ]
         );
+        // Everyone has as many outputs to be judged; a market of students that know nothing yet may have no money left for the last ones.
+        let labels = |report: &Report| (report.labels.low, report.labels.high);
+        for report in document.arms.iter().filter(|report| report.arm != "audits-only") {
+            match report.arm.starts_with("market") || ["random", "card-claims", "reward-model"].contains(&&*report.arm)
+            {
+                true => assert!((1.0..=15.0).contains(&report.labels.mean), "{}", report.arm),
+                false => assert_eq!(labels(report), (15.0, 15.0), "{}", report.arm),
+            }
+        }
+        // What is paid for is what was heard in rehearsals.
+        let fixed = document.arms.iter().find(|report| report.arm == "fixed-best").unwrap();
+        let alone = document.evaluators.iter().filter_map(|seller| seller.quality_alone.map(|quality| quality.mean));
+        assert_eq!(fixed.quality.mean, alone.fold(0.0, f64::max));
         let mixture = spends.iter().find(|report| report.arm == "mixture").unwrap();
         assert_eq!(mixture.spent_on_chain_microusdc, 30_000, "three judges for $0.001 an output");
 
-        let json = serde_json::to_value(&document).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&document).unwrap()).unwrap();
         assert_eq!(json["people"]["least_usd"], 2 * 15);
         assert!(
             json["arms"]
@@ -269,19 +307,22 @@ mod tests {
         );
         assert_eq!(json["evaluators"].as_array().unwrap().len(), 10);
 
-        let again = experiment(&Flags { arms: vec![Arm::Market, Arm::Mixture], ..flags }).unwrap();
+        let again = experiment(&Flags { arms: vec![Arm::Market, Arm::MarketPanel, Arm::Mixture], ..flags }).unwrap();
         let of = |document: &Document, name| {
             let arm = document.arms.iter().find(|arm| arm.arm == name).unwrap();
             serde_json::to_value(arm).unwrap()
         };
-        for name in ["market", "mixture"] {
+        for name in ["market", "market-panel", "mixture"] {
             assert!(of(&again, name) == of(&document, name), "the same arguments give the same result");
         }
 
         let out = tempfile::tempdir().unwrap();
-        plot::draw(out.path(), &document.arms).unwrap();
+        plot::draw(out.path(), "independent", &document.arms).unwrap();
         for name in ["quality", "diversity", "believed"] {
-            assert!(fs::metadata(out.path().join(format!("learning-{name}.svg"))).unwrap().len() > 1_000, "{name}");
+            assert!(
+                fs::metadata(out.path().join(format!("learning-independent-{name}.svg"))).unwrap().len() > 1_000,
+                "{name}"
+            );
         }
     }
 }

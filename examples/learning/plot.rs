@@ -9,8 +9,8 @@ use super::{
     report::{Curve, Estimate, Report},
 };
 
-/// Draws how quality, diversity and what teachers believe went, into `out`.
-pub(crate) fn draw(out: &Path, reports: &[Report]) -> anyhow::Result<()> {
+/// Draws how quality, diversity and what teachers believe went in this world, into `out`.
+pub(crate) fn draw(out: &Path, world: &str, reports: &[Report]) -> anyhow::Result<()> {
     let some = |of: fn(&Curve) -> Vec<Option<Estimate>>| move |curve: &Curve| of(curve);
     let all = |estimates: &[Estimate]| estimates.iter().copied().map(Some).collect();
     let quality = Lines {
@@ -18,16 +18,16 @@ pub(crate) fn draw(out: &Path, reports: &[Report]) -> anyhow::Result<()> {
         title: "Expected quality of an output, with 95 % intervals",
         of: &move |curve| all(&curve.quality),
     };
-    both(out, "learning-quality", &quality)?;
+    both(out, &format!("learning-{world}-quality"), &quality)?;
     let diversity =
         Lines { reports, title: "How undecided the student is, in nats", of: &move |curve| all(&curve.entropy) };
-    both(out, "learning-diversity", &diversity)?;
+    both(out, &format!("learning-{world}-diversity"), &diversity)?;
     let believed = Lines {
         reports,
         title: "By how much scores are above the truth",
         of: &some(|curve| curve.believed_above_truth.clone()),
     };
-    both(out, "learning-believed", &believed)
+    both(out, &format!("learning-{world}-believed"), &believed)
 }
 
 /// A line with its interval for each arm.
@@ -87,8 +87,15 @@ impl Picture for Lines<'_> {
     }
 }
 
-/// Four more than the canvas has.
+/// Six more than the canvas has.
 fn color(number: usize) -> RGBColor {
-    const MORE: [RGBColor; 4] = [RGBColor(0, 0, 0), RGBColor(128, 0, 64), RGBColor(0, 96, 96), RGBColor(160, 120, 80)];
+    const MORE: [RGBColor; 6] = [
+        RGBColor(0, 0, 0),
+        RGBColor(128, 0, 64),
+        RGBColor(0, 96, 96),
+        RGBColor(160, 120, 80),
+        RGBColor(180, 180, 0),
+        RGBColor(90, 90, 255),
+    ];
     COLORS.iter().chain(&MORE).copied().cycle().nth(number).unwrap_or(BLACK)
 }

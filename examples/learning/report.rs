@@ -8,7 +8,7 @@ use super::{
     arms::Arm,
     conduct::Outcome,
     run::{Settings, mean},
-    world::{ASPECTS, World, sellers},
+    world::{ASPECTS, Seller, sellers},
 };
 
 /// A mean over seeds, with the interval that holds the true one with a probability of 95 %.
@@ -66,8 +66,10 @@ pub(crate) struct Report {
     /// By how much the mean score of a group is above the share of good outputs in it, over the last fifth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) believed_above_truth: Option<Estimate>,
-    /// Outputs judged, by student.
+    /// Outputs judged for a student: less than there are where money ran out, or where nobody's word was worth anything.
     pub(crate) labels: Estimate,
+    /// Outputs whose truth a student was told, in audits.
+    pub(crate) audited: Estimate,
     pub(crate) spent_microusdc: Estimate,
     /// Over all seeds together.
     pub(crate) spent_by_books_microusdc: u64,
@@ -126,10 +128,11 @@ impl Report {
             distinct: of(&|run| mean(run.course.distinct[late..].iter().copied())),
             believed_above_truth: believed(arm, runs, late..settings.groups),
             labels: of(&|run| run.labels as f64),
+            audited: of(&|run| run.audited as f64),
             spent_microusdc: of(&|run| run.spent.chain as f64),
             spent_by_books_microusdc: sum(|run| run.spent.books),
             spent_on_chain_microusdc: sum(|run| run.spent.chain),
-            late_hires: late_hires(runs, aspects, late, settings.world),
+            late_hires: late_hires(runs, aspects, late, &sellers(settings.errors, 0)),
             curve: Curve::new(arm, settings.groups, runs),
             by_seed,
         }
@@ -155,9 +158,8 @@ fn late_hires(
     runs: &[Outcome],
     aspects: &[Vec<usize>],
     late: usize,
-    world: World,
+    sellers: &[Seller],
 ) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
-    let sellers = sellers(world);
     let mut shares = BTreeMap::new();
     for (number, aspect) in ASPECTS.iter().enumerate() {
         let (mut counts, mut groups) = (BTreeMap::new(), 0.0_f64);

@@ -5,7 +5,7 @@ use tower_x402::market::{LengthError, Task};
 use super::{
     policy::{ACTIONS, Action, KINDS, Kind, Policy, Problem, Rng, actions, advantages, answer},
     teacher::{Taught, Teacher},
-    world::{ASPECTS, Aspect, World},
+    world::{ASPECTS, Aspect, Errors},
 };
 
 /// How long, how much and how often.
@@ -17,7 +17,8 @@ pub(crate) struct Settings {
     pub(crate) budget: u64,
     /// The share of groups whose truth the student knows.
     pub(crate) audits: f64,
-    pub(crate) world: World,
+    /// How those err who are not experts.
+    pub(crate) errors: Errors,
 }
 
 impl Settings {
@@ -183,8 +184,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_truth_teaches_and_silence_does_not() {
-        let world = World { names: 1, errors: crate::world::Errors::Independent };
-        let settings = Settings { groups: 200, group_size: 8, budget: 0, audits: 0.0, world };
+        let settings = Settings { groups: 200, group_size: 8, budget: 0, audits: 0.0, errors: Errors::Independent };
         let taught = train(1, &settings, &Teacher::Truth).await.unwrap();
         let quality = |course: &Course| course.quality[199];
         assert!(quality(&taught) > 0.75 && quality(&taught) > taught.quality[0] + 0.2, "{}", quality(&taught));

@@ -22,7 +22,7 @@ use url::Url;
 
 use super::{
     judges::SellersJudge,
-    world::{ASPECTS, Seller, World, sellers},
+    world::{ASPECTS, Errors, Seller, sellers},
 };
 
 /// Wei that whoever settles starts with.
@@ -52,14 +52,14 @@ impl Drop for Booth {
 
 impl Stage {
     /// Keys, and so addresses, depend on `seed` alone; ports do not.
-    pub(crate) async fn open(seed: u64, world: World) -> anyhow::Result<Self> {
+    pub(crate) async fn open(seed: u64, errors: Errors) -> anyhow::Result<Self> {
         let devnet = Devnet::start().await?;
         let settler = key(seed, "settler", 0)?;
         devnet.fund(settler.address(), U256::from(GAS_TANK));
         let settling = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
         let facilitator = settling.signer(settler).build().await?;
         let mut booths = Vec::new();
-        for (number, seller) in sellers(world).into_iter().enumerate() {
+        for (number, seller) in sellers(errors, seed).into_iter().enumerate() {
             let payee = key(seed, "seller", number)?;
             booths.push(Booth::open(seller, &payee, &devnet, &facilitator).await?);
         }

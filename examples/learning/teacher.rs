@@ -17,7 +17,7 @@ use super::{
     regression::Regression,
     run::{Group, Settings, mean, task},
     stage::{Stage, introduce},
-    world::{ASPECTS, Answer, MIXTURE},
+    world::{ASPECTS, Answer},
 };
 
 /// Where scores come from.
@@ -107,15 +107,14 @@ impl Buyer {
         let budget = settings.total();
         let (builder, payer, shown) = stage.student(name, Usdc::from_atomic(budget))?;
         let payees: Vec<_> = stage.booths.iter().map(|booth| booth.payee).collect();
-        let learns = matches!(arm, Arm::Market | Arm::MarketPooled | Arm::RewardModel);
+        let learns = arm.is_market() || arm == Arm::RewardModel;
         let builder: StudentBuilder = match arm {
             Arm::Random => builder.selector(Random::seeded(seed)),
             Arm::CardClaims => builder.selector(CardClaims::seeded(seed)),
             Arm::FixedBest | Arm::Mixture => builder.selector(Always(staff.iter().map(|at| payees[*at]).collect())),
             _ => builder.selector(Thompson::seeded(seed)),
         };
-        let seats = if arm == Arm::Mixture { MIXTURE.len() } else { 1 };
-        let student = builder.evidence(log).tasks(settings.groups as u64).panel(seats).seed(seed).build()?;
+        let student = builder.evidence(log).tasks(settings.groups as u64).panel(arm.seats()).seed(seed).build()?;
         introduce(&student, &shown, &stage.booths).await?;
         Ok(Self { student, payer, budget, payees, learns })
     }
@@ -159,6 +158,7 @@ impl Buyer {
         let books = self.student.books();
         ensure!(books.held == Usdc::ZERO && books.promised == Usdc::ZERO, "payments are still open: {books:?}");
         let chain = self.budget.checked_sub(stage.balance(self.payer)?).context("the balance rose")?;
+        ensure!(books.paid.atomic() == chain, "{chain} µUSDC left the payer's account, by its books: {books:?}");
         Ok(Spent { books: books.paid.atomic(), chain })
     }
 }

@@ -74,15 +74,6 @@ impl Answer {
     }
 }
 
-/// What differs between worlds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct World {
-    /// Under how many names each liar sells.
-    pub(crate) names: usize,
-    /// How those err who err.
-    pub(crate) errors: Errors,
-}
-
 /// How generalists err.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -107,30 +98,18 @@ pub(crate) struct Seller {
 /// What all claim who claim everything.
 const BOAST: [f64; 3] = [0.95; 3];
 
-/// Everyone who can be hired, with liars under so many names each; the further names come last. Specialists and liars ask for the same;
-/// three cheap ones together as well.
-pub(crate) fn sellers(world: World) -> Vec<Seller> {
-    let mut sellers = honest_and_not(world.errors);
-    let liars: Vec<_> = sellers.iter().filter(|seller| seller.claims == BOAST).cloned().collect();
-    for number in 1..world.names as u64 {
-        sellers.extend(liars.iter().cloned().map(|liar| match liar.method {
-            // Under another name, another coin.
-            Method::Coin { salt } => Seller { method: Method::Coin { salt: salt + 100 * number }, ..liar },
-            _ => liar,
-        }));
-    }
-    sellers
-}
-
-fn honest_and_not(errors: Errors) -> Vec<Seller> {
+/// Everyone who can be hired. Specialists and liars ask for the same; three cheap ones together as well. Who errs does so about other
+/// outputs with every seed: intervals over seeds are over worlds too.
+pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
+    let salt = |number| seed.wrapping_mul(16).wrapping_add(number);
     let seller = |name, price, claims, method| Seller { name, price, claims, method };
-    let errs = |rate, salt| Method::Errs { rate, salt, errors };
+    let errs = |rate, number| Method::Errs { rate, salt: salt(number), errors };
     vec![
         seller("abacus", 1_000, [0.95, 0.5, 0.5], Method::Expert(Expert::Arithmetic)),
         seller("yardstick", 1_000, [0.5, 0.95, 0.5], Method::Expert(Expert::Units)),
         seller("stylist", 1_000, [0.5, 0.5, 0.95], Method::Expert(Expert::Prose)),
-        seller("coin", 1_000, BOAST, Method::Coin { salt: 1 }),
-        seller("flatterer", 1_000, BOAST, Method::Flatterer),
+        seller("coin", 1_000, BOAST, Method::Coin { salt: salt(1) }),
+        seller("flatterer", 1_000, BOAST, Method::Flatterer { salt: salt(5) }),
         seller("by-length", 1_000, BOAST, Method::Length),
         seller("student-aide", 300, [0.66; 3], errs(0.34, 2)),
         seller("tutor", 400, [0.7; 3], errs(0.3, 3)),
@@ -162,8 +141,7 @@ mod tests {
 
     #[test]
     fn the_mixture_costs_as_much_as_a_specialist() {
-        let sellers = sellers(World { names: 3, errors: Errors::Independent });
-        assert_eq!(sellers.len(), 16);
+        let sellers = sellers(Errors::Independent, 1);
         let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
         assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);
     }

@@ -68,6 +68,7 @@
 //! | `devnet` | `devnet`: a chain in the same process | |
 //! | `market` | [`market`]: evaluators that sell verdicts, and students that hire them | |
 //! | `atropos` | [`atropos`]: the API server of Atropos, for trainers and environments |
+//! | `directory` | `market::directory::DirectoryService`: a directory of evaluators and of evidence, for others | |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |

@@ -52,7 +52,7 @@ async fn quickstart_moves_money() {
 
 #[tokio::test]
 async fn help_names_every_flag() {
-    let flags: [(&str, &[&str]); 4] = [
+    let flags: [(&str, &[&str]); 5] = [
         ("quickstart", &[]),
         (
             "evaluator",
@@ -79,6 +79,20 @@ async fn help_names_every_flag() {
         (
             "facilitator",
             &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--metrics", "--ledger"],
+        ),
+        (
+            "atropos_environment",
+            &[
+                "--atropos-url",
+                "--evaluator",
+                "--groups",
+                "--group-size",
+                "--budget",
+                "--policy-url",
+                "--checkpoint",
+                "--out",
+                "--rpc-url",
+            ],
         ),
         (
             "student",

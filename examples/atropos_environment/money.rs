@@ -18,8 +18,9 @@ use crate::flags::Flags;
 
 /// How many records of evaluators are kept.
 const RECORDS: usize = 100_000;
-/// How long to wait for blocks to become final, so that the chain can say what became of the last payments.
-const FINALITY: Duration = Duration::from_secs(30);
+/// How long to wait for blocks to become final, so that the chain can say what became of the last payments. What it cannot say by
+/// then stays reserved.
+const FINALITY: Duration = Duration::from_secs(5);
 
 /// The key that pays: the student's own, or one made for the chain in this process.
 pub(crate) fn key(flags: &Flags) -> anyhow::Result<PrivateKeySigner> {

@@ -27,7 +27,7 @@ pub(crate) struct Tally {
     pub(crate) pushed: u64,
     /// Not pushed, because all answers were found to be equally good.
     pub(crate) equal_scores: u64,
-    /// Not pushed, because nobody gave a verdict.
+    /// Not pushed, because nobody said which answers are right.
     pub(crate) unjudged: u64,
     /// Not pushed, because an answer was too long.
     pub(crate) too_long: u64,

@@ -13,7 +13,7 @@ use crate::{
     rollout::Rollout,
 };
 
-/// What is judged, and how much each counts: that an answer is right, and that one can follow it.
+/// What is judged, and how much each counts: that an answer is right, without which nothing counts, and that one can follow it.
 pub(crate) const SKILLS: [(&str, f64); 2] = [("arithmetic", 0.7), ("prose", 0.3)];
 
 /// A problem and its answers, judged and paid for.
@@ -85,19 +85,21 @@ impl Scored {
     }
 }
 
-/// One score per output: of the skills in which all outputs were judged, weighted. `None` if there is none.
+/// One score per output: of the skills in which all outputs were judged, weighted. `None` if the first is not among them.
 fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
     let mut sums = vec![0.0; outputs];
     let mut weights = 0.0;
-    for ((_, weight), feedback) in SKILLS.iter().zip(feedback) {
+    for (at, ((_, weight), feedback)) in SKILLS.iter().zip(feedback).enumerate() {
         let judged = feedback.iter().flat_map(|feedback| &feedback.outputs).filter_map(|output| output.judged);
         let scores: Vec<f64> = judged.map(|judged| judged.score.get()).collect();
         if scores.len() == outputs {
             weights += weight;
             sums.iter_mut().zip(scores).for_each(|(sum, score)| *sum += weight * score);
+        } else if at == 0 {
+            return None;
         }
     }
-    (weights > 0.0).then(|| sums.into_iter().map(|sum| sum / weights).collect())
+    Some(sums.into_iter().map(|sum| sum / weights).collect())
 }
 
 /// What is said of one answer, and what was paid for that.
@@ -148,5 +150,87 @@ fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Policy, Problem, Rng, answer};
+
+    /// What a panel of one says, who was paid for it.
+    fn said(scores: &[Option<f64>], nonce: u8) -> Feedback {
+        let hash = |byte: u8| alloy_primitives::B256::repeat_byte(byte);
+        let outputs: Vec<_> = scores
+            .iter()
+            .map(|score| {
+                let judged =
+                    score.map(|score| json!({ "score": score, "reward": 2.0 * score - 1.0, "confidence": 0.75 }));
+                json!({ "judged": judged, "opinions": [] })
+            })
+            .collect();
+        let payment = |outcome: &str| {
+            json!({ "amount": "4000", "outcome": outcome, "transaction": hash(nonce), "network": "eip155:84532",
+                    "payer": alloy_primitives::Address::repeat_byte(1), "nonce": hash(nonce) })
+        };
+        let hire = json!({ "evaluator": alloy_primitives::Address::repeat_byte(2), "name": "One", "url": "http://one.example",
+                           "payments": [payment("settled"), payment("refused")], "failure": null });
+        let feedback = json!({ "task": "", "outputs": outputs, "hires": [hire], "paid": "4000", "held": "0" });
+        serde_json::from_value(feedback).unwrap()
+    }
+
+    fn scored(feedback: &[Option<Feedback>]) -> Scored {
+        let mut rng = Rng::seeded(1);
+        let problem = Problem::any(&mut rng);
+        let draw = |_| {
+            let action = Policy::new().sample(problem.kind, &mut rng);
+            Rollout { text: answer(&problem, action), action: Some(action), logprobs: None }
+        };
+        let answers = (0..2).map(draw).collect();
+        Scored::new("run-1".to_owned(), problem.clone(), None, answers, feedback)
+    }
+
+    #[test]
+    fn scores_are_of_both_skills_or_of_what_is_right_alone() {
+        let (right, style) = (said(&[Some(1.0), Some(0.0)], 1), said(&[Some(0.5), Some(1.0)], 2));
+        let partly = said(&[Some(1.0), None], 3);
+        for (feedback, scores) in [
+            ([Some(right.clone()), Some(style.clone())], Some(vec![0.85, 0.3])),
+            ([Some(right.clone()), None], Some(vec![1.0, 0.0])),
+            ([Some(right), Some(partly.clone())], Some(vec![1.0, 0.0])),
+            ([None, Some(style.clone())], None),
+            ([Some(partly), Some(style)], None),
+        ] {
+            let found = scored(&feedback).scores;
+            assert_eq!(found.is_some(), scores.is_some());
+            for (found, score) in found.into_iter().flatten().zip(scores.into_iter().flatten()) {
+                assert!((found - score).abs() < 1e-12, "{found} {score}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_sequence_says_what_was_paid_for_it() {
+        let scored = scored(&[Some(said(&[Some(1.0), Some(0.0)], 1)), Some(said(&[Some(0.5), Some(1.0)], 2))]);
+        let group = scored.group(&GroupLimits { group_size: 2, max_token_len: 10_000 }).unwrap().unwrap();
+        let group = serde_json::to_value(group).unwrap();
+        for about in group["overrides"].as_array().unwrap() {
+            let payments = about["payments"].as_array().unwrap();
+            assert_eq!(payments.len(), 2, "a refused one is none");
+            assert_eq!((&payments[0]["amount"], &payments[0]["skill"]), (&json!("4000"), &json!("arithmetic")));
+            assert_eq!(payments[1]["nonce"], json!(alloy_primitives::B256::repeat_byte(2)));
+            assert_eq!(about["confidence"], json!({ "arithmetic": 0.75, "prose": 0.75 }));
+        }
+        assert_eq!(group["group_overrides"]["group_id"], "run-1");
+        assert_eq!(group["advantages"][0].as_array().unwrap().last(), Some(&json!(1.0)));
+    }
+
+    #[test]
+    fn nobody_who_judges_is_told_the_answer() {
+        let mut rng = Rng::seeded(2);
+        let problem = Problem::any(&mut rng);
+        let answers = [Rollout { text: "I do not know.".to_owned(), action: None, logprobs: None }];
+        let json = serde_json::to_string(&submission("arithmetic", &problem, &answers).unwrap()).unwrap();
+        assert!(json.contains(&problem.formula) && !json.contains(&problem.truth()), "{json}");
     }
 }

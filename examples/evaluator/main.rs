@@ -30,8 +30,8 @@ use crate::{chain::Chain, flags::Flags, judge::Specialist, service::Evaluator};
 
 /// How long a stopping evaluator waits for the requests in progress: a handler's deadline and a settlement.
 const LAST_REQUESTS: Duration = Duration::from_secs(90);
-/// How long it then waits for settlements whose client has gone.
-const LAST_SETTLEMENTS: Duration = Duration::from_secs(20);
+/// How long it then waits for settlements that nobody waits for: long enough for a transaction that hangs to be replaced twice.
+const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
 
 #[tokio::main]
 async fn main() -> ExitCode {

@@ -63,6 +63,9 @@ pub enum CardError {
         /// Who is now.
         found: Address,
     },
+    /// The card is at an address that is not everybody's: of this machine or its network.
+    #[error("the host of the card is not a public one")]
+    NotPublic,
     /// No more evaluators can be remembered.
     #[error("{limit} evaluators are known; no more are remembered")]
     TooManyEvaluators {

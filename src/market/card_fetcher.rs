@@ -17,6 +17,7 @@ use url::Url;
 use super::{
     agent_card::{CARD_PATH, below},
     card_error::CardError,
+    public_hosts::{self, PublicHosts},
     verified_card::VerifiedCard,
 };
 
@@ -44,6 +45,7 @@ pub struct CardFetcher {
     timeout: Duration,
     max_evaluators: usize,
     takes_unsigned: bool,
+    public_only: bool,
     known: Mutex<HashMap<Url, Known>>,
 }
 
@@ -68,6 +70,7 @@ impl CardFetcher {
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
             takes_unsigned: false,
+            public_only: false,
             known: Mutex::default(),
         })
     }
@@ -82,6 +85,18 @@ impl CardFetcher {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// Refuses cards on hosts that are not everybody's: addresses of this machine and of private networks, and names that mean
+    /// one of these. For URLs that strangers supply. A proxy from the environment is not used then, since it would resolve the names.
+    ///
+    /// # Errors
+    /// [`CardError::Unreachable`] if no HTTP client could be made.
+    pub fn public_only(mut self) -> Result<Self, CardError> {
+        let http = Client::builder().redirect(redirect::Policy::none()).no_proxy().dns_resolver(PublicHosts);
+        self.http = http.build().map_err(CardError::Unreachable)?;
+        self.public_only = true;
+        Ok(self)
     }
 
     /// How many evaluators are remembered; cards of others are refused then.
@@ -121,6 +136,27 @@ impl CardFetcher {
         tokio::time::timeout(self.timeout, self.fetch_card(url)).await.unwrap_or(Err(CardError::Late))
     }
 
+    /// The card and its own URL, for those who show it to others: as it was sent, but for what canonical JSON leaves open. Nothing
+    /// is remembered, and no payee pinned.
+    #[cfg(feature = "directory")]
+    pub(super) async fn fetch_to_show(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
+        let url = card_url(evaluator)?;
+        let fetched = async {
+            let (answered, response) = self.ask(&url, None).await?;
+            if response.status() != StatusCode::OK {
+                return Err(CardError::Status(response.status().as_u16()));
+            }
+            let json = read(response, self.max_bytes).await?;
+            let card = VerifiedCard::of(&json, &answered)?;
+            // A field that is there twice would be read by some as the first and by others as the last.
+            let json: serde_json::Value =
+                serde_json::from_slice(&json).map_err(|error| CardError::invalid(".", &error))?;
+            Ok((json.to_string(), card))
+        };
+        let (json, card) = tokio::time::timeout(self.timeout, fetched).await.unwrap_or(Err(CardError::Late))?;
+        Ok((url, json, card))
+    }
+
     async fn fetch_card(&self, url: Url) -> Result<Arc<VerifiedCard>, CardError> {
         let kept = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,13 +184,19 @@ impl CardFetcher {
 
     /// Asks for the card, wherever on the same origin it is.
     async fn ask(&self, url: &Url, tag: Option<&HeaderValue>) -> Result<(Url, Response), CardError> {
+        if self.public_only && !public_hosts::may_be_public(url) {
+            return Err(CardError::NotPublic);
+        }
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self.http.get(at.clone()).header(ACCEPT, "application/json");
             if let Some(tag) = tag {
                 request = request.header(IF_NONE_MATCH, tag);
             }
-            let response = request.send().await.map_err(|error| CardError::Unreachable(error.without_url()))?;
+            let response = request.send().await.map_err(|error| match public_hosts::is_refusal(&error) {
+                true => CardError::NotPublic,
+                false => CardError::Unreachable(error.without_url()),
+            })?;
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
                 return Ok((at, response));
             }
@@ -196,7 +238,8 @@ impl CardFetcher {
     }
 }
 
-fn card_url(evaluator: &Url) -> Result<Url, CardError> {
+/// Where the card of the evaluator at this URL is.
+pub(super) fn card_url(evaluator: &Url) -> Result<Url, CardError> {
     let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
     let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };
     url.ok_or_else(|| CardError::invalid("url", "it is not an http or https URL"))

@@ -356,8 +356,9 @@ impl Inner {
         let dropped = self.dropped_until.map(|until| Line::Dropped { until });
         let kept = self.records.iter().cloned().map(Line::Evidence);
         let seen = self.seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
-        let lines =
-            dropped.into_iter().chain(seen).chain(kept).map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
+        let examined = (self.examined > Usdc::ZERO).then_some(Line::Examined { paid: self.examined });
+        let lines = dropped.into_iter().chain(examined).chain(seen).chain(kept);
+        let lines = lines.map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
             Ok(()) => self.lines = self.records.len() + self.seen.len() + 2,
             Err(error) => {
@@ -540,7 +541,7 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 10).unwrap();
         assert_eq!((log.first_seen(who(1), 9).unwrap(), log.examinations().atomic()), (5, 130));
         // Beyond the capacity nobody is remembered, and everybody is new.
-        (2..20).for_each(|number| drop(log.first_seen(who(number), 9).unwrap()));
+        (2..20).for_each(|number| assert_eq!(log.first_seen(who(number), 9).unwrap(), 9));
         assert_eq!((log.sightings().len(), log.first_seen(who(19), 11).unwrap()), (10, 11));
     }
 

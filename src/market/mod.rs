@@ -69,6 +69,9 @@
 //!
 //! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it. [`Student`] uses both.
 //!
+//! [`directory`] is where students find evaluators, and what other students saw of them: evidence about payments that took place.
+//! [`reputation`] is what a reader makes of it, as far as the others agree with its own audits.
+//!
 //! # The pricing extension, version 1
 //!
 //! Under `capabilities.extensions` with the URI [`EXTENSION_URI`]; its `params` are a [`Pricing`]:
@@ -92,6 +95,7 @@ mod card_signature;
 mod chat;
 mod client;
 mod critique;
+pub mod directory;
 mod evaluation;
 mod evaluator;
 pub mod evidence;
@@ -99,6 +103,8 @@ pub mod judge;
 mod measure;
 mod message;
 mod pricing;
+mod public_hosts;
+pub mod reputation;
 pub mod schema;
 pub mod selection;
 mod student;

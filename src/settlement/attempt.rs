@@ -34,9 +34,14 @@ const SYNC_LIMIT: Duration = Duration::from_secs(8);
 /// How long the last look before a deadline may take.
 const GRACE: Duration = Duration::from_millis(500);
 /// How often the price of one nonce is raised.
-const MAX_RAISES: usize = 3;
-/// After how many looks without a block a transaction is replaced that the price cannot be the reason for.
-const STUCK_LOOKS: usize = 2;
+const MAX_RAISES: usize = 5;
+/// How many blocks pass between two looks at why a transaction is in none.
+const LOOK_BLOCKS: u32 = 3;
+/// After how many looks a transaction is replaced that the price cannot be the reason for. Few, since a chain that stands still
+/// is no reason either, and must leave raises for the day when the price is.
+const STUCK_LOOKS: [usize; 3] = [2, 4, 8];
+/// How many looks apart the price is looked at if nobody waits: most spikes pass by themselves.
+const PATIENT_LOOKS: usize = 8;
 /// How often a nonce is given up to another process in one attempt.
 const MAX_COLLISIONS: usize = 256;
 /// For how long after a submission other processes leave its payments alone, in seconds, beyond the time to confirm.
@@ -47,6 +52,15 @@ struct Call {
     to: Address,
     input: Bytes,
     gas_limit: u64,
+}
+
+/// What a transaction that is in no block may be replaced for.
+struct Reasons {
+    /// It offers less than blocks cost by now.
+    price: bool,
+    /// Its nonce is the next, so that everything behind waits for it: a node that forgot it, or forgot to offer it to a block,
+    /// takes the new one.
+    stuck: bool,
 }
 
 impl Engine {
@@ -201,15 +215,15 @@ impl Engine {
         (mut transaction, mut fees): (TxEip1559, Fees),
         started: Instant,
     ) {
-        let raise_after = (6 * self.pace.block_time()).max(Duration::from_secs(2));
+        let look_after = (LOOK_BLOCKS * self.pace.block_time()).max(Duration::from_secs(2));
         let answer_at = started + self.confirm_timeout;
         let mut raised = Vec::new();
         let mut looks = 0;
         loop {
             let is_awaited = members.iter().any(Member::is_awaited);
             let deadline = match is_awaited {
-                true => answer_at.min(Instant::now() + raise_after),
-                false => Instant::now() + 4 * raise_after,
+                true => answer_at.min(Instant::now() + look_after),
+                false => Instant::now() + look_after,
             };
             // A last look that hangs must not keep the callers.
             let watch = timeout_at(deadline + GRACE, flight.watch(&self.rpc, &self.node, &self.pace, deadline));
@@ -239,9 +253,10 @@ impl Engine {
                 return slot.displaced();
             }
             looks += 1;
-            let is_late = looks >= STUCK_LOOKS;
+            let reasons =
+                Reasons { price: is_awaited || looks % PATIENT_LOOKS == 0, stuck: STUCK_LOOKS.contains(&looks) };
             if raised.len() < MAX_RAISES
-                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees, is_late).await
+                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees, reasons).await
             {
                 raised.push(Watched::enter(self, better.hash));
                 self.node.resend(&self.rpc, &better.raw).await;
@@ -250,19 +265,22 @@ impl Engine {
         }
     }
 
-    /// Signs the same call with the same nonce for a better price, if the price is what it waits for, or if it `is_late` and
-    /// everything behind waits for it: a node that forgot it, or forgot to offer it to a block, takes the new one.
+    /// Signs the same call with the same nonce for a better price, for one of the `reasons`.
     async fn raise(
         &self,
         members: &mut [Member],
         slot: &Slot,
         transaction: &mut TxEip1559,
         fees: &mut Fees,
-        is_late: bool,
+        reasons: Reasons,
     ) -> Result<Option<Signed>, FacilitatorError> {
+        if !reasons.price && !reasons.stuck {
+            return Ok(None);
+        }
         self.fees.forget().await;
         let is_cheap = self.fees.get(&self.rpc).await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
-        let is_stuck = !is_cheap && is_late && self.rpc.nonce(slot.lane().account(), "latest").await? == slot.nonce();
+        let is_stuck =
+            !is_cheap && reasons.stuck && self.rpc.nonce(slot.lane().account(), "latest").await? == slot.nonce();
         if !is_cheap && !is_stuck {
             return Ok(None);
         }

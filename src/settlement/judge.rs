@@ -95,7 +95,15 @@ mod tests {
     }
 
     fn log(topics: Vec<B256>, data: Vec<u8>) -> Log {
-        Log { address: TOKEN, topics, data: data.into(), block_number: None, transaction_hash: None, removed: false }
+        Log {
+            address: TOKEN,
+            topics,
+            data: data.into(),
+            block_number: None,
+            block_hash: None,
+            transaction_hash: None,
+            removed: false,
+        }
     }
 
     fn used() -> Log {

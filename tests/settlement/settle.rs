@@ -279,6 +279,27 @@ async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_non
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
+    bury_the_first_transaction(&stage);
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.record(&payment).await.transactions.len(), 2);
+    assert_eq!(stage.next_nonce().await, 1);
+}
+
+#[tokio::test]
+async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_for_it() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    bury_the_first_transaction(&stage);
+    let hung_up = tokio::time::timeout(Duration::from_millis(500), stage.settle(&payment, &verified)).await;
+    assert!(hung_up.is_err(), "{hung_up:?}");
+    assert!(stage.facilitator.drain(Duration::from_secs(10)).await);
+    assert_eq!(stage.record(&payment).await.transactions.len(), 2);
+    assert_eq!(stage.next_nonce().await, 1);
+}
+
+/// A node that says it has the first transaction it was sent, and never includes it.
+fn bury_the_first_transaction(stage: &Stage) {
     let buried = OnceLock::new();
     stage.devnet.faults().set(move |call| match call.method {
         "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "method not found".into() },
@@ -287,9 +308,6 @@ async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_non
         }
         _ => Fault::None,
     });
-    paid_by(&stage.settle(&payment, &verified).await);
-    assert_eq!(stage.record(&payment).await.transactions.len(), 2);
-    assert_eq!(stage.next_nonce().await, 1);
 }
 
 #[tokio::test]

@@ -10,7 +10,9 @@ use alloy_signer_local::PrivateKeySigner;
 use axum::{
     Json, Router,
     body::Bytes,
+    extract::Request,
     http::StatusCode,
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -33,6 +35,10 @@ pub struct Endpoint {
     pub holds: Arc<AtomicBool>,
     pub let_go: Arc<Notify>,
     pub arrived: Arc<Notify>,
+    /// Whether whoever has not paid waits to be told the price.
+    pub bars: Arc<AtomicBool>,
+    pub knocked: Arc<Notify>,
+    pub opened: Arc<Notify>,
 }
 
 impl Endpoint {
@@ -40,6 +46,14 @@ impl Endpoint {
         let endpoint = Self::default();
         endpoint.holds.store(true, Ordering::Relaxed);
         endpoint
+    }
+
+    async fn bar(self, request: Request, next: Next) -> Response {
+        if self.bars.load(Ordering::Relaxed) && !request.headers().contains_key("payment-signature") {
+            self.knocked.notify_one();
+            self.opened.notified().await;
+        }
+        next.run(request).await
     }
 
     async fn answer(self, body: Bytes, answer: fn(&Value) -> Response) -> Response {
@@ -66,8 +80,9 @@ impl Stage {
         let card = signed(card(listener.local_addr().unwrap(), key.address()), &key).await;
         let paywall = RequirePaymentLayer::builder().facilitator(self.facilitator.clone());
         let paywall = demand(paywall, key.address()).build().unwrap();
-        let endpoint = endpoint.clone();
+        let (endpoint, bar) = (endpoint.clone(), endpoint.clone());
         let evaluate = post(move |body: Bytes| endpoint.clone().answer(body, answer)).layer(paywall);
+        let evaluate = evaluate.layer(from_fn(move |request: Request, next: Next| bar.clone().bar(request, next)));
         let router = Router::new().route("/evaluate", evaluate).route(CARD_PATH, get(async move || card.clone()));
         let (url, server) = serve(listener, router);
         Booth { url, payee: key.address(), server }

@@ -99,7 +99,7 @@ async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later(
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
-    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(2));
+    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(4));
     let student = stage.student(1_000 * PRICE, &[&sloth, &good], settings).await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert_eq!(failure(&feedback, &sloth), Some(&Failure::Late));

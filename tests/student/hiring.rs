@@ -1,6 +1,11 @@
 //! The ordinary path.
 
-use tower_x402::market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, selection::Cheapest};
+use std::sync::atomic::Ordering;
+
+use tower_x402::{
+    Usdc,
+    market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, selection::Cheapest},
+};
 
 use crate::{
     crowd::{Endpoint, praise},
@@ -126,4 +131,26 @@ async fn what_nobody_waits_for_any_more_is_in_the_books_all_the_same() {
     let account = student.books().account(booth.payee, "prose").unwrap().clone();
     assert_eq!((account.answered, account.timeouts, account.paid.atomic()), (1, 0, PRICE));
     assert_eq!(stage.income(&booth).await, PRICE);
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_any_more_is_not_paid_for_and_nobody_is_blamed() {
+    let stage = Stage::set().await;
+    let slow = Endpoint::default();
+    slow.bars.store(true, Ordering::Relaxed);
+    let booth = stage.answering(&slow, praise).await;
+    let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
+    let asking = tokio::spawn({
+        let student = student.clone();
+        async move { student.evaluate(&single("a good one")).await }
+    });
+    slow.knocked.notified().await;
+    asking.abort();
+    assert!(asking.await.unwrap_err().is_cancelled());
+    slow.opened.notify_one();
+    student.settled().await;
+    assert_eq!((student.budget().spent(), student.budget().reserved()), (Usdc::ZERO, Usdc::ZERO));
+    assert!(slow.seen.lock().unwrap().is_empty());
+    let books = student.books();
+    assert!(books.accounts.is_empty() && books.promised == Usdc::ZERO && student.evidence().is_empty(), "{books:?}");
 }

@@ -21,7 +21,7 @@ const MAX_CALLERS: usize = 10_000;
 pub struct PeerAddress(pub IpAddr);
 
 /// Keys and allowances.
-pub(super) struct Access {
+pub(crate) struct Access {
     /// Digests, so that comparing takes the same time for all of them. Empty if everybody may ask.
     keys: Vec<[u8; 32]>,
     rate: Option<Rate>,
@@ -29,9 +29,9 @@ pub(super) struct Access {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
-    pub(super) per_second: f64,
-    pub(super) burst: f64,
+pub(crate) struct Rate {
+    pub(crate) per_second: f64,
+    pub(crate) burst: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +39,8 @@ enum Caller {
     Key(usize),
     /// IPv6 networks are counted by their first 64 bits: one customer has them all.
     Peer(u128),
+    #[cfg(feature = "directory")]
+    Account(alloy_primitives::Address),
     Others,
 }
 
@@ -50,19 +52,19 @@ struct Bucket {
 
 /// Why a request is not worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     Unknown,
     TooMany(Duration),
 }
 
 impl Access {
-    pub(super) fn new(keys: &[String], rate: Option<Rate>) -> Self {
+    pub(crate) fn new(keys: &[String], rate: Option<Rate>) -> Self {
         let keys = keys.iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect();
         Self { keys, rate, buckets: Mutex::default() }
     }
 
     /// Counts the request, and finds its caller among the keys.
-    pub(super) fn admit(&self, headers: &HeaderMap, extensions: &Extensions, needs_key: bool) -> Result<(), Refusal> {
+    pub(crate) fn admit(&self, headers: &HeaderMap, extensions: &Extensions, needs_key: bool) -> Result<(), Refusal> {
         let key = self.key_of(headers);
         let caller = match (key, extensions.get::<PeerAddress>()) {
             (Some(key), _) => Caller::Key(key),
@@ -72,6 +74,12 @@ impl Access {
         // Who guesses keys is counted too.
         self.count(caller, Instant::now())?;
         if needs_key && !self.keys.is_empty() && key.is_none() { Err(Refusal::Unknown) } else { Ok(()) }
+    }
+
+    /// Counts something that this account has signed.
+    #[cfg(feature = "directory")]
+    pub(crate) fn admit_account(&self, account: alloy_primitives::Address) -> Result<(), Refusal> {
+        self.count(Caller::Account(account), Instant::now())
     }
 
     /// All keys are compared, each in whole: the time tells nothing.

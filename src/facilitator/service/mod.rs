@@ -3,7 +3,7 @@
 //! [`FacilitatorService`] is a tower service over any request body; it serves those who charge and have no chain of their own.
 //! What is to be paid is stated by the caller, who is trusted with it; everything else is checked.
 
-mod access;
+pub(crate) mod access;
 mod answer;
 mod builder;
 mod catalogue;

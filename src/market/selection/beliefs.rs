@@ -10,6 +10,10 @@ use super::{
     pool::{Counts, Pool, PoolConfig},
 };
 
+/// For every verdict of one's own, so many of others', weighted by trust, make one forget. Whoever would wipe out what one has seen
+/// oneself, with any number of voices under any number of names, gets no further than that.
+const PATIENCE: f32 = 32.0;
+
 /// Posteriors per evaluator and skill (a cell), as arrays by skill, then evaluator.
 ///
 /// Each is a beta distribution. Its prior counts as `cell` verdicts; its mean is what cells of its kind (claimed or not) have
@@ -27,6 +31,8 @@ pub(super) struct Beliefs {
     pool: Pool,
     /// The trust in the most trusted payer.
     most: f32,
+    /// How many verdicts of others may make one forget before the next own one.
+    patience: f32,
     /// Counts are stored in units that grow with time, so that nothing has to be touched to fade: this times a stored count is
     /// verdicts.
     scale: f32,
@@ -70,6 +76,7 @@ impl Beliefs {
             views: [view.clone(), view],
             pool: Pool::new(pool),
             most: 0.0,
+            patience: 4.0 * PATIENCE,
             scale: 1.0,
             config,
         }
@@ -150,6 +157,7 @@ impl Beliefs {
         self.conduct[number].learn(outcome, self.config.memory);
         let Outcome::Answered { right: Some(right), .. } = *outcome else { return };
         self.scale *= 1.0 - 1.0 / self.config.memory_all;
+        self.patience = (self.patience + PATIENCE).min(4.0 * PATIENCE);
         let keep = 1.0 - 1.0 / self.config.memory;
         let amount = 1.0 / self.scale;
         let own = &mut self.column(skill).own[number];
@@ -172,11 +180,12 @@ impl Beliefs {
     pub(super) fn hear(&mut self, evaluator: Address, skill: Skill, right: bool, payer: Address) {
         let number = self.enter(evaluator);
         let payer = self.pool.payer(payer);
-        let trust = self.pool.trust(payer);
         let at = cell(skill.number(), number);
-        // What one is not trusted to add, one is not trusted to wipe out.
-        self.scale *= 1.0 - trust / self.config.memory_all;
-        self.pool.fade(at, 1.0 - trust / self.config.memory);
+        // What one is not trusted to add, one is not trusted to wipe out; and all of them together wipe out no more for being many.
+        let fades = self.pool.trust(payer).min(self.patience);
+        self.patience -= fades;
+        self.scale *= 1.0 - fades / self.config.memory_all;
+        self.pool.fade(at, 1.0 - self.pool.earned(payer) / self.config.memory);
         self.pool.add(at, payer, right, 1.0 / self.scale);
         let scale = self.scale;
         let own = self.column(skill).own[number];

@@ -35,7 +35,7 @@
 //!   allowance lasts. Everywhere else nothing can be learned, and the expected accuracy decides; but for a few decoys, so
 //!   that a stranger that is hired cannot take it for an audit.
 //! - **Others' evidence** (`pool.rs`) counts as far as its payer agrees with one's own audits. However many say the same, they are
-//!   believed together no more than the most trusted of them.
+//!   believed together no more than the most trusted of them. Nor do they, however many, make one forget what one has seen oneself.
 //! - **Pacing** (`pacing.rs`) moves λ so that the budget lasts until the last task and is used by then.
 //! - **Strangers**, who came after the student had begun, together cost at most a share of the budget, so that a bad evaluator
 //!   gains little from coming back under another name.

@@ -88,6 +88,13 @@ impl Pool {
         probability(self.payers.get(usize::from(payer)).map_or_else(|| self.prior(), |payer| payer.log_odds))
     }
 
+    /// How much a payer may make one forget, from 0 to 1: as it is trusted, once agreement with one's own audits has earned that. Else a
+    /// crowd of strangers, each trusted a little, would wipe out what one has seen oneself.
+    pub(super) fn earned(&self, payer: u16) -> f32 {
+        let odds = self.payers.get(usize::from(payer)).map_or_else(|| self.prior(), |payer| payer.log_odds);
+        probability(odds) * (odds - self.prior()).clamp(0.0, 1.0)
+    }
+
     pub(super) fn trust_in(&self, address: &Address) -> f32 {
         self.numbers.get(address).map_or(self.config.trust, |payer| self.trust(*payer))
     }

@@ -76,6 +76,16 @@ impl Skills {
         self.0.get(name).copied()
     }
 
+    /// How many are known.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Those of the names that are known.
     pub fn set<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> SkillSet {
         names.into_iter().filter_map(|name| self.get(name)).collect()

@@ -146,6 +146,17 @@ impl Thompson {
         })
     }
 
+    /// The parameters of the two posteriors of an accuracy, without and with what others say, and the probability that the second
+    /// is the one to go by.
+    pub(in crate::market) fn posteriors(&self, evaluator: Address, skill: Skill) -> Option<([[f64; 2]; 2], f64)> {
+        let number = self.beliefs.number(evaluator)?;
+        let of = |pooled| {
+            let beta = self.beliefs.posterior(number, skill, pooled);
+            [f64::from(beta.alpha), f64::from(beta.beta)]
+        };
+        Some(([of(false), of(true)], f64::from(self.beliefs.trusted(number, skill))))
+    }
+
     /// The probability that what this payer says is genuine.
     pub fn trust(&self, payer: Address) -> f64 {
         f64::from(self.beliefs.trust_in(&payer))

@@ -171,10 +171,13 @@ mod tests {
         fn who_is_believed_more_weighs_more_and_so_does_who_is_surer_than_usual(
             believed in 0.5..0.9, more in 0.01..0.09, stated in unit(), judge in habit(),
         ) {
-            prop_assert!(chance(Some(believed + more), stated, &judge) > chance(Some(believed), stated, &judge));
-            let surer = (stated + 0.1).min(1.0);
-            prop_assert!(chance(Some(believed), surer, &judge) >= chance(Some(believed), stated, &judge));
-            prop_assert!(weight(chance(Some(believed + more), stated, &judge)) > weight(chance(Some(believed), stated, &judge)));
+            let (more, less) = (chance(Some(believed + more), stated, &judge), chance(Some(believed), stated, &judge));
+            prop_assert!(more > less || less == SUREST);
+            prop_assert!(weight(more) > weight(less) || less == SUREST);
+            let surer = chance(Some(believed), (stated + 0.1).min(1.0), &judge);
+            prop_assert!(surer >= less);
+            let counts = judge.known() > 0.1 && (stated - judge.confidence).abs() < 0.4 && stated < 0.9 && believed > 0.5;
+            prop_assert!(surer > less || less == SUREST || !counts);
         }
     }
 

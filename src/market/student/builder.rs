@@ -69,6 +69,9 @@ impl StudentBuilder {
     }
 
     /// Where to hear of evaluators; may be called again for more. Earlier sources are heard first.
+    ///
+    /// Whatever a source names is asked for a card over HTTP, so a student within a private network should hear only of sources that
+    /// name nobody in there.
     pub fn source(mut self, source: impl CardSource) -> Self {
         self.sources.push(Arc::new(source));
         self

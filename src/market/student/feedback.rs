@@ -86,7 +86,8 @@ pub struct Hire {
     pub name: String,
     /// Where it is.
     pub url: Url,
-    /// What was signed for it, one payment for each part of the submission.
+    /// What was signed for it, one payment for each part of the submission. Of one that is late this is not known yet, and empty: it is in
+    /// the [books](super::Student::books) when it is known.
     pub payments: Vec<Paid>,
     /// Why some or all of its verdicts are missing; `None` if it did what it was hired for.
     pub failure: Option<Failure>,

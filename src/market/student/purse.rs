@@ -48,3 +48,23 @@ impl Purse {
         self.signed = self.signed.checked_add(signed).unwrap_or(Usdc::MAX);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_signed_counts_once_whatever_the_budget_knows_of_it_already() {
+        let usdc = Usdc::from_atomic;
+        let mut purse = Purse::new(Budget::builder().total(usdc(100)).build());
+        purse.promise(usdc(30));
+        purse.promise(usdc(20));
+        assert_eq!(purse.remaining(), usdc(50));
+        // One has signed all it was promised, the other has yet to.
+        purse.settle(usdc(30), usdc(30));
+        assert_eq!((purse.remaining(), purse.promised()), (usdc(50), usdc(20)));
+        // It signed nothing; and from then on the budget alone knows.
+        purse.settle(usdc(20), Usdc::ZERO);
+        assert_eq!(purse.remaining(), usdc(100));
+    }
+}

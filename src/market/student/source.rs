@@ -5,7 +5,10 @@ use std::{error::Error, sync::Arc};
 use async_trait::async_trait;
 use url::Url;
 
-use crate::client::{DiscoveryClient, DiscoveryFilter};
+use crate::{
+    client::{DiscoveryClient, DiscoveryFilter},
+    market::directory::{CardQuery, DirectoryClient},
+};
 
 /// Knows where evaluators are: a URL, a list of them, a facilitator's list of what can be paid for, a directory.
 ///
@@ -62,6 +65,15 @@ impl CardSource for DiscoveryClient {
             }
         }
         Ok(urls)
+    }
+}
+
+/// All whose cards the directory lists.
+#[async_trait]
+impl CardSource for DirectoryClient {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        let cards = self.cards(&CardQuery::default()).await.map_err(SourceError::new)?;
+        Ok(cards.found.into_iter().map(|found| found.url).collect())
     }
 }
 

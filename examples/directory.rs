@@ -1,0 +1,171 @@
+//! A directory: lists evaluators, and pools what their payers say of them, if they really paid.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use alloy_primitives::Address;
+use anyhow::Context as _;
+use axum::{Router, extract::ConnectInfo, http::Request};
+use clap::Parser;
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+use tower::ServiceExt as _;
+use tower_x402::{
+    Asset, Network,
+    devnet::{Devnet, DevnetPort},
+    facilitator::service::PeerAddress,
+    market::directory::{DirectoryService, DirectoryStore, Witness},
+};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+/// How long a stopping directory waits for requests.
+const LAST_REQUESTS: Duration = Duration::from_secs(30);
+
+/// Lists evaluators and pools evidence: POST and GET /cards, POST and GET /evidence, GET /evidence.jsonl, GET /healthz.
+///
+/// Without --rpc-url a chain is started in the process, with a USDC of its own, and cards on this machine are listed.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+OUTPUT
+  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+    {\"listening\", \"network\", \"asset\", \"rpc_url\"}
+  rpc_url is that of the chain in the process, or null.
+
+ENVIRONMENT
+  RUST_LOG  what is logged [default: warn,directory=info]
+
+TRY IT
+  directory --listen 127.0.0.1:4023
+  # In another terminal, with rpc_url from the first one's line:
+  evaluator --listen 127.0.0.1:4021 --rpc-url http://127.0.0.1:(port)/ --pay-to 0x…
+  # And have it listed:
+  curl -d '{\"url\": \"http://127.0.0.1:4021\"}' http://127.0.0.1:4023/cards
+  curl http://127.0.0.1:4023/cards"
+)]
+struct Flags {
+    /// The address to listen on; port 0 for any free one
+    #[arg(long, default_value = "127.0.0.1:4023")]
+    listen: String,
+    /// The network of the payments: base, base-sepolia or eip155:N
+    #[arg(long, default_value = "base-sepolia")]
+    network: Network,
+    /// A node of the network; of several, all must agree [default: a chain in this process]
+    #[arg(long, value_name = "URL")]
+    rpc_url: Vec<String>,
+    /// Take evidence about payments with this EIP-3009 token, too; whoever owns it can make up payments
+    #[arg(long, value_name = "ADDR")]
+    asset: Option<Address>,
+    /// How many blocks must be on top of a payment's [default: 12, or 0 with a chain in this process]
+    #[arg(long, value_name = "N")]
+    depth: Option<u64>,
+    /// Where cards and evidence are kept, a SQLite file [default: in memory, until the process ends]
+    #[arg(long, value_name = "FILE")]
+    db: Option<PathBuf>,
+    /// List cards on this machine and in private networks, too: anybody can have the directory look around there
+    #[arg(long)]
+    private_hosts: bool,
+    /// How many requests a caller may make per minute
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    rate: u32,
+}
+
+impl Flags {
+    /// Who looks at the chain, and the port of that chain if it is in this process.
+    async fn witness(&self) -> anyhow::Result<(Witness, Option<DevnetPort>)> {
+        let mut witness = Witness::new(self.network);
+        if let Some(address) = self.asset {
+            let (name, version) = (String::new(), String::new());
+            witness = witness.token(&Asset { network: self.network, address, name, version });
+        }
+        if self.rpc_url.is_empty() {
+            let devnet = Devnet::builder().chain_id(self.network.chain_id()).start().await?;
+            let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
+            let witness = witness.client(devnet.rpc_client()).depth(self.depth.unwrap_or(0));
+            return Ok((witness, Some(port)));
+        }
+        for url in &self.rpc_url {
+            witness = witness.rpc_url(url).context("--rpc-url")?;
+        }
+        Ok((witness.depth(self.depth.unwrap_or(12)), None))
+    }
+
+    async fn store(&self) -> anyhow::Result<DirectoryStore> {
+        match &self.db {
+            Some(path) => DirectoryStore::open(path).await.with_context(|| format!("--db {}", path.display())),
+            None => Ok(DirectoryStore::in_memory().await?),
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,directory=info".into());
+    let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    logs.with_env_filter(filter).init();
+    match run(flags).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("directory: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(flags: Flags) -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
+    let (witness, port) = flags.witness().await?;
+    let directory = DirectoryService::builder(flags.store().await?)
+        .witness(witness)
+        .private_hosts(flags.private_hosts || port.is_some())
+        .rate(f64::from(flags.rate) / 60.0, f64::from(flags.rate))
+        .build()?;
+    let upkeep = tokio::spawn(directory.clone().upkeep());
+    // Behind a proxy, the peer is the proxy; put the address that it tells into the extensions instead.
+    let service = directory.map_request(|mut request: Request<axum::body::Body>| {
+        if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
+            request.extensions_mut().insert(PeerAddress(peer.ip()));
+        }
+        request
+    });
+    let app = Router::new().fallback_service(service).into_make_service_with_connect_info::<SocketAddr>();
+    let ready = json!({
+        "listening": listener.local_addr()?.to_string(),
+        "network": flags.network,
+        "asset": flags.network.usdc().map(|usdc| usdc.address.to_string()),
+        "rpc_url": port.as_ref().map(|port| port.url().to_string()),
+    });
+    // Who started it may not listen any more; that is no reason to fail.
+    let _ = writeln!(io::stdout().lock(), "{ready}");
+    info!(network = %flags.network, nodes = flags.rpc_url.len(), "listing evaluators");
+
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
+    });
+    let serving = tokio::spawn(async { serving.await });
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    let _ = stop.send(());
+    if timeout(LAST_REQUESTS, serving).await.is_err() {
+        warn!("a client kept its request open");
+    }
+    upkeep.abort();
+    Ok(())
+}

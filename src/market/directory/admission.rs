@@ -1,0 +1,190 @@
+//! Who is listed, and who is heard.
+
+use std::time::Duration;
+
+use alloy_primitives::Address;
+use http::StatusCode;
+use serde_json::json;
+use url::Url;
+
+use super::{
+    SignedEvidence,
+    answer::Answer,
+    service::Shared,
+    store::{Card, Listed, Said},
+    wire::ListMe,
+    witness::{Witness, WitnessError},
+};
+use crate::{
+    facilitator::service::access::Refusal,
+    market::{CardError, VerifiedCard, card_fetcher::card_url},
+};
+
+/// How far the clocks of others may be ahead, in seconds.
+const SKEW: u64 = 300;
+/// The longest URL of a card.
+const MAX_URL: usize = 2_048;
+/// How many skills a card may name.
+const MAX_SKILLS: usize = 64;
+/// The longest name of a skill, in bytes; evidence takes no longer ones.
+const MAX_SKILL: usize = 128;
+/// A card that was asked for less than this many seconds ago is not asked for again.
+const FRESH: u64 = 60;
+
+impl Shared {
+    /// Lists the evaluator at a URL.
+    pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Answer> {
+        let bad = |detail: &str| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", detail);
+        let ListMe { url } = serde_json::from_slice(body).map_err(|_| bad("send {\"url\": \"https://…\"}"))?;
+        let url: Url = url.parse().map_err(|_| bad("the URL is none"))?;
+        let url = card_url(&url).map_err(refused_card)?;
+        if url.as_str().len() > MAX_URL || !url.username().is_empty() || url.password().is_some() {
+            return Err(bad("the URL is too long, or holds credentials"));
+        }
+        if let Some(at) = self.store.checked_at(url.as_str()).await?
+            && self.clock.now() < at.saturating_add(FRESH)
+        {
+            return Ok(Answer::json(StatusCode::OK, &json!({ "url": url.as_str() })));
+        }
+        let (status, pay_to) = self.fetch(&url).await?;
+        Ok(Answer::json(status, &json!({ "url": url.as_str(), "payTo": pay_to })))
+    }
+
+    /// Fetches a card and keeps it.
+    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, Address), Answer> {
+        let (url, json, card) = self.fetcher.fetch_to_show(url).await.map_err(refused_card)?;
+        let pay_to = card.pay_to();
+        let card = to_keep(&url, json, &card)?;
+        match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
+            Listed::New => {
+                tracing::info!(url = url.as_str(), %pay_to, "a new evaluator is listed");
+                Ok((StatusCode::CREATED, pay_to))
+            }
+            Listed::Renewed => Ok((StatusCode::OK, pay_to)),
+            Listed::PayeeChanged(pinned) => {
+                let error = CardError::PayeeChanged { pinned, found: pay_to };
+                Err(Answer::problem(StatusCode::CONFLICT, "payee_changed", error))
+            }
+            Listed::TooManyOfHost => {
+                let detail = "as many cards of this host are known as may be";
+                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
+            }
+            Listed::Full => {
+                let detail = "as many cards are known as may be, and all of their evaluators were spoken of";
+                Err(Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
+            }
+        }
+    }
+
+    /// Admits a voice.
+    pub(super) async fn hear(&self, body: &[u8]) -> Result<Answer, Answer> {
+        let unprocessable = |error, detail: &str| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
+        let mut said: SignedEvidence = serde_json::from_slice(body)
+            .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
+        let of = said.verify().map_err(|error| unprocessable("bad_voice", &error.to_string()))?;
+        // After the signature: nobody uses up somebody else's allowance.
+        if let Err(Refusal::TooMany(retry_after)) = self.payers.admit_account(of.voice.payer) {
+            return Err(Answer::too_many(retry_after));
+        }
+        if let Some(before) = self.store.heard(&of, &said).await? {
+            return said_before(before);
+        }
+        let witness = self.witness(&said).ok_or_else(|| {
+            unprocessable("not_served", "payments with this token on this network are not looked at here")
+        })?;
+        if said.evidence.at > self.clock.now().saturating_add(SKEW) {
+            return Err(unprocessable("implausible_time", "the record is from the future"));
+        }
+        match self.store.offered(said.evidence.evaluator, &said.evidence.skill).await? {
+            (true, true) => {}
+            (true, false) => {
+                return Err(unprocessable(
+                    "unknown_skill",
+                    "the evaluator never had this skill on a card that was seen here",
+                ));
+            }
+            (false, _) => {
+                return Err(unprocessable(
+                    "unknown_evaluator",
+                    "no card that is known here has this payee; list it first",
+                ));
+            }
+        }
+        let payment = witness.check(&said).await.map_err(|error| refused_payment(&error))?;
+        said.transaction = Some(payment.transaction);
+        said_before(self.store.put_voice(&payment, &said, &self.limits).await?)
+    }
+
+    pub(super) fn witness(&self, said: &SignedEvidence) -> Option<&Witness> {
+        self.witnesses.iter().find(|witness| witness.serves(said.network, said.asset))
+    }
+}
+
+fn said_before(said: Said) -> Result<Answer, Answer> {
+    match said {
+        Said::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
+        Said::Again(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
+        Said::Otherwise => {
+            Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment has said something else before"))
+        }
+        Said::TooOld => {
+            Err(Answer::problem(StatusCode::GONE, "too_old", "what was said about payments of that time was forgotten"))
+        }
+        Said::TooMany => {
+            let detail = "as many voices of this payer are kept as may be, until the first are forgotten";
+            Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_voices", detail)
+                .later(Duration::from_secs(3_600)))
+        }
+    }
+}
+
+/// What of a verified card is kept.
+fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer> {
+    let bad = |detail| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
+    let mut skills: Vec<String> = card.card().skills.iter().map(|skill| skill.id.clone()).collect();
+    skills.sort_unstable();
+    skills.dedup();
+    if skills.is_empty() || skills.len() > MAX_SKILLS {
+        return Err(bad("a card has 1 to 64 skills"));
+    }
+    if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL) {
+        return Err(bad("a skill's id has 1 to 128 bytes"));
+    }
+    let price = card.pricing().price_per_output.atomic();
+    if i64::try_from(price).is_err() {
+        return Err(bad("the price is beyond all money"));
+    }
+    Ok(Card {
+        url: url.to_string(),
+        host: url.host_str().unwrap_or_default().to_ascii_lowercase(),
+        pay_to: card.pay_to(),
+        price,
+        json,
+        skills,
+        networks: card.pricing().accepts.iter().map(|token| token.network).collect(),
+    })
+}
+
+fn refused_card(error: CardError) -> Answer {
+    match error {
+        CardError::Unreachable(_) | CardError::Late | CardError::Status(_) => {
+            Answer::problem(StatusCode::BAD_GATEWAY, "unreachable", error)
+        }
+        CardError::NotPublic => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
+        _ => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", error),
+    }
+}
+
+fn refused_payment(error: &WitnessError) -> Answer {
+    let unprocessable = |name| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, name, error);
+    match error {
+        WitnessError::Voice(_) => unprocessable("bad_voice"),
+        WitnessError::NotServed { .. } => unprocessable("not_served"),
+        WitnessError::NotPaid(_) => unprocessable("not_paid"),
+        WitnessError::Implausible { .. } => unprocessable("implausible_time"),
+        WitnessError::NotYet(_) => {
+            Answer::problem(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
+        }
+        WitnessError::Unavailable(_) | WitnessError::Url => Answer::unavailable(error),
+    }
+}

@@ -1,0 +1,225 @@
+//! The HTTP service of a directory.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use tokio::sync::Semaphore;
+use tower_service::Service;
+
+use super::{
+    answer::Answer,
+    builder::{Ages, DirectoryBuilder},
+    query,
+    store::{DirectoryStore, Limits},
+    wire::{CardPage, VoicePage},
+    witness::Witness,
+};
+use crate::{
+    clock::Clock,
+    facilitator::service::access::{Access, Refusal},
+    market::CardFetcher,
+};
+
+/// The largest request body, in bytes.
+const MAX_BODY: usize = 16 * 1024;
+/// How long a request body may take to arrive.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// How many bytes of cards are on a page, after the first card.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// Lists evaluators, and what their payers say of them; made by [`DirectoryService::builder`]. Cheap to clone.
+///
+/// | request | answer |
+/// |---|---|
+/// | `POST /cards {"url"}` | the directory fetches the card there, verifies it and lists it: 201 if it is new, 200 if it was known |
+/// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page; with ETag. `maxPrice` is in atomic units per output |
+/// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is admitted, 200 if it was before |
+/// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [`Admitted`](super::Admitted) voices with their proofs, up to 1,000 a page |
+/// | `GET /evidence.jsonl?…` | the same, one a line, up to 10,000; go on `after` the last line's `id` |
+/// | `GET /healthz` | whether it answers |
+///
+/// Paths are told by their ends, so that it can stand below another path. Refusals are `{"error", "detail"}`:
+///
+/// | status | errors |
+/// |---|---|
+/// | 400 | `bad_request`, `bad_query` |
+/// | 408, 413 | `body_too_slow`, `body_too_large` (16 KiB are read) |
+/// | 409 | `payee_changed`; `spoken`: the payment has said something else; `not_yet`: the payment is not on the chain or not deep enough, come again |
+/// | 410 | `too_old`: what was said about payments of that time was forgotten |
+/// | 422 | `bad_card`, `not_public`, `bad_voice`, `not_served`, `unknown_evaluator`, `unknown_skill`, `not_paid`, `implausible_time` |
+/// | 429 | `too_many_requests`, `too_many_voices`, `too_many_of_host` |
+/// | 502 | `unreachable`: the card could not be fetched |
+/// | 503 | `unavailable`, `full`: nobody can tell now, or there is no room; nothing was lost |
+#[derive(Clone)]
+pub struct DirectoryService {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What all handles share.
+pub(super) struct Shared {
+    pub(super) store: DirectoryStore,
+    pub(super) witnesses: Vec<Witness>,
+    pub(super) fetcher: CardFetcher,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) limits: Limits,
+    pub(super) ages: Ages,
+    pub(super) callers: Access,
+    pub(super) payers: Access,
+    /// Requests with bodies being worked on.
+    pub(super) places: Semaphore,
+}
+
+impl DirectoryService {
+    /// Settings to start from, with what the directory keeps.
+    pub fn builder(store: DirectoryStore) -> DirectoryBuilder {
+        DirectoryBuilder::new(store)
+    }
+
+    pub(super) fn of(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+}
+
+impl fmt::Debug for DirectoryService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirectoryService").field("witnesses", &self.shared.witnesses).finish_non_exhaustive()
+    }
+}
+
+impl<B> Service<Request<B>> for DirectoryService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = DirectoryFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> DirectoryFuture {
+        let shared = self.shared.clone();
+        DirectoryFuture(Box::pin(async move {
+            let answer = shared.answer(request).await.unwrap_or_else(|refusal| refusal);
+            answer.into_response()
+        }))
+    }
+}
+
+/// The answer of a [`DirectoryService`].
+pub struct DirectoryFuture(Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>);
+
+impl Future for DirectoryFuture {
+    type Output = Result<Response<Full<Bytes>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx).map(Ok)
+    }
+}
+
+impl fmt::Debug for DirectoryFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirectoryFuture").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    async fn answer<B>(&self, request: Request<B>) -> Result<Answer, Answer>
+    where
+        B: Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        if path.ends_with("/healthz") {
+            return Ok(Answer::healthy());
+        }
+        self.callers.admit(&parts.headers, &parts.extensions, false).map_err(|refusal| match refusal {
+            Refusal::TooMany(retry_after) => Answer::too_many(retry_after),
+            Refusal::Unknown => Answer::too_many(Duration::from_secs(1)),
+        })?;
+        let query = parts.uri.query().unwrap_or_default();
+        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
+        if path.ends_with("/cards") && is_read {
+            self.list_cards(query, &parts.headers).await
+        } else if path.ends_with("/evidence") && is_read {
+            self.list_voices(query).await
+        } else if path.ends_with("/evidence.jsonl") && is_read {
+            self.export_voices(query).await
+        } else if path.ends_with("/cards") && parts.method == Method::POST {
+            let _place = self.enter()?;
+            self.list(&read(body).await?).await
+        } else if path.ends_with("/evidence") && parts.method == Method::POST {
+            let _place = self.enter()?;
+            self.hear(&read(body).await?).await
+        } else if path.ends_with("/evidence.jsonl") {
+            Err(Answer::wrong_method("GET, HEAD"))
+        } else if path.ends_with("/cards") || path.ends_with("/evidence") {
+            Err(Answer::wrong_method("GET, HEAD, POST"))
+        } else {
+            Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/cards, /evidence, /evidence.jsonl"))
+        }
+    }
+
+    fn enter(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Answer> {
+        self.places.try_acquire().map_err(|_| Answer::unavailable("too many requests are being worked on"))
+    }
+
+    async fn list_cards(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
+        let filter = query::cards(query).map_err(bad_query)?;
+        let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
+        let after = cards.last().map_or(filter.after, |card| card.id);
+        Ok(Answer::tagged(&CardPage { cards, after, more }, headers))
+    }
+
+    async fn list_voices(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = query::voices(query, 1_000).map_err(bad_query)?;
+        let (voices, more) = self.store.voices(&filter).await?;
+        let after = voices.last().map_or(filter.after, |voice| voice.id);
+        Ok(Answer::json(StatusCode::OK, &VoicePage { voices, after, more }))
+    }
+
+    async fn export_voices(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = query::voices(query, 10_000).map_err(bad_query)?;
+        let (voices, _) = self.store.voices(&filter).await?;
+        let mut lines = Vec::new();
+        for voice in voices {
+            let line = serde_json::to_vec(&voice).map_err(|_| Answer::unavailable("a voice cannot be written"))?;
+            lines.extend_from_slice(&line);
+            lines.push(b'\n');
+        }
+        Ok(Answer::bytes(StatusCode::OK, "application/jsonl", lines))
+    }
+}
+
+fn bad_query(problem: &'static str) -> Answer {
+    Answer::problem(StatusCode::BAD_REQUEST, "bad_query", problem)
+}
+
+async fn read<B>(body: B) -> Result<Bytes, Answer>
+where
+    B: Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "16 KiB are read"))
+        }
+        Ok(Err(_)) => Err(Answer::problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
+        Err(_) => Err(Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
+    }
+}

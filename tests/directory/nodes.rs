@@ -1,0 +1,160 @@
+//! Nodes that fail, are slow, or lie.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::B256;
+use axum::{Router, body::Bytes, routing::post};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower_x402::{
+    Network,
+    market::directory::{Publication, Witness, WitnessError},
+};
+
+use crate::{
+    stage::{PRICE, Paid, Stage, moved, used, witness},
+    support::{
+        authorization::{authorization, random_nonce, unix_now},
+        chain::Chain,
+        devnet::DevnetChain,
+        rpc_proxy::{Fate, RpcProxy},
+    },
+};
+
+#[tokio::test]
+async fn a_node_that_fails_or_is_slow_loses_nothing() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let asked = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.witness(asked.timeout(Duration::from_secs(1)))).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    for fate in [Fate::DropBefore, Fate::Status(500), Fate::Error(-32000), Fate::Delay(Duration::from_secs(3))] {
+        proxy.judge(move |_| fate);
+        assert_eq!(stage.post(&said).await, (503, "unavailable".into()), "{fate:?}");
+        assert!(matches!(stage.client().publish_signed(&said).await.unwrap(), Publication::Busy { .. }));
+    }
+    // In the middle of a check, too.
+    proxy.judge(|methods| match methods[0].as_str() {
+        "eth_getTransactionReceipt" => Fate::DropAfter,
+        _ => Fate::Pass,
+    });
+    assert_eq!(stage.post(&said).await, (503, "unavailable".into()));
+    proxy.judge(|_| Fate::Pass);
+    assert_eq!(stage.post(&said).await.0, 201);
+}
+
+#[tokio::test]
+async fn nobody_waits_behind_a_node_that_hangs_and_requests_are_few() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let asked = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0).at_once(1);
+    let stage = Stage::set_with(&chain, |directory| directory.witness(asked)).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
+    let said = paid.said(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&said).await.0, 201);
+    assert!(proxy.reset().calls <= 4, "the chain's number once, the head, the receipt, the block");
+    stage.post(&said).await;
+    let mut garbage = said.clone();
+    garbage.evidence.at += 1;
+    stage.post(&garbage).await;
+    assert_eq!(proxy.reset().calls, 0, "what is known or not signed costs none");
+
+    proxy.set_latency(Duration::from_secs(4));
+    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let other = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let (first, second) = tokio::join!(stage.post(&next), stage.post(&other));
+    assert!(first.0 == 503 || second.0 == 503, "{first:?} {second:?}");
+    proxy.set_latency(Duration::ZERO);
+    assert_eq!(stage.post(&next).await.0 / 100, 2);
+    assert_eq!(stage.post(&other).await.0 / 100, 2);
+}
+
+#[tokio::test]
+async fn a_node_of_another_chain_is_not_believed() {
+    let chain = DevnetChain::start(None).await;
+    let other = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
+    let port = other.serve("127.0.0.1:0").await.unwrap();
+    let wrong = Witness::new(Network::BASE_SEPOLIA).rpc_url(port.url()).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.witness(wrong)).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&said).await, (503, "unavailable".into()));
+}
+
+/// A node that shows a payment that never took place.
+#[tokio::test]
+async fn a_lying_node_lets_no_voice_in_beside_an_honest_one() {
+    let chain = DevnetChain::start(None).await;
+    let setup = Stage::set(&chain).await;
+    let (booth, payer) = (crate::stage::Booth::open(&["prose"]).await, setup.payer().await);
+    let evaluator = booth.payee.address();
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let transaction = random_nonce();
+    let invented = Paid { message: message.clone(), transaction, at: unix_now() };
+    let swaps = Arc::new(AtomicBool::new(false));
+    let liar = liar(
+        &chain,
+        transaction,
+        [used(payer.address(), message.nonce), moved(payer.address(), evaluator, PRICE)],
+        swaps.clone(),
+    )
+    .await;
+    let said = invented.said(evaluator, &payer).await;
+
+    // Who asks it alone believes it.
+    let alone = Witness::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0);
+    assert_eq!(alone.check(&said).await.unwrap().transaction, transaction);
+    // A receipt of another transaction than was asked for is noticed even then.
+    swaps.store(true, Ordering::Relaxed);
+    assert!(matches!(alone.check(&said).await, Err(WitnessError::Unavailable(_))));
+    swaps.store(false, Ordering::Relaxed);
+
+    for honest_first in [true, false] {
+        let both = match honest_first {
+            true => witness(&chain).rpc_url(&liar).unwrap(),
+            false => {
+                Witness::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0).rpc_url(chain.rpc_url()).unwrap()
+            }
+        };
+        let stage = Stage::set_with(&chain, |directory| directory.witness(both)).await;
+        stage.client().list(&booth.url).await.unwrap();
+        assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
+        assert_eq!(stage.count().await, 0);
+    }
+}
+
+/// Passes everything on to the chain but the receipt of one transaction, which it makes up.
+async fn liar(chain: &DevnetChain, transaction: B256, logs: [[B256; 5]; 2], swaps: Arc<AtomicBool>) -> String {
+    let (upstream, token) = (chain.rpc_url(), chain.asset().address);
+    chain.mine().await;
+    let number = chain.block_number().await;
+    let answer = async move |body: Bytes| {
+        let request: Value = serde_json::from_slice(&body).unwrap();
+        if request["method"] != "eth_getTransactionReceipt" || request["params"][0] != json!(transaction) {
+            let response = reqwest::Client::new().post(&upstream).header("content-type", "application/json").body(body);
+            return response.send().await.unwrap().text().await.unwrap();
+        }
+        let logs = logs.map(|[event, one, two, length, data]| {
+            let data = if length.is_zero() { json!("0x") } else { json!(data) };
+            json!({ "address": token, "topics": [event, one, two], "data": data })
+        });
+        let named = if swaps.load(Ordering::Relaxed) { random_nonce() } else { transaction };
+        let receipt = json!({
+            "transactionHash": named, "blockNumber": format!("0x{number:x}"), "status": "0x1", "to": token,
+            "gasUsed": "0x5208", "logs": logs,
+        });
+        json!({ "jsonrpc": "2.0", "id": request["id"], "result": receipt }).to_string()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().route("/", post(answer))).await });
+    url
+}

@@ -1,0 +1,192 @@
+//! Voices that cost money and are lies, and why they move nobody who looks.
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    Usdc,
+    market::{
+        evidence::{Evidence, EvidenceLog, Outcome, Voice},
+        reputation::{Reputation, Why, tell},
+        selection::{Skills, Thompson},
+    },
+};
+
+use crate::{
+    stage::{PRICE, Stage, say},
+    support::{chain::Chain as _, devnet::DevnetChain},
+};
+
+const NOW: u64 = 1_800_000_000;
+
+fn skills() -> Skills {
+    ["prose"].into_iter().collect()
+}
+
+fn address(number: u64) -> Address {
+    Address::left_padding_from(&number.to_be_bytes())
+}
+
+fn record(payer: u64, number: u64, evaluator: Address, right: bool) -> Evidence {
+    let nonce = B256::from(U256::from(payer) << 64 | U256::from(number));
+    Evidence {
+        payment: Some(Voice { payer: address(payer), nonce }),
+        evaluator,
+        skill: "prose".into(),
+        at: NOW,
+        paid: Usdc::from_atomic(PRICE),
+        outcome: Outcome::answered(1.0, Some(0.9), Some(right)),
+    }
+}
+
+/// What one has seen oneself: of each evaluator so many verdicts, so many of them right.
+fn audits(me: u64, seen: &[(Address, u64, u64)]) -> EvidenceLog {
+    let log = EvidenceLog::in_memory(1_000);
+    let mut nonce = 0;
+    for (evaluator, verdicts, right) in seen {
+        for number in 0..*verdicts {
+            nonce += 1;
+            log.record(record(me, nonce, *evaluator, number < *right), NOW).unwrap();
+        }
+    }
+    log
+}
+
+fn accuracy(selector: &Thompson, evaluator: Address) -> f64 {
+    selector.estimate(evaluator, skills().get("prose").unwrap()).unwrap().accuracy
+}
+
+/// Every voice of these is about a payment that took place, and the directory admits them all.
+#[tokio::test]
+async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_looked() {
+    let chain = DevnetChain::start(None).await;
+    let stage = Stage::set(&chain).await;
+    let booth = stage.booth(&["prose"]).await;
+    let evaluator = booth.payee.address();
+    chain.mint(evaluator, 1_000_000).await;
+    let me = PrivateKeySigner::random();
+    let own = audits(1, &[(evaluator, 8, 2)]);
+
+    let mut wash = vec![booth.payee.clone()];
+    for _ in 0..9 {
+        wash.push(stage.payer().await);
+    }
+    for number in 0..1_000 {
+        let payer = &wash[number % wash.len()];
+        let paid = stage.pay(payer, evaluator, 1).await;
+        let praise = Evidence { outcome: Outcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
+        let said = say(praise, Some(paid.transaction), payer).await;
+        assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
+    }
+
+    let mut selector = Thompson::seeded(1);
+    selector.recall(&own, &[address(1)], &skills());
+    let before = accuracy(&selector, evaluator);
+    let mut reputation = Reputation::new(10_000, [me.address()]);
+    let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
+    assert_eq!((pulled.heard.len(), pulled.refused), (900, 100), "what it says of itself has no weight");
+    let after = accuracy(&selector, evaluator);
+    assert!((after - before).abs() < 0.01 && after < 0.5, "{before} {after}");
+    for friend in &wash[1..] {
+        assert!(selector.trust(friend.address()) < 0.01);
+    }
+    let own = audits(1, &[(evaluator, 8, 2)]);
+    let mut reputation_of_one = Reputation::new(10_000, [address(1)]);
+    reputation_of_one.fetch(&stage.client()).await.unwrap();
+    let report = reputation_of_one.report(&own, &skills());
+    let standing = report.of_evaluator(evaluator, "prose").unwrap();
+    assert_eq!((standing.audits.right, standing.audits.wrong, standing.said.right, standing.payers), (2, 6, 900, 9));
+    assert!(standing.accuracy < 0.5 && standing.interval[1] < 0.75 && standing.trusted < 0.01, "{report}");
+    assert!(standing.opinions.iter().all(|opinion| opinion.why == Why::Disagrees { audits: 8 }), "{report}");
+}
+
+/// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
+#[test]
+fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
+    let (good, liar) = (address(1_001), address(1_002));
+    let mut moved = Vec::new();
+    for audited in [8, 16, 32] {
+        let own = audits(1, &[(good, 12, 11), (liar, audited, audited / 3)]);
+        let mut selector = Thompson::seeded(1);
+        selector.recall(&own, &[address(1)], &skills());
+        let before = accuracy(&selector, liar);
+        for friend in 2..202 {
+            for number in 0..20 {
+                tell(&mut selector, &skills(), &record(friend, number, liar, true));
+            }
+            let (after, trust) = (accuracy(&selector, liar), selector.trust(address(friend)));
+            assert!(
+                after <= before + trust * (1.0 - before) + 0.03 && after < 0.5,
+                "{friend} {before} {after} {trust}"
+            );
+        }
+        moved.push(accuracy(&selector, liar) - before);
+    }
+    assert!(moved.is_sorted_by(|a, b| a > b) && moved[0] < 0.1 && moved[2] < 0.03, "{moved:?}");
+}
+
+#[test]
+fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
+    let (known, bad, unknown) = (address(1_001), address(1_002), address(1_003));
+    let own = audits(1, &[(known, 20, 18), (bad, 20, 9)]);
+    let (honest, liar) = (2, 3);
+    let said = EvidenceLog::in_memory(1_000);
+    for number in 0..40 {
+        said.record(record(honest, number, known, number % 10 != 0), NOW).unwrap();
+        said.record(record(honest, 100 + number, bad, number % 2 == 0), NOW).unwrap();
+        said.record(record(honest, 200 + number, unknown, number % 8 != 0), NOW).unwrap();
+        // The other way round.
+        said.record(record(liar, number, known, number % 2 == 0), NOW).unwrap();
+        said.record(record(liar, 100 + number, bad, true), NOW).unwrap();
+    }
+    let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
+    let standing = report.of_evaluator(unknown, "prose").unwrap();
+    assert!(standing.accuracy > 0.7 && standing.trusted > 0.75 && standing.audits.total() == 0, "{report}");
+    assert_eq!(standing.opinions[0].why, Why::Agrees { audits: 40 });
+    let about = report.of_evaluator(bad, "prose").unwrap();
+    let trust = |payer| about.opinions.iter().find(|opinion| opinion.payer == address(payer)).unwrap().trust;
+    assert!(trust(honest) > 0.75 && trust(liar) < 0.01, "{report}");
+    assert!(about.accuracy < 0.6);
+    // People and programs read the same.
+    let text = report.to_string();
+    assert!(text.contains("agrees with 40 audits") && text.contains("disagrees with 40 audits"), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["standings"].as_array().unwrap().len(), 3);
+    assert_eq!(json["standings"][0]["audits"], serde_json::json!({ "right": 18, "wrong": 2 }));
+}
+
+#[test]
+fn strangers_are_believed_a_little_and_none_more_for_being_many() {
+    let unknown = address(1_001);
+    let own = audits(1, &[]);
+    let of = |payers: u64| {
+        let said = EvidenceLog::in_memory(100_000);
+        for payer in 0..payers {
+            for number in 0..10 {
+                said.record(record(100 + payer, number, unknown, true), NOW).unwrap();
+            }
+        }
+        let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
+        report.of_evaluator(unknown, "prose").unwrap().clone()
+    };
+    let (one, many) = (of(1), of(500));
+    assert!(one.trusted < 0.41 && many.trusted < 0.41);
+    assert!(one.accuracy > 0.55 && many.accuracy < 0.80 && many.interval[0] < 0.45, "{one:?} {many:?}");
+    assert_eq!(many.opinions.len(), 10);
+    assert!(many.opinions.iter().all(|opinion| opinion.why == Why::Unknown));
+}
+
+/// Payers that nobody knows cost little. However many there are, they make nobody forget what it saw itself.
+#[test]
+fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
+    let (good, liar, elsewhere) = (address(1_001), address(1_002), address(1_003));
+    let own = audits(1, &[(good, 12, 11), (liar, 12, 3)]);
+    let mut selector = Thompson::seeded(1);
+    selector.recall(&own, &[address(1)], &skills());
+    let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    for stranger in 2..3_002 {
+        tell(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
+    }
+    let after = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);
+    assert!(moved < 0.03, "{before:?} {after:?}");
+}

@@ -307,7 +307,8 @@ mod tests {
         );
         assert_eq!(json["evaluators"].as_array().unwrap().len(), 10);
 
-        let again = experiment(&Flags { arms: vec![Arm::Market, Arm::MarketPanel, Arm::Mixture], ..flags }).unwrap();
+        let again =
+            experiment(&Flags { arms: vec![Arm::Market, Arm::MarketPanel, Arm::Mixture], ..flags.clone() }).unwrap();
         let of = |document: &Document, name| {
             let arm = document.arms.iter().find(|arm| arm.arm == name).unwrap();
             serde_json::to_value(arm).unwrap()
@@ -315,6 +316,12 @@ mod tests {
         for name in ["market", "market-panel", "mixture"] {
             assert!(of(&again, name) == of(&document, name), "the same arguments give the same result");
         }
+
+        let other = Flags { arms: vec![Arm::Mixture], errors: Errors::Systematic, seeds: 1, ..flags };
+        let other = experiment(&other).unwrap();
+        let mixture = |document: &Document| document.arms.iter().find(|arm| arm.arm == "mixture").unwrap().by_seed[0];
+        assert_eq!(serde_json::to_value(&other).unwrap()["errors"], "systematic");
+        assert_ne!(mixture(&other), mixture(&document), "it matters how judges err");
 
         let out = tempfile::tempdir().unwrap();
         plot::draw(out.path(), "independent", &document.arms).unwrap();

@@ -385,8 +385,8 @@ pub enum EvidenceError {
     /// Older than something that was forgotten.
     #[error("older than what was forgotten, so that nobody knows whether it was on record before")]
     TooOld,
-    /// What others are heard to say names their payment.
-    #[error("it names no payment of somebody else")]
+    /// What others are heard to say names their payment to somebody else.
+    #[error("it names no payment of one stranger to another")]
     Own,
     /// More than five minutes ahead.
     #[error("from the future")]

@@ -129,16 +129,25 @@ impl Pool {
         }
     }
 
-    /// Adds evidence; if there is too much, the least on record makes room.
+    /// Adds evidence; if there is too much, the least on record makes room: first of what nothing speaks for or against, so that a crowd
+    /// of strangers displaces neither the voices that earned trust nor the grounds on which others lost it.
     pub(super) fn add(&mut self, cell: u32, payer: u16, right: bool, amount: f32) {
         let place = |entry: &Entry| (entry.cell, entry.payer);
         let at = match self.entries.binary_search_by_key(&(cell, payer), place) {
             Ok(at) => at,
             Err(mut at) => {
                 if self.entries.len() >= self.config.entries {
-                    let count = |at: &usize| total(self.entries[*at].counts);
-                    let least =
-                        (0..self.entries.len()).min_by(|a, b| count(a).total_cmp(&count(b))).unwrap_or_default();
+                    let prior = self.prior();
+                    let rank = |at: &usize| {
+                        let entry = &self.entries[*at];
+                        let has_earned = self.payers[usize::from(entry.payer)].log_odds > prior;
+                        (entry.term != 0.0 || has_earned, total(entry.counts))
+                    };
+                    let least = (0..self.entries.len()).min_by(|a, b| {
+                        let ((a_counts, a), (b_counts, b)) = (rank(a), rank(b));
+                        a_counts.cmp(&b_counts).then(a.total_cmp(&b))
+                    });
+                    let least = least.unwrap_or_default();
                     self.remove(least);
                     at -= usize::from(least < at);
                 }
@@ -276,6 +285,22 @@ mod tests {
         pool.add(0, friend, false, 200.0);
         let ([right, wrong], _) = pool.sum(0, 1.0);
         assert!((right - 8.0).abs() < 1e-3 && (wrong - 2.0).abs() < 1e-3, "{right} {wrong}");
+    }
+
+    #[test]
+    fn a_crowd_of_strangers_displaces_no_voice_that_has_earned_trust() {
+        let mut pool = Pool::new(CONFIG);
+        let friend = pool.payer(payer(1));
+        (0..10).for_each(|cell| pool.add(cell, friend, cell % 2 == 0, 2.0));
+        (0..4).for_each(|cell| pool.weigh(cell, [[0.0, 3.0], [3.0, 0.0]][usize::from(cell % 2 == 0)], 1.0));
+        let (heard, trust) = (pool.sum(9, 1.0), pool.trust(friend));
+        assert!(trust > 0.6, "{trust}");
+        // Each says more about each cell than the friend did.
+        for stranger in 2..10 {
+            let stranger = pool.payer(payer(stranger));
+            (20..60).for_each(|cell| pool.add(cell, stranger, true, 3.0));
+        }
+        assert_eq!((pool.sum(9, 1.0), pool.trust(friend), pool.entries.len()), (heard, trust, CONFIG.entries));
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub struct StudentBuilder {
     cards: Option<CardFetcher>,
     selector: Option<Box<dyn Selector>>,
     evidence: Option<EvidenceLog>,
+    heard: Option<EvidenceLog>,
     golds: Vec<Gold>,
     audit_rate: f64,
     tasks: u64,
@@ -53,6 +54,7 @@ impl StudentBuilder {
             cards: None,
             selector: None,
             evidence: None,
+            heard: None,
             golds: Vec::new(),
             audit_rate: 0.05,
             tasks: 1_000,
@@ -93,6 +95,13 @@ impl StudentBuilder {
     /// forgotten when the process ends.
     pub fn evidence(mut self, log: EvidenceLog) -> Self {
         self.evidence = Some(log);
+        self
+    }
+
+    /// Where what others say is recorded ([`Student::hear`]); in memory, if not set. It is a log of its own, so that no number of
+    /// voices makes one's own observations be forgotten.
+    pub fn heard(mut self, log: EvidenceLog) -> Self {
+        self.heard = Some(log);
         self
     }
 
@@ -191,6 +200,7 @@ impl StudentBuilder {
             None => CardFetcher::new().map_err(|_| StudentError::Http)?,
         };
         let evidence = self.evidence.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS));
+        let heard = self.heard.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS));
         let selector = self.selector.unwrap_or_else(|| Box::new(Thompson::seeded(rng.random())));
         let golds = Golds::new(self.golds, &mut rng);
         let purse = Purse::new(self.payer.budget().clone());
@@ -199,10 +209,12 @@ impl StudentBuilder {
         let mut desk = Desk::new(selector, roster, purse, golds, rng, (self.tasks, audit_rate));
         desk.ledger.tasks = self.done;
         recall(&mut desk, &evidence, &self.payer);
+        hear(&mut desk, &heard, &self.payer);
         let inner = Inner {
             client,
             cards,
             evidence,
+            heard,
             sources: self.sources,
             clock: self.clock,
             seats: self.panel,
@@ -217,6 +229,16 @@ impl StudentBuilder {
         };
         Ok(Student(Arc::new(inner)))
     }
+}
+
+/// Takes in what others said of the skills that there was work for; the rest is heard when there is.
+fn hear(desk: &mut Desk, heard: &EvidenceLog, payer: &Payer) {
+    heard.for_each(|evidence| {
+        let speaker = evidence.payment.map(|payment| payment.payer).filter(|speaker| *speaker != payer.address());
+        if let (Some(speaker), Some(skill)) = (speaker, desk.skills.get(&evidence.skill)) {
+            desk.selector.hear(speaker, &evidence.observation(skill));
+        }
+    });
 }
 
 /// Takes in what is on record.

@@ -130,14 +130,13 @@ impl Desk {
     }
 
     /// The number of a skill, which it gets now if it has none; what others said about it is heard then.
-    pub(super) fn skill(&mut self, name: &str, evidence: &EvidenceLog) -> Result<Skill, StudentError> {
+    pub(super) fn skill(&mut self, name: &str, heard: &EvidenceLog) -> Result<Skill, StudentError> {
         if let Some(skill) = self.skills.get(name) {
             return Ok(skill);
         }
         let skill = self.skills.insert(name).ok_or(StudentError::TooManySkills { limit: Skill::LIMIT })?;
         self.roster.number_skills(&self.skills);
-        // None of one's own is about it, or it would have its number.
-        evidence.for_each(|evidence| {
+        heard.for_each(|evidence| {
             if let Some(payment) = evidence.payment.filter(|_| evidence.skill == name) {
                 self.selector.hear(payment.payer, &evidence.observation(skill));
             }

@@ -37,7 +37,7 @@ pub(super) async fn run(
         if !desk.roster.judges(name) {
             return Err(StudentError::NobodyKnown { skill: name.to_owned() });
         }
-        let skill = desk.skill(name, &inner.evidence)?;
+        let skill = desk.skill(name, &inner.heard)?;
         let now = inner.clock.now();
         let wanted = Wanted { skill, shape, seats: inner.seats, audit, now, excluded: &[] };
         let hired = desk.hire(&wanted)?;

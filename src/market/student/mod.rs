@@ -95,6 +95,8 @@ struct Inner {
     client: EvaluationClient,
     cards: CardFetcher,
     evidence: EvidenceLog,
+    /// What others say.
+    heard: EvidenceLog,
     sources: Vec<Arc<dyn CardSource>>,
     clock: Arc<dyn Clock>,
     seats: usize,
@@ -158,23 +160,29 @@ impl Student {
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
     }
 
-    /// Takes in what another payer says it observed, and records it. That it paid for it must have been checked before: whoever
-    /// makes up payments could say anything. The selector decides how far to believe it.
+    /// Takes in what another payer says it observed, and records it apart from what this student observes itself. That it paid for it must
+    /// have been checked before: whoever makes up payments could say anything. The selector decides how far to believe it.
+    ///
+    /// Whether it was news: a payment speaks once, and not any more if it is older than what was forgotten.
     ///
     /// # Errors
-    /// [`EvidenceError`] if the record is not taken, among others because its payment has spoken before; [`EvidenceError::Own`] if it
-    /// names no payment, or one of this student's own.
-    pub fn hear(&self, evidence: Evidence) -> Result<(), EvidenceError> {
-        let payer = evidence.payment.map(|payment| payment.payer).filter(|payer| *payer != self.0.payer.address());
-        let payer = payer.ok_or(EvidenceError::Own)?;
+    /// [`EvidenceError`] if the record is not taken; [`EvidenceError::Own`] if it names no payment, one of this student's own, or one
+    /// to the payer itself.
+    pub fn hear(&self, evidence: Evidence) -> Result<bool, EvidenceError> {
+        let is_foreign = |payer: &Address| *payer != self.0.payer.address() && *payer != evidence.evaluator;
+        let payer = evidence.payment.map(|payment| payment.payer).filter(is_foreign).ok_or(EvidenceError::Own)?;
         let mut desk = self.0.desk();
         let skill = desk.skills.get(&evidence.skill);
         let observation = skill.map(|skill| evidence.observation(skill));
-        self.0.evidence.record(evidence, self.0.clock.now())?;
+        match self.0.heard.record(evidence, self.0.clock.now()) {
+            Ok(()) => {}
+            Err(EvidenceError::Spoken | EvidenceError::TooOld) => return Ok(false),
+            Err(error) => return Err(error),
+        }
         if let Some(observation) = observation {
             desk.selector.hear(payer, &observation);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The probability, as far as the selector believes, that a verdict of this evaluator is right; `None` if it has no opinion.
@@ -191,6 +199,11 @@ impl Student {
     /// What it is paid from.
     pub fn budget(&self) -> &Budget {
         self.0.payer.budget()
+    }
+
+    /// What others said.
+    pub fn heard(&self) -> &EvidenceLog {
+        &self.0.heard
     }
 
     /// What evaluators were seen to do.

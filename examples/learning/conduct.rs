@@ -1,7 +1,7 @@
 //! All arms of one seed, in a market of its own.
 
 use anyhow::ensure;
-use tower_x402::market::evidence::EvidenceLog;
+use tower_x402::market::evidence::{EvidenceError, EvidenceLog};
 
 use super::{
     arms::Arm,
@@ -9,7 +9,7 @@ use super::{
     policy::{Policy, Rng},
     regression::Labels,
     run::{Course, Group, Settings, assignments, mean, train},
-    stage::Stage,
+    stage::{NOW, Stage},
     teacher::{Buyer, Spent, Teacher},
     world::{ASPECTS, MIXTURE, sellers},
 };
@@ -64,29 +64,32 @@ struct House<'a> {
 
 impl House<'_> {
     async fn teach(&mut self, arm: Arm) -> anyhow::Result<Outcome> {
-        let log = EvidenceLog::in_memory(RECORDS);
+        // What others say.
+        let pool = EvidenceLog::in_memory(RECORDS);
         match arm {
             Arm::Market | Arm::MarketPanel | Arm::FixedBest | Arm::Random | Arm::CardClaims | Arm::Mixture => {
-                self.with_hired(arm, log).await
+                self.with_hired(arm, pool).await
             }
             Arm::MarketPooled | Arm::MarketPooledPanel => {
                 for number in 1..=PREDECESSORS {
                     let seed = self.seed + number * ELSEWHERE;
                     let name = format!("predecessor {number} of {}", arm.name());
-                    let buyer = self.buyer(arm, seed, &name, log.clone()).await?;
+                    let seen = EvidenceLog::in_memory(RECORDS);
+                    let buyer = self.buyer(arm, seed, &name, (seen.clone(), pool.clone())).await?;
                     self.trained(seed, Teacher::Market(Box::new(buyer))).await?;
+                    publish(&seen, &pool)?;
                 }
-                self.with_hired(arm, log).await
+                self.with_hired(arm, pool).await
             }
-            Arm::RewardModel | Arm::RewardModelOnTruth => self.with_model(arm, log).await,
+            Arm::RewardModel | Arm::RewardModelOnTruth => self.with_model(arm).await,
             Arm::SelfJudge => self.for_nothing(arm, Teacher::Itself).await,
             Arm::AuditsOnly => self.for_nothing(arm, Teacher::Audits).await,
             Arm::Truth => self.for_nothing(arm, Teacher::Truth).await,
         }
     }
 
-    async fn with_hired(&mut self, arm: Arm, log: EvidenceLog) -> anyhow::Result<Outcome> {
-        let buyer = self.buyer(arm, self.seed, &arm.name(), log).await?;
+    async fn with_hired(&mut self, arm: Arm, pool: EvidenceLog) -> anyhow::Result<Outcome> {
+        let buyer = self.buyer(arm, self.seed, &arm.name(), (EvidenceLog::in_memory(RECORDS), pool)).await?;
         let outcome = self.trained(self.seed, Teacher::Market(Box::new(buyer))).await?;
         Ok(Outcome { audited: self.audited(arm, self.seed), ..outcome })
     }
@@ -103,10 +106,13 @@ impl House<'_> {
     }
 
     /// Has as many outputs of the untrained policy judged as the others have of the one in training, and makes a model of that.
-    async fn with_model(&mut self, arm: Arm, log: EvidenceLog) -> anyhow::Result<Outcome> {
+    async fn with_model(&mut self, arm: Arm) -> anyhow::Result<Outcome> {
         let seed = self.seed + ELSEWHERE / 2;
         let teacher = match arm {
-            Arm::RewardModel => Teacher::Market(Box::new(self.buyer(arm, seed, &arm.name(), log).await?)),
+            Arm::RewardModel => {
+                let logs = (EvidenceLog::in_memory(RECORDS), EvidenceLog::in_memory(RECORDS));
+                Teacher::Market(Box::new(self.buyer(arm, seed, &arm.name(), logs).await?))
+            }
             _ => Teacher::Truth,
         };
         let (policy, mut fate) = (Policy::new(), Rng::seeded(seed));
@@ -125,13 +131,13 @@ impl House<'_> {
         Ok(Outcome { course, spent, labels: count, audited: self.audited(arm, seed) })
     }
 
-    async fn buyer(&self, arm: Arm, seed: u64, name: &str, log: EvidenceLog) -> anyhow::Result<Buyer> {
+    async fn buyer(&self, arm: Arm, seed: u64, name: &str, logs: (EvidenceLog, EvidenceLog)) -> anyhow::Result<Buyer> {
         let sellers = sellers(self.settings.errors, self.seed);
         let staff: Vec<_> = match arm {
             Arm::FixedBest => vec![self.best],
             _ => MIXTURE.iter().filter_map(|name| sellers.iter().position(|seller| seller.name == *name)).collect(),
         };
-        Buyer::new(arm, (self.stage, seed, self.settings), name, log, &staff).await
+        Buyer::new(arm, (self.stage, seed, self.settings), name, logs, &staff).await
     }
 
     async fn trained(&mut self, seed: u64, teacher: Teacher) -> anyhow::Result<Outcome> {
@@ -147,6 +153,13 @@ impl House<'_> {
         self.spent += spent.chain;
         Ok(spent)
     }
+}
+
+/// Lets others hear what a student saw.
+fn publish(seen: &EvidenceLog, pool: &EvidenceLog) -> Result<(), EvidenceError> {
+    let mut all = Vec::new();
+    seen.for_each(|evidence| all.extend(evidence.payment.is_some().then(|| evidence.clone())));
+    all.into_iter().try_for_each(|evidence| pool.record(evidence, NOW))
 }
 
 /// How students end, by seed, that always ask the same evaluator; by position in the market. Nothing is paid: verdicts depend on

@@ -1,8 +1,8 @@
 //! A student that is taught by evaluators it hires in the market, and the same student taught in other ways: which one ends best?
 //!
 //! ```text
-//! cargo run --release --example learning -- --errors independent --seeds 24 --out target/learning
-//! cargo run --release --example learning -- --errors systematic --seeds 24 --out target/learning
+//! cargo run --release --example learning -- --errors independent --seeds 10 --out target/learning
+//! cargo run --release --example learning -- --errors systematic --seeds 10 --out target/learning
 //! ```
 //!
 //! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the
@@ -53,7 +53,7 @@ use crate::{
 #[command(about = "A student is taught by the market, and in other ways")]
 struct Flags {
     /// How many times, with different luck.
-    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
     /// Where to put plots; none are drawn without it.
     #[arg(long)]

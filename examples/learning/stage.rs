@@ -28,7 +28,7 @@ use super::{
 /// Wei that whoever settles starts with.
 const GAS_TANK: u128 = 1_000_000_000_000_000_000_000;
 /// When it is, to the students: their clock stands still.
-const NOW: u64 = 1_800_000_000;
+pub(crate) const NOW: u64 = 1_800_000_000;
 
 /// A chain and a market of its own.
 pub(crate) struct Stage {

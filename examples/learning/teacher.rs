@@ -95,13 +95,13 @@ pub(crate) struct Spent {
 }
 
 impl Buyer {
-    /// A student for an arm that buys, told apart by `name`; it hears what is in `log`, and writes there. `staff` are whom it hires, where the
-    /// arm does not choose.
+    /// A student for an arm that buys, told apart by `name`; what it sees it writes into the first log, and it hears what others wrote into the
+    /// second. `staff` are whom it hires, where the arm does not choose.
     pub(crate) async fn new(
         arm: Arm,
         (stage, seed, settings): (&Stage, u64, &Settings),
         name: &str,
-        log: EvidenceLog,
+        (seen, heard): (EvidenceLog, EvidenceLog),
         staff: &[usize],
     ) -> anyhow::Result<Self> {
         let budget = settings.total();
@@ -114,7 +114,8 @@ impl Buyer {
             Arm::FixedBest | Arm::Mixture => builder.selector(Always(staff.iter().map(|at| payees[*at]).collect())),
             _ => builder.selector(Thompson::seeded(seed)),
         };
-        let student = builder.evidence(log).tasks(settings.groups as u64).panel(arm.seats()).seed(seed).build()?;
+        let student =
+            builder.evidence(seen).heard(heard).tasks(settings.groups as u64).panel(arm.seats()).seed(seed).build()?;
         introduce(&student, &shown, &stage.booths).await?;
         Ok(Self { student, payer, budget, payees, learns })
     }

@@ -5,8 +5,8 @@
 //! cargo bench --bench ledger -- postgres         with PostgreSQL, whose programs must be installed
 //! ```
 //!
-//! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Every one of
-//! them is durable before the next. The figures are for 256 payments under way at a time. What is signed plays no part here.
+//! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Each is
+//! durable before the next, but for admission on SQLite, which is so with the start. What is signed plays no part here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
@@ -97,11 +97,32 @@ async fn accept(ledger: &dyn Ledger, record: Record) {
     }
 }
 
-/// Payments accepted in a second.
-async fn rate(ledger: Arc<dyn Ledger>, payments: u64, payers: u64) -> f64 {
-    let (model, next, started) = (model(), Arc::new(AtomicU64::new(0)), Instant::now());
+/// What is measured: how many are under way at a time, of how many payers, and whether all are copies of one payment.
+struct Load {
+    name: &'static str,
+    at_once: u64,
+    payers: u64,
+    copies: bool,
+}
+
+const LOADS: [Load; 5] = [
+    Load { name: "one at a time", at_once: 1, payers: 1_000, copies: false },
+    Load { name: "1 payer", at_once: AT_ONCE, payers: 1, copies: false },
+    Load { name: "10 payers", at_once: AT_ONCE, payers: 10, copies: false },
+    Load { name: "1,000 payers", at_once: AT_ONCE, payers: 1_000, copies: false },
+    Load { name: "copies of one", at_once: AT_ONCE, payers: 1, copies: true },
+];
+
+/// How often it is done in a second.
+async fn rate(ledger: Arc<dyn Ledger>, payments: u64, load: &Load) -> f64 {
+    let Load { payers, copies, .. } = *load;
+    let (model, next) = (model(), Arc::new(AtomicU64::new(0)));
+    if copies {
+        accept(ledger.as_ref(), payment(&model, 0, payers, NOW)).await;
+    }
+    let started = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..AT_ONCE {
+    for _ in 0..load.at_once {
         let (ledger, model, next) = (ledger.clone(), model.clone(), next.clone());
         tasks.spawn(async move {
             loop {
@@ -109,7 +130,13 @@ async fn rate(ledger: Arc<dyn Ledger>, payments: u64, payers: u64) -> f64 {
                 if n >= payments {
                     return;
                 }
-                accept(ledger.as_ref(), payment(&model, n, payers, NOW)).await;
+                match copies {
+                    true => {
+                        let known = ledger.reserve(payment(&model, 0, payers, NOW)).await.unwrap();
+                        assert!(matches!(known, Reservation::Known(_)));
+                    }
+                    false => accept(ledger.as_ref(), payment(&model, n, payers, NOW)).await,
+                }
             }
         });
     }
@@ -120,35 +147,45 @@ async fn rate(ledger: Arc<dyn Ledger>, payments: u64, payers: u64) -> f64 {
 }
 
 async fn accepted_durably(with_postgres: bool) {
-    println!("payments accepted in a second, {AT_ONCE} at a time");
-    println!("{:<12}{:>14}{:>14}", "ledger", "10 payers", "1,000 payers");
+    println!(
+        "payments accepted in a second, {AT_ONCE} at a time but for the first; the last: copies told that they are known"
+    );
+    println!("| ledger | {} |", LOADS.each_ref().map(|load| load.name).join(" | "));
+    println!("|---|---|---|---|---|---|");
     let limits = ResponseLimits::default;
     let clock = || Arc::new(ManualClock::at(NOW));
     let mut rates = Vec::new();
-    for payers in [10, 1_000] {
-        rates.push(rate(Arc::new(MemoryLedger::with(limits(), 1_000_000, clock())), 100_000, payers).await);
+    for load in &LOADS {
+        rates.push(rate(Arc::new(MemoryLedger::with(limits(), 1_000_000, clock())), 100_000, load).await);
     }
-    println!("{:<12}{:>14.0}{:>14.0}", "memory", rates[0], rates[1]);
+    report("memory", &rates, 0);
     rates.clear();
-    for payers in [10, 1_000] {
+    let mut per_fsync = Vec::new();
+    for load in &LOADS {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger.sqlite");
         let ledger = Arc::new(SqliteLedger::open_with(path, limits(), 1_000_000, clock()).await.unwrap());
-        rates.push(rate(ledger.clone(), 20_000, payers).await);
-        rates.push(20_000.0 / ledger.commits() as f64);
+        let payments = if load.at_once == 1 { 1_000 } else { 20_000 };
+        rates.push(rate(ledger.clone(), payments, load).await);
+        per_fsync.push(payments as f64 / ledger.commits() as f64);
     }
-    let (payments, commits) = ([rates[0], rates[2]], [rates[1], rates[3]]);
-    println!("{:<12}{:>14.0}{:>14.0}", "SQLite", payments[0], payments[1]);
-    println!("{:<12}{:>14.1}{:>14.1}", "  per fsync", commits[0], commits[1]);
+    report("SQLite", &rates, 0);
+    report("SQLite, payments for one fsync", &per_fsync[..LOADS.len() - 1], 1);
     if with_postgres {
         rates.clear();
         let server = postgres::Server::start();
-        for payers in [10, 1_000] {
+        for load in &LOADS {
             let builder = PostgresLedger::builder(server.url()).schema(&server.new_schema()).clock(clock());
-            rates.push(rate(Arc::new(builder.connect().await.unwrap()), 10_000, payers).await);
+            let payments = if load.at_once == 1 { 500 } else { 5_000 };
+            rates.push(rate(Arc::new(builder.connect().await.unwrap()), payments, load).await);
         }
-        println!("{:<12}{:>14.0}{:>14.0}", "PostgreSQL", rates[0], rates[1]);
+        report("PostgreSQL", &rates, 0);
     }
+}
+
+fn report(name: &str, figures: &[f64], digits: usize) {
+    let cells: Vec<String> = figures.iter().map(|figure| format!("{figure:.digits$}")).collect();
+    println!("| {name} | {} |", cells.join(" | "));
 }
 
 /// The bytes allocated and not freed.

@@ -1,10 +1,12 @@
 //! The authorization itself.
 
-use alloy_primitives::{Address, B256, U256, keccak256};
-use alloy_sol_types::SolStruct;
+use alloy_primitives::{Address, B256, U256, b256, keccak256};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{TokenDomain, TransferWithAuthorization};
+use super::TokenDomain;
+
+/// Keccak-256 of the type's name and fields, as EIP-3009 gives it.
+const TYPE_HASH: B256 = b256!("7c7c6cdb67a18743f49ec6fa9b35f50d52ed05cbed4cc592e13b44501c1a2267");
 
 /// A transfer that the payer allows anybody to execute once (EIP-3009, `transferWithAuthorization`).
 ///
@@ -38,12 +40,32 @@ impl Authorization {
         let mut message = [0_u8; 66];
         message[..2].copy_from_slice(&[0x19, 0x01]);
         message[2..34].copy_from_slice(domain.separator().as_slice());
-        message[34..].copy_from_slice(self.typed().eip712_hash_struct().as_slice());
+        message[34..].copy_from_slice(self.struct_hash().as_slice());
         keccak256(message)
     }
 
-    pub(crate) fn typed(&self) -> TransferWithAuthorization {
-        TransferWithAuthorization {
+    /// `hashStruct` of EIP-712. The type has static fields only, a word each, and its hash is known.
+    fn struct_hash(&self) -> B256 {
+        let words = [
+            TYPE_HASH,
+            self.from.into_word(),
+            self.to.into_word(),
+            self.value.into(),
+            self.valid_after.into(),
+            self.valid_before.into(),
+            self.nonce,
+        ];
+        let mut data = [0_u8; 7 * 32];
+        for (place, word) in data.chunks_exact_mut(32).zip(words) {
+            place.copy_from_slice(word.as_slice());
+        }
+        keccak256(data)
+    }
+
+    /// The typed data in alloy's terms, for signers that show what they sign.
+    #[cfg(any(test, feature = "client"))]
+    pub(crate) fn typed(&self) -> super::TransferWithAuthorization {
+        super::TransferWithAuthorization {
             from: self.from,
             to: self.to,
             value: self.value,
@@ -61,10 +83,10 @@ fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok,
 
 /// 256-bit integers as decimal strings, as x402 writes them.
 mod decimal {
-    use std::borrow::Cow;
+    use std::fmt;
 
     use alloy_primitives::U256;
-    use serde::{Deserialize, Deserializer, Serializer, de};
+    use serde::{Deserializer, Serializer, de};
 
     use crate::protocol::parse_decimal;
 
@@ -73,16 +95,47 @@ mod decimal {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<U256, D::Error> {
-        let text = Cow::<'de, str>::deserialize(deserializer)?;
-        parse_decimal(&text).ok_or_else(|| de::Error::custom("expected an unsigned decimal string within 256 bits"))
+        deserializer.deserialize_str(Decimal)
+    }
+
+    /// Looks at the text where it is, so that nothing is allocated for it.
+    struct Decimal;
+
+    impl de::Visitor<'_> for Decimal {
+        type Value = U256;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a decimal string")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<U256, E> {
+            parse_decimal(text).ok_or_else(|| E::custom("expected an unsigned decimal string within 256 bits"))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use alloy_primitives::{address, b256};
+    use alloy_primitives::address;
+    use alloy_sol_types::SolStruct as _;
 
     use super::*;
+    use crate::network::Network;
+
+    #[test]
+    fn the_hash_is_the_one_that_a_general_encoder_makes() {
+        let authorization = Authorization {
+            from: Address::repeat_byte(0xf1),
+            to: Address::repeat_byte(0x22),
+            value: U256::MAX,
+            valid_after: U256::from(3),
+            valid_before: U256::from(u64::MAX),
+            nonce: b256!("00000000000000000000000000000000000000000000000000000000000000ab"),
+        };
+        let domain = TokenDomain::of(&Network::BASE.usdc().unwrap());
+        assert_eq!(authorization.typed().eip712_type_hash(), TYPE_HASH);
+        assert_eq!(authorization.signing_hash(&domain), authorization.typed().eip712_signing_hash(domain.eip712()));
+    }
 
     #[test]
     fn addresses_are_written_with_their_checksum_and_read_without_it() {

@@ -47,10 +47,24 @@ impl Serialize for PaymentSignature {
 
 impl<'de> Deserialize<'de> for PaymentSignature {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        let digits = text.strip_prefix("0x").ok_or_else(|| de::Error::custom("expected hex that starts with 0x"))?;
+        deserializer.deserialize_str(Hex)
+    }
+}
+
+/// Looks at the text where it is, so that nothing but the signature is allocated.
+struct Hex;
+
+impl de::Visitor<'_> for Hex {
+    type Value = PaymentSignature;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string of hex digits")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<PaymentSignature, E> {
+        let digits = text.strip_prefix("0x").ok_or_else(|| E::custom("expected hex that starts with 0x"))?;
         alloy_primitives::hex::decode(digits)
-            .map(Self::from)
-            .map_err(|_| de::Error::custom("expected an even number of hex digits"))
+            .map(PaymentSignature::from)
+            .map_err(|_| E::custom("expected an even number of hex digits"))
     }
 }

@@ -21,6 +21,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use alloy_primitives::{B256, U256};
 use async_trait::async_trait;
 
+#[cfg(feature = "onchain")]
+#[doc(hidden)]
+pub use crate::settlement::batch::batch_calldata;
 pub use echo::{Echo, MAX_ECHO};
 #[cfg(feature = "onchain")]
 pub use onchain::{BatchSettler, OnchainBuildError, OnchainFacilitator, OnchainFacilitatorBuilder, SettlementStats};

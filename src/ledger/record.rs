@@ -1,6 +1,10 @@
 //! One payment's record and the steps it may take.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 use alloy_primitives::{Address, B256, U256};
 
@@ -14,7 +18,7 @@ use crate::{
 use super::{CreditLimit, StoredResponse, Submission};
 
 /// What identifies a payment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PaymentKey {
     /// The chain.
     pub network: Network,
@@ -24,6 +28,14 @@ pub struct PaymentKey {
     pub payer: Address,
     /// The authorization's nonce.
     pub nonce: B256,
+}
+
+/// The nonce tells payments apart, but for those who choose the same one in several tokens.
+impl Hash for PaymentKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.nonce.as_slice());
+        state.write(self.payer.as_slice());
+    }
 }
 
 /// Everything known of one payment.

@@ -55,6 +55,9 @@ pub enum CardError {
         /// The endpoint.
         endpoint: String,
     },
+    /// The card is signed, but does not say by itself where its evaluator is: a copy on another origin would be as good.
+    #[error("the card's endpoint is relative: a signed card names it with its origin")]
+    RelativeEndpoint,
     /// Somebody else is to be paid than when the evaluator was first seen.
     #[error("the card wants {found} to be paid, but this evaluator was known by {pinned}")]
     PayeeChanged {

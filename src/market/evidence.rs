@@ -279,6 +279,11 @@ impl EvidenceLog {
         self.lock().records.iter().for_each(with);
     }
 
+    /// How many records are kept at most.
+    pub(super) fn capacity(&self) -> usize {
+        self.lock().capacity
+    }
+
     /// How many records are kept.
     pub fn len(&self) -> usize {
         self.lock().records.len()

@@ -27,7 +27,8 @@ pub const EXTENSION_URI: &str =
 #[serde(rename_all = "camelCase")]
 pub struct Pricing {
     pub(super) version: Version,
-    /// Where submissions are posted: a URL on the card's own origin, absolute or relative to the card's.
+    /// Where submissions are posted: an absolute URL on the card's own origin. On a card that nobody signed it may be relative to the
+    /// card's.
     pub endpoint: String,
     /// What judging one output costs, in atomic units of USDC.
     pub price_per_output: Usdc,

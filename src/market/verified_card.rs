@@ -7,7 +7,8 @@ use url::Url;
 use super::{agent_card::AgentCard, card_error::CardError, card_signature, pricing::Pricing};
 
 /// An evaluator's card, checked: its terms can be read, its endpoint is on its own origin, and it is signed with the key that is
-/// paid (unless whoever checked it did not insist).
+/// paid (unless whoever checked it did not insist). A signed one names its endpoint with the origin, so that a copy elsewhere is
+/// nobody's card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifiedCard {
     card: AgentCard,
@@ -44,6 +45,10 @@ impl VerifiedCard {
             return Err(CardError::ForeignEndpoint { endpoint: endpoint.into() });
         }
         let is_signed = card_signature::is_signed_by(&card.signatures, &raw, pricing.pay_to);
+        // What is signed must mean the same wherever it is read.
+        if is_signed && Url::parse(&pricing.endpoint).is_err() {
+            return Err(CardError::RelativeEndpoint);
+        }
         Ok(Self { card, pricing, endpoint, is_signed })
     }
 

@@ -129,6 +129,11 @@ fn attach(headers: &mut HeaderMap, settlement: &SettlementResponse, version: Ver
 
 /// Keeps a paid response out of shared caches.
 pub(super) fn keep_private(headers: &mut HeaderMap) {
+    // Most handlers say nothing of caches.
+    if !headers.keys().any(speaks_to_caches) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("private"));
+        return;
+    }
     let kept: Vec<String> = headers
         .get_all(CACHE_CONTROL)
         .iter()
@@ -141,21 +146,21 @@ pub(super) fn keep_private(headers: &mut HeaderMap) {
         })
         .map(str::to_owned)
         .collect();
-    // These speak to caches that then do not look at Cache-Control (RFC 9213, and what came before it).
-    let targeted: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| {
-            let name = name.as_str();
-            name.ends_with("cdn-cache-control")
-                || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&name)
-        })
-        .cloned()
-        .collect();
+    let targeted: Vec<HeaderName> =
+        headers.keys().filter(|name| **name != CACHE_CONTROL && speaks_to_caches(name)).cloned().collect();
     for name in targeted {
         headers.remove(name);
     }
     let value = std::iter::once("private".to_owned()).chain(kept).collect::<Vec<_>>().join(", ");
     headers.insert(CACHE_CONTROL, HeaderValue::try_from(value).unwrap_or(NO_STORE));
+}
+
+/// `Cache-Control`, and what speaks to caches that then do not look at it (RFC 9213, and what came before it).
+fn speaks_to_caches(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    *name == CACHE_CONTROL
+        || text.ends_with("cdn-cache-control")
+        || ["surrogate-control", "edge-control", "x-accel-expires"].contains(&text)
 }
 
 /// What a script on another origin needs.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
@@ -19,6 +19,9 @@ use crate::{
     },
 };
 
+static PAYMENT_SIGNATURE: HeaderName = HeaderName::from_static(header_name::PAYMENT_SIGNATURE);
+static X_PAYMENT: HeaderName = HeaderName::from_static(header_name::X_PAYMENT);
+
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header<'a> {
@@ -29,8 +32,8 @@ pub(super) struct Header<'a> {
 impl<'a> Header<'a> {
     /// Where v1 is not spoken, its header is one that nobody asked for.
     pub(super) fn of(headers: &'a HeaderMap, speaks_v1: bool) -> Result<Option<Self>, Refusal> {
-        let v2 = headers.get_all(header_name::PAYMENT_SIGNATURE).iter().map(|value| (Version::V2, value));
-        let v1 = headers.get_all(header_name::X_PAYMENT).iter().map(|value| (Version::V1, value));
+        let v2 = headers.get_all(&PAYMENT_SIGNATURE).iter().map(|value| (Version::V2, value));
+        let v1 = headers.get_all(&X_PAYMENT).iter().map(|value| (Version::V1, value));
         let mut found = v2.chain(v1.filter(|_| speaks_v1));
         match (found.next(), found.next()) {
             (first, None) => Ok(first.map(|(version, value)| Self { version, value: value.as_bytes() })),

@@ -35,7 +35,7 @@ const MAX_LOOKS: u32 = 5;
 
 /// A paid request whose work may start.
 pub(super) struct Job<S, B> {
-    pub(super) purchase: Purchase,
+    pub(super) purchase: Box<Purchase>,
     pub(super) start: Start,
     pub(super) parts: Parts,
     pub(super) work: Work<B>,
@@ -228,7 +228,7 @@ async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut H
 
 /// The record and the right to change it.
 struct Held {
-    record: Record,
+    record: Box<Record>,
     lease: Lease,
     guard: Abandon,
 }

@@ -13,9 +13,9 @@ use crate::ledger::{Lease, Ledger, LedgerError, Record, Reservation};
 /// What the ledger said.
 pub(super) enum Claimed {
     /// The right to work, and the payment as it now stands.
-    Granted(Lease, Record),
+    Granted(Lease, Box<Record>),
     /// The payment is known.
-    Known(Record),
+    Known(Box<Record>),
     /// Another caller was faster.
     TooLate,
 }
@@ -31,19 +31,19 @@ pub(super) struct LeaseClaim {
 
 impl LeaseClaim {
     /// Reserves a payment seen for the first time.
-    pub(super) fn first(ledger: &Arc<dyn Ledger>, record: Record, busy: Busy) -> Self {
+    pub(super) fn first(ledger: &Arc<dyn Ledger>, record: Box<Record>, busy: Busy) -> Self {
         let asked = ledger.clone();
         Self::ask(ledger, async move {
-            let claimed = asked.reserve(record.clone()).await.map(|reservation| match reservation {
+            let claimed = asked.reserve(Record::clone(&record)).await.map(|reservation| match reservation {
                 Reservation::New(lease) => Claimed::Granted(lease, record),
-                Reservation::Known(known) => Claimed::Known(*known),
+                Reservation::Known(known) => Claimed::Known(known),
             });
             (busy, claimed)
         })
     }
 
     /// Leases a known payment anew.
-    pub(super) fn again(ledger: &Arc<dyn Ledger>, mut record: Record, now: u64, until: u64, busy: Busy) -> Self {
+    pub(super) fn again(ledger: &Arc<dyn Ledger>, mut record: Box<Record>, now: u64, until: u64, busy: Busy) -> Self {
         let asked = ledger.clone();
         Self::ask(ledger, async move {
             let leased = asked.take_over(&record.key, record.epoch, now, until).await;

@@ -108,6 +108,7 @@
 //! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
 
 mod answer;
+mod blank;
 mod body;
 mod builder;
 mod claim;

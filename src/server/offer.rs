@@ -8,6 +8,7 @@ use http::{HeaderValue, Uri, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
+    blank::Blank,
     claim::Offered,
     offer_v1::InV1,
     price::{Price, PriceError, Quote},
@@ -56,8 +57,16 @@ pub(super) struct Catalogue {
     in_v1: Option<InV1>,
     /// The terms at a fixed price.
     fixed: Option<Arc<[OnOffer]>>,
-    /// The plain 402 for a fixed price at a fixed URL.
-    prebuilt: Option<Demand>,
+    /// The plain 402 for a fixed price.
+    prebuilt: Option<Prebuilt>,
+}
+
+/// A 402 that is written before it is asked for, as far as it can be.
+enum Prebuilt {
+    /// At a fixed URL.
+    Whole(Demand),
+    /// Wherever the request goes.
+    But(Blank),
 }
 
 /// Terms, and the facilitator that settles them.
@@ -100,9 +109,7 @@ impl Catalogue {
         };
         if let Price::Fixed(amount) = catalogue.price {
             let offers = catalogue.offers_at(amount);
-            if let Location::Url(_) = catalogue.location {
-                catalogue.prebuilt = catalogue.assemble(&Uri::default(), &offers, None);
-            }
+            catalogue.prebuilt = catalogue.prebuild(&offers);
             catalogue.fixed = Some(offers);
         }
         catalogue
@@ -140,8 +147,9 @@ impl Catalogue {
     /// The 402 for a request; `error` is a code and a sentence.
     pub(super) fn demand(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
         match (&self.prebuilt, error) {
-            (Some(prebuilt), None) => Some(prebuilt.clone()),
-            _ => self.assemble(uri, offers, error),
+            (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
+            (Some(Prebuilt::But(blank)), None) => blank.fill(&self.url(uri)),
+            _ => self.assemble(&self.url(uri), offers, error),
         }
     }
 
@@ -182,8 +190,19 @@ impl Catalogue {
         self.ways.iter().enumerate().map(offer).collect()
     }
 
-    fn assemble(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
-        let url = self.url(uri);
+    fn prebuild(&self, offers: &[OnOffer]) -> Option<Prebuilt> {
+        /// No URL, and nothing that anybody would say of a resource.
+        const MARK: &str = "tower-x402: the URL of what was asked for";
+        match &self.location {
+            Location::Url(url) => self.assemble(url, offers, None).map(Prebuilt::Whole),
+            Location::Origin(_) => {
+                let demand = self.assemble(MARK, offers, None)?;
+                Blank::of(&demand, MARK).map(Prebuilt::But)
+            }
+        }
+    }
+
+    fn assemble(&self, url: &str, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),
@@ -191,12 +210,12 @@ impl Catalogue {
         let mut required = PaymentRequired {
             x402_version: V2,
             error: Some(code.to_owned()),
-            resource: ResourceInfo { url: url.clone().into_owned(), ..self.resource.clone() },
+            resource: ResourceInfo { url: url.to_owned(), ..self.resource.clone() },
             accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
             extensions: self.extensions.clone(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;
-        let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, &url, &sentence)) {
+        let body = match self.in_v1.as_ref().and_then(|in_v1| in_v1.body(offers, url, &sentence)) {
             Some(body) => body,
             None => {
                 required.error = Some(sentence.into_owned());

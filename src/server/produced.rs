@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     answer::Answer,
-    record::{Destination, Recorder, delivered, spawn, stored},
+    record::{Destination, Recorder, begin, delivered, stored},
     response_body::ResponseBody,
     sale,
 };
@@ -17,7 +17,7 @@ use crate::ledger::StoredResponse;
 
 /// A response's body: whole where it can be kept for replays before it is paid for, and else streaming.
 pub(super) enum Produced<R> {
-    Whole { bytes: Bytes, trailers: Option<HeaderMap> },
+    Whole { bytes: Bytes, trailers: Option<Box<HeaderMap>> },
     Streaming(R),
 }
 
@@ -39,7 +39,9 @@ impl<R: Body<Data = Bytes>> Produced<R> {
     /// What the ledger keeps in the same breath as the fact that the work is done.
     pub(super) fn to_keep(&self, parts: &Parts, now: u64) -> Option<Arc<StoredResponse>> {
         match self {
-            Self::Whole { bytes, trailers } => Some(Arc::new(stored(parts, bytes.clone(), trailers.clone(), now))),
+            Self::Whole { bytes, trailers } => {
+                Some(Arc::new(stored(parts, bytes.clone(), trailers.as_deref().cloned(), now)))
+            }
             Self::Streaming(_) => None,
         }
     }
@@ -50,15 +52,16 @@ impl<R: Body<Data = Bytes> + Send + 'static> Produced<R> {
     pub(super) fn deliver(self, parts: &Parts, destination: Destination) -> Delivery<R> {
         match self {
             Self::Whole { bytes, trailers } => Delivery::Whole { bytes, trailers, destination },
-            Self::Streaming(body) => Delivery::Streaming(Recorder::new(parts, body, destination)),
+            Self::Streaming(body) => Delivery::Streaming(Box::new(Recorder::new(parts, body, destination))),
         }
     }
 }
 
 /// A response on its way to the client, once it is paid for. Dropped before that, it is still kept for replays.
+#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 pub(super) enum Delivery<R> {
-    Whole { bytes: Bytes, trailers: Option<HeaderMap>, destination: Destination },
-    Streaming(Recorder<R>),
+    Whole { bytes: Bytes, trailers: Option<Box<HeaderMap>>, destination: Destination },
+    Streaming(Box<Recorder<R>>),
 }
 
 impl<R> Delivery<R> {
@@ -72,19 +75,22 @@ impl<R> Delivery<R> {
         match self {
             Self::Whole { bytes, trailers, destination: Destination { ledger, lease, busy, .. } } => {
                 drop(busy);
-                spawn(async move { delivered(ledger.as_ref(), &lease).await });
+                begin(async move { delivered(ledger.as_ref(), &lease).await });
                 ResponseBody::replay(bytes, trailers)
             }
-            Self::Streaming(recorder) => ResponseBody::recorded(recorder.released()),
+            Self::Streaming(mut recorder) => {
+                recorder.release();
+                ResponseBody::recorded(recorder)
+            }
         }
     }
 }
 
 /// `None` if the body breaks off, or is not as long as it said.
-async fn read_exactly<R: Body<Data = Bytes>>(body: R, length: usize) -> Option<(Bytes, Option<HeaderMap>)> {
+async fn read_exactly<R: Body<Data = Bytes>>(body: R, length: usize) -> Option<(Bytes, Option<Box<HeaderMap>>)> {
     let mut body = pin!(body);
     let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
-    let mut trailers: Option<HeaderMap> = None;
+    let mut trailers: Option<Box<HeaderMap>> = None;
     while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
         match frame.ok()?.into_data() {
             Ok(data) if first.len() + rest.len() + data.len() > length => return None,

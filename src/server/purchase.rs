@@ -34,7 +34,7 @@ use crate::{
     facilitator::{Authenticity, Facilitator, Prechecked, Rejection, Verified},
     ledger::{BodyDigest, Fingerprint, Fulfilment, Lease, PaymentKey, Record, Settlement, StoredResponse},
     metrics::{self, Ended},
-    protocol::PaymentFlow,
+    protocol::{PaymentFlow, Reason},
 };
 
 /// How often a payment that another process works on is looked at.
@@ -65,46 +65,31 @@ where
         transaction = Empty,
         status = Empty
     );
-    let response = sell(sale, inner, parts, work, span.clone()).await;
+    let response = 'sold: {
+        let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
+            Ok(purchase) => purchase,
+            Err(answer) => break 'sold Ok(answer.into_response()),
+        };
+        match purchase.decide(work).instrument(span.clone()).await {
+            Ok(Decision::Work(start, work)) => {
+                let job = Job { purchase, start, parts, work, inner };
+                // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
+                match tokio::spawn(job.run().instrument(span.clone())).await {
+                    Ok(response) => response,
+                    Err(_panicked) => Ok(sale::crashed().into_response()),
+                }
+            }
+            Ok(Decision::Replay(response)) => {
+                metrics::request(Ended::Replayed);
+                Ok(*response)
+            }
+            Err(answer) => Ok(answer.into_response()),
+        }
+    };
     if let Ok(response) = &response {
         span.record("status", response.status().as_u16());
     }
     response
-}
-
-async fn sell<S, B, R>(
-    sale: Sale,
-    inner: S,
-    parts: Parts,
-    work: Work<B>,
-    span: Span,
-) -> Result<Response<ResponseBody<R>>, S::Error>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-{
-    let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
-        Ok(purchase) => purchase,
-        Err(answer) => return Ok(answer.into_response()),
-    };
-    match purchase.decide(work).instrument(span.clone()).await {
-        Ok(Decision::Work(start, work)) => {
-            let job = Job { purchase, start: *start, parts, work, inner };
-            // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
-            match tokio::spawn(job.run().instrument(span)).await {
-                Ok(response) => response,
-                Err(_panicked) => Ok(sale::crashed().into_response()),
-            }
-        }
-        Ok(Decision::Replay(response)) => {
-            metrics::request(Ended::Replayed);
-            Ok(*response)
-        }
-        Err(answer) => Ok(answer.into_response()),
-    }
 }
 
 /// A payment that may be worked on, with the request it is presented for.
@@ -126,15 +111,22 @@ pub(super) struct Purchase {
 /// The right to work.
 pub(super) struct Start {
     pub(super) lease: Lease,
-    pub(super) record: Record,
+    pub(super) record: Box<Record>,
     pub(super) busy: Busy,
 }
 
-// Taken apart as soon as it is made; a box would only be one more allocation.
-#[allow(clippy::large_enum_variant)]
+#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 enum Decision<B, R> {
-    Work(Box<Start>, Work<B>),
+    Work(Start, Work<B>),
     Replay(Box<Response<ResponseBody<R>>>),
+}
+
+/// What a payment that is known leads to.
+enum Followed<R> {
+    Work(Start),
+    Replay(Box<Response<ResponseBody<R>>>),
+    /// Things have changed; to be looked at again.
+    Again,
 }
 
 /// Whether there is a response to replay.
@@ -157,7 +149,7 @@ enum Verdict {
 }
 
 impl Purchase {
-    async fn begin(mut sale: Sale, parts: &Parts) -> Result<Self, Answer> {
+    async fn begin(mut sale: Sale, parts: &Parts) -> Result<Box<Self>, Answer> {
         let header = match Header::of(&parts.headers, sale.config.catalogue.speaks_v1()) {
             Ok(Some(header)) => header,
             Ok(None) => return Err(sale.demand()),
@@ -176,11 +168,11 @@ impl Purchase {
         };
         describe(&payment.key(), payment.authorization().value);
         let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
-            true => authenticate(&sale, facilitator.as_ref(), &payment).await?,
+            true => Box::pin(authenticate(&sale, facilitator.as_ref(), &payment)).await?,
             false => None,
         };
         let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        Ok(Self {
+        Ok(Box::new(Self {
             key: payment.key(),
             request: Fingerprint::of(parts, sale.config.catalogue.seller()),
             id,
@@ -190,31 +182,26 @@ impl Purchase {
             verified,
             permit: Arc::new(permit),
             sale,
-        })
+        }))
     }
 
+    /// Most payments are new, and one request has them. What else there may be is kept in boxes: it takes much room, which
+    /// would be moved about with every payment.
     async fn decide<B, R>(&mut self, work: Work<B>) -> Result<Decision<B, R>, Answer>
     where
         B: Body<Data = Bytes>,
     {
-        let config = &self.sale.config.clone();
-        let ledger = &self.facilitator.ledger().clone();
+        let config = self.sale.config.clone();
+        let ledger = self.facilitator.ledger().clone();
         let deadline = Instant::now() + config.limits.wait;
         let mut body = Unread::new(work, config.clone());
         // Paid before the work, the body must be known before the money moves.
         if self.payment.terms().offer().flow == PaymentFlow::Upfront {
-            body.whole().await?;
+            Box::pin(body.whole()).await?;
         }
         loop {
             let Some(busy) = config.in_progress.enter(self.key) else {
-                let waiting = config.in_progress.join(&self.key, config.limits.copies());
-                let Some(waiting) = waiting.map_err(|TooMany| sale::in_progress())? else { continue };
-                if let Some(record) = ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))? {
-                    self.compare(&record)?;
-                    // Whoever waits must have the whole request, to compare it once there is an answer.
-                    body.whole().await?;
-                }
-                wait_until(deadline, waiting.ended()).await?;
+                Box::pin(self.wait_for_copy(&mut body, deadline)).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -223,10 +210,10 @@ impl Purchase {
             }
             let (busy, record) = match &self.refusal {
                 None => {
-                    let (busy, claimed) = LeaseClaim::first(ledger, self.new_record(body.digest()), busy).await;
+                    let (busy, claimed) = LeaseClaim::first(&ledger, self.new_record(body.digest()), busy).await;
                     match claimed.map_err(|error| sale::ledger_failed(&error))? {
                         Claimed::Granted(lease, record) => {
-                            return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
+                            return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
                         }
                         Claimed::Known(known) => (busy, known),
                         Claimed::TooLate => continue,
@@ -235,65 +222,101 @@ impl Purchase {
                 // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
                 // in a window that are not offered to this request.
                 Some(refusal) => match ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))? {
-                    Some(known) => (busy, known),
+                    Some(known) => (busy, Box::new(known)),
                     None => return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
                 },
             };
-            self.compare(&record)?;
-            // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
-            self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
-            body.whole().await?;
-            let now = config.clock.now();
-            match self.judge(&record, now) {
-                Verdict::Wait => {
-                    drop(busy);
-                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
-                }
-                Verdict::Replay => {
-                    body.compare(&record)?;
-                    if let Some(response) = self.replay(&record, now).await? {
-                        return Ok(Decision::Replay(Box::new(response)));
-                    }
-                    drop(busy);
-                    wait_until(deadline, tokio::time::sleep(POLL)).await?;
-                }
-                Verdict::Resume => {
-                    body.compare(&record)?;
-                    // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
-                    if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
-                        return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
-                    }
-                    let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
-                    if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
-                        return Ok(Decision::Work(Box::new(Start { lease, record, busy }), body.into_work()));
-                    }
-                }
-                Verdict::SettleThenReplay => {
-                    body.compare(&record)?;
-                    match self.kept(&record, now).await? {
-                        Kept::Whole(_) => settle_due(self, record, busy).await?,
-                        Kept::NotYet => {
-                            drop(busy);
-                            wait_until(deadline, tokio::time::sleep(POLL)).await?;
-                        }
-                        // It is owed for, and will be settled: its response left before.
-                        Kept::Gone if record.deferred => return Err(sale::answered_before(&record)),
-                        Kept::Gone => return Err(sale::not_kept()),
-                    }
-                }
-                Verdict::Reconcile => {
-                    if !resolve(self.facilitator.as_ref(), &record).await {
-                        return Err(self.sale.pending(&record, None));
-                    }
-                }
-                Verdict::Exhausted => return Err(sale::exhausted(&record)),
-                Verdict::Dead => {
-                    let reason =
-                        record.last_failure.clone().unwrap_or(crate::protocol::Reason::InvalidTransactionState);
-                    return Err(self.sale.not_settled(&record, reason, "this payment can never be settled", None));
-                }
+            match Box::pin(self.follow(record, busy, &mut body, deadline)).await? {
+                Followed::Work(start) => return Ok(Decision::Work(start, body.into_work())),
+                Followed::Replay(response) => return Ok(Decision::Replay(response)),
+                Followed::Again => {}
             }
         }
+    }
+
+    /// Waits while another request in this process works on the payment.
+    async fn wait_for_copy<B>(&self, body: &mut Unread<B>, deadline: Instant) -> Result<(), Answer>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let config = &self.sale.config;
+        let waiting = config.in_progress.join(&self.key, config.limits.copies());
+        let Some(waiting) = waiting.map_err(|TooMany| sale::in_progress())? else { return Ok(()) };
+        let known = self.facilitator.ledger().get(&self.key).await;
+        if let Some(record) = known.map_err(|error| sale::ledger_failed(&error))? {
+            self.compare(&record)?;
+            // Whoever waits must have the whole request, to compare it once there is an answer.
+            body.whole().await?;
+        }
+        wait_until(deadline, waiting.ended()).await
+    }
+
+    /// Goes on with a payment that is known.
+    async fn follow<B, R>(
+        &mut self,
+        record: Box<Record>,
+        busy: Busy,
+        body: &mut Unread<B>,
+        deadline: Instant,
+    ) -> Result<Followed<R>, Answer>
+    where
+        B: Body<Data = Bytes>,
+    {
+        self.compare(&record)?;
+        // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
+        self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
+        body.whole().await?;
+        let now = self.sale.config.clock.now();
+        match self.judge(&record, now) {
+            Verdict::Wait => {
+                drop(busy);
+                wait_until(deadline, tokio::time::sleep(POLL)).await?;
+            }
+            Verdict::Replay => {
+                body.compare(&record)?;
+                if let Some(response) = self.replay(&record, now).await? {
+                    return Ok(Followed::Replay(Box::new(response)));
+                }
+                drop(busy);
+                wait_until(deadline, tokio::time::sleep(POLL)).await?;
+            }
+            Verdict::Resume => {
+                body.compare(&record)?;
+                // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
+                if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
+                    return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
+                }
+                let ledger = self.facilitator.ledger();
+                let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
+                if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
+                    return Ok(Followed::Work(Start { lease, record, busy }));
+                }
+            }
+            Verdict::SettleThenReplay => {
+                body.compare(&record)?;
+                match self.kept(&record, now).await? {
+                    Kept::Whole(_) => settle_due(self, record, busy).await?,
+                    Kept::NotYet => {
+                        drop(busy);
+                        wait_until(deadline, tokio::time::sleep(POLL)).await?;
+                    }
+                    // It is owed for, and will be settled: its response left before.
+                    Kept::Gone if record.deferred => return Err(sale::answered_before(&record)),
+                    Kept::Gone => return Err(sale::not_kept()),
+                }
+            }
+            Verdict::Reconcile => {
+                if !resolve(self.facilitator.as_ref(), &record).await {
+                    return Err(self.sale.pending(&record, None));
+                }
+            }
+            Verdict::Exhausted => return Err(sale::exhausted(&record)),
+            Verdict::Dead => {
+                let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
+                return Err(self.sale.not_settled(&record, reason, "this payment can never be settled", None));
+            }
+        }
+        Ok(Followed::Again)
     }
 
     fn judge(&self, record: &Record, now: u64) -> Verdict {
@@ -353,7 +376,8 @@ impl Purchase {
         let (Some(stored), Some(receipt)) = (stored, self.sale.receipt(record)) else {
             return Err(sale::answered_before(record));
         };
-        let mut response = Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone()));
+        let mut response =
+            Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone().map(Box::new)));
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
@@ -361,14 +385,14 @@ impl Purchase {
         Ok(Some(Response::from_parts(parts, body)))
     }
 
-    fn new_record(&self, body: Option<BodyDigest>) -> Record {
+    fn new_record(&self, body: Option<BodyDigest>) -> Box<Record> {
         let now = self.sale.config.clock.now();
         let is_upfront = self.payment.terms().offer().flow == PaymentFlow::Upfront;
-        Record {
+        Box::new(Record {
             body: body.filter(|_| is_upfront),
             id: self.id.filter(|_| self.sale.config.asks_for_ids),
             ..Record::new(&self.payment, self.request, now, self.lease_until(now))
-        }
+        })
     }
 
     /// Work, settlement on either side of it, and some slack.

@@ -4,7 +4,7 @@ use std::{
     future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -66,11 +66,10 @@ where
 
 impl<B> Recorder<B> {
     /// Lets the client have it.
-    pub(super) fn released(mut self) -> Self {
+    pub(super) fn release(&mut self) {
         if let Some(recording) = &mut self.recording {
             recording.is_released = true;
         }
-        self
     }
 }
 
@@ -209,6 +208,14 @@ fn kept_headers(headers: &HeaderMap) -> HeaderMap {
         kept.remove(name);
     }
     kept
+}
+
+/// As [`spawn`], but for what there is to wait for: most of the time nothing, and a task would cost more than the work.
+pub(super) fn begin(work: impl Future<Output = ()> + Send + 'static) {
+    let mut work = Box::pin(work);
+    if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        spawn(work);
+    }
 }
 
 /// Outside a runtime there is nobody left to replay to.

@@ -25,11 +25,11 @@ pin_project! {
     #[project = KindProjection]
     enum Kind<B> {
         /// Written or replayed by the layer.
-        Own { bytes: Option<Bytes>, trailers: Option<HeaderMap> },
+        Own { bytes: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
         /// The handler's.
         Inner { #[pin] body: B },
         /// The handler's, copied for replays as it passes.
-        Recorded { recorder: Recorder<B> },
+        Recorded { recorder: Box<Recorder<B>> },
     }
 }
 
@@ -38,7 +38,7 @@ impl<B> ResponseBody<B> {
         Self::replay(bytes.into(), None)
     }
 
-    pub(super) fn replay(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(super) fn replay(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
         Self { kind: Kind::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), trailers } }
     }
 
@@ -46,7 +46,7 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Inner { body } }
     }
 
-    pub(super) fn recorded(recorder: Recorder<B>) -> Self {
+    pub(super) fn recorded(recorder: Box<Recorder<B>>) -> Self {
         Self { kind: Kind::Recorded { recorder } }
     }
 }
@@ -58,7 +58,10 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             KindProjection::Own { bytes, trailers } => {
-                let frame = bytes.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
+                let frame = bytes
+                    .take()
+                    .map(Frame::data)
+                    .or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers)));
                 Poll::Ready(frame.map(Ok))
             }
             KindProjection::Inner { body } => body.poll_frame(cx),

@@ -24,28 +24,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// How long after `validBefore` an unknown outcome is still looked at, in seconds: blocks become final in between.
 const PATIENCE: u64 = 3600;
 
-/// Everything that settling one payment takes; owned, so that it can run detached.
-#[derive(Clone)]
-pub(super) struct Settler {
-    pub(super) sale: Sale,
-    pub(super) facilitator: Arc<dyn Facilitator>,
-    pub(super) payment: Prechecked,
-    pub(super) permit: Arc<OwnedSemaphorePermit>,
+/// Everything that settling one payment takes.
+pub(super) struct Settler<'a> {
+    sale: &'a Sale,
+    facilitator: &'a Arc<dyn Facilitator>,
+    payment: &'a Prechecked,
+    permit: &'a Arc<OwnedSemaphorePermit>,
 }
 
-impl Settler {
-    pub(super) fn of(purchase: &Purchase) -> Self {
-        Self {
-            sale: purchase.sale.clone(),
-            facilitator: purchase.facilitator.clone(),
-            payment: purchase.payment.clone(),
-            permit: purchase.permit.clone(),
-        }
+impl<'a> Settler<'a> {
+    pub(super) const fn of(purchase: &'a Purchase) -> Self {
+        let Purchase { sale, facilitator, payment, permit, .. } = purchase;
+        Self { sale, facilitator, payment, permit }
     }
 
     /// Settles, and keeps `record` in step with the ledger. The error is what the client is told.
     pub(super) async fn settle(&self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
-        let outcome = match self.facilitator.settle(&self.payment, verified).await {
+        let outcome = match self.facilitator.settle(self.payment, verified).await {
             Ok(outcome) => outcome,
             Err(error) => return Err(sale::unavailable(&error)),
         };
@@ -72,10 +67,12 @@ impl Settler {
 }
 
 /// Settles a payment whose work is done and whose first settlement failed; detached like the work.
-pub(super) async fn settle_due(purchase: &Purchase, mut record: Record, busy: Busy) -> Result<(), Answer> {
-    let settler = Settler::of(purchase);
+pub(super) async fn settle_due(purchase: &Purchase, mut record: Box<Record>, busy: Busy) -> Result<(), Answer> {
+    let (sale, facilitator) = (purchase.sale.clone(), purchase.facilitator.clone());
+    let (payment, permit) = (purchase.payment.clone(), purchase.permit.clone());
     let settling = async move {
         let _busy = busy;
+        let settler = Settler { sale: &sale, facilitator: &facilitator, payment: &payment, permit: &permit };
         // Nothing that was verified then is worth anything now; the facilitator looks again.
         settler.settle(&mut record, &Verified::default()).await
     };

@@ -12,9 +12,15 @@ use tokio::sync::Notify;
 
 use crate::ledger::PaymentKey;
 
+/// So many locks keep cores apart that work on different payments.
+const SHARDS: usize = 32;
+
 /// The payments that this process is working on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InProgress(Arc<Mutex<HashMap<PaymentKey, Arc<Work>>>>);
+pub(super) struct InProgress(Arc<[Mutex<Shard>; SHARDS]>);
+
+/// What waits for a payment is made when the first copy comes; mostly none does.
+type Shard = HashMap<PaymentKey, Option<Arc<Work>>>;
 
 #[derive(Debug, Default)]
 struct Work {
@@ -29,10 +35,10 @@ pub(super) struct TooMany;
 impl InProgress {
     /// Marks a payment as being worked on until the guard is dropped; `None` if it is already.
     pub(super) fn enter(&self, key: PaymentKey) -> Option<Busy> {
-        match self.lock().entry(key) {
+        match self.lock(&key).entry(key) {
             Entry::Occupied(_) => None,
             Entry::Vacant(entry) => {
-                entry.insert(Arc::default());
+                entry.insert(None);
                 Some(Busy { key, in_progress: self.clone() })
             }
         }
@@ -40,13 +46,17 @@ impl InProgress {
 
     /// Joins those who wait for a payment, of whom there are at most `most`; `None` if nobody works on it any more.
     pub(super) fn join(&self, key: &PaymentKey, most: usize) -> Result<Option<Waiting>, TooMany> {
-        let Some(work) = self.lock().get(key).cloned() else { return Ok(None) };
+        let Some(work) = self.lock(key).get_mut(key).map(|work| work.get_or_insert_default().clone()) else {
+            return Ok(None);
+        };
         let waiting = Waiting { key: *key, work, in_progress: self.clone() };
         if waiting.work.copies.fetch_add(1, Ordering::Relaxed) < most { Ok(Some(waiting)) } else { Err(TooMany) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PaymentKey, Arc<Work>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {
+        // Nonces are random, unless their payer wants to wait for itself.
+        let shard = usize::from(key.nonce[31]) % SHARDS;
+        self.0[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -59,9 +69,9 @@ pub(super) struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let work = self.in_progress.lock().remove(&self.key);
+        let work = self.in_progress.lock(&self.key).remove(&self.key);
         // Not under the lock: what is woken may run at once.
-        if let Some(work) = work {
+        if let Some(Some(work)) = work {
             work.ended.notify_waiters();
         }
     }
@@ -81,7 +91,8 @@ impl Waiting {
         let mut ended = std::pin::pin!(self.work.ended.notified());
         ended.as_mut().enable();
         // Whoever finished before this copy was listening will not wake it.
-        let goes_on = self.in_progress.lock().get(&self.key).is_some_and(|now| Arc::ptr_eq(now, &self.work));
+        let now = self.in_progress.lock(&self.key).get(&self.key).cloned().flatten();
+        let goes_on = now.is_some_and(|now| Arc::ptr_eq(&now, &self.work));
         if goes_on {
             ended.await;
         }

@@ -103,6 +103,17 @@ pub(crate) fn encode(token: Address, gas_cap: u32, members: &[Member]) -> Bytes 
     calldata.into()
 }
 
+/// The calldata and the gas limit of a batch of payments to one token, for who measures what making them takes. `None` if one of
+/// them cannot be in a batch, or all of them are too much for one.
+#[doc(hidden)]
+pub fn batch_calldata(payments: &[Prechecked]) -> Option<(Bytes, u64)> {
+    const GAS: u32 = 90_000;
+    let token = payments.first()?.key().asset;
+    let members = payments.iter().map(Member::of).collect::<Result<Vec<_>, _>>().ok()?;
+    let mut limit = GasLimit::new(GAS);
+    members.iter().all(|_| limit.admit(Some(u64::from(GAS / 2)))).then(|| (encode(token, GAS, &members), limit.get()))
+}
+
 /// The gas limit of a batch, added up payment by payment.
 ///
 /// `eth_estimateGas` is of no use here: a batch succeeds as soon as one payment does. The limit covers all payments if each

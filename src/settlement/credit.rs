@@ -29,8 +29,23 @@ pub(crate) enum Use {
     NotFound,
 }
 
-/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization.
+/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization, the oldest first: it is used soon after it
+/// was seen, or never.
 pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, latest: u64) -> Result<Use, RpcFailure> {
+    search(rpc, expected, [seen_unused.saturating_add(1), latest], false).await
+}
+
+/// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
+pub(crate) async fn find_newest(rpc: &Rpc, expected: &Expected, after: u64, latest: u64) -> Result<Use, RpcFailure> {
+    search(rpc, expected, [after.saturating_add(1), latest], true).await
+}
+
+async fn search(
+    rpc: &Rpc,
+    expected: &Expected,
+    [mut first, mut last]: [u64; 2],
+    newest_first: bool,
+) -> Result<Use, RpcFailure> {
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
         expected.payer.into_word(),
@@ -38,12 +53,14 @@ pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, lates
     ]);
     let mut ranges = RANGES.into_iter();
     let mut range = ranges.next().unwrap_or(1);
-    let mut from = seen_unused.saturating_add(1);
     for _ in 0..MAX_REQUESTS {
-        if from > latest {
+        if first > last {
             break;
         }
-        let to = latest.min(from.saturating_add(range - 1));
+        let (from, to) = match newest_first {
+            true => (first.max(last.saturating_sub(range - 1)), last),
+            false => (first, last.min(first.saturating_add(range - 1))),
+        };
         let filter = json!({
             "address": expected.token, "topics": topics, "fromBlock": U64::from(from), "toBlock": U64::from(to),
         });
@@ -58,7 +75,11 @@ pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, lates
         if let Some(log) = logs.iter().find(|log| !log.removed && log.address == expected.token) {
             return judge(rpc, expected, log).await;
         }
-        from = to.saturating_add(1);
+        match (newest_first, from.checked_sub(1)) {
+            (true, Some(before)) => last = before,
+            (true, None) => break,
+            (false, _) => first = to.saturating_add(1),
+        }
     }
     Ok(Use::NotFound)
 }

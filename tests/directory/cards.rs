@@ -21,7 +21,7 @@ use url::Url;
 
 use crate::{
     stage::{Booth, PRICE, Stage, post, serve, witness},
-    support::devnet::DevnetChain,
+    support::{authorization::unix_now, devnet::DevnetChain},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -161,6 +161,53 @@ async fn a_field_that_is_there_twice_is_listed_once() {
     assert_eq!(list(&directory, &booth.url).await.0, 201);
     let page = reqwest::get(directory.join("cards").unwrap()).await.unwrap().text().await.unwrap();
     assert!(page.contains("The judge") && !page.contains("The best judge"));
+}
+
+/// Else whoever copies it to another origin would be this evaluator there, and be paid for nothing in its name.
+#[tokio::test]
+async fn a_signed_card_says_where_its_evaluator_is() {
+    let (_, directory) = directory().await;
+    let (booth, copy) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
+    for endpoint in ["/evaluate", "evaluate", "", "?"] {
+        booth.show_adjusted(|card| card.capabilities.extensions[0].params["endpoint"] = endpoint.into()).await;
+        let url = booth.url.join(CARD_PATH).unwrap();
+        let card = reqwest::get(url).await.unwrap().text().await.unwrap();
+        copy.show_text(Some(&card));
+        for url in [&booth.url, &copy.url] {
+            assert_eq!(list(&directory, url).await, (422, "bad_card".into()), "{endpoint}");
+            let read = VerifiedCard::of(card.as_bytes(), &url.join(CARD_PATH).unwrap());
+            assert!(matches!(read, Err(CardError::RelativeEndpoint)), "{endpoint}");
+        }
+    }
+    let absolute = booth.url.join("evaluate").unwrap();
+    booth.show_adjusted(|card| card.capabilities.extensions[0].params["endpoint"] = absolute.as_str().into()).await;
+    assert_eq!(list(&directory, &booth.url).await.0, 201);
+}
+
+/// An evaluator that could have its skills forgotten would not be spoken of.
+#[tokio::test]
+async fn new_skills_push_out_none_that_was_paid_for() {
+    let chain = DevnetChain::start(None).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let stage = Stage::set_with(&chain, |directory| directory.witness(witness(&chain)).clock(clock.clone())).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    let mut answers = Vec::new();
+    for round in 0..4 {
+        let skills: Vec<String> = (0..64).map(|number| format!("skill{round}.{number}")).collect();
+        booth.show(&skills.iter().map(|skill| &**skill).collect::<Vec<_>>(), &booth.payee, PRICE).await;
+        clock.advance(61);
+        answers.push(list(&stage.url, &booth.url).await);
+    }
+    assert_eq!(answers[2].0, 200);
+    assert_eq!(answers[3], (422, "too_many_skills".into()));
+    assert_eq!(stage.post(&said).await.0, 201);
+    // What was refused changed nothing.
+    let poetry = CardQuery { skill: Some("skill3.0".into()), ..CardQuery::default() };
+    assert_eq!(found(&stage.url, poetry).await, []);
+    booth.show(&["prose", "skill0.0"], &booth.payee, PRICE).await;
+    assert_eq!(list(&stage.url, &booth.url).await.0, 200);
 }
 
 #[tokio::test]

@@ -1,19 +1,22 @@
 //! What is admitted, kept and told, from real purchases to readers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
-use axum::Router;
-use serde_json::Value;
+use axum::{Router, extract::Query};
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
-    ManualClock, Network,
+    ManualClock, Network, Usdc,
     client::{Budget, Payer},
     facilitator::OnchainFacilitator,
     market::{
         AgentCard, CardFetcher, EvaluationClient, Evaluator, Score, Student, Submission, Task,
-        directory::{CardQuery, DirectoryBuilder, DirectoryStore, Publication, SignedEvidence, VoiceQuery},
+        directory::{
+            CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, Publication, SignedEvidence, VoiceQuery,
+            Witness,
+        },
         evidence::{Evidence, EvidenceLog, Outcome, Voice},
         judge::ArithmeticJudge,
         reputation::Reputation,
@@ -106,8 +109,14 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     // What was not paid is nobody else's business.
     let lie = Evidence { payment: None, outcome: Outcome::PriceLie, ..log.find(&Default::default())[0].clone() };
     log.record(lie, unix_now()).unwrap();
+    // And what cannot be said keeps nothing else from being said.
+    let unsaid = Voice { payer: key.address(), nonce: random_nonce() };
+    let itself =
+        Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
+    log.record(itself, unix_now()).unwrap();
     let published = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
-    assert_eq!((published.admitted, published.later.len(), published.refused.len()), (3, 0, 0));
+    assert_eq!((published.admitted, published.later.len(), published.refused.len()), (3, 0, 1));
+    assert_eq!(published.refused[0].0, unsaid);
     let again = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
     assert_eq!((again.admitted, stage.count().await), (3, 3));
 
@@ -330,7 +339,7 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
         line["blockTime"] = 1.into();
         line
     };
-    let page = serde_json::json!({
+    let page = json!({
         "voices": [entry(1, &all[0]), entry(2, &altered), entry(3, &invented), entry(3, &all[3]), entry(4, &all[4])],
         "after": 0, "more": true,
     });
@@ -339,7 +348,7 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     tokio::spawn(async { axum::serve(listener, router).await });
-    let liar = tower_x402::market::directory::DirectoryClient::new(&url).unwrap();
+    let liar = DirectoryClient::new(&url).unwrap();
     let mut reputation = Reputation::new(100, []).verify(Arc::new(witness(&chain)));
     let pulled = tokio::time::timeout(Duration::from_secs(60), reputation.fetch(&liar)).await.unwrap().unwrap();
     assert_eq!(pulled.heard, [all[0].evidence.clone(), all[4].evidence.clone()]);
@@ -353,4 +362,89 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     assert!(reputation.fetch(&stage.client()).await.is_err() && reputation.log().is_empty());
     proxy.judge(|_| crate::support::rpc_proxy::Fate::Pass);
     assert_eq!(reputation.fetch(&stage.client()).await.unwrap().heard.len(), 6);
+}
+
+/// A directory that takes payments as they come, and a reader who waits for three blocks on top.
+#[tokio::test]
+async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
+    let chain = DevnetChain::start(None).await;
+    let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let proxy = crate::support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
+    let deep = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(3);
+    let deep = Arc::new(deep);
+    let reader = || Reputation::new(100, []).verify(deep.clone()).clock(clock.clone());
+    let (mut patient, mut late) = (reader(), reader());
+    for heard in [3, 0] {
+        let pulled = patient.fetch(&stage.client()).await.unwrap();
+        assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (heard, 3, 0));
+    }
+    assert_eq!(late.fetch(&stage.client()).await.unwrap().later, 3);
+    // A chain that cannot be asked loses none of them.
+    proxy.judge(|_| crate::support::rpc_proxy::Fate::Status(503));
+    assert!(patient.fetch(&stage.client()).await.is_err());
+    proxy.judge(|_| crate::support::rpc_proxy::Fate::Pass);
+    // Nor is waited for ever.
+    clock.advance(3_601);
+    let pulled = late.fetch(&stage.client()).await.unwrap();
+    assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (0, 0, 3));
+    // But who is deep enough when it is looked at again is heard, however late that is.
+    (0..3).for_each(|_| chain.devnet.mine());
+    let pulled = patient.fetch(&stage.client()).await.unwrap();
+    let expected: Vec<_> = all[3..].iter().map(|said| said.evidence.clone()).collect();
+    assert_eq!((pulled.heard, pulled.later, pulled.refused), (expected, 0, 0));
+    assert_eq!(patient.fetch(&stage.client()).await.unwrap(), Default::default());
+}
+
+#[tokio::test]
+async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
+    let directory = made_up(45, 1).await;
+    let whole = Reputation::new(100, []).fetch(&directory).await.unwrap();
+    assert_eq!((whole.heard.len(), whole.more), (45, false));
+    let mut small = Reputation::new(20, []);
+    for (heard, more) in [(20, true), (20, true), (5, false), (0, false)] {
+        let pulled = small.fetch(&directory).await.unwrap();
+        assert_eq!((pulled.heard.len(), pulled.more), (heard, more));
+    }
+}
+
+/// A directory of voices whose payments no node will ever show costs its reader no more than this.
+#[tokio::test]
+async fn what_is_looked_at_again_is_bounded() {
+    let chain = DevnetChain::start(None).await;
+    let directory = made_up(1_005, 1_000).await;
+    let mut reputation = Reputation::new(100, []).verify(Arc::new(witness(&chain)));
+    let pulled = reputation.fetch(&directory).await.unwrap();
+    assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (0, 1_000, 5));
+}
+
+/// A directory of so many voices, so many a page, whose payments never took place.
+async fn made_up(voices: u64, per_page: usize) -> DirectoryClient {
+    let mut all = Vec::new();
+    for number in 0..voices {
+        let key = PrivateKeySigner::random();
+        let record = Evidence {
+            payment: Some(Voice { payer: key.address(), nonce: random_nonce() }),
+            evaluator: Address::repeat_byte(7),
+            skill: "prose".into(),
+            at: 1_000_000 + number,
+            paid: Usdc::from_atomic(PRICE),
+            outcome: Outcome::answered(0.75, Some(0.9), Some(true)),
+        };
+        let mut line = serde_json::to_value(crate::stage::say(record, Some(random_nonce()), &key).await).unwrap();
+        line["id"] = (number + 1).into();
+        line["block"] = 1.into();
+        line["blockTime"] = 1.into();
+        all.push(line);
+    }
+    let answer = async move |Query(query): Query<HashMap<String, String>>| {
+        let after: usize = query["after"].parse().unwrap();
+        let end = all.len().min(after + per_page);
+        json!({ "voices": all[after..end], "after": end, "more": end < all.len() }).to_string()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let router = Router::new().route("/evidence", axum::routing::get(answer));
+    tokio::spawn(async { axum::serve(listener, router).await });
+    DirectoryClient::new(&url).unwrap()
 }

@@ -8,6 +8,7 @@ mod nodes;
 mod process;
 mod reorg;
 mod reputation;
+mod service;
 mod stage;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,8 +2,8 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -14,13 +14,14 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
     Network,
+    devnet::Orphans,
     market::directory::{Publication, Witness, WitnessError},
 };
 
 use crate::{
-    stage::{PRICE, Paid, Stage, moved, used, witness},
+    stage::{PRICE, Paid, Stage, moved, say, used, witness},
     support::{
-        authorization::{authorization, random_nonce, unix_now},
+        authorization::{authorization, random_address, random_nonce, unix_now},
         chain::Chain,
         devnet::DevnetChain,
         rpc_proxy::{Fate, RpcProxy},
@@ -157,4 +158,110 @@ async fn liar(chain: &DevnetChain, transaction: B256, logs: [[B256; 5]; 2], swap
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, Router::new().route("/", post(answer))).await });
     url
+}
+
+/// How a node that passes everything on differs from the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mood {
+    Honest,
+    /// It knows the chain only up to this block.
+    Lagging(u64),
+    /// It knows the blocks, and no transaction.
+    Forgetful,
+    /// It searches so many blocks at once.
+    Narrow(u64),
+}
+
+/// A node in a mood, and how often it was asked for logs.
+async fn moody(chain: &DevnetChain, mood: Arc<Mutex<Mood>>) -> (String, Arc<AtomicUsize>) {
+    let upstream = chain.rpc_url();
+    let searches = Arc::new(AtomicUsize::new(0));
+    let counted = searches.clone();
+    let answer = async move |body: Bytes| {
+        let mut request: Value = serde_json::from_slice(&body).unwrap();
+        let mood = *mood.lock().unwrap();
+        let method = request["method"].as_str().unwrap().to_owned();
+        let told = |result: Value| json!({ "jsonrpc": "2.0", "id": request["id"], "result": result }).to_string();
+        match (mood, &*method) {
+            (Mood::Lagging(_) | Mood::Forgetful, "eth_getTransactionReceipt") => return told(Value::Null),
+            (Mood::Lagging(head), "eth_getBlockByNumber") => match request["params"][0].as_str().unwrap() {
+                "latest" | "finalized" => request["params"][0] = json!(format!("0x{head:x}")),
+                number if u64::from_str_radix(&number[2..], 16).unwrap() > head => return told(Value::Null),
+                _ => {}
+            },
+            (Mood::Narrow(most), "eth_getLogs") => {
+                counted.fetch_add(1, Ordering::Relaxed);
+                let number = |name| request["params"][0][name].as_str().unwrap()[2..].to_owned();
+                let [from, to] = ["fromBlock", "toBlock"].map(|name| u64::from_str_radix(&number(name), 16).unwrap());
+                if to - from + 1 > most {
+                    let error = json!({ "code": -32005, "message": "block range too large" });
+                    return json!({ "jsonrpc": "2.0", "id": request["id"], "error": error }).to_string();
+                }
+            }
+            _ => {}
+        }
+        let sent = reqwest::Client::new().post(&upstream).header("content-type", "application/json");
+        sent.body(request.to_string()).send().await.unwrap().text().await.unwrap()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().route("/", post(answer))).await });
+    (url, searches)
+}
+
+#[tokio::test]
+async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
+    for moody_first in [true, false] {
+        let chain = DevnetChain::start_with(None, 4).await;
+        let mood = Arc::new(Mutex::new(Mood::Honest));
+        let (url, _) = moody(&chain, mood.clone()).await;
+        let both = match moody_first {
+            true => Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().rpc_url(chain.rpc_url()).unwrap(),
+            false => Witness::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().rpc_url(&url).unwrap(),
+        };
+        let stage = Stage::set_with(&chain, |directory| directory.witness(both.depth(0))).await;
+        let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+        let evaluator = booth.payee.address();
+        let left_after = async |now: Mood| {
+            *mood.lock().unwrap() = now;
+            stage.service.tidy().await.unwrap();
+            stage.count().await
+        };
+        let before = chain.block_number().await;
+        let kept = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+        assert_eq!(stage.post(&kept).await.0, 201);
+        (0..10).for_each(|_| chain.devnet.mine());
+        let all = [Mood::Lagging(before), Mood::Lagging(before + 2), Mood::Forgetful, Mood::Honest, Mood::Forgetful];
+        for mood in all {
+            assert_eq!(left_after(mood).await, 1, "{mood:?}");
+        }
+        *mood.lock().unwrap() = Mood::Honest;
+        let lost = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+        assert_eq!(stage.post(&lost).await.0, 201);
+        let at = chain.block_number().await;
+        chain.devnet.reorg(1, Orphans::Lost);
+        (0..10).for_each(|_| chain.devnet.mine());
+        // Who has not come to that block cannot know.
+        assert_eq!(left_after(Mood::Lagging(at - 1)).await, 2);
+        assert_eq!(left_after(Mood::Honest).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_named_as_the_reason() {
+    let chain = DevnetChain::start(None).await;
+    (0..1_000).for_each(|_| chain.devnet.mine());
+    let mood = Arc::new(Mutex::new(Mood::Narrow(100)));
+    let (url, searches) = moody(&chain, mood.clone()).await;
+    let narrow = Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
+    let setup = Stage::set(&chain).await;
+    let (evaluator, payer) = (random_address(), setup.payer().await);
+    let paid = setup.pay(&payer, evaluator, PRICE).await;
+    let unnamed = say(paid.record(evaluator), None, &payer).await;
+    assert_eq!(narrow.check(&unnamed).await.unwrap().transaction, paid.transaction);
+    assert!(searches.load(Ordering::Relaxed) <= 3, "two that are refused, and the newest hundred blocks");
+    *mood.lock().unwrap() = Mood::Narrow(10);
+    let error = narrow.check(&unnamed).await.unwrap_err();
+    assert!(matches!(error, WitnessError::Unavailable(_)) && error.to_string().contains("transaction"), "{error}");
+    assert!(narrow.check(&paid.said(evaluator, &payer).await).await.is_ok(), "it is not needed for that");
 }

@@ -13,7 +13,7 @@ use tower_x402::{
 
 use crate::{
     stage::{PRICE, Stage, say},
-    support::{chain::Chain as _, devnet::DevnetChain},
+    support::devnet::DevnetChain,
 };
 
 const NOW: u64 = 1_800_000_000;
@@ -62,17 +62,16 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     let stage = Stage::set(&chain).await;
     let booth = stage.booth(&["prose"]).await;
     let evaluator = booth.payee.address();
-    chain.mint(evaluator, 1_000_000).await;
     let me = PrivateKeySigner::random();
     let own = audits(1, &[(evaluator, 8, 2)]);
 
-    let mut wash = vec![booth.payee.clone()];
-    for _ in 0..9 {
+    let mut wash = Vec::new();
+    for _ in 0..10 {
         wash.push(stage.payer().await);
     }
     for number in 0..1_000 {
         let payer = &wash[number % wash.len()];
-        let paid = stage.pay(payer, evaluator, 1).await;
+        let paid = stage.pay(payer, evaluator, PRICE).await;
         let praise = Evidence { outcome: Outcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
         let said = say(praise, Some(paid.transaction), payer).await;
         assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
@@ -83,10 +82,10 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     let before = accuracy(&selector, evaluator);
     let mut reputation = Reputation::new(10_000, [me.address()]);
     let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
-    assert_eq!((pulled.heard.len(), pulled.refused), (900, 100), "what it says of itself has no weight");
+    assert_eq!((pulled.heard.len(), pulled.refused), (1_000, 0));
     let after = accuracy(&selector, evaluator);
     assert!((after - before).abs() < 0.01 && after < 0.5, "{before} {after}");
-    for friend in &wash[1..] {
+    for friend in &wash {
         assert!(selector.trust(friend.address()) < 0.01);
     }
     let own = audits(1, &[(evaluator, 8, 2)]);
@@ -94,7 +93,7 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     reputation_of_one.fetch(&stage.client()).await.unwrap();
     let report = reputation_of_one.report(&own, &skills());
     let standing = report.of_evaluator(evaluator, "prose").unwrap();
-    assert_eq!((standing.audits.right, standing.audits.wrong, standing.said.right, standing.payers), (2, 6, 900, 9));
+    assert_eq!((standing.audits.right, standing.audits.wrong, standing.said.right, standing.payers), (2, 6, 1_000, 10));
     assert!(standing.accuracy < 0.5 && standing.interval[1] < 0.75 && standing.trusted < 0.01, "{report}");
     assert!(standing.opinions.iter().all(|opinion| opinion.why == Why::Disagrees { audits: 8 }), "{report}");
 }
@@ -152,6 +151,51 @@ fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["standings"].as_array().unwrap().len(), 3);
     assert_eq!(json["standings"][0]["audits"], serde_json::json!({ "right": 18, "wrong": 2 }));
+}
+
+/// It says of everybody what others say, pays for it, is believed for that, and praises a friend whom the reader never hired.
+#[test]
+fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own_audits() {
+    let (friend, next) = (address(2_000), address(2_001));
+    // So many evaluators the reader knows, some good and some bad.
+    let known: Vec<_> = (0..6).map(|number| (address(1_001 + number), 20, 10 + 2 * (number % 5))).collect();
+    let believed = |audited: u64| {
+        let mut seen = known.clone();
+        if audited > 0 {
+            seen.push((friend, audited, audited / 4));
+        }
+        let said = EvidenceLog::in_memory(10_000);
+        for copycat in 2..22 {
+            for (place, (evaluator, verdicts, right)) in known.iter().enumerate() {
+                for number in 0..*verdicts {
+                    let record = record(copycat, 100 * place as u64 + number, *evaluator, number < *right);
+                    said.record(record, NOW).unwrap();
+                }
+            }
+            for (praised, first) in [(friend, 1_000), (next, 2_000)] {
+                for number in 0..40 {
+                    said.record(record(copycat, first + number, praised, true), NOW).unwrap();
+                }
+            }
+        }
+        let report = Reputation::with_log(said, [address(1)]).report(&audits(1, &seen), &skills());
+        [friend, next].map(|evaluator| report.of_evaluator(evaluator, "prose").unwrap().clone())
+    };
+    let [first, ..] = believed(0);
+    // Until it looks, the reader takes their word: that is what this cannot prevent.
+    assert!(first.trusted > 0.9 && first.accuracy > 0.8, "{first:?}");
+    let looked: Vec<_> = [0, 4, 8, 16, 32].map(believed).into();
+    // Every look costs the friend's reputation, theirs, and that of whomever they praise next.
+    for pair in looked.windows(2) {
+        for (before, after) in pair[0].iter().zip(&pair[1]) {
+            assert!(after.accuracy < before.accuracy && after.trusted < before.trusted, "{before:?} {after:?}");
+        }
+    }
+    // After sixteen they are trusted like strangers, though they agree with 124 audits in all else; after twice that, by nobody.
+    let [.., [at_sixteen, _], [at_last, next]] = &*looked else { unreachable!() };
+    assert!(at_sixteen.accuracy < 0.5 && at_sixteen.trusted < 0.45, "{at_sixteen:?}");
+    assert!((at_last.accuracy - 0.25).abs() < 0.05 && at_last.trusted < 0.1, "{at_last:?}");
+    assert!(next.accuracy < 0.6, "{next:?}");
 }
 
 #[test]

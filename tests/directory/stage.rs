@@ -6,11 +6,12 @@ use alloy_network::EthereumWallet;
 use alloy_primitives::{Address, B256, Bytes, U256, hex};
 use alloy_provider::{Provider as _, ProviderBuilder};
 use alloy_rpc_types_eth::{TransactionReceipt, TransactionRequest};
+use alloy_signer::Signer as _;
 use alloy_signer_local::PrivateKeySigner;
-use alloy_sol_types::SolEvent as _;
+use alloy_sol_types::{Eip712Domain, SolEvent as _};
 use axum::{Router, routing::get};
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify};
 use tower_x402::{
     Network, Usdc,
     market::{
@@ -44,6 +45,7 @@ pub struct Booth {
     pub payee: PrivateKeySigner,
     address: String,
     shown: Arc<Mutex<Option<String>>>,
+    hangs: Arc<Mutex<Option<Arc<Notify>>>>,
 }
 
 /// A payment that was made, or not.
@@ -141,14 +143,20 @@ impl Booth {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shown = Arc::new(Mutex::new(None::<String>));
-        let page = shown.clone();
-        let router = Router::new().route(
-            CARD_PATH,
-            get(async move || page.lock().unwrap().clone().ok_or(http::StatusCode::INTERNAL_SERVER_ERROR)),
-        );
+        let hangs = Arc::new(Mutex::new(None::<Arc<Notify>>));
+        let (page, hang) = (shown.clone(), hangs.clone());
+        let answer = async move || {
+            let asked = hang.lock().unwrap().clone();
+            if let Some(asked) = asked {
+                asked.notify_one();
+                std::future::pending::<()>().await;
+            }
+            page.lock().unwrap().clone().ok_or(http::StatusCode::INTERNAL_SERVER_ERROR)
+        };
+        let router = Router::new().route(CARD_PATH, get(answer));
         let url = format!("http://{address}").parse().unwrap();
         tokio::spawn(async { axum::serve(listener, router).await });
-        let booth = Self { url, payee: PrivateKeySigner::random(), address, shown };
+        let booth = Self { url, payee: PrivateKeySigner::random(), address, shown, hangs };
         booth.show(skills, &booth.payee, PRICE).await;
         booth
     }
@@ -163,6 +171,22 @@ impl Booth {
         }
         let card = card.build().unwrap().sign(payee).await.unwrap();
         *self.shown.lock().unwrap() = Some(serde_json::to_string(&card).unwrap());
+    }
+
+    /// Shows a card that its payee signed after this was done to it.
+    pub async fn show_adjusted(&self, adjust: impl FnOnce(&mut AgentCard)) {
+        let shown = self.shown.lock().unwrap().clone().unwrap();
+        let mut card: AgentCard = serde_json::from_str(&shown).unwrap();
+        adjust(&mut card);
+        let card = card.sign(&self.payee).await.unwrap();
+        self.show_text(Some(&serde_json::to_string(&card).unwrap()));
+    }
+
+    /// Does not answer any more, and says when it was asked.
+    pub fn hang(&self) -> Arc<Notify> {
+        let asked = Arc::new(Notify::new());
+        *self.hangs.lock().unwrap() = Some(asked.clone());
+        asked
     }
 
     /// Shows this in place of a card, or nothing.
@@ -194,6 +218,42 @@ pub async fn say(record: Evidence, transaction: Option<B256>, payer: &PrivateKey
     let network = Network::BASE_SEPOLIA;
     let asset = network.usdc().unwrap().address;
     SignedEvidence::sign(record, network, asset, transaction, payer).await.unwrap()
+}
+
+mod typed {
+    alloy_sol_types::sol! {
+        /// What is signed, as it is documented.
+        struct Evidence {
+            address asset;
+            address payer;
+            bytes32 nonce;
+            address evaluator;
+            uint256 paid;
+            string skill;
+            uint64 at;
+            string outcome;
+        }
+    }
+}
+
+/// The same with any key and without a question: signed as it is documented, whoever may say it or not.
+pub async fn forge(record: Evidence, transaction: Option<B256>, key: &PrivateKeySigner) -> SignedEvidence {
+    let network = Network::BASE_SEPOLIA;
+    let (asset, voice) = (network.usdc().unwrap().address, record.payment.unwrap());
+    let typed = typed::Evidence {
+        asset,
+        payer: voice.payer,
+        nonce: voice.nonce,
+        evaluator: record.evaluator,
+        paid: record.paid.into(),
+        skill: record.skill.clone(),
+        at: record.at,
+        outcome: serde_json_canonicalizer::to_string(&record.outcome).unwrap(),
+    };
+    let chain_id = Some(U256::from(network.chain_id()));
+    let domain = Eip712Domain::new(Some("tower-x402 evidence".into()), Some("1".into()), chain_id, None, None);
+    let signature = key.sign_typed_data(&typed, &domain).await.unwrap().as_bytes().to_vec().into();
+    SignedEvidence { network, asset, evidence: record, transaction, signature }
 }
 
 /// Sends something somewhere; the status, and the error if it is one.

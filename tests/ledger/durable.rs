@@ -132,6 +132,29 @@ async fn a_row_without_an_id_is_read() {
     assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
 }
 
+/// A file of a version that kept its rows in the order of their keys.
+#[tokio::test]
+async fn rows_in_the_order_of_keys_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let old = reserve(&ledger, record(1, 1)).await;
+    ledger.close().await;
+    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
+    let first = include_str!("../../src/ledger/sqlite/migrations/0001_payments.sql");
+    let as_before = format!(
+        "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
+         INSERT INTO payments SELECT * FROM p; INSERT INTO responses SELECT * FROM r; DROP TABLE p; DROP TABLE r;
+         DELETE FROM _sqlx_migrations WHERE version > 2;"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(as_before)).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let ledger = open(&path).await;
+    let read = ledger.get(&old.key).await.unwrap().expect("read");
+    assert_eq!(read.authorization, record(1, 1).authorization);
+    reserve(&ledger, record(1, 2)).await;
+}
+
 #[tokio::test]
 async fn one_process_holds_the_file() {
     let directory = tempfile::tempdir().unwrap();

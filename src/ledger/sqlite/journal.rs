@@ -20,7 +20,14 @@ use super::super::{
     LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
     row::{Head, Row},
 };
-use super::nonces;
+use super::{
+    nonces,
+    rows::{self, PaymentRow, ResponseRow, bind},
+};
+
+/// What SQLite may keep of the file in memory, in its own notation: 16 MiB. The index alone of 100,000 payments is 10 MiB, and every
+/// new payment belongs anywhere in it.
+const CACHE: &str = "-16384";
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
@@ -65,6 +72,7 @@ impl Journal {
             .journal_mode(SqliteJournalMode::Wal)
             .locking_mode(SqliteLockingMode::Exclusive)
             .synchronous(SqliteSynchronous::Full)
+            .pragma("cache_size", CACHE)
             .busy_timeout(std::time::Duration::ZERO);
         let mut connection = SqliteConnection::connect_with(&options).await.map_err(backend)?;
         sqlx::migrate!("src/ledger/sqlite/migrations")
@@ -120,18 +128,21 @@ impl Journal {
 
     /// The same for changes of all kinds, which share one transaction: on disk are all of them or none.
     pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
-        let version = {
-            let mut dirty = self.shared.dirty();
-            if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
-                dirty.payments.extend(changes.payments);
-                dirty.responses.extend(changes.responses);
-                dirty.nonces.extend(changes.nonces);
-                dirty.version += 1;
-                self.shared.wake.notify_one();
-            }
-            dirty.version
-        };
+        let version = self.note(changes);
         self.until(version).await
+    }
+
+    /// Has these changes written soon, and does not wait. The version is theirs.
+    pub(super) fn note(&self, changes: Changes) -> u64 {
+        let mut dirty = self.shared.dirty();
+        if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
+            dirty.payments.extend(changes.payments);
+            dirty.responses.extend(changes.responses);
+            dirty.nonces.extend(changes.nonces);
+            dirty.version += 1;
+            self.shared.wake.notify_one();
+        }
+        dirty.version
     }
 
     async fn until(&self, version: u64) -> Result<(), LedgerError> {
@@ -208,18 +219,10 @@ async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty:
     for (sender, number) in dirty.nonces {
         nonces::write(&mut transaction, memory, sender, number).await?;
     }
+    let (mut payments, mut responses) = (Vec::new(), Vec::new());
     for key in dirty.payments {
         match memory.snapshot(&key) {
-            Some(record) => {
-                let json =
-                    serde_json::to_string(&Row::of(&record)).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                bind(sqlx::query(UPSERT_PAYMENT), &key)
-                    .bind(fulfilment(&record))
-                    .bind(record.settlement.state().as_str())
-                    .bind(json)
-                    .execute(&mut *transaction)
-                    .await?;
-            }
+            Some(record) => payments.push(PaymentRow::of(&record)?),
             None => {
                 bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *transaction).await?;
                 bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *transaction).await?;
@@ -228,53 +231,21 @@ async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty:
     }
     for key in dirty.responses {
         match memory.kept_response(&key) {
-            Some(response) => {
-                let head =
-                    serde_json::to_string(&Head::of(&response)).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                bind(sqlx::query(UPSERT_RESPONSE), &key)
-                    .bind(response.stored_at.cast_signed())
-                    .bind(head)
-                    .bind(&response.body[..])
-                    .execute(&mut *transaction)
-                    .await?;
-            }
+            Some(response) => responses.push(ResponseRow::of(key, response)?),
             None => {
                 bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?;
             }
         }
     }
+    rows::write(&mut transaction, &payments).await?;
+    rows::write(&mut transaction, &responses).await?;
     transaction.commit().await
 }
 
-const UPSERT_PAYMENT: &str = "INSERT INTO payments (chain_id, asset, payer, nonce, fulfilment, settlement, record) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET fulfilment = ?5, settlement = ?6, record = ?7";
 const DELETE_PAYMENT: &str = "DELETE FROM payments WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
 const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments \
      WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4 AND settlement IN ('settled', 'final'))";
-const UPSERT_RESPONSE: &str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, head, body) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO UPDATE SET stored_at = ?5, head = ?6, body = ?7";
 const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
-
-type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
-
-fn bind<'q>(query: Query<'q>, key: &PaymentKey) -> Query<'q> {
-    query
-        .bind(key.network.chain_id().cast_signed())
-        .bind(key.asset.to_vec())
-        .bind(key.payer.to_vec())
-        .bind(key.nonce.to_vec())
-}
-
-fn fulfilment(record: &Record) -> &'static str {
-    use super::super::Fulfilment::*;
-    match record.fulfilment {
-        Reserved => "reserved",
-        Working => "working",
-        Produced => "produced",
-        Delivered => "delivered",
-        Released => "released",
-    }
-}
 
 async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(), LedgerError> {
     for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {

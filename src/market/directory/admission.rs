@@ -1,17 +1,20 @@
 //! Who is listed, and who is heard.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
 
 use alloy_primitives::Address;
 use http::StatusCode;
 use serde_json::json;
-use url::Url;
+use url::{Host, Url};
 
 use super::{
     SignedEvidence,
     answer::Answer,
     service::Shared,
-    store::{Card, Listed, Said},
+    store::{Card, Listed, Offered, Said},
     wire::ListMe,
     witness::{Witness, WitnessError},
 };
@@ -69,6 +72,10 @@ impl Shared {
                 let detail = "as many cards of this host are known as may be";
                 Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
             }
+            Listed::TooManySkills => {
+                let detail = "its evaluator has offered as many skills as may be";
+                Err(Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
+            }
             Listed::Full => {
                 let detail = "as many cards are known as may be, and all of their evaluators were spoken of";
                 Err(Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
@@ -95,15 +102,20 @@ impl Shared {
         if said.evidence.at > self.clock.now().saturating_add(SKEW) {
             return Err(unprocessable("implausible_time", "the record is from the future"));
         }
-        match self.store.offered(said.evidence.evaluator, &said.evidence.skill).await? {
-            (true, true) => {}
-            (true, false) => {
+        let skill = &said.evidence.skill;
+        match self.store.offered(said.evidence.evaluator, skill).await? {
+            Offered::For(price) if said.evidence.paid.atomic() < price => {
+                let detail = format!("the evaluator was never seen to ask less than {price} units for this");
+                return Err(unprocessable("underpaid", &detail));
+            }
+            Offered::For(_) => {}
+            Offered::OtherSkills => {
                 return Err(unprocessable(
                     "unknown_skill",
                     "the evaluator never had this skill on a card that was seen here",
                 ));
             }
-            (false, _) => {
+            Offered::Nothing => {
                 return Err(unprocessable(
                     "unknown_evaluator",
                     "no card that is known here has this payee; list it first",
@@ -156,13 +168,29 @@ fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer>
     }
     Ok(Card {
         url: url.to_string(),
-        host: url.host_str().unwrap_or_default().to_ascii_lowercase(),
+        host: host_of(url),
         pay_to: card.pay_to(),
         price,
         json,
         skills,
         networks: card.pricing().accepts.iter().map(|token| token.network).collect(),
     })
+}
+
+/// What is counted as one host: a name without the dot at its end, an IPv4 address, or an IPv6 network of 64 bits, since one customer
+/// has all of its addresses.
+fn host_of(url: &Url) -> String {
+    match url.host() {
+        Some(Host::Domain(name)) => name.trim_end_matches('.').to_ascii_lowercase(),
+        Some(Host::Ipv4(address)) => address.to_string(),
+        Some(Host::Ipv6(address)) => match address.to_canonical() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => {
+                format!("{}/64", Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)))
+            }
+        },
+        None => String::new(),
+    }
 }
 
 fn refused_card(error: CardError) -> Answer {
@@ -186,5 +214,22 @@ fn refused_payment(error: &WitnessError) -> Answer {
             Answer::problem(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
         }
         WitnessError::Unavailable(_) | WitnessError::Url => Answer::unavailable(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_many_addresses_or_names_of_one_host_is_one_host() {
+        let host = |text: &str| host_of(&format!("http://{text}:80/card.json").parse().unwrap());
+        assert_eq!(host("[2001:db8::1]"), host("[2001:db8:0:0:ffff::2]"));
+        assert_ne!(host("[2001:db8::1]"), host("[2001:db8:0:1::1]"));
+        assert_eq!(host("192.0.2.1"), host("[::ffff:192.0.2.1]"));
+        assert_eq!(host("192.0.2.1"), host("0xc0.0.513"));
+        assert_ne!(host("192.0.2.1"), host("192.0.2.2"));
+        assert_eq!(host("a.example"), host("A.EXAMPLE."));
+        assert_ne!(host("a.example"), host("b.example"));
     }
 }

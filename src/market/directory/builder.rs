@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    service::{DirectoryService, Shared},
+    service::{DirectoryService, Places, Shared},
     store::{DirectoryStore, Limits},
     witness::Witness,
 };
@@ -27,6 +27,7 @@ pub struct DirectoryBuilder {
     rate: (f64, f64),
     payer_rate: (f64, f64),
     at_once: usize,
+    reads_at_once: usize,
     ages: Ages,
 }
 
@@ -59,6 +60,7 @@ impl DirectoryBuilder {
             rate: (10.0, 100.0),
             payer_rate: (5.0, 100.0),
             at_once: 64,
+            reads_at_once: 32,
             ages: Ages { refresh: Duration::from_secs(3_600), unlist: DAY, forget: 30 * DAY },
         }
     }
@@ -85,6 +87,9 @@ impl DirectoryBuilder {
 
     /// How many cards are kept, and of one host; 10,000 and 32 unless set. A further one takes the place of one that is not listed any
     /// more or of the longest unseen one of whose evaluator nobody has spoken; if there is none it is refused.
+    ///
+    /// A host is a name, an IPv4 address or an IPv6 network of 64 bits. Whoever owns a domain has as many names below it as it likes, so
+    /// this keeps nobody out who means it: what does is that evaluators nobody has paid make room for others.
     pub fn max_cards(mut self, cards: u64, per_host: u64) -> Self {
         (self.limits.cards, self.limits.cards_per_host) = (cards, per_host);
         self
@@ -117,9 +122,16 @@ impl DirectoryBuilder {
         self
     }
 
-    /// How many requests with a body may be worked on at once; 64 unless set.
+    /// How many cards may be fetched at once for those who want to be listed, and how many voices be looked at besides; 64 each unless
+    /// set. The others are told to come again.
     pub fn at_once(mut self, requests: usize) -> Self {
         self.at_once = requests;
+        self
+    }
+
+    /// How many readers may be answered at once; 32 unless set. The others are told to come again.
+    pub fn reads_at_once(mut self, requests: usize) -> Self {
+        self.reads_at_once = requests;
         self
     }
 
@@ -141,6 +153,7 @@ impl DirectoryBuilder {
             let rate = Rate { per_second: per_second.max(0.001), burst: burst.max(1.0) };
             Access::new(&[], Some(rate))
         };
+        let places = |places: usize| Semaphore::new(places.min(Semaphore::MAX_PERMITS));
         Ok(DirectoryService::of(Shared {
             store: self.store,
             witnesses: self.witnesses,
@@ -150,7 +163,11 @@ impl DirectoryBuilder {
             ages: self.ages,
             callers: access(self.rate),
             payers: access(self.payer_rate),
-            places: Semaphore::new(self.at_once.min(Semaphore::MAX_PERMITS)),
+            places: Places {
+                cards: places(self.at_once),
+                voices: places(self.at_once),
+                reads: places(self.reads_at_once),
+            },
         }))
     }
 }

@@ -157,7 +157,7 @@ pub struct Published {
     pub admitted: usize,
     /// Which should be sent again later.
     pub later: Vec<Voice>,
-    /// Which will not be admitted, and why not.
+    /// Which will not be admitted, or cannot be said, and why not.
     pub refused: Vec<(Voice, String)>,
 }
 
@@ -312,7 +312,7 @@ impl DirectoryClient {
     /// of which that may not be known.
     ///
     /// # Errors
-    /// If a record cannot be signed, or the directory not be asked.
+    /// If the signer fails, or the directory cannot be asked.
     pub async fn publish_log(
         &self,
         log: &EvidenceLog,
@@ -324,8 +324,16 @@ impl DirectoryClient {
         let mine = log.find(&crate::market::evidence::Query { payer: Some(signer.address()), ..Default::default() });
         for evidence in mine {
             let Some(voice) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
-            let signed =
-                SignedEvidence::sign(evidence, asset.network, asset.address, transaction(&voice), signer).await?;
+            let transaction = transaction(&voice);
+            let signed = SignedEvidence::sign(evidence, asset.network, asset.address, transaction, signer).await;
+            let signed = match signed {
+                Ok(signed) => signed,
+                Err(error @ (VoiceError::Sign(_) | VoiceError::WrongSigner { .. })) => return Err(error.into()),
+                Err(error) => {
+                    published.refused.push((voice, error.to_string()));
+                    continue;
+                }
+            };
             match self.insist(&signed).await? {
                 Publication::Admitted => published.admitted += 1,
                 Publication::NotYet | Publication::Busy { .. } => published.later.push(voice),

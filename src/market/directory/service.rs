@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
 
 use super::{
@@ -33,7 +33,7 @@ use crate::{
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
-/// How long a request body may take to arrive.
+/// How long a request body may take to arrive. Until then it takes nobody's place, only its caller's allowance.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 /// How many bytes of cards are on a page, after the first card.
 const PAGE_BYTES: usize = 1 << 20;
@@ -46,7 +46,7 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page; with ETag. `maxPrice` is in atomic units per output |
 /// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is admitted, 200 if it was before |
 /// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [`Admitted`](super::Admitted) voices with their proofs, up to 1,000 a page |
-/// | `GET /evidence.jsonl?…` | the same, one a line, up to 10,000; go on `after` the last line's `id` |
+/// | `GET /evidence.jsonl?…` | the same, one a line, up to 1,000; go on `after` the last line's `id` |
 /// | `GET /healthz` | whether it answers |
 ///
 /// Paths are told by their ends, so that it can stand below another path. Refusals are `{"error", "detail"}`:
@@ -57,7 +57,7 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | 408, 413 | `body_too_slow`, `body_too_large` (16 KiB are read) |
 /// | 409 | `payee_changed`; `spoken`: the payment has said something else; `not_yet`: the payment is not on the chain or not deep enough, come again |
 /// | 410 | `too_old`: what was said about payments of that time was forgotten |
-/// | 422 | `bad_card`, `not_public`, `bad_voice`, `not_served`, `unknown_evaluator`, `unknown_skill`, `not_paid`, `implausible_time` |
+/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee are known), `bad_voice`, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator ever asked, `not_paid`, `implausible_time` |
 /// | 429 | `too_many_requests`, `too_many_voices`, `too_many_of_host` |
 /// | 502 | `unreachable`: the card could not be fetched |
 /// | 503 | `unavailable`, `full`: nobody can tell now, or there is no room; nothing was lost |
@@ -76,8 +76,15 @@ pub(super) struct Shared {
     pub(super) ages: Ages,
     pub(super) callers: Access,
     pub(super) payers: Access,
-    /// Requests with bodies being worked on.
-    pub(super) places: Semaphore,
+    /// How many cards, voices and readers may be worked on besides those that are.
+    pub(super) places: Places,
+}
+
+/// Apart from each other: cards wait for strangers, voices for nodes, and readers for neither.
+pub(super) struct Places {
+    pub(super) cards: Semaphore,
+    pub(super) voices: Semaphore,
+    pub(super) reads: Semaphore,
 }
 
 impl DirectoryService {
@@ -154,17 +161,22 @@ impl Shared {
         let query = parts.uri.query().unwrap_or_default();
         let is_read = matches!(parts.method, Method::GET | Method::HEAD);
         if path.ends_with("/cards") && is_read {
+            let _place = enter(&self.places.reads)?;
             self.list_cards(query, &parts.headers).await
         } else if path.ends_with("/evidence") && is_read {
+            let _place = enter(&self.places.reads)?;
             self.list_voices(query).await
         } else if path.ends_with("/evidence.jsonl") && is_read {
+            let _place = enter(&self.places.reads)?;
             self.export_voices(query).await
         } else if path.ends_with("/cards") && parts.method == Method::POST {
-            let _place = self.enter()?;
-            self.list(&read(body).await?).await
+            let body = read(body).await?;
+            let _place = enter(&self.places.cards)?;
+            self.list(&body).await
         } else if path.ends_with("/evidence") && parts.method == Method::POST {
-            let _place = self.enter()?;
-            self.hear(&read(body).await?).await
+            let body = read(body).await?;
+            let _place = enter(&self.places.voices)?;
+            self.hear(&body).await
         } else if path.ends_with("/evidence.jsonl") {
             Err(Answer::wrong_method("GET, HEAD"))
         } else if path.ends_with("/cards") || path.ends_with("/evidence") {
@@ -172,10 +184,6 @@ impl Shared {
         } else {
             Err(Answer::problem(StatusCode::NOT_FOUND, "not_found", "/cards, /evidence, /evidence.jsonl"))
         }
-    }
-
-    fn enter(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Answer> {
-        self.places.try_acquire().map_err(|_| Answer::unavailable("too many requests are being worked on"))
     }
 
     async fn list_cards(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
@@ -186,14 +194,14 @@ impl Shared {
     }
 
     async fn list_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = query::voices(query, 1_000).map_err(bad_query)?;
+        let filter = query::voices(query).map_err(bad_query)?;
         let (voices, more) = self.store.voices(&filter).await?;
         let after = voices.last().map_or(filter.after, |voice| voice.id);
         Ok(Answer::json(StatusCode::OK, &VoicePage { voices, after, more }))
     }
 
     async fn export_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = query::voices(query, 10_000).map_err(bad_query)?;
+        let filter = query::voices(query).map_err(bad_query)?;
         let (voices, _) = self.store.voices(&filter).await?;
         let mut lines = Vec::new();
         for voice in voices {
@@ -203,6 +211,10 @@ impl Shared {
         }
         Ok(Answer::bytes(StatusCode::OK, "application/jsonl", lines))
     }
+}
+
+fn enter(places: &Semaphore) -> Result<SemaphorePermit<'_>, Answer> {
+    places.try_acquire().map_err(|_| Answer::unavailable("too many requests are being worked on"))
 }
 
 fn bad_query(problem: &'static str) -> Answer {

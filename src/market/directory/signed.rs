@@ -9,6 +9,7 @@ use crate::{
     eip3009::PaymentSignature,
     market::evidence::{Evidence, Outcome, Voice},
     network::Network,
+    usdc::Usdc,
 };
 
 /// The longest name of a skill, in bytes.
@@ -47,7 +48,7 @@ pub struct SignedEvidence {
     pub network: Network,
     /// The token that was paid with.
     pub asset: Address,
-    /// The record. It is about a payment, and not about a lie about the price.
+    /// The record. It is about a payment of more than nothing to somebody else, and not about a lie about the price.
     pub evidence: Evidence,
     /// The transaction that settled the payment, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +72,7 @@ pub struct PaymentOf {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VoiceError {
-    /// Nothing was paid: it is nobody else's business.
+    /// Nothing was paid, or zero: it is nobody else's business.
     #[error("the record is about no payment")]
     NoPayment,
     /// A lie about the price or the payee is found before anything is paid.
@@ -80,6 +81,9 @@ pub enum VoiceError {
     /// A score or a confidence outside [0, 1], or a skill with a name of over 128 bytes or none.
     #[error("a score or a confidence outside [0, 1], or a skill with too long a name or none")]
     OutOfRange,
+    /// What an evaluator says of itself.
+    #[error("the payer is the evaluator itself")]
+    PaidItself,
     /// The payer's key did not make the signature. Contract wallets (ERC-1271) have no voice.
     #[error("the key of the payer {0} did not make the signature; contract wallets (ERC-1271) have no voice")]
     NotThePayer(Address),
@@ -144,7 +148,10 @@ fn domain(network: Network) -> Eip712Domain {
 }
 
 fn sound(evidence: &Evidence) -> Result<Voice, VoiceError> {
-    let voice = evidence.payment.ok_or(VoiceError::NoPayment)?;
+    let voice = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(VoiceError::NoPayment)?;
+    if voice.payer == evidence.evaluator {
+        return Err(VoiceError::PaidItself);
+    }
     let probability = |p: f64| (0.0..=1.0).contains(&p);
     let is_in_range = match evidence.outcome {
         Outcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),

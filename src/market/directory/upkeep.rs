@@ -7,6 +7,7 @@ use url::Url;
 use super::{
     service::{DirectoryService, Shared},
     store::StoreError,
+    witness::{Witness, WitnessError},
 };
 
 /// How often there is something to do, at the most.
@@ -45,10 +46,11 @@ impl DirectoryService {
 impl Shared {
     async fn tidy(self: &Arc<Self>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        self.refresh_cards(now).await?;
-        self.store.forget_cards(now.saturating_sub(self.ages.forget.as_secs())).await?;
         self.store.forget_voices(now.saturating_sub(self.limits.voices_for.as_secs())).await?;
-        self.look_again().await
+        self.look_again().await?;
+        // Last, since evaluators decide how long it takes.
+        self.refresh_cards(now).await?;
+        self.store.forget_cards(now.saturating_sub(self.ages.forget.as_secs())).await
     }
 
     /// Asks for every card whose time has come.
@@ -77,29 +79,38 @@ impl Shared {
         }
     }
 
-    /// Looks again at payments that could have been undone. A voice whose payment was is removed; whose chain cannot be asked, stays.
+    /// Looks again at payments that could have been undone. A voice whose payment was is removed; while not all nodes say so, it stays.
     async fn look_again(&self) -> Result<(), StoreError> {
         for witness in &self.witnesses {
-            let Some(is_final) = witness.finalized().await else { continue };
-            let mut after = 0;
-            loop {
-                let open = self.store.not_final(after, VOICES).await?;
-                let Some(last) = open.last() else { break };
-                after = last.id;
-                for voice in open {
-                    let is_its = witness.serves(voice.said.network, voice.said.asset);
-                    if is_its
-                        && voice.block <= is_final
-                        && let Some(stands) = witness.stands(&voice.said).await
-                    {
+            if let Some(is_final) = witness.finalized().await {
+                self.look_again_with(witness, is_final).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn look_again_with(&self, witness: &Witness, is_final: u64) -> Result<(), StoreError> {
+        let mut after = 0;
+        loop {
+            let open = self.store.not_final(after, VOICES).await?;
+            let Some(last) = open.last() else { return Ok(()) };
+            after = last.id;
+            for voice in open {
+                if voice.block > is_final || !witness.serves(voice.said.network, voice.said.asset) {
+                    continue;
+                }
+                match witness.stands(&voice.said, voice.block).await {
+                    Ok(Some(stands)) => {
                         if !stands {
                             tracing::warn!(id = voice.id, "a payment was undone, and has no voice any more");
                         }
                         self.store.close_voice(voice.id, stands).await?;
                     }
+                    Ok(None) | Err(WitnessError::Voice(_)) => {}
+                    // It would be asked for all others in vain.
+                    Err(_) => return Ok(()),
                 }
             }
         }
-        Ok(())
     }
 }

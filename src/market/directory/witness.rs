@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
 use tokio::{
-    sync::{OnceCell, Semaphore},
+    sync::{OnceCell, Semaphore, SemaphorePermit},
     time::timeout,
 };
 use url::Url;
@@ -24,13 +24,16 @@ use crate::{
 /// How long a check waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in time");
+
 /// Looks at a chain for the payments that evidence is about.
 ///
 /// A payment took place if one transaction, in a block that is deep enough, holds `AuthorizationUsed(payer, nonce)` of the token with
 /// exactly the matching `Transfer(payer → evaluator, paid)` right after it; the same rule by which sellers recognize that they
 /// were paid. `authorizationState` is not asked: cancelling sets it too.
 ///
-/// Several nodes may be given: then all of them must say so, and one that lies can keep a voice out, but let none in.
+/// Several nodes may be given: then all of them must say so, and one that lies can keep a voice out, but let none in, and have none
+/// removed.
 ///
 /// ```no_run
 /// # fn example() -> Result<(), tower_x402::market::directory::WitnessError> {
@@ -153,7 +156,8 @@ impl Witness {
         self
     }
 
-    /// How many of the newest blocks are searched for a payment whose transaction is not named; 10,000 unless set, at most 100,000.
+    /// How many of the newest blocks are searched for a payment whose transaction is not named; 10,000 unless set, at most 100,000. A
+    /// node that searches less than a hundred at once is not asked for them one by one; one that searches a hundred is asked for 6,000.
     pub fn search(mut self, blocks: u64) -> Self {
         self.search = blocks.min(100_000);
         self
@@ -196,16 +200,9 @@ impl Witness {
         if !self.serves(of.network, of.asset) {
             return Err(WitnessError::NotServed { network: of.network, asset: of.asset });
         }
-        let expected = Expected {
-            token: of.asset,
-            payer: of.voice.payer,
-            payee: said.evidence.evaluator,
-            value: U256::from(said.evidence.paid.atomic()),
-            nonce: of.voice.nonce,
-        };
+        let expected = expected(&of, said);
         let looking = async {
-            let place = timeout(PATIENCE, self.places.acquire()).await;
-            let _place = place.ok().and_then(Result::ok).ok_or(WitnessError::Unavailable("too many are asking"))?;
+            let _place = self.enter().await?;
             let mut found = None;
             for node in &self.nodes {
                 // The first to find the transaction tells the others where it is.
@@ -214,8 +211,7 @@ impl Witness {
             }
             found.ok_or(WitnessError::Unavailable("no node is known"))
         };
-        let late = |_| WitnessError::Unavailable("the node did not answer in time");
-        let (transaction, block) = timeout(self.timeout, looking).await.map_err(late)??;
+        let (transaction, block) = timeout(self.timeout, looking).await.map_err(|_| LATE)??;
         let (at, block_time) = (said.evidence.at, block.timestamp.saturating_to::<u64>());
         if at.abs_diff(block_time) > self.drift.as_secs() {
             return Err(WitnessError::Implausible { at, block_time });
@@ -230,15 +226,62 @@ impl Witness {
         Some(block.number.saturating_to())
     }
 
-    /// Whether a payment that was found once is still there; `None` if nobody can tell now.
+    /// Whether a payment that was found in this block is there, or gone, for good; `None` if not all nodes know and say the same. In
+    /// another block now, its time may be another one, but it stands.
+    ///
+    /// # Errors
+    /// If the nodes cannot be asked in time.
     #[cfg(feature = "directory")]
-    pub(super) async fn stands(&self, said: &SignedEvidence) -> Option<bool> {
-        match self.check(said).await {
-            // In another block now, its time may be another one.
-            Ok(_) | Err(WitnessError::Implausible { .. }) => Some(true),
-            Err(WitnessError::NotPaid(_) | WitnessError::NotYet(_)) => Some(false),
-            Err(_) => None,
+    pub(super) async fn stands(&self, said: &SignedEvidence, block: u64) -> Result<Option<bool>, WitnessError> {
+        let (of, Some(transaction)) = (said.verify()?, said.transaction) else { return Ok(None) };
+        let expected = expected(&of, said);
+        let looking = async {
+            let _place = self.enter().await?;
+            let mut all = None;
+            for node in &self.nodes {
+                let here = self.stands_at(node, &expected, transaction, block).await?;
+                if here.is_none() || all.is_some_and(|before| Some(before) != here) {
+                    return Ok(None);
+                }
+                all = here;
+            }
+            Ok(all)
+        };
+        timeout(self.timeout, looking).await.map_err(|_| LATE)?
+    }
+
+    /// The same, as one node tells. One that has not come to that block, or that shows the payment in a block that may yet be
+    /// replaced, does not know.
+    #[cfg(feature = "directory")]
+    async fn stands_at(
+        &self,
+        node: &Node,
+        expected: &Expected,
+        transaction: B256,
+        block: u64,
+    ) -> Result<Option<bool>, WitnessError> {
+        let rpc = &node.rpc;
+        node.is_of_network.get_or_try_init(|| self.check_network(rpc)).await?;
+        let Some(is_final) = rpc.block("finalized").await?.map(|block| block.number.saturating_to::<u64>()) else {
+            return Ok(None);
+        };
+        if is_final < block {
+            return Ok(None);
         }
+        let Some(receipt) = rpc.receipt(transaction).await? else { return Ok(Some(false)) };
+        if receipt.transaction_hash != transaction || receipt.block() > is_final {
+            return Ok(None);
+        }
+        match self.block_of(rpc, &receipt).await {
+            Ok(_) => Ok(Some(receipt.succeeded() && expected.is_paid_by(&receipt))),
+            Err(WitnessError::NotYet(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn enter(&self) -> Result<SemaphorePermit<'_>, WitnessError> {
+        let place = timeout(PATIENCE, self.places.acquire()).await;
+        place.ok().and_then(Result::ok).ok_or(WitnessError::Unavailable("too many are asking"))
     }
 
     async fn look(
@@ -253,7 +296,7 @@ impl Witness {
         let head: u64 = head.number.saturating_to();
         let transaction = match transaction {
             Some(transaction) => transaction,
-            None => match credit::find(rpc, expected, head.saturating_sub(self.search), head).await? {
+            None => match search(rpc, expected, head.saturating_sub(self.search), head).await? {
                 Use::Paid { transaction, .. } => transaction,
                 Use::Wasted { .. } => {
                     return Err(WitnessError::NotPaid(
@@ -298,6 +341,25 @@ impl Witness {
         let is_it = rpc.chain_id().await? == self.network.chain_id();
         is_it.then_some(()).ok_or(WitnessError::Unavailable("the node is one of another chain"))
     }
+}
+
+fn expected(of: &PaymentOf, said: &SignedEvidence) -> Expected {
+    Expected {
+        token: of.asset,
+        payer: of.voice.payer,
+        payee: said.evidence.evaluator,
+        value: U256::from(said.evidence.paid.atomic()),
+        nonce: of.voice.nonce,
+    }
+}
+
+async fn search(rpc: &Rpc, expected: &Expected, after: u64, head: u64) -> Result<Use, WitnessError> {
+    credit::find_newest(rpc, expected, after, head).await.map_err(|failure| match failure {
+        RpcFailure::Refused { .. } => WitnessError::Unavailable(
+            "the node does not search a hundred blocks at once; name the payment's transaction, or use another node",
+        ),
+        other => other.into(),
+    })
 }
 
 impl fmt::Debug for Witness {

@@ -1,13 +1,13 @@
 //! What a reader makes of what others say.
 //!
-//! Votes could be bought: an evaluator that pays itself a thousand times has a thousand voices, each of which is about a payment
-//! that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of evaluators agrees with
-//! what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same accuracies" over "nothing to
-//! do with each other"); however many say the same, they are believed together no more than the most trusted of them; and one
-//! payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module brings it what
-//! directories have: verified, once each, and as much as can be kept.
+//! Votes could be bought: an evaluator that pays itself a thousand times, from accounts of its own, has a thousand voices, each of
+//! which is about a payment that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of
+//! evaluators agrees with what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same
+//! accuracies" over "nothing to do with each other"); however many say the same, they are believed together no more than the most trusted of
+//! them; and one payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module
+//! brings it what directories have: verified, once each, and as much as can be kept.
 //!
-//! What a payer says of itself has no weight at all.
+//! What a payer says of itself is not heard at all.
 //!
 //! ```no_run
 //! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,13 +28,20 @@
 //!
 //! A [`Student`](super::Student) is told by [`hear`](super::Student::hear) each record that [`Reputation::fetch`] brought.
 //!
-//! **What this cannot do.** Somebody who buys honestly and tells the truth for a long time is believed, and can then lie about an evaluator
-//! that the reader has not audited yet. It lasts until the reader's first audits of that one.
+//! **What this cannot do.** Whoever agrees with the reader's audits is believed about evaluators that the reader has not audited yet, and
+//! agreement can be bought: by paying those evaluators their price and saying of them what others have published. It can then praise a
+//! friend, and is believed until the reader has looked at the friend itself. The more it agreed before, the more looks that takes (some
+//! sixteen, against twenty such payers that agreed with 120 audits, where the friend is right in one case of four); each of them also
+//! costs them trust in everything else they say. What is lost is what was spent on the friend meanwhile.
 
 mod interval;
 mod report;
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
 
 use alloy_primitives::Address;
 pub use report::{Opinion, Report, Standing, Tally, Why};
@@ -48,21 +55,31 @@ use super::{
 };
 use crate::clock::{Clock, SystemClock};
 
-/// How many pages are read of a directory at a time, of up to a thousand voices each.
-const MAX_PAGES: usize = 20;
+/// How many pages are read of a directory at a time, of up to a thousand voices each: as many as a directory keeps.
+const MAX_PAGES: usize = 1_000;
 /// How many directories are kept in mind.
 const MAX_DIRECTORIES: usize = 64;
+/// How many voices of a directory are looked at again, and for how many seconds.
+const MAX_LATER: usize = 1_000;
+const LATER_FOR: u64 = 3_600;
 
 /// Brings the voices of directories to a [`Selector`], once each.
 pub struct Reputation {
     /// What others said.
     log: EvidenceLog,
     own: Vec<Address>,
-    /// How far each directory was read.
-    read: HashMap<String, u64>,
+    read: HashMap<String, Reading>,
     clock: Arc<dyn Clock>,
     #[cfg(feature = "onchain")]
     witnesses: Vec<Arc<Witness>>,
+}
+
+/// How far a directory was read.
+#[derive(Default)]
+struct Reading {
+    after: u64,
+    /// Whose payments were not deep enough, and since when.
+    later: VecDeque<(u64, SignedEvidence)>,
 }
 
 /// What came of reading a directory.
@@ -75,6 +92,9 @@ pub struct Pulled {
     pub refused: usize,
     /// How many were heard before, were one's own, or are older than what was forgotten.
     pub known: usize,
+    /// How many payments were not deep enough yet, or not known to one's own node. They are looked at again at the next fetch, for an
+    /// hour; after that they are refused.
+    pub later: usize,
     /// Whether there is more to read.
     pub more: bool,
 }
@@ -132,7 +152,7 @@ impl Reputation {
         &self.log
     }
 
-    /// Reads what is new in a directory, up to 20,000 voices, and lets the selector hear it.
+    /// Reads what is new in a directory, to the end or as much as is kept here, and lets the selector hear it.
     ///
     /// # Errors
     /// [`PullError`]. What was heard before it counts, and is not heard again.
@@ -148,8 +168,8 @@ impl Reputation {
         done.map(|()| pulled)
     }
 
-    /// Reads what is new in a directory without telling anybody: for a selector that cannot be held meanwhile, and is told by
-    /// [`tell`] afterwards.
+    /// Reads what is new in a directory, to the end or as much as is kept here, without telling anybody: for a selector that cannot be
+    /// held meanwhile, and is told by [`tell`] afterwards.
     ///
     /// # Errors
     /// [`PullError`]. What was read before it is in the [log](Self::log), and is not read again.
@@ -160,41 +180,71 @@ impl Reputation {
 
     async fn fetch_into(&mut self, directory: &DirectoryClient, pulled: &mut Pulled) -> Result<(), PullError> {
         let name = directory.url().to_string();
+        if self.read.len() < MAX_DIRECTORIES {
+            self.read.entry(name.clone()).or_default();
+        }
+        self.look_again(&name, pulled).await?;
+        let mut after = self.read.get(&name).map_or(0, |reading| reading.after);
         for _ in 0..MAX_PAGES {
-            let after = self.read.get(&name).copied().unwrap_or_default();
             let page = directory.voices(&VoiceQuery { after, ..VoiceQuery::default() }).await?;
             pulled.refused += page.skipped;
             for voice in page.voices {
-                self.take(&voice.said, pulled).await?;
-                self.remember(&name, voice.id);
+                let is_done = self.take(&voice.said, pulled).await?;
+                match self.read.get_mut(&name) {
+                    Some(reading) => {
+                        if !is_done {
+                            reading.later.push_back((self.clock.now(), voice.said));
+                        }
+                        reading.after = voice.id;
+                    }
+                    // It is read from the beginning next time.
+                    None if !is_done => pulled.later += 1,
+                    None => {}
+                }
             }
-            self.remember(&name, page.after);
+            after = page.after;
+            if let Some(reading) = self.read.get_mut(&name) {
+                reading.after = after;
+                let too_many = reading.later.len().saturating_sub(MAX_LATER);
+                reading.later.drain(..too_many);
+                pulled.refused += too_many;
+            }
             pulled.more = page.more;
-            if !page.more {
+            if !page.more || pulled.heard.len() >= self.log.capacity() {
                 break;
+            }
+        }
+        pulled.later += self.read.get(&name).map_or(0, |reading| reading.later.len());
+        Ok(())
+    }
+
+    /// Looks at the payments again that were not deep enough.
+    async fn look_again(&mut self, name: &str, pulled: &mut Pulled) -> Result<(), PullError> {
+        let mut place = 0;
+        while let Some((since, said)) = self.read.get(name).and_then(|reading| reading.later.get(place)).cloned() {
+            let is_done = self.take(&said, pulled).await?;
+            let is_too_late = self.clock.now() >= since.saturating_add(LATER_FOR);
+            if !is_done && !is_too_late {
+                place += 1;
+                continue;
+            }
+            pulled.refused += usize::from(!is_done);
+            if let Some(reading) = self.read.get_mut(name) {
+                reading.later.remove(place);
             }
         }
         Ok(())
     }
 
-    fn remember(&mut self, name: &str, after: u64) {
-        if self.read.len() < MAX_DIRECTORIES || self.read.contains_key(name) {
-            self.read.insert(name.to_owned(), after);
-        }
-    }
-
-    async fn take(&mut self, said: &SignedEvidence, pulled: &mut Pulled) -> Result<(), PullError> {
+    /// Hears a voice; `false` if it is to be looked at again.
+    async fn take(&mut self, said: &SignedEvidence, pulled: &mut Pulled) -> Result<bool, PullError> {
         let Ok(of) = said.verify() else {
             pulled.refused += 1;
-            return Ok(());
+            return Ok(true);
         };
-        if of.voice.payer == said.evidence.evaluator {
-            pulled.refused += 1;
-            return Ok(());
-        }
         if self.own.contains(&of.voice.payer) {
             pulled.known += 1;
-            return Ok(());
+            return Ok(true);
         }
         #[cfg(feature = "onchain")]
         if !self.witnesses.is_empty() {
@@ -206,9 +256,10 @@ impl Reputation {
             match found {
                 Ok(()) => {}
                 Err(error @ (WitnessError::Unavailable(_) | WitnessError::Url)) => return Err(PullError::Chain(error)),
+                Err(WitnessError::NotYet(_)) => return Ok(false),
                 Err(_) => {
                     pulled.refused += 1;
-                    return Ok(());
+                    return Ok(true);
                 }
             }
         }
@@ -218,7 +269,7 @@ impl Reputation {
             Err(EvidenceError::Future | EvidenceError::OutOfRange) => pulled.refused += 1,
             Err(error) => return Err(error.into()),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// What is to be thought of every evaluator in every skill, computed anew from one's own log and what others said.

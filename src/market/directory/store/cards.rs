@@ -9,7 +9,7 @@ use sqlx::{Connection as _, Row as _, SqliteConnection, sqlite::SqliteRow};
 use super::{Conditions, DirectoryStore, Limits, StoreError, address, number, signed};
 use crate::{market::directory::wire::CardEntry, network::Network};
 
-/// How many skills an evaluator is remembered to have offered.
+/// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
 const MAX_OFFERED: i64 = 256;
 
 /// A card to be kept.
@@ -42,8 +42,19 @@ pub(in crate::market::directory) enum Listed {
     PayeeChanged(Address),
     /// There are as many of this host as may be.
     TooManyOfHost,
+    /// Its evaluator has offered as many skills as may be.
+    TooManySkills,
     /// There are as many as may be, and all of them have been paid.
     Full,
+}
+
+/// What is known of an evaluator and a skill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::market::directory) enum Offered {
+    /// The skill, and this was the lowest price per output, in atomic units.
+    For(u64),
+    OtherSkills,
+    Nothing,
 }
 
 impl DirectoryStore {
@@ -68,12 +79,14 @@ impl DirectoryStore {
                 }
                 let id: i64 = row.try_get("id")?;
                 sqlx::query(
-                    "UPDATE cards SET price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 WHERE id = ?1",
+                    "UPDATE cards SET host = ?5, price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 \
+                     WHERE id = ?1",
                 )
                 .bind(id)
                 .bind(signed(card.price))
                 .bind(&card.json)
                 .bind(signed(now))
+                .bind(&card.host)
                 .execute(&mut *work)
                 .await?;
                 for old in ["DELETE FROM card_skills WHERE card = ?1", "DELETE FROM card_networks WHERE card = ?1"] {
@@ -115,22 +128,24 @@ impl DirectoryStore {
                 .execute(&mut *work)
                 .await?;
             sqlx::query(
-                "INSERT INTO offered (evaluator, skill, seen) VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET seen = ?3",
+                "INSERT INTO offered (evaluator, skill, seen, price) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT DO UPDATE SET seen = ?3, price = min(price, ?4)",
             )
             .bind(card.pay_to.to_vec())
             .bind(skill)
             .bind(signed(now))
+            .bind(signed(card.price))
             .execute(&mut *work)
             .await?;
         }
-        sqlx::query(
-            "DELETE FROM offered WHERE evaluator = ?1 AND skill NOT IN \
-             (SELECT skill FROM offered WHERE evaluator = ?1 ORDER BY seen DESC LIMIT ?2)",
-        )
-        .bind(card.pay_to.to_vec())
-        .bind(MAX_OFFERED)
-        .execute(&mut *work)
-        .await?;
+        let offered: i64 = sqlx::query_scalar("SELECT count(*) FROM offered WHERE evaluator = ?1")
+            .bind(card.pay_to.to_vec())
+            .fetch_one(&mut *work)
+            .await?;
+        if offered > MAX_OFFERED {
+            work.rollback().await?;
+            return Ok(Listed::TooManySkills);
+        }
         for network in &card.networks {
             sqlx::query("INSERT OR IGNORE INTO card_networks (chain_id, card) VALUES (?1, ?2)")
                 .bind(network.chain_id().cast_signed())
@@ -194,17 +209,21 @@ impl DirectoryStore {
         &self,
         evaluator: Address,
         skill: &str,
-    ) -> Result<(bool, bool), StoreError> {
+    ) -> Result<Offered, StoreError> {
         let mut connection = self.connection.lock().await;
-        let row = sqlx::query(
-            "SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1) AS known, \
-             EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1 AND skill = ?2) AS skilled",
-        )
-        .bind(evaluator.to_vec())
-        .bind(skill)
-        .fetch_one(&mut *connection)
-        .await?;
-        Ok((number(&row, "known")? == 1, number(&row, "skilled")? == 1))
+        let price: Option<i64> = sqlx::query_scalar("SELECT price FROM offered WHERE evaluator = ?1 AND skill = ?2")
+            .bind(evaluator.to_vec())
+            .bind(skill)
+            .fetch_optional(&mut *connection)
+            .await?;
+        if let Some(price) = price {
+            return Ok(Offered::For(price.try_into().unwrap_or_default()));
+        }
+        let is_known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM offered WHERE evaluator = ?1)")
+            .bind(evaluator.to_vec())
+            .fetch_one(&mut *connection)
+            .await?;
+        Ok(if is_known { Offered::OtherSkills } else { Offered::Nothing })
     }
 
     /// Cards that were last asked for at `until` or before, the longest ago first.
@@ -276,4 +295,30 @@ fn entry(row: &SqliteRow) -> Result<CardEntry, sqlx::Error> {
         last_seen: number(row, "last_seen")?,
         card: RawValue::from_string(row.try_get("card")?).map_err(|error| sqlx::Error::Decode(error.into()))?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file from before prices were kept, as it is opened now.
+    #[tokio::test]
+    async fn what_was_offered_before_prices_were_kept_costs_what_its_cards_say() {
+        let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        sqlx::raw_sql(include_str!("migrations/0001_directory.sql")).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(
+            "INSERT INTO cards VALUES (1, 'a', 'a', x'01', 1000, '{}', 0, 0, 0, 1), (2, 'b', 'b', x'01', 10, '{}', 0, 0, 0, 1);
+             INSERT INTO card_skills VALUES ('prose', 1), ('poetry', 2);
+             INSERT INTO offered VALUES (x'01', 'prose', 0), (x'01', 'poetry', 0), (x'01', 'old', 0), (x'02', 'lost', 0);",
+        )
+        .execute(&mut connection)
+        .await
+        .unwrap();
+        sqlx::raw_sql(include_str!("migrations/0002_prices.sql")).execute(&mut connection).await.unwrap();
+        let rows =
+            sqlx::query("SELECT skill, price FROM offered ORDER BY skill").fetch_all(&mut connection).await.unwrap();
+        let prices: Vec<(String, i64)> = rows.iter().map(|row| (row.get("skill"), row.get("price"))).collect();
+        let expected = [("lost", 0), ("old", 10), ("poetry", 10), ("prose", 1_000)];
+        assert_eq!(prices, expected.map(|(skill, price)| (skill.to_owned(), price)));
+    }
 }

@@ -6,7 +6,7 @@ mod voices;
 use std::{fmt, path::Path, time::Duration};
 
 use alloy_primitives::Address;
-pub(super) use cards::{Card, CardFilter, Listed};
+pub(super) use cards::{Card, CardFilter, Listed, Offered};
 use sqlx::{
     Connection as _, Row as _, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteRow, SqliteSynchronous},

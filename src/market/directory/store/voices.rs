@@ -107,18 +107,7 @@ impl DirectoryStore {
         &self,
         filter: &VoiceFilter,
     ) -> Result<(Vec<Admitted>, bool), StoreError> {
-        let mut query = Conditions::new("SELECT id, said, block, block_time FROM voices WHERE id > ");
-        query.push_bind(signed(filter.after));
-        if let Some(evaluator) = filter.evaluator {
-            query.push(" AND evaluator = ").push_bind(evaluator.to_vec());
-        }
-        if let Some(skill) = &filter.skill {
-            query.push(" AND skill = ").push_bind(skill.clone());
-        }
-        if let Some(payer) = filter.payer {
-            query.push(" AND payer = ").push_bind(payer.to_vec());
-        }
-        query.push(" ORDER BY id LIMIT ").push_bind(signed(filter.limit.saturating_add(1)));
+        let mut query = select("", filter);
         let mut connection = self.connection.lock().await;
         let mut rows = query.build().fetch_all(&mut *connection).await?;
         drop(connection);
@@ -174,6 +163,28 @@ impl DirectoryStore {
     }
 }
 
+/// The query for a page; `before` is put before it.
+fn select(before: &'static str, filter: &VoiceFilter) -> Conditions {
+    let mut query = Conditions::new(before);
+    query.push("SELECT id, said, block, block_time FROM voices ");
+    // Of one evaluator there may be very many, of one payer not.
+    if filter.payer.is_some() {
+        query.push("INDEXED BY voices_by_payer ");
+    }
+    query.push("WHERE id > ").push_bind(signed(filter.after));
+    if let Some(evaluator) = filter.evaluator {
+        query.push(" AND evaluator = ").push_bind(evaluator.to_vec());
+    }
+    if let Some(skill) = &filter.skill {
+        query.push(" AND skill = ").push_bind(skill.clone());
+    }
+    if let Some(payer) = filter.payer {
+        query.push(" AND payer = ").push_bind(payer.to_vec());
+    }
+    query.push(" ORDER BY id LIMIT ").push_bind(signed(filter.limit.saturating_add(1)));
+    query
+}
+
 async fn heard(
     connection: &mut SqliteConnection,
     of: &PaymentOf,
@@ -199,4 +210,33 @@ async fn forget(work: &mut SqliteConnection, until: i64) -> Result<(), sqlx::Err
 
 fn said_in(row: &SqliteRow) -> Result<SignedEvidence, sqlx::Error> {
     serde_json::from_str(row.try_get("said")?).map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All reads share one connection: none may walk along everything that is kept.
+    #[tokio::test]
+    async fn every_page_is_read_along_an_index() {
+        let store = DirectoryStore::in_memory().await.unwrap();
+        let (one, other, skill) =
+            (Some(Address::repeat_byte(1)), Some(Address::repeat_byte(2)), Some("prose".to_owned()));
+        for (evaluator, skill, payer, index) in [
+            (None, None, one, "voices_by_payer"),
+            (other, None, one, "voices_by_payer"),
+            (None, skill.clone(), one, "voices_by_payer"),
+            (other, skill.clone(), one, "voices_by_payer"),
+            (other, skill.clone(), None, "voices_by_cell"),
+            (other, None, None, "voices_by_evaluator"),
+            (None, skill, None, "voices_by_skill"),
+            (None, None, None, "PRIMARY KEY"),
+        ] {
+            let filter = VoiceFilter { evaluator, skill, payer, after: 5, limit: 10 };
+            let mut query = select("EXPLAIN QUERY PLAN ", &filter);
+            let rows = query.build().fetch_all(&mut *store.connection.lock().await).await.unwrap();
+            let plan: Vec<String> = rows.iter().map(|row| row.get("detail")).collect();
+            assert!(plan.len() == 1 && plan[0].starts_with("SEARCH") && plan[0].contains(index), "{plan:?}");
+        }
+    }
 }

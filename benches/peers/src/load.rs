@@ -1,0 +1,144 @@
+//! Paid requests over loopback: client and server share this machine.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::routing::post;
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+use http_body_util::BodyExt as _;
+use tower_x402::ledger::SqliteLedger;
+
+use crate::{
+    Result,
+    at_once::Checks,
+    hot_path,
+    listening::{Listening, request},
+    payments::{Mint, Signed, keys},
+    sellers,
+};
+
+const CONNECTIONS: usize = 256;
+const PAYMENTS: usize = 6_000;
+const TURNS: usize = 3;
+/// Of express, which takes its time.
+const FEW: usize = 1_000;
+
+pub fn run() -> Result {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all())
+}
+
+async fn all() -> Result {
+    let handler = post(async |_: Bytes| hot_path::WORK);
+    let directory = tempfile::tempdir()?;
+    let mut rates: [Vec<f64>; 4] = Default::default();
+    let mut fsyncs = 0.0;
+    for turn in 0..TURNS {
+        let path = directory.path().join(format!("{turn}.sqlite"));
+        let ledger = Arc::new(SqliteLedger::open(&path).await?);
+        let durable = sellers::ours_with(&handler, hot_path::AtOnce::over(ledger.clone()))?;
+        let [in_memory, r402, x402_axum] = sellers::all(&handler, Checks::Signature)?;
+        for (rates, app) in rates.iter_mut().zip([durable, in_memory, r402, x402_axum]) {
+            rates.push(throughput(&Listening::here(app).await?, PAYMENTS).await?);
+        }
+        fsyncs = ledger.commits() as f64 / PAYMENTS as f64;
+    }
+    let mut rates = rates.map(median).to_vec();
+    let better = rates[2].max(rates[3]);
+    let mut names = vec!["tower-x402, SQLite", "tower-x402, in memory", sellers::NAMES[1], sellers::NAMES[2]];
+    match Listening::express().await? {
+        Some(express) => {
+            let mut runs = Vec::new();
+            for _ in 0..=TURNS {
+                runs.push(throughput(&express, FEW).await?);
+            }
+            // The first warms up.
+            rates.push(median(runs.split_off(1)));
+            names.push("@x402/express 2.27.0");
+        }
+        None => println!("without @x402/express: `npm install` in tests/peers installs it"),
+    }
+    println!("paid requests a second, {CONNECTIONS} connections, median of {TURNS} runs of {PAYMENTS}");
+    println!("| | a second | to the better peer |\n|---|---|---|");
+    for (name, rate) in names.iter().zip(&rates) {
+        println!("| {name} | {rate:.0} | {:.2} × |", rate / better);
+    }
+    println!("\ncommits of SQLite, an fsync each: {fsyncs:.3} per payment");
+    let ledger = Arc::new(SqliteLedger::open(directory.path().join("paced.sqlite")).await?);
+    let app = sellers::ours_with(&handler, hot_path::AtOnce::over(ledger))?;
+    let server = Listening::here(app).await?;
+    // The first run only warms up.
+    at_rate(&server, rates[0] / 2.0).await?;
+    let (rate, mut times) = at_rate(&server, rates[0] / 2.0).await?;
+    times.sort();
+    let percentile = |percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
+    println!(
+        "tower-x402, SQLite, at {rate:.0} a second: p50 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
+        percentile(50),
+        percentile(99),
+        percentile(100)
+    );
+    Ok(())
+}
+
+fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
+
+/// As many a second as go, from all connections.
+async fn throughput(server: &Listening, payments: usize) -> Result<f64> {
+    Ok(drive(server, payments, |_, _| None).await?.0)
+}
+
+/// So many a second, at even distances; the time counts from when each was due.
+async fn at_rate(server: &Listening, rate: f64) -> Result<(f64, Vec<Duration>)> {
+    drive(server, PAYMENTS, move |start, n| Some(start + Duration::from_secs_f64(n as f64 / rate))).await
+}
+
+async fn drive(
+    server: &Listening,
+    count: usize,
+    due: impl Fn(Instant, usize) -> Option<Instant> + Copy + Send + Sync + 'static,
+) -> Result<(f64, Vec<Duration>)> {
+    let mut mint = Mint::asked(&server.demand().await?, keys(200));
+    let payments: Arc<[HeaderValue]> = (0..count).map(|_| mint.header(Signed::ByKey)).collect();
+    let mut senders = Vec::new();
+    for _ in 0..CONNECTIONS {
+        senders.push(server.connect().await?);
+    }
+    let (next, times) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::with_capacity(count))));
+    let start = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for mut sender in senders {
+        let (next, times, payments) = (next.clone(), times.clone(), payments.clone());
+        tasks.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                let Some(payment) = payments.get(n) else { return };
+                let began = match due(start, n) {
+                    Some(due) => {
+                        tokio::time::sleep_until(due.into()).await;
+                        due
+                    }
+                    None => Instant::now(),
+                };
+                let response = sender.send_request(request(hot_path::paid(payment))).await.expect("an answer");
+                assert_eq!(response.status(), StatusCode::OK, "{:?}", response.headers());
+                response.into_body().collect().await.expect("a body");
+                times.lock().expect("nobody panics").push(began.elapsed());
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done?;
+    }
+    let rate = count as f64 / start.elapsed().as_secs_f64();
+    let times = std::mem::take(&mut *times.lock().expect("nobody panics"));
+    Ok((rate, times))
+}

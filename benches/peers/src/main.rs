@@ -1,0 +1,53 @@
+//! tower-x402 and the other Rust implementations of x402 at the same work, in one process, in turns.
+//!
+//! ```text
+//! cd benches/peers
+//! cargo run --release -- request          what one request costs, driven on one thread
+//! cargo run --release -- chain            requests to a node and time, 50 ms away
+//! cargo run --release -- copies           twenty copies of one payment at once
+//! cargo run --release -- load             paid requests a second over loopback, and how long they take at half of that
+//! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
+//! cargo run --release --features secp256k1 -- load
+//! ```
+//!
+//! All are given the same handler, the same price, the same payments (made for each from its own 402), and a facilitator
+//! that does the least that it can. What is compared, and what is not, says `BENCHMARKS.md`.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../tests/support/hot_path.rs"]
+mod hot_path;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../tests/support/rpc_proxy.rs"]
+mod rpc_proxy;
+#[allow(unreachable_pub)]
+#[path = "../../../tests/support/thread_time.rs"]
+mod thread_time;
+
+mod at_once;
+mod chain;
+mod copies;
+mod listening;
+mod load;
+mod memory;
+mod onchain;
+mod payments;
+mod request;
+mod sellers;
+
+use std::error::Error;
+
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+fn main() -> Result {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["request"] => request::run(),
+        ["chain"] => chain::run(),
+        ["copies"] => copies::run(),
+        ["load"] => load::run(),
+        ["memory"] => memory::run(),
+        ["memory", seller] => memory::of(seller),
+        _ => Err("request, chain, copies, load or memory?".into()),
+    }
+}

@@ -1,0 +1,102 @@
+//! What a request may allocate: a guard against growing slower that needs no clock.
+//!
+//! The figures are those of a build without optimization, in which the optimizer takes no allocation away; `benches/hot_path.rs`
+//! has those of a release, and the times. A change that needs more says why when it raises a bound here; one that needs much
+//! less lowers it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "support/hot_path.rs"]
+mod hot_path;
+
+use std::alloc::System;
+
+use hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buyer, clock, layer, order};
+use http::StatusCode;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use tower::Service as _;
+use tower_x402::server::RequirePaymentLayer;
+
+#[global_allocator]
+static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// How many requests are counted; what tables allocate as they grow is spread over them.
+const REQUESTS: usize = 500;
+
+/// Runs `work` as often, and says how much each run allocated, after a while in which whatever is made once is made.
+async fn allocations<I>(inputs: Vec<I>, mut work: impl AsyncFnMut(I)) -> f64 {
+    assert_eq!(inputs.len(), 2 * REQUESTS);
+    let mut inputs = inputs.into_iter();
+    for input in inputs.by_ref().take(REQUESTS) {
+        work(input).await;
+    }
+    let before = HEAP.stats();
+    for input in inputs {
+        work(input).await;
+    }
+    let after = HEAP.stats();
+    let counted = after.allocations - before.allocations + after.reallocations - before.reallocations;
+    counted as f64 / REQUESTS as f64
+}
+
+/// What requests to `app` allocate, each answered with `status`.
+async fn of_requests(mut app: impl Answers, status: StatusCode, requests: Vec<http::Request<axum::body::Body>>) -> f64 {
+    let count = async |request| {
+        let response = answer(&mut app, request).await;
+        assert_eq!(response.status(), status);
+    };
+    allocations(requests, count).await
+}
+
+fn paywall() -> RequirePaymentLayer {
+    layer(AtOnce::in_memory(clock()), clock()).build().unwrap()
+}
+
+/// The layer without a router: what axum allocates is not ours to guard.
+fn shop() -> impl Answers {
+    hot_path::alone(paywall())
+}
+
+fn many<T>(make: impl FnMut() -> T) -> Vec<T> {
+    std::iter::repeat_with(make).take(2 * REQUESTS).collect()
+}
+
+/// What is wrong with a count: it may be a tenth above what is usual, and not so much below it that this guards nothing.
+fn judge(what: &str, counted: f64, usual: f64) -> Option<String> {
+    println!("{what}: {counted:.1} allocations, usually {usual}");
+    let is_more = counted > 1.1 * usual + 0.5;
+    let is_less = counted < 0.8 * usual;
+    (is_more || is_less).then(|| format!("{what}: {counted:.1} allocations where {usual} are usual"))
+}
+
+/// One test: the heap counts for all threads.
+#[tokio::test]
+async fn no_request_allocates_more_than_it_did() {
+    let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(hot_path::unpaid)).await;
+    let mut mint = Mint::new(10);
+    let mut payments = |signed| many(|| hot_path::paid(&mint.header(signed, NOW)));
+    let by_wallet = of_requests(shop(), StatusCode::OK, payments(Signed::ByWallet)).await;
+    let by_key = of_requests(shop(), StatusCode::OK, payments(Signed::ByKey)).await;
+    let seller = Seller::like(&mut hot_path::sold(paywall())).await;
+    let asked_twice = allocations(many(|| (seller.clone(), seller.clone())), async |(mut one, mut two)| {
+        one.call(order()).await.unwrap();
+        two.call(order()).await.unwrap();
+    })
+    .await;
+    let client = buyer(seller);
+    let paying = allocations(many(|| client.clone()), async |mut client| {
+        assert_eq!(client.call(order()).await.unwrap().status(), StatusCode::OK);
+    })
+    .await;
+    let wrong: Vec<String> = [
+        judge("an unpaid request", unpaid, 7.0),
+        judge("a paid request, signed by a key", by_key, 41.5),
+        judge("a paid request, signed by a wallet", by_wallet, 43.5),
+        judge("a payment by a client, beside its two requests", paying - asked_twice, 63.0),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,0 +1,165 @@
+//! Those who say how good outputs are.
+
+use alloy_primitives::Address;
+use anyhow::{Context as _, ensure};
+use tower_x402::{
+    Usdc,
+    market::{
+        Feedback, Student, StudentBuilder, StudentError, Submission, Truth,
+        evidence::EvidenceLog,
+        selection::{CardClaims, Random, Thompson},
+    },
+};
+
+use super::{
+    arms::{Always, Arm},
+    judges::Method,
+    regression::Regression,
+    run::{Group, Settings, mean, task},
+    stage::{Stage, introduce},
+    world::{ASPECTS, Answer},
+};
+
+/// Where scores come from.
+pub(crate) enum Teacher {
+    /// The market.
+    Market(Box<Buyer>),
+    /// One evaluator, asked without a payment: what it would say if it were paid.
+    Rehearsal(Method),
+    /// How many outputs of the group come to the same answer: as sure is the student of it.
+    Itself,
+    /// A regression for each aspect.
+    Model(Box<[Regression; 3]>),
+    /// The truth.
+    Truth,
+    /// The truth about audited groups.
+    Audits,
+}
+
+/// What is said of a group.
+pub(crate) struct Taught {
+    /// For each output, if there is one.
+    pub(crate) scores: Vec<Option<f64>>,
+    /// Who was hired, by position in the market.
+    pub(crate) hired: Vec<usize>,
+}
+
+impl Teacher {
+    pub(crate) async fn teach(&self, group: &Group<'_>) -> anyhow::Result<Taught> {
+        let Group { assignment, outputs, good, .. } = group;
+        let aspect = ASPECTS.iter().position(|aspect| *aspect == assignment.aspect).unwrap_or_default();
+        let truth = || good.iter().map(|good| Some(f64::from(*good))).collect();
+        let scores = match self {
+            Self::Market(buyer) => return buyer.buy(group).await,
+            Self::Rehearsal(method) => {
+                let task = task(&assignment.problem, assignment.aspect, assignment.number)?;
+                let mut scores = Vec::new();
+                for output in outputs {
+                    scores.push(Some(method.score(&task, aspect, output).await?));
+                }
+                scores
+            }
+            Self::Itself => {
+                let answers: Vec<_> = outputs.iter().map(|output| Answer::of(output)).collect();
+                let share =
+                    |answer| answers.iter().filter(|other| *other == answer).count() as f64 / answers.len() as f64;
+                answers.iter().map(|answer| Some(share(answer))).collect()
+            }
+            Self::Model(models) => outputs.iter().map(|output| Some(models[aspect].score(output))).collect(),
+            Self::Truth => truth(),
+            Self::Audits if assignment.audited => truth(),
+            Self::Audits => vec![None; outputs.len()],
+        };
+        Ok(Taught { scores, hired: Vec::new() })
+    }
+}
+
+/// A student of the library, with what the experiment must know of it.
+pub(crate) struct Buyer {
+    student: Student,
+    payer: Address,
+    budget: u64,
+    /// By position in the market.
+    payees: Vec<Address>,
+    /// Whether it learns from audits, and believes as far as it has learned; otherwise what was said is averaged.
+    learns: bool,
+}
+
+/// What a buyer spent, in µUSDC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    /// By its own books.
+    pub(crate) books: u64,
+    /// By its balance on the chain.
+    pub(crate) chain: u64,
+}
+
+impl Buyer {
+    /// A student for an arm that buys, told apart by `name`; what it sees it writes into the first log, and it hears what others wrote into the
+    /// second. `staff` are whom it hires, where the arm does not choose.
+    pub(crate) async fn new(
+        arm: Arm,
+        (stage, seed, settings): (&Stage, u64, &Settings),
+        name: &str,
+        (seen, heard): (EvidenceLog, EvidenceLog),
+        staff: &[usize],
+    ) -> anyhow::Result<Self> {
+        let budget = settings.total();
+        let (builder, payer, shown) = stage.student(name, Usdc::from_atomic(budget))?;
+        let payees: Vec<_> = stage.booths.iter().map(|booth| booth.payee).collect();
+        let learns = arm.is_market() || arm == Arm::RewardModel;
+        let builder: StudentBuilder = match arm {
+            Arm::Random => builder.selector(Random::seeded(seed)),
+            Arm::CardClaims => builder.selector(CardClaims::seeded(seed)),
+            Arm::FixedBest | Arm::Mixture => builder.selector(Always(staff.iter().map(|at| payees[*at]).collect())),
+            _ => builder.selector(Thompson::seeded(seed)),
+        };
+        let student =
+            builder.evidence(seen).heard(heard).tasks(settings.groups as u64).panel(arm.seats()).seed(seed).build()?;
+        introduce(&student, &shown, &stage.booths).await?;
+        Ok(Self { student, payer, budget, payees, learns })
+    }
+
+    async fn buy(&self, group: &Group<'_>) -> anyhow::Result<Taught> {
+        let assignment = group.assignment;
+        let task = task(&assignment.problem, assignment.aspect, assignment.number)?;
+        let submission = Submission::group(task, group.outputs.iter().cloned())?;
+        let bought = if assignment.audited && self.learns {
+            self.student.evaluate_known(&submission, &Truth::good(group.good.iter().copied())).await
+        } else {
+            self.student.evaluate(&submission).await
+        };
+        // What is examined in the background is learned before the next group, so that runs are alike.
+        self.student.settled().await;
+        let feedback = match bought {
+            Ok(feedback) => feedback,
+            Err(StudentError::NoMoney { .. }) => {
+                return Ok(Taught { scores: vec![None; group.outputs.len()], hired: Vec::new() });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let Feedback { outputs, hires, .. } = feedback;
+        if let Some(failure) = hires.iter().find_map(|hire| hire.failure.as_ref()) {
+            anyhow::bail!("an evaluator failed, which none of them should: {failure}");
+        }
+        let score = |output: &tower_x402::market::OutputFeedback| match self.learns {
+            true => output.judged.map(|judged| judged.score.get()),
+            false => {
+                let scores = output.opinions.iter().map(|opinion| opinion.verdict.score.get());
+                (!output.opinions.is_empty()).then(|| mean(scores))
+            }
+        };
+        let position = |payee: &Address| self.payees.iter().position(|other| other == payee);
+        let hired: Option<Vec<_>> = hires.iter().map(|hire| position(&hire.evaluator)).collect();
+        Ok(Taught { scores: outputs.iter().map(score).collect(), hired: hired.context("a stranger was hired")? })
+    }
+
+    /// What it spent, by its own books and by the chain. They must agree, and be within the budget.
+    pub(crate) fn spent(&self, stage: &Stage) -> anyhow::Result<Spent> {
+        let books = self.student.books();
+        ensure!(books.held == Usdc::ZERO && books.promised == Usdc::ZERO, "payments are still open: {books:?}");
+        let chain = self.budget.checked_sub(stage.balance(self.payer)?).context("the balance rose")?;
+        ensure!(books.paid.atomic() == chain, "{chain} µUSDC left the payer's account, by its books: {books:?}");
+        Ok(Spent { books: books.paid.atomic(), chain })
+    }
+}

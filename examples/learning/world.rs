@@ -1,0 +1,148 @@
+//! The world: what outputs are judged for, what is true of them, and who sells verdicts for which price.
+
+use serde::Serialize;
+
+use super::{
+    judges::{Expert, Method},
+    policy::{Action, Problem, Style, answer},
+};
+
+/// What an output can be good at. An evaluation is about one of them, and each is a skill of evaluators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Aspect {
+    /// The number in the answer is the right one.
+    Arithmetic,
+    /// The answer is in the unit that was asked for.
+    Units,
+    /// The way to the answer is explained in words that are easy to follow.
+    Prose,
+}
+
+pub(crate) const ASPECTS: [Aspect; 3] = [Aspect::Arithmetic, Aspect::Units, Aspect::Prose];
+
+impl Aspect {
+    /// As a skill is called on cards.
+    pub(crate) const fn skill(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "arithmetic",
+            Self::Units => "units",
+            Self::Prose => "prose",
+        }
+    }
+
+    /// What evaluators are told to judge by.
+    pub(crate) const fn rubric(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "Is the number in the answer right?",
+            Self::Units => "Is the answer in the unit that was asked for?",
+            Self::Prose => "Is the way to the answer explained, in words that are easy to follow?",
+        }
+    }
+
+    /// The truth, by construction. The students are not told, but for audits.
+    pub(crate) fn is_good(self, problem: &Problem, action: Action) -> bool {
+        let (said, truth) = (Answer::of(&answer(problem, action)), Answer::of(&problem.truth()));
+        match self {
+            Self::Arithmetic => said.number == truth.number,
+            Self::Units => said.unit == truth.unit,
+            Self::Prose => action.style == Style::Clear,
+        }
+    }
+}
+
+/// How good an output is: the share of aspects that it is good at.
+#[cfg(test)]
+fn quality(problem: &Problem, action: Action) -> f64 {
+    ASPECTS.iter().filter(|aspect| aspect.is_good(problem, action)).count() as f64 / ASPECTS.len() as f64
+}
+
+/// What an output says at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) number: String,
+    pub(crate) unit: String,
+}
+
+impl Answer {
+    /// Reads what follows the last "Answer:", or all of a text without one.
+    pub(crate) fn of(text: &str) -> Self {
+        let said = text.rsplit("Answer:").next().unwrap_or_default().trim();
+        let is_digit = |character: char| character.is_ascii_digit() || matches!(character, '.' | '-');
+        let (number, unit) = said.chars().partition::<String, _>(|character| is_digit(*character));
+        Self { number, unit: unit.trim().to_owned() }
+    }
+}
+
+/// How generalists err.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Errors {
+    /// Anew about every output, so that errors cancel out
+    Independent,
+    /// Always in the same way about outputs that differ in their numbers alone, so that a student can make use of it
+    Systematic,
+}
+
+/// An evaluator of the market.
+#[derive(Clone, Debug)]
+pub(crate) struct Seller {
+    pub(crate) name: &'static str,
+    /// µUSDC for an output.
+    pub(crate) price: u64,
+    /// How often its verdicts are right by its own account, in the order of [`ASPECTS`]; above one half is a claim.
+    pub(crate) claims: [f64; 3],
+    pub(crate) method: Method,
+}
+
+/// What all claim who claim everything.
+const BOAST: [f64; 3] = [0.95; 3];
+
+/// Everyone who can be hired. Specialists and liars ask for the same; three cheap ones together as well. Who errs does so about other
+/// outputs with every seed: intervals over seeds are over worlds too.
+pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
+    let salt = |number| seed.wrapping_mul(16).wrapping_add(number);
+    let seller = |name, price, claims, method| Seller { name, price, claims, method };
+    let errs = |rate, number| Method::Errs { rate, salt: salt(number), errors };
+    vec![
+        seller("abacus", 1_000, [0.95, 0.5, 0.5], Method::Expert(Expert::Arithmetic)),
+        seller("yardstick", 1_000, [0.5, 0.95, 0.5], Method::Expert(Expert::Units)),
+        seller("stylist", 1_000, [0.5, 0.5, 0.95], Method::Expert(Expert::Prose)),
+        seller("coin", 1_000, BOAST, Method::Coin { salt: salt(1) }),
+        seller("flatterer", 1_000, BOAST, Method::Flatterer { salt: salt(5) }),
+        seller("by-length", 1_000, BOAST, Method::Length),
+        seller("student-aide", 300, [0.66; 3], errs(0.34, 2)),
+        seller("tutor", 400, [0.7; 3], errs(0.3, 3)),
+        seller("checklist", 300, [0.6; 3], Method::Form),
+        seller("professor", 3_000, [0.85; 3], errs(0.15, 4)),
+    ]
+}
+
+/// The judges of the static mixture: the cheap ones.
+pub(crate) const MIXTURE: [&str; 3] = ["student-aide", "tutor", "checklist"];
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::policy::{KINDS, Rng, Strategy, actions},
+        *,
+    };
+
+    #[test]
+    fn only_a_sound_and_clear_output_is_good_at_everything() {
+        let mut rng = Rng::seeded(1);
+        for problem in KINDS.into_iter().map(|kind| Problem::of(kind, &mut rng)) {
+            for action in actions() {
+                let best = action.strategy == Strategy::Sound && action.style == Style::Clear;
+                assert_eq!(quality(&problem, action) == 1.0, best, "{problem:?} {action:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_mixture_costs_as_much_as_a_specialist() {
+        let sellers = sellers(Errors::Independent, 1);
+        let price = |name: &&str| sellers.iter().find(|seller| seller.name == *name).unwrap().price;
+        assert_eq!(MIXTURE.iter().map(price).sum::<u64>(), 1_000);
+    }
+}

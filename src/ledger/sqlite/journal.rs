@@ -11,7 +11,7 @@ use std::{
 };
 
 use sqlx::{
-    Connection, Row as _, SqliteConnection,
+    ConnectOptions as _, Connection, Row as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous},
 };
 use tokio::sync::{Notify, watch};
@@ -28,6 +28,9 @@ use super::{
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. The index alone of 100,000 payments is 10 MiB, and every
 /// new payment belongs anywhere in it.
 const CACHE: &str = "-16384";
+
+/// How many prepared statements are kept: one for each number of rows, with what is sent with them, and the few others.
+const STATEMENTS: usize = 6 * rows::MOST;
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
@@ -73,6 +76,8 @@ impl Journal {
             .locking_mode(SqliteLockingMode::Exclusive)
             .synchronous(SqliteSynchronous::Full)
             .pragma("cache_size", CACHE)
+            .statement_cache_capacity(STATEMENTS)
+            .disable_statement_logging()
             .busy_timeout(std::time::Duration::ZERO);
         let mut connection = SqliteConnection::connect_with(&options).await.map_err(backend)?;
         sqlx::migrate!("src/ledger/sqlite/migrations")
@@ -214,34 +219,47 @@ async fn write(
     }
 }
 
+/// Puts it all on disk, or nothing of it: after an error the connection is given up with what it has begun.
 async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty: Dirty) -> Result<(), sqlx::Error> {
-    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-    for (sender, number) in dirty.nonces {
-        nonces::write(&mut transaction, memory, sender, number).await?;
-    }
-    let (mut payments, mut responses) = (Vec::new(), Vec::new());
+    let (mut payments, mut forgotten) = (Vec::new(), Vec::new());
     for key in dirty.payments {
         match memory.snapshot(&key) {
             Some(record) => payments.push(PaymentRow::of(&record)?),
-            None => {
-                bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *transaction).await?;
-                bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *transaction).await?;
-            }
+            None => forgotten.push(key),
         }
     }
+    let (mut responses, mut dropped) = (Vec::new(), Vec::new());
     for key in dirty.responses {
         match memory.kept_response(&key) {
             Some(response) => responses.push(ResponseRow::of(key, response)?),
-            None => {
-                bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *transaction).await?;
-            }
+            None => dropped.push(key),
         }
     }
-    rows::write(&mut transaction, &payments).await?;
-    rows::write(&mut transaction, &responses).await?;
-    transaction.commit().await
+    if dirty.nonces.is_empty() && forgotten.is_empty() && dropped.is_empty() {
+        if responses.is_empty() && payments.len() <= rows::MOST {
+            // One statement is a transaction of its own.
+            return rows::write(connection, "", &payments, "").await;
+        }
+        rows::write(connection, BEGIN, &payments, "").await?;
+        return rows::write(connection, "", &responses, COMMIT).await;
+    }
+    sqlx::query(BEGIN).execute(&mut *connection).await?;
+    for (sender, number) in dirty.nonces {
+        nonces::write(connection, memory, sender, number).await?;
+    }
+    for key in forgotten {
+        bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *connection).await?;
+        bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *connection).await?;
+    }
+    for key in dropped {
+        bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *connection).await?;
+    }
+    rows::write(connection, "", &payments, "").await?;
+    rows::write(connection, "", &responses, COMMIT).await
 }
 
+const BEGIN: &str = "BEGIN IMMEDIATE;";
+const COMMIT: &str = "COMMIT";
 const DELETE_PAYMENT: &str = "DELETE FROM payments WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
 const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments \
      WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4 AND settlement IN ('settled', 'final'))";

@@ -1,8 +1,9 @@
-//! Payments and responses on their way into the file, many in one statement: each statement is a trip to another thread.
+//! Payments and responses on their way into the file, many in one statement, and statements sent together: each time something is sent
+//! is a trip to another thread, which on a busy machine takes longer than writing does.
 
 use std::sync::Arc;
 
-use sqlx::{Sqlite, SqliteConnection, query::Query, sqlite::SqliteArguments};
+use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection, query::Query, sqlite::SqliteArguments};
 
 use super::super::{
     PaymentKey, Record, StoredResponse,
@@ -11,10 +12,15 @@ use super::super::{
 
 type SqliteQuery<'q> = Query<'q, Sqlite, SqliteArguments>;
 
+/// The most rows of one statement. Each number of rows is a statement of its own, prepared once and kept.
+pub(super) const MOST: usize = 32;
+
 /// What is written in rows of seven columns.
 pub(super) trait Upsert {
-    /// Statements for so many rows at once; prepared once each, so there are few. The last is for one.
-    const STATEMENTS: [(usize, &'static str); 3];
+    /// What comes before the rows.
+    const INSERT: &'static str;
+    /// What comes after them.
+    const UPDATE: &'static str;
 
     /// Adds the values of one row.
     fn bind<'q>(&'q self, query: SqliteQuery<'q>) -> SqliteQuery<'q>;
@@ -35,18 +41,29 @@ pub(super) struct ResponseRow {
     response: Arc<StoredResponse>,
 }
 
-/// Writes rows, new ones and those that are known.
-pub(super) async fn write<U: Upsert>(connection: &mut SqliteConnection, rows: &[U]) -> Result<(), sqlx::Error> {
-    let mut rest = rows;
-    for (size, statement) in U::STATEMENTS {
-        let chunks = rest.chunks_exact(size);
-        rest = chunks.remainder();
-        for rows in chunks {
-            let query = rows.iter().fold(sqlx::query(statement), |query, row| row.bind(query));
-            query.execute(&mut *connection).await?;
-        }
+/// Writes rows, new ones and those that are known, between two statements without values, which may be empty.
+pub(super) async fn write<U: Upsert>(
+    connection: &mut SqliteConnection,
+    before: &str,
+    rows: &[U],
+    after: &str,
+) -> Result<(), sqlx::Error> {
+    if rows.is_empty() && (before, after) != ("", "") {
+        sqlx::query(AssertSqlSafe(format!("{before}{after}"))).execute(&mut *connection).await?;
+    }
+    let chunks = rows.chunks(MOST).len();
+    for (number, rows) in rows.chunks(MOST).enumerate() {
+        let before = if number == 0 { before } else { "" };
+        let after = if number + 1 == chunks { after } else { "" };
+        let statement = AssertSqlSafe(statement::<U>(before, rows.len(), after));
+        rows.iter().fold(sqlx::query(statement), |query, row| row.bind(query)).execute(&mut *connection).await?;
     }
     Ok(())
+}
+
+fn statement<U: Upsert>(before: &str, rows: usize, after: &str) -> String {
+    let values = ["(?,?,?,?,?,?,?)"].repeat(rows).join(",");
+    format!("{before}{} {values} {};{after}", U::INSERT, U::UPDATE)
 }
 
 /// Binds the four columns that identify a payment.
@@ -56,51 +73,6 @@ pub(super) fn bind<'q>(query: SqliteQuery<'q>, key: &PaymentKey) -> SqliteQuery<
         .bind(key.asset.to_vec())
         .bind(key.payer.to_vec())
         .bind(key.nonce.to_vec())
-}
-
-/// `insert`, so many rows, `update`.
-macro_rules! statement {
-    ($insert:literal, 1, $update:literal) => {
-        concat!($insert, " (?,?,?,?,?,?,?) ", $update)
-    };
-    ($insert:literal, 8, $update:literal) => {
-        concat!($insert, statement!(eight), $update)
-    };
-    ($insert:literal, 64, $update:literal) => {
-        concat!(
-            $insert,
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            ",",
-            statement!(eight),
-            $update
-        )
-    };
-    (eight) => {
-        " (?,?,?,?,?,?,?),(?,?,?,?,?,?,?),(?,?,?,?,?,?,?),(?,?,?,?,?,?,?),\
-         (?,?,?,?,?,?,?),(?,?,?,?,?,?,?),(?,?,?,?,?,?,?),(?,?,?,?,?,?,?) "
-    };
-}
-
-macro_rules! upsert {
-    ($insert:literal, $update:literal) => {
-        const STATEMENTS: [(usize, &'static str); 3] = [
-            (64, statement!($insert, 64, $update)),
-            (8, statement!($insert, 8, $update)),
-            (1, statement!($insert, 1, $update)),
-        ];
-    };
 }
 
 impl PaymentRow {
@@ -115,11 +87,10 @@ impl PaymentRow {
 }
 
 impl Upsert for PaymentRow {
-    upsert!(
-        "INSERT INTO payments (chain_id, asset, payer, nonce, fulfilment, settlement, record) VALUES",
-        "ON CONFLICT DO UPDATE SET fulfilment = excluded.fulfilment, settlement = excluded.settlement, \
-         record = excluded.record"
-    );
+    const INSERT: &'static str =
+        "INSERT INTO payments (chain_id, asset, payer, nonce, fulfilment, settlement, record) VALUES";
+    const UPDATE: &'static str = "ON CONFLICT DO UPDATE SET fulfilment = excluded.fulfilment, \
+        settlement = excluded.settlement, record = excluded.record";
 
     fn bind<'q>(&'q self, query: SqliteQuery<'q>) -> SqliteQuery<'q> {
         bind(query, &self.key).bind(self.fulfilment).bind(self.settlement).bind(&*self.record)
@@ -134,10 +105,9 @@ impl ResponseRow {
 }
 
 impl Upsert for ResponseRow {
-    upsert!(
-        "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, head, body) VALUES",
-        "ON CONFLICT DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body"
-    );
+    const INSERT: &'static str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, head, body) VALUES";
+    const UPDATE: &'static str =
+        "ON CONFLICT DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body";
 
     fn bind<'q>(&'q self, query: SqliteQuery<'q>) -> SqliteQuery<'q> {
         let response = &self.response;

@@ -15,8 +15,8 @@
 //!    [`Reservation::New`], the others see the record.
 //! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
 //!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
-//! 3. A step is durable before the call returns; only `Admit` of a payment that is not due, and `Deliver`, with which a crash
-//!    loses nothing, may be so a moment later. In particular [`submit`](Ledger::submit) makes a transaction, its nonce and
+//! 3. A step is durable before the call returns; only a new reservation, `Admit` of a payment that is not due, and `Deliver`, with
+//!    which a crash loses nothing, may be so a moment later, but not later than the steps after them. In particular [`submit`](Ledger::submit) makes a transaction, its nonce and
 //!    the payments in it durable, all or nothing, before the transaction leaves the process.
 //! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
 //!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;

@@ -21,7 +21,7 @@ use crate::clock::{Clock, SystemClock};
 /// made it returns: in WAL mode with `synchronous=FULL`. Changes that happen at the same time share one transaction and so
 /// one `fsync`. Nobody is shown what is not durable yet.
 ///
-/// Two steps are in the file a moment after the call returns, for a crash in between loses nothing by them:
+/// Three steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation and
 /// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet, since no work starts before `Start` is in the file, and
 /// [`Deliver`](FulfilmentStep::Deliver), since a response that was produced is replayed like one that was delivered.
 ///
@@ -87,7 +87,12 @@ impl Ledger for SqliteLedger {
         let key = record.key;
         let (reservation, forgotten) = self.memory.reserve_and_age(record);
         let changed = matches!(reservation, Ok(Reservation::New(_))).then_some(key);
-        self.journal.payments_changed(forgotten.into_iter().chain(changed)).await?;
+        let changes = Changes { payments: forgotten.into_iter().chain(changed).collect(), ..Changes::default() };
+        match reservation {
+            Ok(Reservation::New(_)) => drop(self.journal.note(changes)),
+            // What the caller is shown must be there tomorrow.
+            _ => self.journal.changed(changes).await?,
+        }
         reservation
     }
 

@@ -26,6 +26,8 @@ use crate::{
 const CONNECTIONS: usize = 256;
 const PAYMENTS: usize = 6_000;
 const TURNS: usize = 3;
+/// Requests a second at which it is watched how long they take, beside half of what goes.
+const PACED: f64 = 2_000.0;
 /// Of express, which takes its time.
 const FEW: usize = 1_000;
 
@@ -73,16 +75,18 @@ async fn all() -> Result {
     let app = sellers::ours_with(&handler, hot_path::AtOnce::over(ledger))?;
     let server = Listening::here(app).await?;
     // The first run only warms up.
-    at_rate(&server, rates[0] / 2.0).await?;
-    let (rate, mut times) = at_rate(&server, rates[0] / 2.0).await?;
-    times.sort();
-    let percentile = |percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
-    println!(
-        "tower-x402, SQLite, at {rate:.0} a second: p50 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
-        percentile(50),
-        percentile(99),
-        percentile(100)
-    );
+    at_rate(&server, PACED).await?;
+    for aim in [PACED, rates[0] / 2.0] {
+        let (rate, mut times) = at_rate(&server, aim).await?;
+        times.sort();
+        let percentile = |percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
+        println!(
+            "tower-x402, SQLite, at {rate:.0} a second: p50 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
+            percentile(50),
+            percentile(99),
+            percentile(100)
+        );
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Each is
-//! durable before the next, but for admission on SQLite, which is so with the start. What is signed plays no part here.
+//! durable before the next, but for reservation and admission on SQLite, which are so with the start. What is signed plays no part here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 

@@ -12,4 +12,5 @@ mod script;
 mod status;
 #[path = "../support/mod.rs"]
 mod support;
+mod unclear;
 mod v1;

@@ -37,9 +37,10 @@ const GRACE: Duration = Duration::from_millis(500);
 const MAX_RAISES: usize = 5;
 /// How many blocks pass between two looks at why a transaction is in none.
 const LOOK_BLOCKS: u32 = 3;
-/// After how many looks a transaction is replaced that the price cannot be the reason for. Few, since a chain that stands still
-/// is no reason either, and must leave raises for the day when the price is.
-const STUCK_LOOKS: [usize; 3] = [2, 4, 8];
+/// At which looks a transaction is replaced that the price cannot be the reason for. At the first, since whoever waits has
+/// patience for few looks; then seldom, since a chain that stands still is no reason, and must leave raises for the day when the
+/// price is.
+const STUCK_LOOKS: [usize; 3] = [1, 3, 8];
 /// How many looks apart the price is looked at if nobody waits: most spikes pass by themselves.
 const PATIENT_LOOKS: usize = 8;
 /// How often a nonce is given up to another process in one attempt.
@@ -88,7 +89,8 @@ impl Engine {
         let _watched = Watched::enter(self, signed.hash);
         let (lane_nonce, payments, gas_limit) = (slot.nonce(), members.len(), transaction.gas_limit);
         tracing::debug!(transaction = %signed.hash, lane_nonce, payments, gas_limit, "sending");
-        let limit = SYNC_LIMIT.min(self.confirm_timeout);
+        // No longer than until the first look: a node may hold on to a transaction that it will never include.
+        let limit = SYNC_LIMIT.min(self.confirm_timeout).min(self.look_interval());
         match self.node.send(&self.rpc, &signed.raw, signed.hash, limit).await {
             Sent::Included(receipt) => self.included(members, slot, &receipt, started).await,
             sent @ (Sent::Pooled | Sent::Perhaps) => {
@@ -215,16 +217,13 @@ impl Engine {
         (mut transaction, mut fees): (TxEip1559, Fees),
         started: Instant,
     ) {
-        let look_after = (LOOK_BLOCKS * self.pace.block_time()).max(Duration::from_secs(2));
         let answer_at = started + self.confirm_timeout;
+        let mut look_at = started + self.look_interval();
         let mut raised = Vec::new();
         let mut looks = 0;
         loop {
             let is_awaited = members.iter().any(Member::is_awaited);
-            let deadline = match is_awaited {
-                true => answer_at.min(Instant::now() + look_after),
-                false => Instant::now() + look_after,
-            };
+            let deadline = if is_awaited { answer_at.min(look_at) } else { look_at };
             // A last look that hangs must not keep the callers.
             let watch = timeout_at(deadline + GRACE, flight.watch(&self.rpc, &self.node, &self.pace, deadline));
             match watch.await.unwrap_or(Seen::NotYet) {
@@ -252,7 +251,10 @@ impl Engine {
             if started.elapsed() >= WATCH_LIMIT {
                 return slot.displaced();
             }
-            looks += 1;
+            if Instant::now() < look_at {
+                continue;
+            }
+            (look_at, looks) = (Instant::now() + self.look_interval(), looks + 1);
             let reasons =
                 Reasons { price: is_awaited || looks % PATIENT_LOOKS == 0, stuck: STUCK_LOOKS.contains(&looks) };
             if raised.len() < MAX_RAISES
@@ -263,6 +265,11 @@ impl Engine {
                 flight.replaced_by(better.raw, better.hash);
             }
         }
+    }
+
+    /// How long a transaction may be in no block before somebody looks why.
+    fn look_interval(&self) -> Duration {
+        (LOOK_BLOCKS * self.pace.block_time()).max(Duration::from_secs(2))
     }
 
     /// Signs the same call with the same nonce for a better price, for one of the `reasons`.

@@ -286,6 +286,26 @@ async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_non
 }
 
 #[tokio::test]
+async fn a_transaction_that_a_node_holds_on_to_and_never_includes_is_replaced_in_good_time() {
+    // As slow as Base and with the default patience: what is noticed late is answered too late.
+    let stage = Stage::with(|d| d, |b| b.block_time(Duration::from_secs(2))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let buried = OnceLock::new();
+    stage.devnet.faults().set(move |call| {
+        let is_broadcast = matches!(call.method, "eth_sendRawTransactionSync" | "eth_sendRawTransaction");
+        match is_broadcast && buried.get_or_init(|| call.params[0].clone()) == &call.params[0] {
+            true if call.method.ends_with("Sync") => Fault::Delay(Duration::from_secs(3_600)),
+            true => Fault::Error { code: -32000, message: "already known".into() },
+            false => Fault::None,
+        }
+    });
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.record(&payment).await.transactions.len(), 2);
+    assert_eq!(stage.next_nonce().await, 1);
+}
+
+#[tokio::test]
 async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_for_it() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));

@@ -273,7 +273,7 @@ mod on_devnet {
         devnet::Devnet,
         facilitator::{Terms, Window, precheck},
         protocol::{ExactOffer, ExactPayload, PaymentFlow},
-        settlement::{deploy::BatchSettler, probe::Probe, rpc::Rpc, transfer},
+        settlement::{deploy::BatchSettler, probe::Probe, rpc::Rpc, together::Together, transfer},
     };
 
     const GAS_CAP: u32 = 400_000;
@@ -301,7 +301,8 @@ mod on_devnet {
     async fn a_batch_within_its_gas_limit_pays_all() {
         let devnet = Devnet::start().await.unwrap();
         devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment()).unwrap();
-        let (probe, rpc) = (Probe::new(GAS_CAP.into()).unwrap(), Rpc::new(devnet.rpc_client(), Duration::from_secs(5)));
+        let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
+        let (probe, node) = (Probe::new(GAS_CAP.into()).unwrap(), Together::new(rpc));
         let (mut members, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
         for n in 0..30 {
             let key = PrivateKeySigner::random();
@@ -309,7 +310,7 @@ mod on_devnet {
             // None of the payees was paid before; the last twenty are new only once.
             let payment = payment(&devnet, &key, key.address(), Address::repeat_byte(n % 11 + 1));
             let calldata = transfer::calldata(payment.authorization(), payment.signature());
-            assert!(limit.admit(Some(probe.look(&rpc, &payment, &calldata).await.unwrap().gas)));
+            assert!(limit.admit(Some(probe.look(&node, &payment, &calldata).await.unwrap().gas)));
             members.push(Member::of(&payment).unwrap());
         }
         let calldata = encode(devnet.asset().address, GAS_CAP, &members);

@@ -31,6 +31,7 @@ use super::{
     readiness::LastLook,
     reverts::Reverts,
     rpc::{Receipt, Rpc},
+    together::Together,
 };
 use crate::{
     clock::Clock,
@@ -81,6 +82,8 @@ pub(crate) struct Engine {
     pub(crate) network: Network,
     pub(crate) rpc: Rpc,
     pub(crate) probe: Probe,
+    /// Through which the probe looks.
+    pub(crate) looks: Together,
     pub(crate) pace: Pace,
     pub(crate) fees: FeeCache,
     /// One per key.

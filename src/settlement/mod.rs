@@ -19,7 +19,7 @@
 //! | `costs` | what settling a payment costs, against what it brings in |
 //! | `readiness` | whether a payment could be settled now |
 //! | `reverts` | who made a payment look good that then failed, and must wait |
-//! | `rpc`, `http` | how a node is asked |
+//! | `rpc`, `together`, `http` | how a node is asked, by one or by many at once |
 
 mod attempt;
 pub(crate) mod batch;
@@ -45,6 +45,7 @@ pub(crate) mod queue;
 pub(crate) mod readiness;
 pub(crate) mod reverts;
 pub(crate) mod rpc;
+pub(crate) mod together;
 mod transaction;
 pub(crate) mod transfer;
 pub(crate) mod upkeep;

@@ -25,7 +25,7 @@ impl Engine {
     /// One look at the payment, and what is wrong with it.
     pub(crate) async fn verify(&self, payment: &Prechecked) -> Result<(Facts, Option<Rejection>), RpcFailure> {
         let calldata = transfer::calldata(payment.authorization(), payment.signature());
-        let facts = self.probe.look(&self.rpc, payment, &calldata).await?;
+        let facts = self.probe.look(&self.looks, payment, &calldata).await?;
         self.pace.observe(facts.block);
         let rejection = self.probe.diagnose(&facts, payment);
         Ok((facts, rejection))

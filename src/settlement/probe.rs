@@ -8,7 +8,10 @@ use alloy_sol_types::{SolType, SolValue, decode_revert_reason, sol_data};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::rpc::{Rpc, RpcFailure, printable};
+use super::{
+    rpc::{RpcFailure, printable},
+    together::Together,
+};
 use crate::{
     facilitator::{Authenticity, Prechecked, Rejection},
     protocol::Reason,
@@ -54,8 +57,13 @@ impl Probe {
         Some(Self { code: bytecode, gas_cap })
     }
 
-    /// Looks at the payment in the newest block. One request.
-    pub(crate) async fn look(&self, rpc: &Rpc, payment: &Prechecked, calldata: &Bytes) -> Result<Facts, RpcFailure> {
+    /// Looks at the payment in the newest block. One request, or a part of one.
+    pub(crate) async fn look(
+        &self,
+        node: &Together,
+        payment: &Prechecked,
+        calldata: &Bytes,
+    ) -> Result<Facts, RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (
             payment.terms().offer().asset.address,
@@ -67,7 +75,7 @@ impl Probe {
         );
         let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
-        let answer: Bytes = rpc.call("eth_call", (json!({ "data": Bytes::from(data) }), "latest")).await?;
+        let answer: Bytes = node.call("eth_call", (json!({ "data": Bytes::from(data) }), "latest")).await?;
         Facts::decode(&answer).ok_or(RpcFailure::Silent)
     }
 

@@ -4,11 +4,12 @@
 
 use std::{fmt, time::Duration};
 
-use alloy_json_rpc::{Request, ResponsePacket, ResponsePayload, RpcError};
+use alloy_json_rpc::{Request, RequestPacket, ResponsePacket, ResponsePayload, RpcError, SerializedRequest};
 use alloy_primitives::{Address, B256, Bytes, U64, U256};
 use alloy_rpc_client::RpcClient;
 use alloy_transport::{BoxTransport, TransportErrorKind};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use tokio::time::timeout;
 use tower_service::Service;
 
@@ -58,41 +59,51 @@ impl Rpc {
         method: &'static str,
         params: impl Serialize,
     ) -> Result<R, RpcFailure> {
+        let request = self.request(method, params)?;
+        self.ask(limit, request).await.and_then(|result| read(method, &result))
+    }
+
+    /// A request with an id of its own.
+    pub(super) fn request(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+    ) -> Result<SerializedRequest, RpcFailure> {
         let params = serde_json::value::to_raw_value(&params).map_err(|_| RpcFailure::Silent)?;
-        let request =
-            Request::new(method, self.client.next_id(), params).serialize().map_err(|_| RpcFailure::Silent)?;
+        Request::new(method, self.client.next_id(), params).serialize().map_err(|_| RpcFailure::Silent)
+    }
+
+    /// The result of one request.
+    pub(super) async fn ask(&self, limit: Duration, request: SerializedRequest) -> Result<Box<RawValue>, RpcFailure> {
+        let method = request.method().to_owned();
+        let payload = match self.exchange(limit, request.into()).await {
+            Ok(ResponsePacket::Single(response)) => response.payload,
+            Ok(ResponsePacket::Batch(_)) => return Err(RpcFailure::Silent),
+            Err(Unanswered::Error(RpcError::ErrorResp(error))) => ResponsePayload::Failure(error),
+            Err(unanswered) => {
+                tracing::debug!(method, why = unanswered.describe(), "the node did not answer");
+                return Err(RpcFailure::Silent);
+            }
+        };
+        outcome(&method, payload)
+    }
+
+    /// Sends what is to be sent, and waits for the answer for as long as `limit`.
+    pub(super) async fn exchange(&self, limit: Duration, packet: RequestPacket) -> Result<ResponsePacket, Unanswered> {
         let mut transport = self.transport.clone();
         let exchange = async {
             std::future::poll_fn(|cx| transport.poll_ready(cx)).await?;
-            transport.call(request.into()).await
+            transport.call(packet).await
         };
-        let answer = match timeout(limit, exchange).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                tracing::debug!(method, ?limit, "the node did not answer in time");
-                return Err(RpcFailure::Silent);
-            }
-        };
-        let payload = match answer {
-            Ok(ResponsePacket::Single(response)) => response.payload,
-            Ok(ResponsePacket::Batch(_)) => return Err(RpcFailure::Silent),
-            Err(RpcError::ErrorResp(error)) => ResponsePayload::Failure(error),
-            Err(error) => {
-                tracing::debug!(method, error = describe(&error), "the node could not be asked");
-                return Err(RpcFailure::Silent);
-            }
-        };
-        match payload {
-            ResponsePayload::Success(result) => serde_json::from_str(result.get()).map_err(|error| {
-                tracing::debug!(method, %error, "the node's answer cannot be read");
-                RpcFailure::Silent
-            }),
-            ResponsePayload::Failure(error) => {
-                let message = printable(error.message.as_bytes());
-                tracing::debug!(method, code = error.code, message, "the node answered with an error");
-                Err(RpcFailure::Refused { code: error.code, message })
-            }
+        match timeout(limit, exchange).await {
+            Ok(answer) => answer.map_err(Unanswered::Error),
+            Err(_) => Err(Unanswered::Late),
         }
+    }
+
+    /// How long a request may take.
+    pub(super) const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     pub(crate) async fn chain_id(&self) -> Result<u64, RpcFailure> {
@@ -134,14 +145,59 @@ impl fmt::Debug for Rpc {
     }
 }
 
-/// The kind of a transport error; its text may hold a URL.
-fn describe(error: &RpcError<TransportErrorKind>) -> &'static str {
-    match error {
-        RpcError::Transport(TransportErrorKind::HttpError(_)) => "an HTTP status",
-        RpcError::Transport(_) => "the connection",
-        RpcError::DeserError { .. } => "not JSON-RPC",
-        _ => "the transport",
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Unanswered {
+    /// It did not come in time.
+    Late,
+    /// It was none, or could not be had.
+    Error(RpcError<TransportErrorKind>),
+}
+
+impl Unanswered {
+    /// Whether it is about what was asked, rather than about the way there.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            // Too many requests, or too long ago, are no matter of their form.
+            Self::Error(RpcError::Transport(TransportErrorKind::HttpError(error))) => {
+                (400..500).contains(&error.status) && !matches!(error.status, 408 | 429)
+            }
+            Self::Error(RpcError::ErrorResp(_) | RpcError::DeserError { .. }) => true,
+            _ => false,
+        }
     }
+
+    /// The kind of the trouble; its text may hold a URL.
+    pub(super) fn describe(&self) -> &'static str {
+        match self {
+            Self::Late => "not in time",
+            Self::Error(RpcError::ErrorResp(_)) => "a JSON-RPC error",
+            Self::Error(RpcError::Transport(TransportErrorKind::HttpError(_))) => "an HTTP status",
+            Self::Error(RpcError::Transport(_)) => "the connection",
+            Self::Error(RpcError::DeserError { .. }) => "not JSON-RPC",
+            Self::Error(_) => "the transport",
+        }
+    }
+}
+
+/// What a response says.
+pub(super) fn outcome(method: &str, payload: ResponsePayload) -> Result<Box<RawValue>, RpcFailure> {
+    match payload {
+        ResponsePayload::Success(result) => Ok(result),
+        ResponsePayload::Failure(error) => {
+            let message = printable(error.message.as_bytes());
+            tracing::debug!(method, code = error.code, message, "the node answered with an error");
+            Err(RpcFailure::Refused { code: error.code, message })
+        }
+    }
+}
+
+/// A result as the type it should be.
+pub(super) fn read<R: DeserializeOwned>(method: &str, result: &RawValue) -> Result<R, RpcFailure> {
+    serde_json::from_str(result.get()).map_err(|error| {
+        tracing::debug!(method, %error, "the node's answer cannot be read");
+        RpcFailure::Silent
+    })
 }
 
 /// Foreign text for a log or an error message: its beginning, and nothing that a terminal would obey.

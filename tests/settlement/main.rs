@@ -7,7 +7,11 @@ mod faults;
 mod keys;
 mod lane;
 mod reconcile;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../support/rpc_proxy.rs"]
+mod rpc_proxy;
 mod settle;
 mod stage;
+mod together;
 mod upkeep;
 mod verify;

@@ -60,6 +60,8 @@ pub enum Fate {
     Status(u16),
     /// It is forwarded twice, and the second answer is given.
     Twice,
+    /// It is forwarded, and every second answer of a batch is left out.
+    Half,
 }
 
 type Judge = dyn Fn(&[String]) -> Fate + Send + Sync;
@@ -145,6 +147,12 @@ impl Shared {
             Fate::Twice => {
                 self.forward(body.clone()).await?;
                 self.forward(body).await
+            }
+            Fate::Half => {
+                let answer = self.forward(body).await?.into_body().collect().await.map_err(io::Error::other)?;
+                let answers: Vec<Value> = serde_json::from_slice(&answer.to_bytes()).map_err(io::Error::other)?;
+                let half: Value = answers.into_iter().step_by(2).collect();
+                Ok(respond(StatusCode::OK, half.to_string().into()))
             }
             Fate::Error(code) => Ok(respond(StatusCode::OK, errors(&message, code).to_string().into())),
             Fate::Status(status) => {

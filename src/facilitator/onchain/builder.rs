@@ -34,6 +34,7 @@ use crate::{
         readiness::LastLook,
         reverts::Reverts,
         rpc::Rpc,
+        together::Together,
     },
     usdc::Usdc,
 };
@@ -305,6 +306,7 @@ impl OnchainFacilitatorBuilder {
             hint: Arc::default(),
             costs: Costs::new(self.native_price, self.refuse_losses),
             last_look: LastLook::default(),
+            looks: Together::new(rpc.clone()),
             rpc,
         };
         let engine = Arc::new(engine);

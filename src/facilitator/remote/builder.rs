@@ -185,7 +185,7 @@ async fn witnesses(
     use alloy_rpc_client::RpcClient;
 
     use super::witness::Node;
-    use crate::settlement::{http::Endpoint, probe::Probe, rpc::Rpc};
+    use crate::settlement::{http::Endpoint, probe::Probe, rpc::Rpc, together::Together};
 
     /// What a transfer may use in a simulation; as the on-chain facilitator has it.
     const GAS: u64 = 400_000;
@@ -202,7 +202,7 @@ async fn witnesses(
             return Err(RemoteBuildError::WrongChain { expected: network, found: Network::eip155(found) });
         }
         let probe = Probe::new(GAS).ok_or(RemoteBuildError::Probe)?;
-        witnesses.push((network, Box::new(Node { rpc, probe, patience: PATIENCE })));
+        witnesses.push((network, Box::new(Node { looks: Together::new(rpc.clone()), rpc, probe, patience: PATIENCE })));
     }
     Ok(witnesses)
 }

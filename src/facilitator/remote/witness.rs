@@ -94,6 +94,7 @@ mod onchain {
             judge::Expected,
             probe::{Facts, Probe},
             rpc::{Rpc, RpcFailure},
+            together::Together,
             transfer,
         },
     };
@@ -104,6 +105,7 @@ mod onchain {
     /// A node of the seller's choice.
     pub(in super::super) struct Node {
         pub(in super::super) rpc: Rpc,
+        pub(in super::super) looks: Together,
         pub(in super::super) probe: Probe,
         /// How long a transaction that the facilitator names is waited for: the node may lag behind the facilitator's.
         pub(in super::super) patience: Duration,
@@ -112,7 +114,7 @@ mod onchain {
     impl Node {
         async fn facts(&self, payment: &Prechecked) -> Result<(Facts, Option<Rejection>), RpcFailure> {
             let calldata = transfer::calldata(payment.authorization(), payment.signature());
-            let facts = self.probe.look(&self.rpc, payment, &calldata).await?;
+            let facts = self.probe.look(&self.looks, payment, &calldata).await?;
             let rejection = self.probe.diagnose(&facts, payment);
             Ok((facts, rejection))
         }

@@ -1,0 +1,184 @@
+//! Requests that come at about the same time, in one.
+//!
+//! A request for itself takes the machine longer than what is asked. So of many that come within a millisecond the first is
+//! sent at once and the others share the next one, as a JSON-RPC batch; who comes alone waits for nobody. A node that takes no
+//! batches is asked one by one.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use alloy_json_rpc::{Id, RequestPacket, ResponsePacket, SerializedRequest};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use tokio::{
+    sync::oneshot,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use super::rpc::{Rpc, RpcFailure, Unanswered, outcome, read};
+
+/// After a request, for how long others are gathered.
+const GATHERING: Duration = Duration::from_millis(1);
+/// How many share a request at most; providers allow a hundred and more.
+const MAX_TOGETHER: usize = 50;
+/// How many wait at most; who comes then asks for itself.
+const MAX_WAITING: usize = 1_000;
+/// For how long a node is asked one by one that does not take batches.
+const ONE_BY_ONE: Duration = Duration::from_secs(600);
+
+type Answer = Result<Box<RawValue>, RpcFailure>;
+
+/// What gathers requests that change nothing, so that repeating one does no harm. A clone gathers with the others.
+#[derive(Clone)]
+pub(crate) struct Together(Arc<Inner>);
+
+struct Inner {
+    rpc: Rpc,
+    gathering: Mutex<Gathering>,
+}
+
+#[derive(Default)]
+struct Gathering {
+    /// Those that share the next request, for which a task exists if there are any.
+    waiting: Vec<Waiting>,
+    /// When the last request left.
+    sent: Option<Instant>,
+    /// Until when everybody asks for itself.
+    one_by_one: Option<Instant>,
+}
+
+struct Waiting {
+    request: SerializedRequest,
+    answer: oneshot::Sender<Answer>,
+}
+
+impl Together {
+    pub(crate) fn new(rpc: Rpc) -> Self {
+        Self(Arc::new(Inner { rpc, gathering: Mutex::default() }))
+    }
+
+    /// Asks the node, for as long as a request may take.
+    pub(crate) async fn call<R: DeserializeOwned>(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+    ) -> Result<R, RpcFailure> {
+        let request = self.0.rpc.request(method, params)?;
+        let answer = match self.join(request) {
+            Ok(answer) => answer.await.unwrap_or(Err(RpcFailure::Silent)),
+            Err(alone) => self.0.rpc.ask(self.0.rpc.timeout(), alone).await,
+        };
+        answer.and_then(|result| read(method, &result))
+    }
+
+    /// Where the answer will come if the request waits for others; otherwise gives it back.
+    fn join(&self, request: SerializedRequest) -> Result<oneshot::Receiver<Answer>, SerializedRequest> {
+        let now = Instant::now();
+        let mut gathering = self.gathering();
+        let next = gathering.sent.map(|sent| sent + GATHERING).filter(|next| *next > now);
+        let is_alone = gathering.one_by_one.is_some_and(|until| until > now)
+            || gathering.waiting.len() >= MAX_WAITING
+            || (next.is_none() && gathering.waiting.is_empty());
+        if is_alone {
+            gathering.sent = Some(now);
+            return Err(request);
+        }
+        let (answer, receiver) = oneshot::channel();
+        gathering.waiting.push(Waiting { request, answer });
+        if gathering.waiting.len() == 1 {
+            let together = self.clone();
+            tokio::spawn(async move {
+                sleep_until(next.unwrap_or(now)).await;
+                together.send().await;
+            });
+        }
+        Ok(receiver)
+    }
+
+    /// Sends what has been gathered.
+    async fn send(&self) {
+        let mut waiting = {
+            let mut gathering = self.gathering();
+            gathering.sent = Some(Instant::now());
+            std::mem::take(&mut gathering.waiting)
+        };
+        waiting.retain(|one| !one.answer.is_closed());
+        let mut requests = JoinSet::new();
+        while !waiting.is_empty() {
+            let rest = waiting.split_off(waiting.len().min(MAX_TOGETHER));
+            let (together, batch) = (self.clone(), std::mem::replace(&mut waiting, rest));
+            requests.spawn(async move { together.ask(batch).await });
+        }
+        requests.join_all().await;
+    }
+
+    async fn ask(&self, mut batch: Vec<Waiting>) {
+        let mut is_refused = false;
+        if batch.len() > 1 {
+            let packet = RequestPacket::Batch(batch.iter().map(|one| one.request.clone()).collect());
+            match self.0.rpc.exchange(self.0.rpc.timeout(), packet).await {
+                Ok(ResponsePacket::Batch(responses)) => {
+                    is_refused = true;
+                    let mut responses: HashMap<Id, _> =
+                        responses.into_iter().map(|response| (response.id, response.payload)).collect();
+                    // An error of one may be an error of all: a provider's way to say that there were too many.
+                    if responses.values().any(|payload| payload.is_success()) {
+                        let (answered, missing): (Vec<_>, Vec<_>) =
+                            batch.into_iter().partition(|one| responses.contains_key(one.request.id()));
+                        for one in answered {
+                            if let Some(payload) = responses.remove(one.request.id()) {
+                                let _ = one.answer.send(outcome(one.request.method(), payload));
+                            }
+                        }
+                        batch = missing;
+                    }
+                }
+                Ok(ResponsePacket::Single(_)) => is_refused = true,
+                // Who asked has waited long enough.
+                Err(Unanswered::Late) => {
+                    tracing::debug!(requests = batch.len(), "the node did not answer in time");
+                    return batch.into_iter().for_each(|one| drop(one.answer.send(Err(RpcFailure::Silent))));
+                }
+                Err(unanswered) => {
+                    is_refused = unanswered.is_refusal();
+                    tracing::debug!(requests = batch.len(), why = unanswered.describe(), "the node did not answer");
+                }
+            }
+        }
+        let is_good = self.ask_one_by_one(batch).await;
+        if is_refused && is_good {
+            tracing::info!("the node takes no batches; it is asked one by one");
+            self.gathering().one_by_one = Some(Instant::now() + ONE_BY_ONE);
+        }
+    }
+
+    /// Whether any has a result: what harmed them together may harm none of them alone.
+    async fn ask_one_by_one(&self, batch: Vec<Waiting>) -> bool {
+        let mut answers = JoinSet::new();
+        for Waiting { request, answer } in batch {
+            let rpc = self.0.rpc.clone();
+            answers.spawn(async move {
+                let result = rpc.ask(rpc.timeout(), request).await;
+                let is_good = result.is_ok();
+                let _ = answer.send(result);
+                is_good
+            });
+        }
+        answers.join_all().await.contains(&true)
+    }
+
+    fn gathering(&self) -> MutexGuard<'_, Gathering> {
+        self.0.gathering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Together {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Together").field("waiting", &self.gathering().waiting.len()).finish_non_exhaustive()
+    }
+}

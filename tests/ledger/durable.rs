@@ -132,6 +132,53 @@ async fn a_row_without_an_id_is_read() {
     assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
 }
 
+fn answer() -> StoredResponse {
+    StoredResponse {
+        status: StatusCode::OK,
+        headers: HeaderMap::new(),
+        body: Bytes::from_static(b"answer"),
+        trailers: None,
+        stored_at: CLOCK_START,
+    }
+}
+
+#[tokio::test]
+async fn the_file_holds_what_memory_holds_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let limited = async |count| {
+        let limits = ResponseLimits { count, ..ResponseLimits::default() };
+        SqliteLedger::open_with(&path, limits, 10_000, Arc::new(ManualClock::at(CLOCK_START))).await.unwrap()
+    };
+    let kept = async || {
+        let mut connection =
+            SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
+        let count = async |connection: &mut SqliteConnection, table: &str| -> i64 {
+            let query = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+            sqlx::query_scalar(query).fetch_one(connection).await.unwrap()
+        };
+        let counts = (count(&mut connection, "payments").await, count(&mut connection, "responses").await);
+        connection.close().await.unwrap();
+        counts
+    };
+    let ledger = limited(10).await;
+    // More at a time than is sent together, and then one by one.
+    let leases = join_all((0..700).map(|n| reserve(&ledger, record(1, n)))).await;
+    join_all(leases.iter().map(|lease| ledger.store_response(&lease.key, answer()))).await;
+    for lease in &leases[..20] {
+        ledger.store_response(&lease.key, answer()).await.unwrap();
+    }
+    for lease in &leases[100..150] {
+        ledger.discard(lease).await.unwrap();
+    }
+    ledger.close().await;
+    assert_eq!(kept().await, (650, 10));
+    let ledger = limited(4).await;
+    reserve(&ledger, record(9, 9)).await;
+    ledger.close().await;
+    assert_eq!(kept().await, (651, 4));
+}
+
 /// A file of a version that kept its rows in the order of their keys.
 #[tokio::test]
 async fn rows_in_the_order_of_keys_are_read() {
@@ -139,12 +186,15 @@ async fn rows_in_the_order_of_keys_are_read() {
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
     let old = reserve(&ledger, record(1, 1)).await;
+    ledger.store_response(&old.key, answer()).await.unwrap();
     ledger.close().await;
     let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
     let first = include_str!("../../src/ledger/sqlite/migrations/0001_payments.sql");
     let as_before = format!(
         "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
-         INSERT INTO payments SELECT * FROM p; INSERT INTO responses SELECT * FROM r; DROP TABLE p; DROP TABLE r;
+         INSERT INTO payments SELECT chain_id, asset, payer, nonce, fulfilment, settlement, record FROM p;
+         INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
+         DROP TABLE p; DROP TABLE r;
          DELETE FROM _sqlx_migrations WHERE version > 2;"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(as_before)).execute(&mut connection).await.unwrap();
@@ -152,6 +202,7 @@ async fn rows_in_the_order_of_keys_are_read() {
     let ledger = open(&path).await;
     let read = ledger.get(&old.key).await.unwrap().expect("read");
     assert_eq!(read.authorization, record(1, 1).authorization);
+    assert!(ledger.response(&old.key).await.unwrap().is_some());
     reserve(&ledger, record(1, 2)).await;
 }
 

@@ -22,20 +22,22 @@ use super::super::{
 };
 use super::{
     nonces,
-    rows::{self, PaymentRow, ResponseRow, bind},
+    numbers::Numbers,
+    rows::{PaymentRow, ResponseRow, Script},
 };
 
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. The index alone of 100,000 payments is 10 MiB, and every
 /// new payment belongs anywhere in it.
 const CACHE: &str = "-16384";
 
-/// How many prepared statements are kept: one for each number of rows, with what is sent with them, and the few others.
-const STATEMENTS: usize = 6 * rows::MOST;
+/// How many texts are kept prepared: those for the usual numbers of rows, and the few others.
+const STATEMENTS: usize = 128;
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
     shared: Arc<Shared>,
-    durable: watch::Receiver<Durable>,
+    /// Closed when nothing is written any more.
+    writing: watch::Receiver<()>,
 }
 
 struct Shared {
@@ -52,19 +54,30 @@ pub(super) struct Changes {
     pub(super) nonces: Vec<(Sender, u64)>,
 }
 
-/// Keys only: what is written is what memory holds when it is written, so that no order of changes can be confused.
+/// What the next transaction writes. Keys only: what is written is what memory holds when it is written, so that no order of
+/// changes can be confused.
 #[derive(Default)]
 struct Dirty {
     payments: HashSet<PaymentKey>,
     responses: HashSet<PaymentKey>,
     nonces: HashSet<(Sender, u64)>,
-    /// Grows with every change.
-    version: u64,
+    /// Tells those who wait for it, and only those, that it is on disk; closed if that will never be.
+    done: watch::Sender<bool>,
+    /// The same of the transaction that is being written.
+    current: Option<Durable>,
     closed: bool,
+    /// Nothing is written any more.
+    ended: bool,
 }
 
-/// Everything up to this version is on disk; `None` once writing has failed.
-type Durable = Option<u64>;
+type Durable = watch::Receiver<bool>;
+
+/// Where everything is in the file.
+#[derive(Default)]
+struct Places {
+    payments: Numbers,
+    responses: Numbers,
+}
 
 impl Journal {
     /// Opens the file, brings what it holds into memory, and starts to write.
@@ -84,11 +97,16 @@ impl Journal {
             .run(&mut connection)
             .await
             .map_err(|error| LedgerError::Backend(Box::new(error)))?;
-        load(&mut connection, &memory).await?;
-        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Notify::new(), commits: AtomicU64::new(0) });
-        let (progress, durable) = watch::channel(Some(0));
-        tokio::spawn(write(connection, memory, shared.clone(), progress));
-        Ok(Self { shared, durable })
+        let (places, dirty) = load(&mut connection, &memory).await?;
+        let shared = Arc::new(Shared { dirty: Mutex::new(dirty), wake: Notify::new(), commits: AtomicU64::new(0) });
+        let (alive, writing) = watch::channel(());
+        let writer = shared.clone();
+        tokio::spawn(async move {
+            let _alive = alive;
+            write(connection, memory, places, &writer).await;
+            writer.end();
+        });
+        Ok(Self { shared, writing })
     }
 
     pub(super) fn commits(&self) -> u64 {
@@ -98,17 +116,13 @@ impl Journal {
     /// Writes what is left and lets go of the file.
     pub(super) async fn close(&self) {
         self.shared.close();
-        let mut durable = self.durable.clone();
-        while durable.changed().await.is_ok() {}
+        let mut writing = self.writing.clone();
+        while writing.changed().await.is_ok() {}
     }
 
     /// Refuses to go on once the disk has fallen behind for good, or the file was let go of.
     pub(super) fn check(&self) -> Result<(), LedgerError> {
-        let is_open = self.durable.has_changed().is_ok();
-        match *self.durable.borrow() {
-            Some(_) if is_open => Ok(()),
-            _ => Err(failed()),
-        }
+        self.writing.has_changed().map(drop).map_err(|_| failed())
     }
 
     /// Returns when these changes are durable. They will be even if the caller stops waiting.
@@ -126,37 +140,62 @@ impl Journal {
 
     /// Returns when everything that can be seen in memory now is durable.
     pub(super) async fn settled_down(&self) -> Result<(), LedgerError> {
-        self.check()?;
-        let version = self.shared.dirty().version;
-        self.until(version).await
+        self.changed(Changes::default()).await
     }
 
     /// The same for changes of all kinds, which share one transaction: on disk are all of them or none.
     pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
-        let version = self.note(changes);
-        self.until(version).await
+        let durable = {
+            let mut dirty = self.shared.dirty();
+            if !changes.is_empty() {
+                dirty.add(changes);
+                self.shared.wake.notify_one();
+            }
+            dirty.durable()?
+        };
+        let Some(mut durable) = durable else { return Ok(()) };
+        durable.wait_for(|durable| *durable).await.map(drop).map_err(|_| failed())
     }
 
-    /// Has these changes written soon, and does not wait. The version is theirs.
-    pub(super) fn note(&self, changes: Changes) -> u64 {
-        let mut dirty = self.shared.dirty();
-        if !(changes.payments.is_empty() && changes.responses.is_empty() && changes.nonces.is_empty()) {
-            dirty.payments.extend(changes.payments);
-            dirty.responses.extend(changes.responses);
-            dirty.nonces.extend(changes.nonces);
-            dirty.version += 1;
+    /// Has these changes written soon, and does not wait.
+    pub(super) fn note(&self, changes: Changes) {
+        if !changes.is_empty() {
+            self.shared.dirty().add(changes);
             self.shared.wake.notify_one();
         }
-        dirty.version
+    }
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
+    }
+}
+
+impl Dirty {
+    fn is_empty(&self) -> bool {
+        self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
     }
 
-    async fn until(&self, version: u64) -> Result<(), LedgerError> {
-        let mut durable = self.durable.clone();
-        let reached = durable.wait_for(|durable| durable.is_none_or(|durable| durable >= version)).await;
-        match reached.as_deref() {
-            Ok(Some(_)) => Ok(()),
-            Ok(None) | Err(_) => Err(failed()),
+    fn add(&mut self, changes: Changes) {
+        self.payments.extend(changes.payments);
+        self.responses.extend(changes.responses);
+        self.nonces.extend(changes.nonces);
+    }
+
+    /// What tells that everything is on disk that has been added until now; `None` if it is.
+    fn durable(&self) -> Result<Option<Durable>, LedgerError> {
+        match self.is_empty() {
+            _ if self.ended => Err(failed()),
+            true => Ok(self.current.clone()),
+            false => Ok(Some(self.done.subscribe())),
         }
+    }
+
+    /// What is to be written now; others gather meanwhile.
+    fn take(&mut self) -> Self {
+        let rest = Self { current: Some(self.done.subscribe()), closed: self.closed, ..Self::default() };
+        std::mem::replace(self, rest)
     }
 }
 
@@ -181,106 +220,107 @@ impl Shared {
         self.dirty().closed = true;
         self.wake.notify_one();
     }
+
+    /// Whoever waits now, or will, waits for nothing.
+    fn end(&self) {
+        *self.dirty() = Dirty { ended: true, closed: true, ..Dirty::default() };
+    }
 }
 
-async fn write(
-    mut connection: SqliteConnection,
-    memory: Arc<MemoryLedger>,
-    shared: Arc<Shared>,
-    progress: watch::Sender<Durable>,
-) {
+async fn write(mut connection: SqliteConnection, memory: Arc<MemoryLedger>, mut places: Places, shared: &Shared) {
     loop {
-        let (taken, version, closed) = {
+        let taken = {
             let mut dirty = shared.dirty();
-            let (version, closed) = (dirty.version, dirty.closed);
-            (std::mem::replace(&mut *dirty, Dirty { version, closed, ..Dirty::default() }), version, closed)
+            dirty.current = None;
+            if dirty.is_empty() { Err(dirty.closed) } else { Ok(dirty.take()) }
         };
-        if taken.payments.is_empty() && taken.responses.is_empty() && taken.nonces.is_empty() {
-            if closed {
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(false) => {
+                shared.wake.notified().await;
+                continue;
+            }
+            Err(true) => {
                 // Closing checkpoints the WAL and gives the lock back.
                 let _ = connection.close().await;
                 return;
             }
-            shared.wake.notified().await;
-            continue;
-        }
+        };
         let started = std::time::Instant::now();
-        if let Err(error) = commit(&mut connection, &memory, taken).await {
+        let done = taken.done.clone();
+        if let Err(error) = commit(&mut connection, &memory, &mut places, taken).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "the ledger's file cannot be written; it refuses everything"
             );
-            progress.send_replace(None);
             return;
         }
         crate::metrics::committed(started.elapsed());
         shared.commits.fetch_add(1, Ordering::Relaxed);
-        progress.send_replace(Some(version));
+        done.send_replace(true);
     }
 }
 
 /// Puts it all on disk, or nothing of it: after an error the connection is given up with what it has begun.
-async fn commit(connection: &mut SqliteConnection, memory: &MemoryLedger, dirty: Dirty) -> Result<(), sqlx::Error> {
-    let (mut payments, mut forgotten) = (Vec::new(), Vec::new());
+async fn commit(
+    connection: &mut SqliteConnection,
+    memory: &MemoryLedger,
+    places: &mut Places,
+    dirty: Dirty,
+) -> Result<(), sqlx::Error> {
+    let mut script = Script::default();
+    script.push("BEGIN IMMEDIATE");
+    for (sender, number) in dirty.nonces {
+        nonces::write(&mut script, connection, memory, sender, number).await?;
+    }
+    let (mut payments, mut forgotten) = (Vec::with_capacity(dirty.payments.len()), Vec::new());
     for key in dirty.payments {
         match memory.snapshot(&key) {
-            Some(record) => payments.push(PaymentRow::of(&record)?),
-            None => forgotten.push(key),
+            Some(record) => payments.push(PaymentRow::of(places.payments.get(key), &record)?),
+            None => forgotten.extend(places.payments.remove(&key)),
         }
     }
-    let (mut responses, mut dropped) = (Vec::new(), Vec::new());
+    let (mut responses, mut dropped) = (Vec::with_capacity(dirty.responses.len()), Vec::new());
     for key in dirty.responses {
         match memory.kept_response(&key) {
-            Some(response) => responses.push(ResponseRow::of(key, response)?),
-            None => dropped.push(key),
+            Some(response) => responses.push(ResponseRow::of(places.responses.get(key), key, response)?),
+            None => dropped.extend(places.responses.remove(&key)),
         }
     }
-    if dirty.nonces.is_empty() && forgotten.is_empty() && dropped.is_empty() {
-        if responses.is_empty() && payments.len() <= rows::MOST {
-            // One statement is a transaction of its own.
-            return rows::write(connection, "", &payments, "").await;
-        }
-        rows::write(connection, BEGIN, &payments, "").await?;
-        return rows::write(connection, "", &responses, COMMIT).await;
-    }
-    sqlx::query(BEGIN).execute(&mut *connection).await?;
-    for (sender, number) in dirty.nonces {
-        nonces::write(connection, memory, sender, number).await?;
-    }
-    for key in forgotten {
-        bind(sqlx::query(COUNT_FORGOTTEN), &key).execute(&mut *connection).await?;
-        bind(sqlx::query(DELETE_PAYMENT), &key).execute(&mut *connection).await?;
-    }
-    for key in dropped {
-        bind(sqlx::query(DELETE_RESPONSE), &key).execute(&mut *connection).await?;
-    }
-    rows::write(connection, "", &payments, "").await?;
-    rows::write(connection, "", &responses, COMMIT).await
+    script.upsert(connection, payments).await?;
+    script.upsert(connection, responses).await?;
+    script.push_for(connection, COUNT_FORGOTTEN, forgotten.clone()).await?;
+    script.push_for(connection, ("DELETE FROM payments WHERE id IN ", ""), forgotten).await?;
+    script.push_for(connection, ("DELETE FROM responses WHERE id IN ", ""), dropped).await?;
+    script.push("COMMIT");
+    script.run(connection).await
 }
 
-const BEGIN: &str = "BEGIN IMMEDIATE;";
-const COMMIT: &str = "COMMIT";
-const DELETE_PAYMENT: &str = "DELETE FROM payments WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
-const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments \
-     WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4 AND settlement IN ('settled', 'final'))";
-const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4";
+const COUNT_FORGOTTEN: (&str, &str) = (
+    "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments WHERE id IN ",
+    " AND settlement IN ('settled', 'final'))",
+);
 
-async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(), LedgerError> {
-    for row in sqlx::query("SELECT record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
-        let json: String = row.try_get(0).map_err(backend)?;
+/// Brings the file into memory. What memory has no room for is to be deleted.
+async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(Places, Dirty), LedgerError> {
+    let (mut places, mut dirty) = (Places::default(), Dirty::default());
+    for row in sqlx::query("SELECT id, record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
+        let json: String = row.try_get(1).map_err(backend)?;
         let record = serde_json::from_str::<Row>(&json).ok().and_then(Row::into_record).ok_or_else(unreadable)?;
+        places.payments.restore(record.key, row.try_get(0).map_err(backend)?);
         // Whoever looked after its settlement was the process that is gone.
         memory.restore(Record { settling: None, ..record });
     }
-    let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
+    let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body, id FROM responses ORDER BY stored_at";
     for row in sqlx::query(responses).fetch_all(&mut *connection).await.map_err(backend)? {
         let (key, response) = read_response(&row).map_err(backend)?.ok_or_else(unreadable)?;
-        memory.keep_response(&key, Arc::new(response));
+        places.responses.restore(key, row.try_get(7).map_err(backend)?);
+        dirty.responses.extend(memory.keep_response(&key, Arc::new(response)));
     }
     nonces::load(connection, memory).await?;
     let settled: i64 = sqlx::query_scalar("SELECT settled FROM totals").fetch_one(connection).await.map_err(backend)?;
     memory.restore_total(settled.cast_unsigned());
-    Ok(())
+    Ok((places, dirty))
 }
 
 fn read_response(row: &sqlx::sqlite::SqliteRow) -> Result<Option<(PaymentKey, StoredResponse)>, sqlx::Error> {

@@ -2,6 +2,7 @@
 
 mod journal;
 mod nonces;
+mod numbers;
 mod rows;
 
 use std::{path::Path, sync::Arc};
@@ -89,7 +90,7 @@ impl Ledger for SqliteLedger {
         let changed = matches!(reservation, Ok(Reservation::New(_))).then_some(key);
         let changes = Changes { payments: forgotten.into_iter().chain(changed).collect(), ..Changes::default() };
         match reservation {
-            Ok(Reservation::New(_)) => drop(self.journal.note(changes)),
+            Ok(Reservation::New(_)) => self.journal.note(changes),
             // What the caller is shown must be there tomorrow.
             _ => self.journal.changed(changes).await?,
         }

@@ -2,11 +2,12 @@
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
-use sqlx::{Row as _, SqliteConnection};
+use sqlx::{Arguments as _, Row as _, SqliteConnection, sqlite::SqliteArguments};
 
 use super::{
     super::{LedgerError, MemoryLedger, PaymentKey, Sender, Submission},
     journal::{backend, unreadable},
+    rows::Script,
 };
 use crate::network::Network;
 
@@ -14,38 +15,37 @@ use crate::network::Network;
 #[derive(Serialize, Deserialize)]
 struct Member(Address, Address, B256);
 
-/// Writes a nonce as memory has it now.
+/// Adds what makes the file hold a nonce as memory has it now.
 pub(super) async fn write(
+    script: &mut Script,
     connection: &mut SqliteConnection,
     memory: &MemoryLedger,
     sender: Sender,
     number: u64,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("DELETE FROM transactions WHERE chain_id = ?1 AND sender = ?2 AND nonce = ?3")
-        .bind(sender.network.chain_id().cast_signed())
-        .bind(sender.address.to_vec())
-        .bind(number.cast_signed())
-        .execute(&mut *connection)
-        .await?;
+    let bind = |values: &mut SqliteArguments| {
+        values.add(sender.network.chain_id().cast_signed())?;
+        values.add(sender.address.to_vec())?;
+        values.add(number.cast_signed())
+    };
+    let delete = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
+    script.push_with(connection, delete, bind).await?;
     let Some(nonce) = memory.nonce(&sender, number) else { return Ok(()) };
     for submission in &nonce.transactions {
         let members: Vec<Member> =
             submission.payments.iter().map(|key| Member(key.asset, key.payer, key.nonce)).collect();
         let members = serde_json::to_string(&members).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        sqlx::query(
-            "INSERT INTO transactions (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-        )
-        .bind(sender.network.chain_id().cast_signed())
-        .bind(sender.address.to_vec())
-        .bind(number.cast_signed())
-        .bind(submission.hash.to_vec())
-        .bind(&submission.raw[..])
-        .bind(members)
-        .bind(nonce.is_free)
-        .bind(submission.at.cast_signed())
-        .execute(&mut *connection)
-        .await?;
+        let insert = "INSERT INTO transactions (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+        let bind = |values: &mut SqliteArguments| {
+            bind(values)?;
+            values.add(submission.hash.to_vec())?;
+            values.add(submission.raw.to_vec())?;
+            values.add(members)?;
+            values.add(nonce.is_free)?;
+            values.add(submission.at.cast_signed())
+        };
+        script.push_with(connection, insert, bind).await?;
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ use crate::{
 
 /// Contracts that Base has, and without which x402-rs does not start: the validator of ERC-6492, Permit2 and a proxy for it. No
 /// payment by a key calls them.
-const EXPECTED: [Address; 3] = [
+pub const EXPECTED: [Address; 3] = [
     address!("dAcD51A54883eb67D95FAEb2BBfdC4a9a6BD2a3B"),
     address!("000000000022D473030F116dDEE9F6B43aC78BA3"),
     address!("402085c248EeA27D92E8b30b2C58ed07f9E20001"),

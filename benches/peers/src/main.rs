@@ -6,6 +6,7 @@
 //! cargo run --release -- chain            requests to a node and time, 50 ms away
 //! cargo run --release -- copies           twenty copies of one payment at once
 //! cargo run --release -- load             paid requests a second over loopback, and how long they take at half of that
+//! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
 //! ```
@@ -30,6 +31,7 @@ mod listening;
 mod load;
 mod memory;
 mod onchain;
+mod own;
 mod payments;
 mod request;
 mod sellers;
@@ -46,8 +48,10 @@ fn main() -> Result {
         ["chain"] => chain::run(),
         ["copies"] => copies::run(),
         ["load"] => load::run(),
+        ["own"] => own::run(),
+        ["node"] => own::node(),
         ["memory"] => memory::run(),
         ["memory", seller] => memory::of(seller),
-        _ => Err("request, chain, copies, load or memory?".into()),
+        _ => Err("request, chain, copies, load, own or memory?".into()),
     }
 }

@@ -9,7 +9,11 @@ use r402_evm::{
     chain::{Eip155ChainProvider as R402Provider, Eip155ChainReference as R402Chain},
 };
 use serde_json::json;
-use tower_x402::{Network, facilitator::OnchainFacilitator};
+use tower_x402::{
+    Network,
+    facilitator::OnchainFacilitator,
+    ledger::{Ledger, MemoryLedger},
+};
 use x402_chain_eip155::{
     V2Eip155Exact,
     chain::{Eip155ChainProvider, Eip155ChainReference, config::Eip155ChainConfig},
@@ -23,7 +27,12 @@ use x402_types::{
 use crate::Result;
 
 pub async fn ours(rpc_url: &str, key: PrivateKeySigner) -> Result<OnchainFacilitator> {
-    Ok(OnchainFacilitator::builder().rpc_url(rpc_url).network(Network::BASE_SEPOLIA).signer(key).build().await?)
+    ours_with(rpc_url, key, Arc::new(MemoryLedger::new())).await
+}
+
+pub async fn ours_with(rpc_url: &str, key: PrivateKeySigner, ledger: Arc<dyn Ledger>) -> Result<OnchainFacilitator> {
+    let builder = OnchainFacilitator::builder().rpc_url(rpc_url).network(Network::BASE_SEPOLIA).ledger(ledger);
+    Ok(builder.signer(key).build().await?)
 }
 
 pub fn r402(rpc_url: &str, key: PrivateKeySigner) -> Result<Eip155ExactFacilitator<R402Provider>> {

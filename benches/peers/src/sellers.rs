@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use axum::{Router, routing::MethodRouter};
 use r402_evm::{Eip155Exact, USDC as R402_USDC};
-use r402_http::X402Middleware as R402Middleware;
-use tower_x402::{SystemClock, facilitator::Facilitator, server::RequirePaymentLayer};
+use r402_http::{X402Middleware as R402Middleware, server::SettlementMode};
+use tower_x402::{
+    SystemClock,
+    facilitator::Facilitator,
+    server::{DeferredPolicy, RequirePaymentLayer},
+};
 use x402_axum::X402Middleware;
 use x402_chain_eip155::{KnownNetworkEip155 as _, V2Eip155Exact};
 use x402_types::networks::USDC;
@@ -31,12 +35,27 @@ pub fn ours_with(handler: &MethodRouter, facilitator: impl Facilitator) -> Resul
     Ok(Router::new().route("/evaluate", handler.clone()).layer(layer))
 }
 
+/// Answers payers that are known before it is paid.
+pub fn ours_deferred(handler: &MethodRouter, facilitator: impl Facilitator, policy: DeferredPolicy) -> Result<Router> {
+    let layer = hot_path::layer(facilitator, Arc::new(SystemClock)).deferred(policy).build()?;
+    Ok(Router::new().route("/evaluate", handler.clone()).layer(layer))
+}
+
 pub fn r402(handler: &MethodRouter, facilitator: impl r402_facilitator::Facilitator + 'static) -> Result<Router> {
+    r402_in(handler, facilitator, SettlementMode::default())
+}
+
+pub fn r402_in(
+    handler: &MethodRouter,
+    facilitator: impl r402_facilitator::Facilitator + 'static,
+    mode: SettlementMode,
+) -> Result<Router> {
     let tag = Eip155Exact::price_tag(hot_path::pay_to(), R402_USDC::base_sepolia().amount(hot_path::PRICE), None);
     let layer = R402Middleware::from_facilitator(facilitator)
         .with_base_url(ORIGIN.parse()?)
         .with_scheme("eip155:*".parse()?, Eip155Exact)
-        .with_price_tag(tag)?;
+        .with_price_tag(tag)?
+        .with_settlement_mode(mode)?;
     Ok(Router::new().route("/evaluate", handler.clone().layer(layer)))
 }
 
@@ -44,8 +63,21 @@ pub fn x402_axum<F>(handler: &MethodRouter, facilitator: F) -> Router
 where
     F: x402_types::facilitator::Facilitator + Clone + Send + Sync + 'static,
 {
+    x402_axum_by(handler, X402Middleware::from_facilitator(facilitator))
+}
+
+pub fn x402_axum_that_settles_first<F>(handler: &MethodRouter, facilitator: F) -> Router
+where
+    F: x402_types::facilitator::Facilitator + Clone + Send + Sync + 'static,
+{
+    x402_axum_by(handler, X402Middleware::from_facilitator(facilitator).settle_before_execution())
+}
+
+fn x402_axum_by<F>(handler: &MethodRouter, middleware: X402Middleware<F>) -> Router
+where
+    F: x402_types::facilitator::Facilitator + Clone + Send + Sync + 'static,
+{
     let tag = V2Eip155Exact::price_tag(hot_path::pay_to(), USDC::base_sepolia().amount(hot_path::PRICE));
-    let layer =
-        X402Middleware::from_facilitator(facilitator).with_base_url(ORIGIN.parse().expect("a URL")).with_price_tag(tag);
+    let layer = middleware.with_base_url(ORIGIN.parse().expect("a URL")).with_price_tag(tag);
     Router::new().route("/evaluate", handler.clone().layer(layer))
 }

@@ -192,12 +192,14 @@ async fn batched() -> Result {
     let statuses = tasks.join_all().await;
     assert!(statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
     let (counts, after) = (stage.proxy.reset(), facilitator.stats());
+    // Only those that verify share requests.
+    let others = counts.calls - counts.of("eth_call");
     let each = |requests: u64| requests as f64 / PAYMENTS as f64;
     println!(
         "\ntower-x402, {PAYMENTS} payments at once: {} transactions, {:.3} requests a payment to verify, {:.3} for all else: {:?}",
         after.transactions - before.transactions,
-        each(counts.of("eth_call")),
-        each(counts.requests - counts.of("eth_call")),
+        each(counts.requests - others),
+        each(others),
         counts.methods,
     );
     Ok(())

@@ -36,7 +36,9 @@ impl Service<RequestPacket> for Watched {
     }
 
     fn call(&mut self, packet: RequestPacket) -> Self::Future {
-        let methods: Vec<_> = packet.requests().iter().map(|request| request.method().to_owned()).collect();
+        let mut methods: Vec<_> = packet.requests().iter().map(|request| request.method().to_owned()).collect();
+        // How many share a request is a matter of chance, and no other point of a payment's life.
+        methods.dedup();
         let name = format!("node {}", methods.join(" "));
         let (mut node, points) = (self.node.clone(), self.points.clone());
         Box::pin(async move { points.around_request(&name, node.call(packet)).await })

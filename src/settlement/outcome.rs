@@ -1,6 +1,7 @@
 //! What became of a payment, as far as the chain proves it.
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::{B256, U64, U256};
+use serde::Deserialize;
 use tokio::time::sleep;
 
 use super::{
@@ -133,7 +134,7 @@ impl Engine {
             return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
         }
         for transaction in newest_first() {
-            if self.watches(transaction) || self.is_pending(transaction).await? {
+            if self.watches(transaction) || self.is_ahead(transaction, facts.block).await? {
                 return Ok(Outcome::Unknown { transaction: Some(transaction) });
             }
         }
@@ -143,8 +144,14 @@ impl Engine {
         }
     }
 
-    async fn is_pending(&self, transaction: B256) -> Result<bool, RpcFailure> {
-        let found: Option<serde_json::Value> = self.rpc.call("eth_getTransactionByHash", [transaction]).await?;
-        Ok(found.is_some_and(|found| found.get("blockNumber").is_none_or(serde_json::Value::is_null)))
+    /// Whether it waits for a block, or is in one after `seen`: then what was seen says nothing about it.
+    async fn is_ahead(&self, transaction: B256, seen: u64) -> Result<bool, RpcFailure> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Found {
+            block_number: Option<U64>,
+        }
+        let found: Option<Found> = self.rpc.call("eth_getTransactionByHash", [transaction]).await?;
+        Ok(found.is_some_and(|found| found.block_number.is_none_or(|block| block > U64::from(seen))))
     }
 }

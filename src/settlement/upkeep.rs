@@ -131,9 +131,10 @@ impl Engine {
             Err(error) => return Err(error.into()),
         }
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
+            let is_on_its_way = self.is_on_its_way(&record).await?;
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
-            if matches!(outcome, Outcome::Unknown { .. }) || (is_due && self.is_on_its_way(&record).await?) {
+            if matches!(outcome, Outcome::Unknown { .. }) || (is_due && is_on_its_way) {
                 if !is_due {
                     self.record(&record.key, outcome.step()).await;
                 }

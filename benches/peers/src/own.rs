@@ -100,7 +100,7 @@ const fn row(name: &'static str, mode: Mode, connections: usize, payments: usize
     Row { name, mode, connections, payments }
 }
 
-/// The others settle one payment at a time or fail at several: with 64 connections most of their payments are refused or given up.
+/// The others with few connections: with 64 a run of 300 payments did not end within a minute.
 const ROWS: [Row; 11] = [
     row("tower-x402, SQLite", Mode::Verifies, 256, 4_000),
     row("tower-x402, in memory", Mode::Verifies, 256, 4_000),

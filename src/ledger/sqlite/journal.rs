@@ -26,8 +26,7 @@ use super::{
     rows::{PaymentRow, ResponseRow, Script},
 };
 
-/// What SQLite may keep of the file in memory, in its own notation: 16 MiB. The index alone of 100,000 payments is 10 MiB, and every
-/// new payment belongs anywhere in it.
+/// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
 const CACHE: &str = "-16384";
 
 /// How many texts are kept prepared: those for the usual numbers of rows, and the few others.

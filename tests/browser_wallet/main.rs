@@ -81,7 +81,7 @@ impl Scene {
     /// One transfer of the price, which the page's receipt names; one run of the handler; the essay is there.
     async fn was_bought_once(&self, seen: &Seen) {
         let transfers = self.transfers().await;
-        let [Transfer { transaction, from, units }] = transfers[..] else { panic!("{transfers:?}") };
+        let [Transfer { transaction, from, units }] = transfers[..] else { panic!("{transfers:?}, {seen:?}") };
         assert_eq!((from, units, self.shop.handled()), (self.person.from, PRICE, 1));
         assert_eq!((seen.told(), seen.mood.as_deref()), ("Paid and settled.", Some("done")), "{seen:?}");
         let receipt = seen.receipt.as_deref().unwrap();

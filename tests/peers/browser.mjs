@@ -88,10 +88,14 @@ await page.evaluateOnNewDocument(() => {
       return result;
     },
   };
-  window.walletIsThere().then((isThere) => {
-    const detail = { info: { name: 'A wallet' }, provider };
-    if (isThere === 'announced') window.dispatchEvent(new CustomEvent('eip6963:announceProvider', { detail }));
-    else if (isThere) window.ethereum = provider;
+  const detail = { info: { name: 'A wallet' }, provider };
+  const announce = () => window.dispatchEvent(new CustomEvent('eip6963:announceProvider', { detail }));
+  window.walletHasCome = window.walletIsThere().then((isThere) => {
+    if (isThere === 'announced') {
+      // Whether it or the page comes first: it speaks for itself, and again to whoever asks.
+      window.addEventListener('eip6963:requestProvider', announce);
+      announce();
+    } else if (isThere) window.ethereum = provider;
   });
 });
 
@@ -102,6 +106,7 @@ const commands = {
   ahead: ({ seconds }) => page.evaluate((ahead) => sessionStorage.setItem('ahead', ahead), seconds * 1000),
   choose: ({ offer }) => page.click(`input[name="offer"][value="${offer}"]`),
   press: async () => {
+    await page.evaluate(() => window.walletHasCome);
     await page.focus('#pay');
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => !document.getElementById('pay').disabled && document.getElementById('status').className !== 'busy');

@@ -386,7 +386,7 @@ impl Engine {
         let record = self.ledger.get(member.key()).await.ok().flatten();
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
         let is_due = record.is_some_and(|record| record.transactions.iter().all(was_spent))
-            && self.ledger.settle(member.key(), step).await.is_ok();
+            && self.ledger.settle(member.key(), &step).await.is_ok();
         self.finish(member, if is_due { Err(error) } else { unknown }).await;
     }
 
@@ -399,7 +399,7 @@ impl Engine {
     /// A fact about the chain stays true if the ledger is slow to take it; what it does not take now is found again.
     pub(super) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
         for attempt in 1..=5_u32 {
-            match self.ledger.settle(key, step.clone()).await {
+            match self.ledger.settle(key, &step).await {
                 Ok(()) | Err(LedgerError::Forbidden(_)) => return,
                 Err(error) => {
                     tracing::warn!(%error, attempt, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");

@@ -99,6 +99,16 @@ impl Engine {
     /// What became of a payment that an earlier call, or an earlier process, lost sight of. A settled one is looked at again:
     /// its block may have been replaced.
     pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        // Asked first: afterwards it may be in a block that came after the look.
+        let is_on_its_way = self.is_on_its_way(record).await?;
+        match self.look_back(record).await? {
+            // A transaction that no node has now, and that is sent again, may pay yet: nobody is to be told that it did not.
+            Outcome::Failed { dead: false, transaction, .. } if is_on_its_way => Ok(Outcome::Unknown { transaction }),
+            outcome => Ok(outcome),
+        }
+    }
+
+    async fn look_back(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         if let Settlement::Final { transaction, block } = record.settlement {
             return Ok(Outcome::Settled { transaction, block, fee: record.fee });
         }

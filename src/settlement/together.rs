@@ -90,11 +90,15 @@ impl Together {
         }
         let (answer, receiver) = oneshot::channel();
         gathering.waiting.push(Waiting { request, answer });
-        if gathering.waiting.len() == 1 {
-            let together = self.clone();
+        let is_first = gathering.waiting.len() == 1;
+        drop(gathering);
+        if is_first {
+            let mut sending = Sending(Some(self.clone()));
             tokio::spawn(async move {
                 sleep_until(next.unwrap_or(now)).await;
-                together.send().await;
+                if let Some(together) = sending.0.take() {
+                    together.send().await;
+                }
             });
         }
         Ok(receiver)
@@ -174,6 +178,17 @@ impl Together {
 
     fn gathering(&self) -> MutexGuard<'_, Gathering> {
         self.0.gathering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task that will send, until it does. If its runtime is shut down before, nobody of another runtime is to wait for it.
+struct Sending(Option<Together>);
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if let Some(together) = self.0.take() {
+            together.gathering().waiting.clear();
+        }
     }
 }
 

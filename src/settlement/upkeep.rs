@@ -124,26 +124,21 @@ impl Engine {
         }
         let age = now.saturating_sub(record.reserved_at) / 4;
         let until = now.saturating_add(age.clamp(*PAUSES.start(), *PAUSES.end()));
-        match self.ledger.settle(&record.key, SettlementStep::Take(Settling { by: self.process, until })).await {
+        match self.ledger.settle(&record.key, &SettlementStep::Take(Settling { by: self.process, until })).await {
             Ok(()) => {}
             // Another process was faster, or it is settled.
             Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
-            let is_on_its_way = self.is_on_its_way(&record).await?;
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
-            if matches!(outcome, Outcome::Unknown { .. }) || (is_due && is_on_its_way) {
-                if !is_due {
-                    self.record(&record.key, outcome.step()).await;
-                }
+            self.record(&record.key, outcome.step()).await;
+            if matches!(outcome, Outcome::Unknown { .. }) {
                 // A transaction may be in the next block: that is soon.
                 let soon = Settling { by: self.process, until: self.clock.now().saturating_add(*PAUSES.start()) };
                 self.record(&record.key, SettlementStep::Take(soon)).await;
-                return Ok(());
             }
-            self.record(&record.key, outcome.step()).await;
             if !is_due || is_expired {
                 return Ok(());
             }
@@ -163,7 +158,7 @@ impl Engine {
     }
 
     /// Whether a transaction for it is sent again if no node has it now.
-    pub(crate) async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
+    pub(super) async fn is_on_its_way(&self, record: &Record) -> Result<bool, FacilitatorError> {
         for lane in &self.lanes {
             let submissions = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
             if submissions.iter().any(|submission| record.transactions.contains(&submission.hash)) {

@@ -22,7 +22,7 @@ fn variant(step: &impl std::fmt::Debug) -> String {
 
 #[async_trait]
 impl Ledger for Watched {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         self.points.around("ledger reserve", self.ledger.reserve(record)).await
     }
 
@@ -34,12 +34,12 @@ impl Ledger for Watched {
         self.points.around("ledger take_over", self.ledger.take_over(key, seen, now, until)).await
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         let name = format!("ledger fulfil {}", variant(&step));
         self.points.around(&name, self.ledger.fulfil(lease, step)).await
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let name = format!("ledger settle {}", variant(&step));
         self.points.around(&name, self.ledger.settle(key, step)).await
     }

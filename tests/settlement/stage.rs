@@ -164,8 +164,8 @@ impl Stage {
         let verified = self.verify(payment).await.unwrap();
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
         let record = Record::new(payment, request, self.clock.now(), u64::MAX);
-        let Reservation::New(lease) = self.ledger.reserve(record).await.unwrap() else { panic!("known") };
-        self.ledger.fulfil(&lease, FulfilmentStep::Admit { funds: verified.funds, due: true }).await.unwrap();
+        let Reservation::New(lease) = self.ledger.reserve(&record).await.unwrap() else { panic!("known") };
+        self.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: verified.funds, due: true }).await.unwrap();
         verified
     }
 
@@ -175,7 +175,7 @@ impl Stage {
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
         let now = self.clock.now();
         let record = Record::new(payment, request, now, now - 1);
-        let Reservation::New(lease) = self.ledger.reserve(record).await.unwrap() else { panic!("known") };
+        let Reservation::New(lease) = self.ledger.reserve(&record).await.unwrap() else { panic!("known") };
         let response = StoredResponse {
             status: http::StatusCode::OK,
             headers: http::HeaderMap::new(),
@@ -188,7 +188,7 @@ impl Stage {
             FulfilmentStep::Start { until: 0 },
             FulfilmentStep::Produce { body: None, at: now, response: Some(Arc::new(response)) },
         ] {
-            self.ledger.fulfil(&lease, step).await.unwrap();
+            self.ledger.fulfil(&lease, &step).await.unwrap();
         }
     }
 
@@ -196,7 +196,7 @@ impl Stage {
     pub(crate) async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let outcome = self.facilitator.settle(payment, verified).await?;
         let step = outcome.step();
-        self.ledger.settle(&payment.key(), step).await.unwrap();
+        self.ledger.settle(&payment.key(), &step).await.unwrap();
         Ok(outcome)
     }
 

@@ -158,3 +158,25 @@ async fn a_batch_that_is_late_is_late_for_all_in_it() {
         assert!(matches!(error, VerifyError::Unavailable(FacilitatorError::Unreachable { .. })), "{error:?}");
     }
 }
+
+/// Those who came in one runtime were to be sent by a task of it, which is gone with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_is_shut_down_leaves_nobody_of_another_waiting() {
+    let remote = Remote::new().await;
+    let payments = remote.payments(4);
+    let (facilitator, ours) = (remote.facilitator.clone(), payments[..3].to_vec());
+    let shut_down = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for payment in ours {
+                let facilitator = facilitator.clone();
+                tokio::spawn(async move { facilitator.verify(&payment).await });
+            }
+            // Every one of them gets to where it waits.
+            tokio::task::yield_now().await;
+        });
+    });
+    shut_down.join().unwrap();
+    let verified = tokio::time::timeout(Duration::from_secs(30), remote.verify(&payments[3..])).await;
+    assert_eq!(verified, Ok(1));
+}

@@ -6,6 +6,7 @@ use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
 use alloy_network::TxSignerSync as _;
 use alloy_primitives::{B256, TxKind, U256};
+use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::{Devnet, Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
@@ -76,7 +77,7 @@ async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
     stage.produced(&payment).await;
     let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds };
     // The upkeep may have been faster; then this is no test of it.
-    if stage.ledger.settle(&payment.key(), failed).await.is_ok() && stage.received() == 0 {
+    if stage.ledger.settle(&payment.key(), &failed).await.is_ok() && stage.received() == 0 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(stage.received(), 0);
     }
@@ -108,6 +109,58 @@ async fn a_payment_whose_journalled_transaction_will_be_sent_is_not_said_to_have
     assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) });
     stage.facilitator.look_after_soon();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
+}
+
+/// The look finds nothing; before it is judged, the transaction is sent, included, and its nonce known to be used.
+#[tokio::test]
+async fn a_payment_whose_transaction_comes_into_a_block_after_the_look_is_not_said_to_have_failed() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    // Then the first pass over what is open is over.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getTransactionByHash" => Fault::DelayAfter(Duration::from_secs(2)),
+        _ => Fault::None,
+    });
+    let (facilitator, record) = (stage.facilitator.clone(), stage.record(&payment).await);
+    let looking = tokio::spawn(async move { facilitator.reconcile(&record).await });
+    until(async || stage.calls("eth_getTransactionByHash") == 1).await;
+    assert_eq!(stage.received(), 1);
+    let nonces_read = stage.calls("eth_getTransactionCount");
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+    // Before it is sent, and after.
+    until(async || stage.calls("eth_getTransactionCount") >= nonces_read + 2).await;
+    assert!(!looking.is_finished(), "the look must end last");
+    assert_eq!(looking.await.unwrap().unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+}
+
+/// The same where its key is in service no more, so that nobody here sends it again.
+#[tokio::test]
+async fn a_payment_whose_transaction_is_included_between_two_questions_of_a_look_has_not_failed() {
+    let key = new_key();
+    let account = key.address();
+    let stage = Stage::with_keys(|d| d, |b| b.signer(key).upkeep_interval(Duration::from_secs(3_600))).await;
+    stage.devnet.fund(account, U256::from(ETHER));
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    let raw = stage.ledger.submissions(&sender, 0).await.unwrap().remove(0).raw;
+    stage.devnet.stall(true);
+    let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+    let devnet = stage.devnet.clone();
+    stage.devnet.faults().set(move |call| {
+        if call.method == "eth_getTransactionByHash" {
+            devnet.mine();
+        }
+        Fault::None
+    });
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(stage.received(), 1);
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
 
 #[tokio::test]
@@ -147,7 +200,7 @@ async fn what_a_reorganization_undid_is_settled_again() {
         stage.produced(&payment).await;
         until_settled(&stage, &payment).await;
         let lease = Lease { key: payment.key(), epoch: 0 };
-        stage.ledger.fulfil(&lease, FulfilmentStep::Deliver).await.unwrap();
+        stage.ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
         stage.devnet.mine();
         // A pass that sees the chain as it is now.
         let calls = stage.calls("eth_getBlockByNumber");
@@ -167,7 +220,7 @@ async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError };
-    stage.ledger.settle(&payment.key(), failed).await.unwrap();
+    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     let verified = stage.verify(&payment).await.unwrap();
     paid_by(&stage.settle(&payment, &verified).await);
     // Nor can the transaction be sent again.

@@ -188,13 +188,7 @@ impl Facilitator for OnchainFacilitator {
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        // Asked first: afterwards it may be in a block that came after the look.
-        let is_on_its_way = self.engine.is_on_its_way(record).await?;
-        match self.engine.reconcile(record).await? {
-            // A transaction that no node has now, and that is sent again, may pay yet: nobody is to be told that it did not.
-            Outcome::Failed { dead: false, transaction, .. } if is_on_its_way => Ok(Outcome::Unknown { transaction }),
-            outcome => Ok(outcome),
-        }
+        self.engine.reconcile(record).await
     }
 
     async fn readiness(&self) -> Readiness {

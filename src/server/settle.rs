@@ -45,7 +45,7 @@ impl<'a> Settler<'a> {
             Err(error) => return Err(sale::unavailable(&error)),
         };
         let step = outcome.step();
-        record_step(self.facilitator.ledger().as_ref(), &record.key, step.clone()).await;
+        record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
@@ -85,7 +85,7 @@ pub(super) async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> b
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
         // What the ledger did not take is not known to it.
-        Ok(outcome) => record_step(facilitator.ledger().as_ref(), &record.key, outcome.step()).await,
+        Ok(outcome) => record_step(facilitator.ledger().as_ref(), &record.key, &outcome.step()).await,
         Err(error) => {
             tracing::warn!(%error, payer = %record.key.payer, nonce = %record.key.nonce, "a payment could not be reconciled");
             false
@@ -126,17 +126,22 @@ async fn watch(
 
 /// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to
 /// reconciliation, which finds the same fact. Whether the ledger now knows as much or more.
-async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) -> bool {
+async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> bool {
     for attempt in 1..=5_u32 {
-        match ledger.settle(key, step.clone()).await {
+        match ledger.settle(key, step).await {
             Ok(()) => return true,
             Err(error @ LedgerError::Backend(_)) if attempt < 5 => {
                 tracing::warn!(%error, attempt, "the ledger did not take an outcome");
                 tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
             }
+            // Whoever looked in between saw the same or more.
+            Err(error @ LedgerError::Forbidden(_)) => {
+                tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
+                return true;
+            }
             Err(error) => {
                 tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
-                return matches!(error, LedgerError::Forbidden(_));
+                return false;
             }
         }
     }

@@ -8,13 +8,17 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use sqlx::{
     ConnectOptions as _, Connection, Row as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous},
 };
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 use super::super::{
     LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
@@ -28,6 +32,9 @@ use super::{
 
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
 const CACHE: &str = "-16384";
+
+/// How long what nobody waits for may wait for something that somebody does wait for, to be written with it.
+const LINGER: Duration = Duration::from_millis(5);
 
 /// How many texts are kept prepared: those for the usual numbers of rows, and the few others.
 const STATEMENTS: usize = 128;
@@ -71,6 +78,15 @@ struct Dirty {
 
 type Durable = watch::Receiver<bool>;
 
+/// What the writer does next.
+enum Next {
+    Write(Dirty),
+    /// Nobody waits for what there is to write.
+    Linger,
+    Sleep,
+    End,
+}
+
 /// Where everything is in the file.
 #[derive(Default)]
 struct Places {
@@ -88,9 +104,11 @@ impl Journal {
             .locking_mode(SqliteLockingMode::Exclusive)
             .synchronous(SqliteSynchronous::Full)
             .pragma("cache_size", CACHE)
+            // What SQLite notes to undo one statement of many rows is of no use once it has ended, and would be a file.
+            .pragma("temp_store", "MEMORY")
             .statement_cache_capacity(STATEMENTS)
             .disable_statement_logging()
-            .busy_timeout(std::time::Duration::ZERO);
+            .busy_timeout(Duration::ZERO);
         let mut connection = SqliteConnection::connect_with(&options).await.map_err(backend)?;
         sqlx::migrate!("src/ledger/sqlite/migrations")
             .run(&mut connection)
@@ -146,20 +164,24 @@ impl Journal {
     pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
         let durable = {
             let mut dirty = self.shared.dirty();
-            if !changes.is_empty() {
-                dirty.add(changes);
-                self.shared.wake.notify_one();
-            }
+            dirty.add(changes);
             dirty.durable()?
         };
         let Some(mut durable) = durable else { return Ok(()) };
+        // Also if it was only noted before: somebody waits for it now.
+        self.shared.wake.notify_one();
         durable.wait_for(|durable| *durable).await.map(drop).map_err(|_| failed())
     }
 
     /// Has these changes written soon, and does not wait.
     pub(super) fn note(&self, changes: Changes) {
-        if !changes.is_empty() {
-            self.shared.dirty().add(changes);
+        if changes.is_empty() {
+            return;
+        }
+        let mut dirty = self.shared.dirty();
+        let is_first = dirty.is_empty();
+        dirty.add(changes);
+        if is_first {
             self.shared.wake.notify_one();
         }
     }
@@ -188,6 +210,17 @@ impl Dirty {
             _ if self.ended => Err(failed()),
             true => Ok(self.current.clone()),
             false => Ok(Some(self.done.subscribe())),
+        }
+    }
+
+    /// What there is to do.
+    fn next(&mut self) -> Next {
+        self.current = None;
+        match (self.is_empty(), self.closed) {
+            (true, true) => Next::End,
+            (true, false) => Next::Sleep,
+            (false, false) if self.done.receiver_count() == 0 => Next::Linger,
+            (false, _) => Next::Write(self.take()),
         }
     }
 
@@ -228,18 +261,16 @@ impl Shared {
 
 async fn write(mut connection: SqliteConnection, memory: Arc<MemoryLedger>, mut places: Places, shared: &Shared) {
     loop {
-        let taken = {
-            let mut dirty = shared.dirty();
-            dirty.current = None;
-            if dirty.is_empty() { Err(dirty.closed) } else { Ok(dirty.take()) }
-        };
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(false) => {
+        let next = shared.dirty().next();
+        let taken = match next {
+            Next::Write(taken) => taken,
+            Next::Linger if timeout(LINGER, shared.wake.notified()).await.is_ok() => continue,
+            Next::Linger => shared.dirty().take(),
+            Next::Sleep => {
                 shared.wake.notified().await;
                 continue;
             }
-            Err(true) => {
+            Next::End => {
                 // Closing checkpoints the WAL and gives the lock back.
                 let _ = connection.close().await;
                 return;

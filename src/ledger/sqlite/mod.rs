@@ -22,12 +22,19 @@ use crate::clock::{Clock, SystemClock};
 /// made it returns: in WAL mode with `synchronous=FULL`. Changes that happen at the same time share one transaction and so
 /// one `fsync`. Nobody is shown what is not durable yet.
 ///
-/// Three steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation and
-/// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet, since no work starts before `Start` is in the file, and
-/// [`Deliver`](FulfilmentStep::Deliver), since a response that was produced is replayed like one that was delivered.
+/// Some steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation and
+/// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet, since no work starts before `Start` is in the file;
+/// [`Deliver`](FulfilmentStep::Deliver), since a response that was produced is replayed like one that was delivered;
+/// [`Settle`](SettlementStep::Settle) and [`Finalize`](SettlementStep::Finalize), since the chain is asked again about what was
+/// submitted and is not known to be settled. They share the next transaction that somebody waits for, or have one of their own
+/// after 5 ms.
 ///
 /// The file is locked while it is open, has mode 0600, and holds bearer data (signatures, responses) until records age out.
 /// If it cannot be written, the ledger refuses everything until the process is restarted: memory and disk would part.
+///
+/// The bundled SQLite calls `fsync`, which on ext4 writes the file system's journal with every commit. Build with
+/// `LIBSQLITE3_FLAGS="-DHAVE_FDATASYNC=1"` in the environment, or in `[env]` of `.cargo/config.toml`, and it calls `fdatasync`:
+/// as durable, with fewer slow commits (`BENCHMARKS.md`, "Over loopback").
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -47,7 +54,8 @@ pub struct SqliteLedger {
 }
 
 impl SqliteLedger {
-    /// Opens a ledger, or makes one.
+    /// Opens a ledger, or makes one. It writes in a task of the tokio runtime in which it is opened, which must have timers
+    /// (`enable_all`).
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the file cannot be opened, belongs to another process, or is not a ledger.
@@ -83,7 +91,7 @@ impl SqliteLedger {
 
 #[async_trait]
 impl Ledger for SqliteLedger {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         self.journal.check()?;
         let key = record.key;
         let (reservation, forgotten) = self.memory.reserve_and_age(record);
@@ -110,7 +118,7 @@ impl Ledger for SqliteLedger {
         Ok(lease)
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         self.journal.check()?;
         let brings_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
         let may_be_lost = matches!(step, FulfilmentStep::Admit { due: false, .. } | FulfilmentStep::Deliver);
@@ -124,10 +132,16 @@ impl Ledger for SqliteLedger {
         self.journal.changed(changes).await
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         self.journal.check()?;
         self.memory.settle(key, step).await?;
-        self.journal.payments_changed([*key]).await
+        let changes = Changes { payments: vec![*key], ..Changes::default() };
+        // That it was paid can be asked of the chain again.
+        if matches!(step, SettlementStep::Settle { .. } | SettlementStep::Finalize) {
+            self.journal.note(changes);
+            return Ok(());
+        }
+        self.journal.changed(changes).await
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {

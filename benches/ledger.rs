@@ -86,14 +86,14 @@ fn payment(model: &Record, n: u64, payers: u64, now: u64) -> Record {
 
 async fn accept(ledger: &dyn Ledger, record: Record) {
     let at = record.reserved_at;
-    let Reservation::New(lease) = ledger.reserve(record).await.unwrap() else { panic!("known") };
+    let Reservation::New(lease) = ledger.reserve(&record).await.unwrap() else { panic!("known") };
     let funds = Some(Funds { balance: U256::MAX, block: 1 });
     for step in [
         FulfilmentStep::Admit { funds, due: false },
         FulfilmentStep::Start { until: at + VALID },
         FulfilmentStep::Produce { body: None, at, response: None },
     ] {
-        ledger.fulfil(&lease, step).await.unwrap();
+        ledger.fulfil(&lease, &step).await.unwrap();
     }
 }
 
@@ -132,7 +132,7 @@ async fn rate(ledger: Arc<dyn Ledger>, payments: u64, load: &Load) -> f64 {
                 }
                 match copies {
                     true => {
-                        let known = ledger.reserve(payment(&model, 0, payers, NOW)).await.unwrap();
+                        let known = ledger.reserve(&payment(&model, 0, payers, NOW)).await.unwrap();
                         assert!(matches!(known, Reservation::Known(_)));
                     }
                     false => accept(ledger.as_ref(), payment(&model, n, payers, NOW)).await,
@@ -209,7 +209,7 @@ async fn a_million_payments() {
         let transaction = B256::from(U256::from(n));
         let settle = SettlementStep::Settle { transaction, block: Some(n / 50), fee: None };
         for step in [settle, SettlementStep::Finalize] {
-            ledger.settle(&key, step).await.unwrap();
+            ledger.settle(&key, &step).await.unwrap();
         }
         if n % 50 == 49 {
             clock.advance(1);

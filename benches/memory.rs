@@ -241,14 +241,14 @@ async fn ledgers_own(shop: &Shop, records: &[Record]) -> f64 {
     for record in records {
         let mut new = record.clone();
         (new.fulfilment, new.settlement, new.admitted) = (Fulfilment::Reserved, Settlement::None, false);
-        let Reservation::New(lease) = ledger.reserve(new).await.unwrap() else { panic!("known") };
+        let Reservation::New(lease) = ledger.reserve(&new).await.unwrap() else { panic!("known") };
         let (at, response) = (record.reserved_at, shop.facilitator.ledger().response(&record.key).await.unwrap());
         for step in [
             FulfilmentStep::Admit { funds: Some(Funds { balance: U256::MAX, block: 1 }), due: false },
             FulfilmentStep::Start { until: u64::MAX },
             FulfilmentStep::Produce { body: None, at, response: response.as_deref().map(copy) },
         ] {
-            ledger.fulfil(&lease, step).await.unwrap();
+            ledger.fulfil(&lease, &step).await.unwrap();
         }
     }
     (heap() - before) as f64 / records.len() as f64

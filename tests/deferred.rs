@@ -65,7 +65,7 @@ async fn owed(ledger: &dyn Ledger) -> u64 {
 async fn settle(ledger: &dyn Ledger, purchase: &Purchase, transaction: u8) {
     let transaction = B256::repeat_byte(transaction);
     let step = SettlementStep::Settle { transaction, block: Some(2), fee: None };
-    ledger.settle(&key(purchase), step).await.unwrap();
+    ledger.settle(&key(purchase), &step).await.unwrap();
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ async fn presented_again_it_is_answered_again_and_never_settled_by_that() {
     let submit = SettlementStep::Submit { transaction: B256::repeat_byte(7) };
     for step in [None, Some(submit), Some(SettlementStep::LoseSight)] {
         if let Some(step) = step {
-            ledger.settle(&key(&purchase), step).await.unwrap();
+            ledger.settle(&key(&purchase), &step).await.unwrap();
         }
         let replay = again().await;
         assert!(is_accepted(&replay));
@@ -191,7 +191,7 @@ async fn who_did_not_pay_pays_in_line_until_it_has() {
     let (late, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
     let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds };
-    facilitator.ledger.settle(&key(&late), fail).await.unwrap();
+    facilitator.ledger.settle(&key(&late), &fail).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     // Presented again, what it owes is settled.
     let made_up_for = send(&app, late.on(evaluate("x"))).await;
@@ -200,7 +200,7 @@ async fn who_did_not_pay_pays_in_line_until_it_has() {
     assert_eq!(handled.load(Ordering::SeqCst), 4);
     let (lost, _) = buy(&app, &customer).await;
     let die = SettlementStep::Die { reason: Reason::ValidBefore };
-    facilitator.ledger.settle(&key(&lost), die).await.unwrap();
+    facilitator.ledger.settle(&key(&lost), &die).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     let told = send(&app, lost.on(evaluate("x"))).await;
     assert_eq!((told.status, &told.settlement().unwrap()["success"]), (StatusCode::PAYMENT_REQUIRED, &json!(false)));

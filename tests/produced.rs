@@ -146,8 +146,8 @@ fn a_process_that_dies_after_it_settled_owes_nothing_but_the_answer() {
             let (done, journal) = (done.clone(), journal.clone());
             async move {
                 let key = payment.key();
-                journal.settle(&key, SettlementStep::Submit { transaction }).await.unwrap();
-                journal.settle(&key, SettlementStep::Settle { transaction, block: Some(1), fee: None }).await.unwrap();
+                journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
+                journal.settle(&key, &SettlementStep::Settle { transaction, block: Some(1), fee: None }).await.unwrap();
                 done.notify_one();
                 std::future::pending().await
             }

@@ -163,8 +163,8 @@ async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
                 return Ok(paid());
             }
             let (key, transaction) = (payment.key(), B256::repeat_byte(1));
-            journal.settle(&key, SettlementStep::Submit { transaction }).await.unwrap();
-            journal.settle(&key, SettlementStep::Fail { reason: Reason::UnexpectedSettleError }).await.unwrap();
+            journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
+            journal.settle(&key, &SettlementStep::Fail { reason: Reason::UnexpectedSettleError }).await.unwrap();
             Err(away())
         }
     });
@@ -340,7 +340,7 @@ const DELAY: Duration = Duration::from_millis(50);
 
 #[async_trait]
 impl Ledger for SlowLedger {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         let reservation = self.0.reserve(record).await;
         tokio::time::sleep(DELAY).await;
         reservation
@@ -356,11 +356,11 @@ impl Ledger for SlowLedger {
         lease
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         self.0.fulfil(lease, step).await
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         self.0.settle(key, step).await
     }
 

@@ -76,6 +76,26 @@ impl Authorization {
     }
 }
 
+/// The JSON that is read as the same authorization; a checksum takes a hash, and longer to write than all the rest.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Plain {
+        from: Address,
+        to: Address,
+        #[serde(with = "decimal")]
+        value: U256,
+        #[serde(with = "decimal")]
+        valid_after: U256,
+        #[serde(with = "decimal")]
+        valid_before: U256,
+        nonce: B256,
+    }
+    let Authorization { from, to, value, valid_after, valid_before, nonce } = *it;
+    Plain { from, to, value, valid_after, valid_before, nonce }.serialize(serializer)
+}
+
 fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
     // Address displays as EIP-55 says.
     serializer.collect_str(address)

@@ -31,6 +31,8 @@ mod sign;
 mod signature;
 
 pub use authorization::Authorization;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) use authorization::without_checksums;
 pub use domain::TokenDomain;
 #[cfg(feature = "facilitator")]
 pub use recover::RecoverError;

@@ -44,7 +44,8 @@ use crate::{
 ///
 /// - [`verify`](Self::verify) changes nothing, here or on the chain.
 /// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before it leaves the
-///   process, and runs to an [`Outcome`] in bounded time.
+///   process, and runs to an [`Outcome`] in bounded time. One that records nothing, because what it asks moves the money, is
+///   asked again after a crash that comes between its outcome and the ledger's next write: it must then tell the same outcome.
 /// - An outcome is `Settled` only if exactly the authorized amount reached the payee by this authorization. What cannot be
 ///   told is `Unknown`, never `Failed`.
 #[async_trait]

@@ -34,7 +34,7 @@ macro_rules! timed {
 
 #[async_trait]
 impl Ledger for Measured {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         timed!("reserve", self.0.reserve(record))
     }
 
@@ -46,11 +46,11 @@ impl Ledger for Measured {
         timed!("take_over", self.0.take_over(key, seen, now, until))
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         timed!("fulfil", self.0.fulfil(lease, step))
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         timed!("settle", self.0.settle(key, step))
     }
 

@@ -1,8 +1,8 @@
 //! The ledger in memory: fast, and gone with the process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    hash::{BuildHasher, RandomState},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    hash::{Hash, Hasher},
     ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,7 +18,7 @@ use super::submission::Nonce;
 use super::{
     Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
     Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission, credit::Owed, exposure::PayerBook,
-    responses::ResponseStore, submission::Nonces,
+    lazy_set::LazySet, responses::ResponseStore, submission::Nonces,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -39,7 +39,6 @@ pub(super) const RETENTION: u64 = 900;
 pub struct MemoryLedger {
     shards: Vec<Mutex<Shard>>,
     owed: Arc<Owed>,
-    hasher: RandomState,
     responses: Mutex<ResponseStore>,
     /// Locked after the shards.
     nonces: Mutex<Nonces>,
@@ -62,7 +61,6 @@ impl MemoryLedger {
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             owed,
-            hasher: RandomState::new(),
             responses: Mutex::new(ResponseStore::new(responses)),
             nonces: Mutex::default(),
             limits: responses,
@@ -73,14 +71,14 @@ impl MemoryLedger {
     }
 
     /// Reserves, and says which records were forgotten on the occasion.
-    pub(super) fn reserve_and_age(&self, record: Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
+    pub(super) fn reserve_and_age(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
         let mut shard = self.shard(&record.key);
         if let Some(known) = shard.records.get(&record.key) {
             return (Ok(Reservation::Known(known.clone())), Vec::new());
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
-        if let Some(key) = shard.holder_of_id(&record) {
+        if let Some(key) = shard.holder_of_id(record) {
             return (Err(LedgerError::IdTaken { key }), forgotten);
         }
         if self.records.load(Ordering::Relaxed) >= self.max_records {
@@ -88,32 +86,34 @@ impl MemoryLedger {
         }
         self.records.fetch_add(1, Ordering::Relaxed);
         let lease = Lease { key: record.key, epoch: record.epoch };
-        shard.insert(record);
+        shard.insert(Box::new(record.clone()));
         (Ok(Reservation::New(lease)), forgotten)
     }
 
     /// Takes a step, and says which responses went for the one that came with it.
-    pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
+    pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
         let mut shard = self.shard(&lease.key);
         let now = self.clock.now();
         shard.update(&lease.key, now, |record, payer| {
             if record.epoch != lease.epoch {
                 return Err(LedgerError::LeaseLost);
             }
-            if let FulfilmentStep::Admit { funds: Some(funds), .. } = &step
+            if let FulfilmentStep::Admit { funds: Some(funds), .. } = step
                 && !record.admitted
             {
                 payer.covers(record.authorization.value, funds)?;
             }
-            if let FulfilmentStep::Defer { limit } = &step {
+            if let FulfilmentStep::Defer { limit } = step {
                 let amount = record.authorization.value;
                 payer.credit.trusts(amount, limit)?;
-                return self.owed.lend(amount, limit.total, || Ok(record.fulfil(&step)?));
+                return self.owed.lend(amount, limit.total, || Ok(record.fulfil(step)?));
             }
-            Ok(record.fulfil(&step)?)
+            Ok(record.fulfil(step)?)
         })?;
         match step {
-            FulfilmentStep::Produce { response: Some(response), .. } => Ok(self.keep_response(&lease.key, response)),
+            FulfilmentStep::Produce { response: Some(response), .. } => {
+                Ok(self.keep_response(&lease.key, response.clone()))
+            }
             _ => Ok(Vec::new()),
         }
     }
@@ -122,7 +122,7 @@ impl MemoryLedger {
     pub(super) fn submit_and_forget(&self, submission: Submission) -> Result<Option<u64>, LedgerError> {
         let now = self.clock.now();
         // One order for everybody, so that nobody waits in a circle.
-        let of_payment = |key: &PaymentKey| self.index(key);
+        let of_payment = |key: &PaymentKey| index(key);
         let indices: BTreeSet<usize> = submission.payments.iter().map(of_payment).collect();
         let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> =
             indices.into_iter().map(|index| (index, lock(&self.shards[index]))).collect();
@@ -174,7 +174,7 @@ impl MemoryLedger {
             shard.payers.remove(&payer_of(&record.key));
         }
         self.owed.moved(U256::ZERO, record.owed());
-        shard.insert(record);
+        shard.insert(Box::new(record));
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -210,13 +210,8 @@ impl MemoryLedger {
         }
     }
 
-    /// All payments of one payer share a shard, so that what it has in flight is summed under one lock.
     fn shard(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[self.index(key)])
-    }
-
-    fn index(&self, key: &PaymentKey) -> usize {
-        self.hasher.hash_one(key.payer) as usize % SHARDS
+        lock(&self.shards[index(key)])
     }
 }
 
@@ -228,7 +223,7 @@ impl Default for MemoryLedger {
 
 #[async_trait]
 impl Ledger for MemoryLedger {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         self.reserve_and_age(record).0
     }
 
@@ -246,13 +241,13 @@ impl Ledger for MemoryLedger {
         Ok(Some(Lease { key: *key, epoch: record.epoch }))
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         self.fulfil_and_keep(lease, step).map(drop)
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        self.shard(key).update(key, now, |record, _| Ok(record.settle(&step, now)?))
+        self.shard(key).update(key, now, |record, _| Ok(record.settle(step, now)?))
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
@@ -337,15 +332,33 @@ impl Ledger for MemoryLedger {
     }
 }
 
-type PayerKey = (Network, Address, Address);
+/// All payments of one payer share a shard, so that what it has in flight is summed under one lock. Addresses are hashes; who
+/// looks for some that share a shard has no more of them wait for each other than one payer has.
+fn index(key: &PaymentKey) -> usize {
+    usize::from(key.payer[19]) % SHARDS
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PayerKey {
+    network: Network,
+    asset: Address,
+    payer: Address,
+}
+
+/// Few pay in several tokens.
+impl Hash for PayerKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.payer.as_slice());
+    }
+}
 
 #[derive(Debug, Default)]
 struct Shard {
     /// Boxed: what is empty in the map takes no room.
     records: HashMap<PaymentKey, Box<Record>>,
-    expiry: BTreeSet<(u64, PaymentKey)>,
+    expiry: LazySet<(u64, PaymentKey)>,
     /// All records by state of settlement, so that the few open ones are found among the many closed.
-    by_state: BTreeMap<SettlementState, BTreeSet<PaymentKey>>,
+    by_state: BTreeMap<SettlementState, LazySet<PaymentKey>>,
     payers: HashMap<PayerKey, PayerBook>,
     /// By the payer and the id it gave.
     ids: HashMap<(PayerKey, B256), PaymentKey>,
@@ -362,7 +375,11 @@ impl Shard {
         change: impl FnOnce(&mut Record, &PayerBook) -> Result<(), LedgerError>,
     ) -> Result<(), LedgerError> {
         let record = self.records.get_mut(key).ok_or(LedgerError::Unknown)?;
-        let book = self.payers.entry(payer_of(key)).or_default();
+        let mut entry = match self.payers.entry(payer_of(key)) {
+            Entry::Occupied(known) => known,
+            Entry::Vacant(new) => new.insert_entry(PayerBook::default()),
+        };
+        let book = entry.get_mut();
         book.age(now);
         let was_paid = record.settlement.paid_by().is_some();
         let state = record.settlement.state();
@@ -378,7 +395,7 @@ impl Shard {
             book.moved(record.authorization.value, block, now);
         }
         if book.is_idle() {
-            self.payers.remove(&payer_of(key));
+            entry.remove();
         }
         if record.settlement.state() != state {
             if let Some(keys) = self.by_state.get_mut(&state) {
@@ -390,21 +407,17 @@ impl Shard {
     }
 
     /// In order, as many as asked for.
-    fn list(&self, listing: &Listing) -> Vec<Record> {
-        let states = self
-            .by_state
-            .iter()
-            .filter(|(state, _)| listing.settlement.is_empty() || listing.settlement.contains(state));
+    fn list(&mut self, listing: &Listing) -> Vec<Record> {
+        let Self { by_state, records, .. } = self;
         let from = listing.after.map_or(Bound::Unbounded, Bound::Excluded);
-        let of_state = |keys: &BTreeSet<PaymentKey>| -> Vec<Record> {
-            let records = keys.range((from, Bound::Unbounded)).filter_map(|key| self.records.get(key));
-            records
-                .filter(|record| listing.holds(record))
-                .take(listing.limit)
-                .map(|record| Record::clone(record))
-                .collect()
-        };
-        states.flat_map(|(_, keys)| of_state(keys)).collect()
+        let is_listed = |state| listing.settlement.is_empty() || listing.settlement.contains(state);
+        let mut list = Vec::new();
+        for (_, keys) in by_state.iter_mut().filter(|(state, _)| is_listed(state)) {
+            let found = keys.sorted().range((from, Bound::Unbounded)).filter_map(|key| records.get(key));
+            let found = found.filter(|record| listing.holds(record)).take(listing.limit);
+            list.extend(found.map(|record| Record::clone(record)));
+        }
+        list
     }
 
     /// The payment that has this record's id, if there is one.
@@ -412,13 +425,13 @@ impl Shard {
         self.ids.get(&(payer_of(&record.key), record.id?)).copied()
     }
 
-    fn insert(&mut self, record: Record) {
+    fn insert(&mut self, record: Box<Record>) {
         if let Some(id) = record.id {
             self.ids.insert((payer_of(&record.key), id), record.key);
         }
         self.expiry.insert((expiry(&record), record.key));
         self.by_state.entry(record.settlement.state()).or_default().insert(record.key);
-        self.records.insert(record.key, Box::new(record));
+        self.records.insert(record.key, record);
     }
 
     fn remove(&mut self, key: &PaymentKey, now: u64) {
@@ -446,7 +459,12 @@ impl Shard {
     /// Forgets a few records that can no longer be presented; those with an open fate stay.
     fn age(&mut self, now: u64) -> Vec<PaymentKey> {
         let mut forgotten = Vec::new();
-        let expired: Vec<_> = self.expiry.iter().take_while(|(at, _)| *at < now).take(8).copied().collect();
+        let is_expired = |(at, _): &(u64, PaymentKey)| *at < now;
+        if !self.expiry.may_begin_with(is_expired) {
+            return forgotten;
+        }
+        let expired: Vec<_> =
+            self.expiry.sorted().iter().take_while(|entry| is_expired(entry)).take(8).copied().collect();
         for (at, key) in expired {
             self.expiry.remove(&(at, key));
             if self.records.get(&key).is_none_or(|record| record.may_be_forgotten(now)) {
@@ -461,7 +479,7 @@ impl Shard {
 }
 
 fn payer_of(key: &PaymentKey) -> PayerKey {
-    (key.network, key.asset, key.payer)
+    PayerKey { network: key.network, asset: key.asset, payer: key.payer }
 }
 
 pub(super) fn expiry(record: &Record) -> u64 {

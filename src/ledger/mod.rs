@@ -15,9 +15,11 @@
 //!    [`Reservation::New`], the others see the record.
 //! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
 //!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
-//! 3. A step is durable before the call returns; only a new reservation, `Admit` of a payment that is not due, and `Deliver`, with
-//!    which a crash loses nothing, may be so a moment later, but not later than the steps after them. In particular [`submit`](Ledger::submit) makes a transaction, its nonce and
-//!    the payments in it durable, all or nothing, before the transaction leaves the process.
+//! 3. A step is durable before the call returns. Some may be so a moment later, but not later than the steps after them, and before
+//!    anybody is shown them by [`get`](Ledger::get): those with which a crash loses nothing, because nothing was done yet (a new
+//!    reservation, `Admit` of a payment that is not due), or because the chain can be asked again (`Settle`, `Finalize`), or
+//!    because it makes no difference (`Deliver`). In particular [`submit`](Ledger::submit) makes a transaction, its nonce and the
+//!    payments in it durable, all or nothing, before the transaction leaves the process.
 //! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
 //!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;
 //!    `Unknown` is never treated as failed.
@@ -44,6 +46,7 @@
 
 mod credit;
 mod exposure;
+mod lazy_set;
 mod listing;
 #[cfg(all(feature = "metrics", feature = "onchain"))]
 mod measured;
@@ -86,7 +89,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`LedgerError::IdTaken`] if the payer gave its [`id`](Record::id) to another payment that is still on record;
     /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError>;
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError>;
 
     /// The record of a payment, if it is known.
     ///
@@ -108,13 +111,13 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`],
     /// [`LedgerError::Stale`], [`LedgerError::Undecided`], [`LedgerError::NoCredit`] or [`LedgerError::Backend`].
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError>;
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError>;
 
     /// Takes a step along the axis of settlement.
     ///
     /// # Errors
     /// [`LedgerError::Unknown`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError>;
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError>;
 
     /// Forgets a reservation for which no work was done and nothing was submitted.
     ///

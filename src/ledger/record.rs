@@ -33,8 +33,11 @@ pub struct PaymentKey {
 /// The nonce tells payments apart, but for those who choose the same one in several tokens.
 impl Hash for PaymentKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write(self.nonce.as_slice());
-        state.write(self.payer.as_slice());
+        // In one piece, which hashes faster.
+        let mut bytes = [0; 52];
+        bytes[..32].copy_from_slice(self.nonce.as_slice());
+        bytes[32..].copy_from_slice(self.payer.as_slice());
+        state.write(&bytes);
     }
 }
 

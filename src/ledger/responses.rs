@@ -1,7 +1,7 @@
 //! Responses kept for replays, within bounds.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     sync::Arc,
 };
@@ -69,16 +69,14 @@ impl ResponseStore {
     /// Keeps a response if it is within the bounds; the keys of those that went for it.
     pub(super) fn insert(&mut self, key: PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
         let weight = weight(&response);
-        if response.body.len() > self.limits.body_bytes
-            || weight > self.limits.total_bytes
-            || self.kept.contains_key(&key)
-        {
-            return Vec::new();
-        }
         let mut gone = self.expire(response.stored_at);
+        if response.body.len() > self.limits.body_bytes || weight > self.limits.total_bytes {
+            return gone;
+        }
+        let Entry::Vacant(place) = self.kept.entry(key) else { return gone };
+        place.insert(response);
         self.bytes += weight;
         metrics::responses(weight);
-        self.kept.insert(key, response);
         self.order.push_back(key);
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
             gone.extend(self.drop_oldest());

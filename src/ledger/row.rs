@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, Settling, StoredResponse};
 use crate::{
-    eip3009::{Authorization, PaymentSignature},
+    eip3009::{Authorization, PaymentSignature, without_checksums},
     facilitator::Terms,
-    protocol::{ExactOffer, PaymentRequirements, Reason},
+    protocol::{ExactOffer, PaymentRequirements, Reason, Verbatim},
 };
 
 /// Everything of a [`Record`] as JSON. A later version may add fields with defaults, and never changes what one means.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Row {
-    offer: PaymentRequirements,
+    offer: Verbatim<PaymentRequirements>,
+    #[serde(serialize_with = "without_checksums")]
     authorization: Authorization,
     signature: PaymentSignature,
     request: B256,
@@ -78,7 +79,7 @@ enum SettlementRow {
 impl Row {
     pub(super) fn of(record: &Record) -> Self {
         Self {
-            offer: record.terms.offer().to_requirements(),
+            offer: record.terms.text().clone(),
             authorization: record.authorization.clone(),
             signature: record.signature.clone(),
             request: record.request.digest,
@@ -119,7 +120,7 @@ impl Row {
 
     /// The record; its lease has ended with the process that held it. `None` if the row is not one of ours.
     pub(super) fn into_record(self) -> Option<Record> {
-        let terms = Arc::new(Terms::new(ExactOffer::try_from(&self.offer).ok()?));
+        let terms = Arc::new(Terms::new(ExactOffer::try_from(&self.offer.read().ok()?).ok()?));
         Some(Record {
             key: PaymentKey::of(&terms, &self.authorization),
             signing_hash: self.authorization.signing_hash(terms.domain()),
@@ -204,4 +205,39 @@ fn headers(fields: Vec<(String, Vec<u8>)>) -> Option<HeaderMap> {
         headers.append(HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&value).ok()?);
     }
     Some(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As version 0.1 wrote it first: with checksums, and an offer whose fields stand in any order.
+    const WRITTEN_BEFORE: &str = r#"{
+        "offer": {"payTo":"0x90F79bf6EB2c4f870365E785982E1f101E93b906","scheme":"exact","network":"eip155:8453","amount":"1000",
+            "asset":"0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913","maxTimeoutSeconds":60,
+            "extra":{"name":"USD Coin","version":"2","paymentFlow":"authorization"}},
+        "authorization": {"from":"0x70997970C51812dc3A010C7d01b50e0d17dc79C8","to":"0x90F79bf6EB2c4f870365E785982E1f101E93b906",
+            "value":"1000","validAfter":"0","validBefore":"1800000060",
+            "nonce":"0x00000000000000000000000000000000000000000000000000000000000000ab"},
+        "signature":"0x0102","request":"0x1111111111111111111111111111111111111111111111111111111111111111","namesCaller":true,
+        "body":null,"fulfilment":"delivered","settlement":{"settled":{"transaction":
+            "0x2222222222222222222222222222222222222222222222222222222222222222","block":7}},
+        "lastFailure":null,"attempts":1,"replays":0,"blockSeen":6,"transactions":[],"admitted":false,"epoch":0,
+        "reservedAt":1800000000,"producedAt":1800000001
+    }"#;
+
+    fn read(json: &str) -> Record {
+        serde_json::from_str::<Row>(json).unwrap().into_record().unwrap()
+    }
+
+    #[test]
+    fn what_was_written_before_is_read_and_written_again_as_the_same() {
+        let before = read(WRITTEN_BEFORE);
+        assert_eq!(before.key.payer, before.authorization.from);
+        assert_eq!(before.terms.offer().pay_to, before.authorization.to);
+        assert_eq!(before.settlement.block(), Some(7));
+        let json = serde_json::to_string(&Row::of(&before)).unwrap();
+        assert!(json.contains("0x70997970c51812dc3a010c7d01b50e0d17dc79c8"), "a checksum takes a hash: {json}");
+        assert_eq!(format!("{:?}", read(&json)), format!("{before:?}"));
+    }
 }

@@ -40,7 +40,9 @@ pub fn decode_header<T: DeserializeOwned>(value: &[u8], limit: usize) -> Result<
         return Err(DecodeError::TooLarge { size: value.len(), limit });
     }
     let json = CODEC.decode(value).map_err(|_| DecodeError::NotBase64)?;
-    serde_json::from_slice(&json).map_err(DecodeError::Json)
+    // All of it, also what nobody reads: other readers of the same header refuse it (RFC 8259, section 8.1).
+    let text = std::str::from_utf8(&json).map_err(|error| DecodeError::Json(serde::de::Error::custom(error)))?;
+    serde_json::from_str(text).map_err(DecodeError::Json)
 }
 
 /// Why a header could not be read.
@@ -85,6 +87,17 @@ mod tests {
     fn an_oversized_header_is_not_looked_at() {
         let long = "A".repeat(65);
         assert!(matches!(decode(&long), Err(DecodeError::TooLarge { size: 65, limit: 64 })));
+    }
+
+    #[test]
+    fn what_nobody_reads_must_be_text_too() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Read {
+            a: u8,
+        }
+        let read = |json: &[u8]| decode_header::<Read>(CODEC.encode(json).as_bytes(), 64).map(|read| read.a);
+        assert_eq!(read(br#"{"a":1,"b":"x"}"#).unwrap(), 1);
+        assert!(matches!(read(b"{\"a\":1,\"b\":\"\xff\"}"), Err(DecodeError::Json(_))));
     }
 
     proptest::proptest! {

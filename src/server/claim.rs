@@ -13,7 +13,7 @@ use crate::{
     network::Network,
     protocol::{
         DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, ResourceInfo,
-        Verbatim, Version, bazaar, decode_header,
+        V2, Verbatim, Version, bazaar, decode_header,
         extensions::{altered, is_same},
         header_name, v1,
     },
@@ -45,8 +45,20 @@ impl<'a> Header<'a> {
 /// What a payment says it pays for, and with what.
 pub(super) struct Claim {
     what: What,
-    payload: Verbatim<ExactPayload>,
+    payload: Result<ExactPayload, serde_json::Error>,
     resource: Option<Verbatim<ResourceInfo>>,
+    extensions: Option<Verbatim<Map<String, Value>>>,
+}
+
+/// [`PaymentPayload`] with a payload of the one scheme that there is, read in one pass.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Exact {
+    #[expect(dead_code, reason = "read to be refused if it is another")]
+    x402_version: V2,
+    resource: Option<Verbatim<ResourceInfo>>,
+    accepted: Verbatim<PaymentRequirements>,
+    payload: ExactPayload,
     extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
@@ -65,19 +77,23 @@ impl Claim {
         match header.version {
             Version::V1 => {
                 let v1::PaymentPayload { scheme, network, payload, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Named { scheme, network }, payload, resource: None, extensions: None })
+                let what = What::Named { scheme, network };
+                Ok(Self { what, payload: payload.read(), resource: None, extensions: None })
             }
             Version::V2 => {
+                if let Ok(Exact { resource, accepted, payload, extensions, .. }) = decode_header(header.value, limit) {
+                    return Ok(Self { what: What::Offer(accepted), payload: Ok(payload), resource, extensions });
+                }
                 let PaymentPayload { resource, accepted, payload, extensions, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Offer(accepted), payload, resource, extensions })
+                Ok(Self { what: What::Offer(accepted), payload: payload.read(), resource, extensions })
             }
         }
     }
 
     /// What was signed.
-    pub(super) fn payload(&self) -> Result<ExactPayload, Refusal> {
+    pub(super) fn payload(&self) -> Result<&ExactPayload, Refusal> {
         let unreadable = |error| format!("the payload cannot be read: {error}");
-        self.payload.read().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))
+        self.payload.as_ref().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))
     }
 
     /// The digest of what the payer calls the payment; v1 has no place for it. Only a layer that asks for ids refuses what is
@@ -134,7 +150,7 @@ impl Claim {
     /// Whether this may be the offer that is paid.
     pub(super) fn may_pay(&self, offer: &OnOffer) -> bool {
         match &self.what {
-            What::Offer(accepted) => offer.terms.is_accepted_by(accepted),
+            What::Offer(accepted) => offer.is_accepted_by(accepted),
             What::Named { scheme, network } => scheme == "exact" && offer.v1_network == Some(network),
         }
     }

@@ -212,7 +212,7 @@ async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut H
         return false;
     };
     let step = FulfilmentStep::Defer { limit };
-    match ledger.fulfil(&held.lease, step.clone()).await {
+    match ledger.fulfil(&held.lease, &step).await {
         Ok(()) => {
             purchase.facilitator.settle_soon(&held.lease.key);
             held.record.fulfil(&step).is_ok()
@@ -237,7 +237,7 @@ impl Held {
     /// Takes a step in the ledger, then in the local copy.
     async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
         let Some(ledger) = &self.guard.ledger else { return Err(LedgerError::LeaseLost) };
-        ledger.fulfil(&self.lease, step.clone()).await?;
+        ledger.fulfil(&self.lease, &step).await?;
         Ok(self.record.fulfil(&step)?)
     }
 
@@ -276,7 +276,7 @@ pub(super) async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Recor
             other => return other,
         }
     }
-    ledger.fulfil(lease, FulfilmentStep::Release { body: None }).await
+    ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await
 }
 
 /// Releases the payment if the handler panics, so that presenting it again is not refused until the lease ends.
@@ -297,7 +297,7 @@ impl Drop for Abandon {
             let lease = self.lease;
             runtime.spawn(async move {
                 // A lease that was lost in the meantime is somebody else's to release.
-                let _ = ledger.fulfil(&lease, FulfilmentStep::Release { body: None }).await;
+                let _ = ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await;
             });
         }
     }

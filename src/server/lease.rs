@@ -34,7 +34,7 @@ impl LeaseClaim {
     pub(super) fn first(ledger: &Arc<dyn Ledger>, record: Box<Record>, busy: Busy) -> Self {
         let asked = ledger.clone();
         Self::ask(ledger, async move {
-            let claimed = asked.reserve(Record::clone(&record)).await.map(|reservation| match reservation {
+            let claimed = asked.reserve(&record).await.map(|reservation| match reservation {
                 Reservation::New(lease) => Claimed::Granted(lease, record),
                 Reservation::Known(known) => Claimed::Known(known),
             });

@@ -114,6 +114,7 @@ mod builder;
 mod claim;
 mod config;
 mod deferred;
+mod detached;
 mod fingerprint;
 mod future;
 mod job;
@@ -134,6 +135,7 @@ mod response_body;
 mod sale;
 mod service;
 mod settle;
+mod spellings;
 mod status;
 mod wait;
 

@@ -25,17 +25,17 @@ pub(super) async fn read(config: &Config, offers: &[OnOffer], claim: &Claim) -> 
         let rejection = claim.not_on_offer(offers)?;
         // An amount that changed since is no reason to forget what was bought at the old one.
         return match claim.payload() {
-            Ok(exact) => Box::pin(known_or(config, offers, claim, &exact, rejection)).await,
+            Ok(exact) => Box::pin(known_or(config, offers, claim, exact, rejection)).await,
             Err(_) => Err(Refusal::invalid(rejection)),
         };
     };
     let exact = claim.payload()?;
     if let Err(rejection) = claim.check_extensions(config.catalogue.extensions()) {
-        return Box::pin(known_or(config, offers, claim, &exact, rejection)).await;
+        return Box::pin(known_or(config, offers, claim, exact, rejection)).await;
     }
-    match best(config, first, candidates, &exact) {
+    match best(config, first, candidates, exact) {
         Ok(presented) => Ok(presented),
-        Err(rejection) => Box::pin(known_or(config, offers, claim, &exact, rejection)).await,
+        Err(rejection) => Box::pin(known_or(config, offers, claim, exact, rejection)).await,
     }
 }
 

@@ -21,6 +21,7 @@ use super::{
     body::read_whole,
     claim::{Claim, Header},
     config::Config,
+    detached::{Detached, Panicked},
     job::{Job, Work},
     lease::{Claimed, LeaseClaim},
     presented::{self, Presented, is_same},
@@ -74,9 +75,9 @@ where
             Ok(Decision::Work(start, work)) => {
                 let job = Job { purchase, start, parts, work, inner };
                 // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
-                match tokio::spawn(job.run().instrument(span.clone())).await {
+                match Detached::new(job.run().instrument(span.clone())).await {
                     Ok(response) => response,
-                    Err(_panicked) => Ok(sale::crashed().into_response()),
+                    Err(Panicked) => Ok(sale::crashed().into_response()),
                 }
             }
             Ok(Decision::Replay(response)) => {

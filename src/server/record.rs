@@ -182,7 +182,7 @@ async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destin
 
 /// Losing this step costs nothing: a produced response is replayed like a delivered one.
 pub(super) async fn delivered(ledger: &dyn Ledger, lease: &Lease) {
-    if let Err(error) = ledger.fulfil(lease, FulfilmentStep::Deliver).await {
+    if let Err(error) = ledger.fulfil(lease, &FulfilmentStep::Deliver).await {
         tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
     }
 }
@@ -194,18 +194,18 @@ pub(super) fn stored(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>, st
 
 /// Without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
 fn kept_headers(headers: &HeaderMap) -> HeaderMap {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
     let mut kept = headers.clone();
-    let always = [CONNECTION, TRANSFER_ENCODING, UPGRADE, TE, DATE];
-    let old = [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection")];
-    for name in always.into_iter().chain(old).chain(named) {
-        kept.remove(name);
+    let leaves = |name: &HeaderName| {
+        [CONNECTION, TRANSFER_ENCODING, UPGRADE, TE, DATE].contains(name)
+            || ["keep-alive", "proxy-connection"].contains(&name.as_str())
+    };
+    // Of most handlers' headers there is none.
+    if headers.keys().any(leaves) {
+        let named = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        let named = named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok());
+        for name in headers.keys().filter(|name| leaves(name)).cloned().chain(named) {
+            kept.remove(name);
+        }
     }
     kept
 }

@@ -34,7 +34,7 @@ async fn produced(ledger: &dyn Ledger, payer: u8, nonce: u64) -> Lease {
 }
 
 async fn settle(ledger: &dyn Ledger, key: &PaymentKey) {
-    ledger.settle(key, SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    ledger.settle(key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
 }
 
 /// A payment of the payer that is paid.
@@ -45,7 +45,7 @@ async fn paid(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
 }
 
 async fn defer(ledger: &dyn Ledger, lease: &Lease, limit: CreditLimit) -> bool {
-    match ledger.fulfil(lease, FulfilmentStep::Defer { limit }).await {
+    match ledger.fulfil(lease, &FulfilmentStep::Defer { limit }).await {
         Ok(()) => true,
         Err(LedgerError::NoCredit) => {
             assert!(!ledger.get(&lease.key).await.unwrap().unwrap().deferred, "refused, and deferred");
@@ -69,10 +69,10 @@ async fn credit_is_for_payers_with_a_history(TestLedger { ledger, directory: _di
     assert!(!defer(&*ledger, &first, two).await, "what another payer paid says nothing");
     paid(&*ledger, 1, 2).await;
     let released = reserve(&*ledger, record(1, 3)).await;
-    ledger.fulfil(&released, FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
     assert!(!defer(&*ledger, &first, two).await, "one is not two");
     let second = paid(&*ledger, 1, 4).await;
-    ledger.settle(&second, SettlementStep::Finalize).await.unwrap();
+    ledger.settle(&second, &SettlementStep::Finalize).await.unwrap();
     assert!(defer(&*ledger, &first, two).await);
     let record = ledger.get(&first.key).await.unwrap().unwrap();
     assert!(record.deferred && record.settlement == Settlement::Due && record.owed() == U256::from(AMOUNT));
@@ -129,18 +129,18 @@ async fn who_did_not_pay_gets_no_credit_until_it_has(TestLedger { ledger, direct
     paid(&*ledger, 2, 0).await;
     let failed = produced(&*ledger, 1, 1).await;
     let in_line = produced(&*ledger, 1, 2).await;
-    ledger.settle(&in_line.key, SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
+    ledger.settle(&in_line.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
     assert!(defer(&*ledger, &failed, plenty()).await, "what was not deferred is not owed");
-    ledger.settle(&failed.key, SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
+    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
     let next = produced(&*ledger, 1, 3).await;
     assert!(!defer(&*ledger, &next, plenty()).await);
-    ledger.settle(&failed.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     assert!(!defer(&*ledger, &next, plenty()).await, "tried again is not paid");
     let stranger = produced(&*ledger, 2, 1).await;
     assert!(defer(&*ledger, &stranger, plenty()).await, "others do not suffer for it");
     settle(&*ledger, &failed.key).await;
     assert!(defer(&*ledger, &next, plenty()).await, "it has paid");
-    ledger.settle(&next.key, SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    ledger.settle(&next.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
     let last = produced(&*ledger, 1, 4).await;
     assert!(!defer(&*ledger, &last, plenty()).await, "it never will");
 }
@@ -152,7 +152,7 @@ async fn what_is_lost_takes_from_the_total_until_it_is_forgotten(
     paid(&*ledger, 1, 0).await;
     let lost = produced(&*ledger, 1, 1).await;
     assert!(defer(&*ledger, &lost, one).await);
-    ledger.settle(&lost.key, SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    ledger.settle(&lost.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
     paid(&*ledger, 2, 0).await;
     let next = produced(&*ledger, 2, 1).await;
     assert!(!defer(&*ledger, &next, one).await, "the loss counts");
@@ -170,7 +170,7 @@ async fn what_was_undone_is_owed_again(TestLedger { ledger, directory: _director
     let (first, second) = (produced(&*ledger, 1, 1).await, produced(&*ledger, 1, 2).await);
     assert!(defer(&*ledger, &first, one).await);
     settle(&*ledger, &first.key).await;
-    ledger.settle(&first.key, SettlementStep::Undo).await.unwrap();
+    ledger.settle(&first.key, &SettlementStep::Undo).await.unwrap();
     assert_eq!(owed(&*ledger).await, U256::from(AMOUNT));
     assert!(!defer(&*ledger, &second, one).await);
     settle(&*ledger, &first.key).await;
@@ -183,25 +183,25 @@ async fn only_what_is_produced_and_due_is_deferred_and_once(
     paid(&*ledger, 1, 0).await;
     let step = || FulfilmentStep::Defer { limit: plenty() };
     let refused = async |lease: &Lease, what: &str| {
-        let error = ledger.fulfil(lease, step()).await.unwrap_err();
+        let error = ledger.fulfil(lease, &step()).await.unwrap_err();
         assert!(matches!(error, LedgerError::Forbidden(_)), "{what}: {error}");
     };
     let lease = reserve(&*ledger, record(1, 1)).await;
     refused(&lease, "reserved").await;
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
-    ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     refused(&lease, "working").await;
-    ledger.fulfil(&lease, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
-    ledger.fulfil(&lease, step()).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
+    ledger.fulfil(&lease, &step()).await.unwrap();
     refused(&lease, "deferred").await;
     let settled = produced(&*ledger, 1, 2).await;
     settle(&*ledger, &settled.key).await;
     refused(&settled, "settled").await;
     let delivered = produced(&*ledger, 1, 3).await;
-    ledger.fulfil(&delivered, FulfilmentStep::Deliver).await.unwrap();
+    ledger.fulfil(&delivered, &FulfilmentStep::Deliver).await.unwrap();
     refused(&delivered, "delivered").await;
     let other = Lease { epoch: 7, ..produced(&*ledger, 1, 4).await };
-    assert!(matches!(ledger.fulfil(&other, step()).await, Err(LedgerError::LeaseLost)));
+    assert!(matches!(ledger.fulfil(&other, &step()).await, Err(LedgerError::LeaseLost)));
     assert_eq!(owed(&*ledger).await, U256::from(AMOUNT), "one of them");
 }
 
@@ -212,7 +212,7 @@ async fn a_deferred_payment_is_found_by_who_settles(TestLedger { ledger, directo
     let idle = Listing { idle_at: Some(CLOCK_START), ..Listing::of([SettlementState::Due]) };
     let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
     assert_eq!(found, [deferred.key], "and not {}, whose lease runs", in_line.key.nonce);
-    ledger.fulfil(&deferred, FulfilmentStep::Deliver).await.unwrap();
+    ledger.fulfil(&deferred, &FulfilmentStep::Deliver).await.unwrap();
     assert!(ledger.get(&deferred.key).await.unwrap().unwrap().deferred);
 }
 
@@ -247,8 +247,8 @@ proptest! {
                 let key = record(payer, nonce).key;
                 // Not every step is possible.
                 let _ = match step {
-                    Ok(step) => ledger.fulfil(&Lease { key, epoch: 0 }, step).await,
-                    Err(step) => ledger.settle(&key, step).await,
+                    Ok(step) => ledger.fulfil(&Lease { key, epoch: 0 }, &step).await,
+                    Err(step) => ledger.settle(&key, &step).await,
                 };
             }
             let records = ledger.list(&Listing::default()).await.unwrap();
@@ -265,7 +265,7 @@ proptest! {
                     assert!(!defer(&ledger, &next, too_little).await, "{too_little:?}");
                 }
                 assert_eq!(defer(&ledger, &next, limit(all, own, history)).await, !failed);
-                ledger.settle(&next.key, SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
+                ledger.settle(&next.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
             }
         });
     }

@@ -1,6 +1,6 @@
 //! What a ledger in a file promises beyond the contract: it outlives its process.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
@@ -29,9 +29,9 @@ async fn everything_is_there_after_a_restart() {
     let ledger = open(&path).await;
     let settled = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &settled).await;
-    ledger.settle(&settled.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&settled.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     ledger
-        .settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .settle(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
         .await
         .unwrap();
     let headers =
@@ -47,7 +47,7 @@ async fn everything_is_there_after_a_restart() {
     ledger.count_replay(&settled.key).await.unwrap();
     let working = reserve(&ledger, record(2, 1)).await;
     admit(&ledger, &working, 10, 1).await.unwrap();
-    ledger.fulfil(&working, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&working, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     let gone = reserve(&ledger, record(3, 1)).await;
     ledger.discard(&gone).await.unwrap();
     let due = reserve(&ledger, record(4, 1)).await;
@@ -111,7 +111,7 @@ async fn an_id_is_taken_after_a_restart_too() {
     let ledger = open(&path).await;
     let known = ledger.get(&taken.key).await.unwrap().expect("kept");
     assert_eq!(known.id, with_id(7, record(1, 1)).id);
-    let other = ledger.reserve(with_id(7, record(1, 3))).await;
+    let other = ledger.reserve(&with_id(7, record(1, 3))).await;
     assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == taken.key), "{other:?}");
     reserve(&ledger, with_id(8, record(1, 3))).await;
 }
@@ -215,7 +215,7 @@ async fn one_process_holds_the_file() {
     let second = SqliteLedger::open(&path).await;
     assert!(matches!(second, Err(LedgerError::Backend(_))), "{second:?}");
     ledger.close().await;
-    assert!(matches!(ledger.reserve(record(1, 2)).await, Err(LedgerError::Backend(_))), "closed is closed");
+    assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))), "closed is closed");
     open(&path).await;
 }
 
@@ -249,6 +249,42 @@ async fn payments_at_the_same_time_share_a_commit() {
     assert_eq!(ledger.commits(), before, "reading writes nothing");
 }
 
+/// A commit is for those who wait for it, and takes along what nobody waits for.
+#[tokio::test]
+async fn what_nobody_waits_for_costs_no_commit_of_its_own() {
+    const PAYMENTS: u8 = 50;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let before = ledger.commits();
+    for payer in 0..PAYMENTS {
+        let lease = reserve(&ledger, record(payer, 1)).await;
+        tokio::task::yield_now().await;
+        produce(&ledger, &lease).await;
+        ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+        tokio::task::yield_now().await;
+        let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
+        ledger.settle(&lease.key, &settle).await.unwrap();
+        ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
+    }
+    let commits = ledger.commits() - before;
+    // Two each are waited for, the start and the end of the work; a machine that is busy elsewhere may take a few more.
+    assert!((2 * 50..3 * 50).contains(&commits), "{PAYMENTS} payments, one after the other, took {commits} commits");
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_is_written_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let before = ledger.commits();
+    reserve(&ledger, record(1, 1)).await;
+    let written = async {
+        while ledger.commits() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written though nobody asks");
+}
+
 /// A write that fails is never taken for done, and nothing is done after it.
 #[tokio::test]
 async fn a_file_that_cannot_be_written_stops_everything() {
@@ -266,9 +302,9 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     let lost = reserve(&ledger, record(9, 1)).await;
     // Of these nobody waits for the disk; of the start of the work everybody does.
     let _ = admit(&ledger, &lost, 10, 1).await;
-    let started = ledger.fulfil(&lost, FulfilmentStep::Start { until: 0 }).await;
+    let started = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
     assert!(matches!(started, Err(LedgerError::Backend(_))), "{started:?}");
-    assert!(matches!(ledger.reserve(record(1, 2)).await, Err(LedgerError::Backend(_))));
+    assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))));
     assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
     assert!(
         matches!(ledger.get(&record(9, 1).key).await, Err(LedgerError::Backend(_))),
@@ -285,16 +321,16 @@ async fn what_is_owed_is_owed_after_a_restart_too() {
     let ledger = open(&path).await;
     let paid = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &paid).await;
-    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    ledger.settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     let (first, second) = (reserve(&ledger, record(1, 2)).await, reserve(&ledger, record(1, 3)).await);
     produce(&ledger, &first).await;
     produce(&ledger, &second).await;
-    ledger.fulfil(&first, FulfilmentStep::Defer { limit }).await.unwrap();
+    ledger.fulfil(&first, &FulfilmentStep::Defer { limit }).await.unwrap();
     ledger.close().await;
     let ledger = open(&path).await;
     assert!(ledger.get(&first.key).await.unwrap().unwrap().deferred);
-    let defer = async || ledger.fulfil(&second, FulfilmentStep::Defer { limit }).await;
+    let defer = async || ledger.fulfil(&second, &FulfilmentStep::Defer { limit }).await;
     assert!(matches!(defer().await, Err(LedgerError::NoCredit)), "what the earlier process deferred is owed");
-    ledger.settle(&first.key, SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
+    ledger.settle(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
     defer().await.expect("the history is there, and nothing is owed");
 }

@@ -82,7 +82,7 @@ fn with_id(id: u8, record: Record) -> Record {
 }
 
 async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {
-    match ledger.reserve(record).await.unwrap() {
+    match ledger.reserve(&record).await.unwrap() {
         Reservation::New(lease) => lease,
         Reservation::Known(record) => panic!("known already: {record:?}"),
     }
@@ -90,13 +90,13 @@ async fn reserve(ledger: &dyn Ledger, record: Record) -> Lease {
 
 async fn admit(ledger: &dyn Ledger, lease: &Lease, balance: u64, block: u64) -> Result<(), LedgerError> {
     let funds = Some(Funds { balance: U256::from(balance), block });
-    ledger.fulfil(lease, FulfilmentStep::Admit { funds, due: false }).await
+    ledger.fulfil(lease, &FulfilmentStep::Admit { funds, due: false }).await
 }
 
 async fn produce(ledger: &dyn Ledger, lease: &Lease) {
     admit(ledger, lease, 1_000, 1).await.unwrap();
-    ledger.fulfil(lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(lease, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
+    ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(lease, &FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
 }
 
 fn hash(n: u8) -> B256 {
@@ -111,7 +111,7 @@ async fn state(ledger: &dyn Ledger, key: &PaymentKey) -> (Fulfilment, Settlement
 async fn of_many_who_reserve_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let tasks = (0..100).map(|_| {
         let ledger = ledger.clone();
-        tokio::spawn(async move { matches!(ledger.reserve(record(1, 1)).await.unwrap(), Reservation::New(_)) })
+        tokio::spawn(async move { matches!(ledger.reserve(&record(1, 1)).await.unwrap(), Reservation::New(_)) })
     });
     let won = join_all(tasks).await.into_iter().filter(|won| *won.as_ref().unwrap()).count();
     assert_eq!(won, 1);
@@ -123,11 +123,11 @@ async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, director
     let key = lease.key;
     produce(&*ledger, &lease).await;
     assert_eq!(state(&*ledger, &key).await, (Fulfilment::Produced, Settlement::Due));
-    ledger.settle(&key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger.settle(&key, SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
-    ledger.settle(&key, SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None }).await.unwrap();
-    ledger.fulfil(&lease, FulfilmentStep::Deliver).await.unwrap();
-    ledger.settle(&key, SettlementStep::Finalize).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Finalize).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!(record.fulfilment, Fulfilment::Delivered);
     assert_eq!(record.settlement, Settlement::Final { transaction: hash(1), block: Some(9) });
@@ -139,19 +139,19 @@ async fn a_payment_that_goes_well_takes_every_step(TestLedger { ledger, director
 async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
-    ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     for step in [
         SettlementStep::Fail { reason: Reason::InsufficientFunds },
         SettlementStep::Die { reason: Reason::ValidBefore },
         SettlementStep::LoseSight,
         SettlementStep::Submit { transaction: hash(2) },
     ] {
-        let error = ledger.settle(&lease.key, step.clone()).await.unwrap_err();
+        let error = ledger.settle(&lease.key, &step.clone()).await.unwrap_err();
         assert!(matches!(error, LedgerError::Forbidden(_)), "{step:?}: {error}");
     }
-    ledger.settle(&lease.key, SettlementStep::Finalize).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
     let again =
-        ledger.settle(&lease.key, SettlementStep::Settle { transaction: hash(3), block: None, fee: None }).await;
+        ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(3), block: None, fee: None }).await;
     assert!(matches!(again, Err(LedgerError::Forbidden(_))), "final is final");
     assert_eq!(state(&*ledger, &lease.key).await.1.paid_by(), Some(hash(1)));
 }
@@ -159,14 +159,14 @@ async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _director
 async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
-    ledger.settle(&lease.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger.settle(&lease.key, SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::LoseSight).await.unwrap();
     assert_eq!(ledger.counts().await.unwrap(), Counts { unknown: 1, ..Counts::default() });
     let other = reserve(&*ledger, record(1, 2)).await;
     let error = admit(&*ledger, &other, 19, 2).await.unwrap_err();
     assert!(matches!(error, LedgerError::Undecided), "what is unknown may be in flight: {error}");
     ledger
-        .settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
+        .settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
         .await
         .unwrap();
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 1, ..Counts::default() });
@@ -175,7 +175,7 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: 
 async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let old = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &old, 1_000, 1).await.unwrap();
-    ledger.fulfil(&old, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&old, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert_eq!(ledger.take_over(&old.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap(), None, "it still runs");
     let new = ledger.take_over(&old.key, 0, CLOCK_START + 31, CLOCK_START + 90).await.unwrap().expect("it ran out");
     for step in [
@@ -184,11 +184,11 @@ async fn who_lost_the_lease_changes_nothing(TestLedger { ledger, directory: _dir
         FulfilmentStep::Start { until: 0 },
         FulfilmentStep::Deliver,
     ] {
-        assert!(matches!(ledger.fulfil(&old, step).await, Err(LedgerError::LeaseLost)));
+        assert!(matches!(ledger.fulfil(&old, &step).await, Err(LedgerError::LeaseLost)));
     }
     assert!(matches!(ledger.discard(&old).await, Err(LedgerError::LeaseLost)));
     assert_eq!(state(&*ledger, &old.key).await.0, Fulfilment::Working);
-    ledger.fulfil(&new, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&new, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert_eq!(ledger.get(&old.key).await.unwrap().unwrap().attempts, 2, "the dead owner's attempt counts");
 }
 
@@ -196,26 +196,26 @@ async fn work_that_begins_late_has_a_whole_lease(TestLedger { ledger, directory:
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
     let until = CLOCK_START + 300;
-    ledger.fulfil(&lease, FulfilmentStep::Start { until }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until }).await.unwrap();
     assert_eq!(ledger.take_over(&lease.key, 0, until, until + 90).await.unwrap(), None, "it still runs");
 }
 
 async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let first = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &first, 1_000, 1).await.unwrap();
-    ledger.fulfil(&first, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&first, FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&first, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&first, &FulfilmentStep::Release { body: None }).await.unwrap();
     let (now, until) = (CLOCK_START, CLOCK_START + 90);
     let second = ledger.take_over(&first.key, 0, now, until).await.unwrap().expect("released");
     assert_eq!(ledger.take_over(&first.key, 1, now, until).await.unwrap(), None, "the second owner's lease runs");
     assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))), "its attempt counts");
-    ledger.fulfil(&second, FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
     assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some(), "given back");
 }
 
 async fn of_many_who_take_over_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
-    ledger.fulfil(&lease, FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await.unwrap();
     let tasks = (0..50).map(|_| {
         let ledger = ledger.clone();
         tokio::spawn(async move { ledger.take_over(&lease.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap() })
@@ -241,7 +241,7 @@ async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, directo
     assert!(matches!(admit(&*ledger, &next, 100, 1).await, Err(LedgerError::Exposed)));
     let one = admitted.iter().position(|admitted| *admitted).unwrap() as u64;
     let released = Lease { key: record(1, one).key, epoch: 0 };
-    ledger.fulfil(&released, FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
     admit(&*ledger, &next, 100, 1).await.expect("a released attempt is out of flight");
 }
 
@@ -250,9 +250,12 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
 ) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 10, 5).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
-    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None }).await.unwrap();
+    ledger.fulfil(&paid, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&paid, &FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
+    ledger
+        .settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .await
+        .unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let stale = admit(&*ledger, &next, 10, 6).await;
     assert!(matches!(stale, Err(LedgerError::Stale)), "the balance of block 6 is spent in block 7");
@@ -266,9 +269,9 @@ async fn a_balance_read_after_a_transfer_does_not_count_it_again(
 ) {
     let paid = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &paid, 20, 5).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&paid, FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
-    ledger.settle(&paid.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.fulfil(&paid, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&paid, &FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None }).await.unwrap();
+    ledger.settle(&paid.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let early = admit(&*ledger, &next, 10, 7).await;
     assert!(matches!(early, Err(LedgerError::Undecided)), "included already, or not yet?");
@@ -277,18 +280,21 @@ async fn a_balance_read_after_a_transfer_does_not_count_it_again(
         matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::Exposed)),
         "whatever becomes of the other"
     );
-    ledger.settle(&paid.key, SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None }).await.unwrap();
+    ledger
+        .settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .await
+        .unwrap();
     admit(&*ledger, &next, 10, 7).await.expect("block 7 shows what is left");
 }
 
 async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
-    ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::Forbidden(_))));
     let upfront = reserve(&*ledger, record(2, 1)).await;
-    ledger.fulfil(&upfront, FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
-    ledger.settle(&upfront.key, SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.fulfil(&upfront, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+    ledger.settle(&upfront.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     assert!(matches!(ledger.discard(&upfront).await, Err(LedgerError::Forbidden(_))));
 }
 
@@ -333,20 +339,20 @@ async fn records_are_kept_while_they_matter_and_no_longer(
     let settled = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &settled).await;
     ledger
-        .settle(&settled.key, SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None })
+        .settle(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None })
         .await
         .unwrap();
     let unknown = reserve(&*ledger, record(1, 2)).await;
     produce(&*ledger, &unknown).await;
-    ledger.settle(&unknown.key, SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
+    ledger.settle(&unknown.key, &SettlementStep::Submit { transaction: hash(2) }).await.unwrap();
     clock.advance(60 + 300);
     for nonce in 10..30 {
-        let _ = ledger.reserve(record(1, nonce)).await.unwrap();
+        let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
     }
     assert!(ledger.get(&settled.key).await.unwrap().is_some(), "a reorganization may still undo it");
     clock.advance(7_200);
     for nonce in 30..60 {
-        let _ = ledger.reserve(record(1, nonce)).await.unwrap();
+        let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
     }
     assert!(ledger.get(&settled.key).await.unwrap().is_none());
     assert!(ledger.get(&unknown.key).await.unwrap().is_some(), "its fate is open");
@@ -356,7 +362,7 @@ async fn records_are_kept_while_they_matter_and_no_longer(
 async fn of_many_payments_with_one_id_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let tasks = (0..50).map(|nonce| {
         let ledger = ledger.clone();
-        tokio::spawn(async move { (nonce, ledger.reserve(with_id(7, record(1, nonce))).await) })
+        tokio::spawn(async move { (nonce, ledger.reserve(&with_id(7, record(1, nonce))).await) })
     });
     let results: Vec<_> = join_all(tasks).await.into_iter().map(Result::unwrap).collect();
     let won = |(_, result): &&(u64, Result<Reservation, LedgerError>)| matches!(result, Ok(Reservation::New(_)));
@@ -376,7 +382,7 @@ async fn of_many_payments_with_one_id_one_wins(TestLedger { ledger, directory: _
     }
     assert_eq!(ledger.counts().await.unwrap(), Counts { pending: 1, ..Counts::default() });
     let again =
-        ledger.reserve(with_id(7, record(1, u64::try_from(U256::from_be_bytes(winner.nonce.0)).unwrap()))).await;
+        ledger.reserve(&with_id(7, record(1, u64::try_from(U256::from_be_bytes(winner.nonce.0)).unwrap()))).await;
     assert!(
         matches!(again, Ok(Reservation::Known(known)) if known.id == Some(B256::repeat_byte(7))),
         "its own payment"
@@ -393,8 +399,8 @@ async fn an_id_is_free_again_when_its_record_is_gone(TestLedger { ledger, clock,
     let discarded = reserve(&*ledger, with_id(1, record(1, 1))).await;
     ledger.discard(&discarded).await.unwrap();
     let released = reserve(&*ledger, with_id(1, record(1, 2))).await;
-    ledger.fulfil(&released, FulfilmentStep::Release { body: None }).await.unwrap();
-    let other = ledger.reserve(with_id(1, record(1, 3))).await;
+    ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
+    let other = ledger.reserve(&with_id(1, record(1, 3))).await;
     assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == released.key), "released is not gone");
     clock.advance(7_200);
     reserve(&*ledger, with_id(1, record(1, 4))).await;

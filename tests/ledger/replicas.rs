@@ -62,7 +62,7 @@ async fn of_many_replicas_that_reserve_one_wins() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
     let tasks = (0..100).map(|n| {
         let ledger = replicas[n % 4].clone();
-        tokio::spawn(async move { matches!(ledger.reserve(record(1, 1)).await.unwrap(), Reservation::New(_)) })
+        tokio::spawn(async move { matches!(ledger.reserve(&record(1, 1)).await.unwrap(), Reservation::New(_)) })
     });
     let won = join_all(tasks).await.into_iter().filter(|won| *won.as_ref().unwrap()).count();
     assert_eq!(won, 1);
@@ -95,7 +95,7 @@ async fn what_is_owed_stays_within_the_limit_across_replicas() {
         let paid = reserve(&*replicas[0], record(payer, 0)).await;
         produce(&*replicas[0], &paid).await;
         let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
-        replicas[0].settle(&paid.key, settle).await.unwrap();
+        replicas[0].settle(&paid.key, &settle).await.unwrap();
         for nonce in 1..=4 {
             let lease = reserve(&*replicas[0], record(payer, nonce)).await;
             produce(&*replicas[0], &lease).await;
@@ -105,7 +105,7 @@ async fn what_is_owed_stays_within_the_limit_across_replicas() {
     let tasks = leases.into_iter().enumerate().map(|(n, lease)| {
         let ledger = replicas[n % 4].clone();
         tokio::spawn(async move {
-            match ledger.fulfil(&lease, FulfilmentStep::Defer { limit }).await {
+            match ledger.fulfil(&lease, &FulfilmentStep::Defer { limit }).await {
                 Ok(()) => true,
                 Err(LedgerError::NoCredit) => false,
                 Err(error) => panic!("{error:?}"),
@@ -126,11 +126,11 @@ async fn what_one_replica_did_the_others_see() {
     let other = reserve(&*second, record(1, 2)).await;
     assert!(matches!(admit(&*second, &other, 10, 1).await, Err(LedgerError::Exposed)));
     second
-        .settle(&lease.key, SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
+        .settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
         .await
         .unwrap();
     // The first one remembers an unsettled payment, and finds out.
-    first.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    first.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert_eq!(state(&*first, &lease.key).await.1.state(), SettlementState::Settled);
     assert!(matches!(admit(&*second, &other, 10, 1).await, Err(LedgerError::Stale)));
     admit(&*second, &other, 10, 2).await.unwrap();
@@ -138,7 +138,7 @@ async fn what_one_replica_did_the_others_see() {
     assert_eq!(second.count_replay(&lease.key).await.unwrap(), 2);
     let taken = second.take_over(&lease.key, 0, CLOCK_START + 31, CLOCK_START + 90).await.unwrap();
     assert!(taken.is_some(), "its lease ran out");
-    assert!(matches!(first.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await, Err(LedgerError::LeaseLost)));
+    assert!(matches!(first.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await, Err(LedgerError::LeaseLost)));
     let [third] = replicas(&schema).await;
     assert!(third.get(&lease.key).await.unwrap().is_some_and(|record| record.lease_until == CLOCK_START + 90));
 }
@@ -282,12 +282,12 @@ async fn a_step_whose_answer_is_lost_is_taken_once() {
     assert!(cutter.has_cut(), "and it is still the caller's");
     admit(&ledger, &lease, 10, 1).await.unwrap();
     cutter.cut_at(b"UPDATE 1\0");
-    ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     assert!(cutter.has_cut());
     assert_eq!(ledger.get(&lease.key).await.unwrap().unwrap().attempts, 1);
     cutter.cut_at(b"UPDATE 1\0");
     let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: None };
-    ledger.fulfil(&lease, produce).await.unwrap();
+    ledger.fulfil(&lease, &produce).await.unwrap();
     assert!(cutter.has_cut());
     cutter.cut_at(b"INSERT 0 1\0");
     ledger.submit(submission(1, 0, 1, &[lease.key])).await.unwrap();
@@ -316,7 +316,7 @@ async fn a_ledger_outlives_its_server() {
     tokio::task::block_in_place(|| server.restart());
     let [submitted] = &ledger.submissions(&SENDER, 0).await.unwrap()[..] else { panic!("one") };
     assert_eq!(*submitted, submission(1, 0, 1, &[lease.key]));
-    ledger.settle(&lease.key, SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::LoseSight).await.unwrap();
 }
 
 /// What was answered is on disk, whatever the server was about to do.
@@ -336,7 +336,7 @@ async fn what_was_reserved_is_there_after_the_server_was_killed() {
                 loop {
                     let record = record(payer, reserved.len() as u64);
                     let key = record.key;
-                    match ledger.reserve(record).await {
+                    match ledger.reserve(&record).await {
                         Ok(Reservation::New(_)) => reserved.push(key),
                         _ => return reserved,
                     }
@@ -401,8 +401,8 @@ async fn a_full_ledger_refuses_what_is_new() {
     for nonce in 0..3 {
         reserve(&ledger, record(1, nonce)).await;
     }
-    assert!(matches!(ledger.reserve(record(1, 3)).await, Err(LedgerError::Full)));
-    assert!(matches!(ledger.reserve(record(1, 2)).await, Ok(Reservation::Known(_))), "what is known stays so");
+    assert!(matches!(ledger.reserve(&record(1, 3)).await, Err(LedgerError::Full)));
+    assert!(matches!(ledger.reserve(&record(1, 2)).await, Ok(Reservation::Known(_))), "what is known stays so");
     ledger.discard(&Lease { key: record(1, 0).key, epoch: 0 }).await.unwrap();
     reserve(&ledger, record(1, 3)).await;
 }

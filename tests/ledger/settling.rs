@@ -67,7 +67,7 @@ async fn of_many_processes_one_gets_a_nonce(TestLedger { ledger, directory: _dir
 
 async fn a_submission_happens_wholly_or_not_at_all(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let (first, second, paid) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await, due(&*ledger, 3, 1).await);
-    ledger.settle(&paid, SettlementStep::Settle { transaction: hash(9), block: None, fee: None }).await.unwrap();
+    ledger.settle(&paid, &SettlementStep::Settle { transaction: hash(9), block: None, fee: None }).await.unwrap();
     let refused = ledger.submit(submission(1, 0, 1, &[first, paid, second])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [paid]), "{refused:?}");
     assert_eq!(state(&*ledger, &first).await.1, Settlement::Due);
@@ -137,14 +137,14 @@ async fn a_payment_is_settled_by_one_process_at_a_time(
 ) {
     let key = due(&*ledger, 1, 1).await;
     let take = |by| SettlementStep::Take(Settling { by, until: CLOCK_START + 30 });
-    ledger.settle(&key, take(1)).await.unwrap();
-    ledger.settle(&key, take(1)).await.expect("whoever has it may take it again");
-    assert!(matches!(ledger.settle(&key, take(2)).await, Err(LedgerError::Forbidden(_))));
+    ledger.settle(&key, &take(1)).await.unwrap();
+    ledger.settle(&key, &take(1)).await.expect("whoever has it may take it again");
+    assert!(matches!(ledger.settle(&key, &take(2)).await, Err(LedgerError::Forbidden(_))));
     let refused = ledger.submit(submission(2, 0, 1, &[key])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [key]), "{refused:?}");
     ledger.submit(submission(1, 0, 1, &[key])).await.unwrap();
     clock.advance(31);
-    ledger.settle(&key, SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
+    ledger.settle(&key, &SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
     let later = Submission { at: CLOCK_START + 31, ..submission(2, 1, 2, &[key]) };
     ledger.submit(later).await.unwrap();
 }
@@ -154,33 +154,33 @@ async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
 ) {
     let key = due(&*ledger, 1, 1).await;
     let entrust = |by, until| SettlementStep::Entrust(Settling { by, until });
-    ledger.settle(&key, entrust(1, CLOCK_START + 30)).await.unwrap();
+    ledger.settle(&key, &entrust(1, CLOCK_START + 30)).await.unwrap();
     assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process dies now");
-    assert!(matches!(ledger.settle(&key, entrust(2, CLOCK_START + 30)).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.settle(&key, &entrust(2, CLOCK_START + 30)).await, Err(LedgerError::Forbidden(_))));
     clock.advance(31);
-    ledger.settle(&key, entrust(2, CLOCK_START + 60)).await.expect("the first one's time ran out");
+    ledger.settle(&key, &entrust(2, CLOCK_START + 60)).await.expect("the first one's time ran out");
 
     let fresh = reserve(&*ledger, record(2, 1)).await.key;
-    let refused = ledger.settle(&fresh, entrust(1, CLOCK_START + 60)).await;
+    let refused = ledger.settle(&fresh, &entrust(1, CLOCK_START + 60)).await;
     assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "not due: {refused:?}");
 }
 
 async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let key = due(&*ledger, 1, 1).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: Some(U256::from(5)) };
-    ledger.settle(&key, settle.clone()).await.unwrap();
+    ledger.settle(&key, &settle.clone()).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.fee, record.settled_at), (Some(U256::from(5)), Some(CLOCK_START)));
-    ledger.settle(&key, SettlementStep::Undo).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Undo).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.admitted, record.fee), (Settlement::Due, true, None));
     assert_eq!(record.fulfilment, Fulfilment::Produced, "what was answered stays answered");
     let other = reserve(&*ledger, super::record(1, 2)).await;
     assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::Exposed)), "both are in flight");
-    ledger.settle(&key, settle).await.unwrap();
-    ledger.settle(&key, SettlementStep::Finalize).await.unwrap();
+    ledger.settle(&key, &settle).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Finalize).await.unwrap();
     assert!(
-        matches!(ledger.settle(&key, SettlementStep::Undo).await, Err(LedgerError::Forbidden(_))),
+        matches!(ledger.settle(&key, &SettlementStep::Undo).await, Err(LedgerError::Forbidden(_))),
         "final is final"
     );
 }
@@ -192,10 +192,10 @@ async fn open_payments_are_listed_in_order_page_by_page(TestLedger { ledger, dir
         match n % 3 {
             0 => {
                 let block = Some(u64::from(n));
-                ledger.settle(&key, SettlementStep::Settle { transaction: hash(n), block, fee: None }).await.unwrap();
+                ledger.settle(&key, &SettlementStep::Settle { transaction: hash(n), block, fee: None }).await.unwrap();
             }
             1 => {
-                ledger.settle(&key, SettlementStep::Submit { transaction: hash(n) }).await.unwrap();
+                ledger.settle(&key, &SettlementStep::Submit { transaction: hash(n) }).await.unwrap();
                 expected.push(key);
             }
             _ => expected.push(key),
@@ -252,9 +252,9 @@ async fn a_whole_response_is_kept_with_the_step_that_produced_it(
         };
         FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(response)) }
     };
-    assert!(matches!(ledger.fulfil(&lease, produce()).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::Forbidden(_))));
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a step that was refused brings nothing");
-    ledger.fulfil(&lease, FulfilmentStep::Start { until: 0 }).await.unwrap();
-    ledger.fulfil(&lease, produce()).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&lease, &produce()).await.unwrap();
     assert_eq!(ledger.response(&lease.key).await.unwrap().unwrap().body, "answer");
 }

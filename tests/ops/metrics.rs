@@ -214,7 +214,7 @@ async fn reorganize() {
     stage.produced(&payment).await;
     let is_paid = async || stage.record(&payment).await.settlement.paid_by().is_some();
     until(&is_paid).await;
-    stage.ledger.fulfil(&Lease { key: payment.key(), epoch: 0 }, FulfilmentStep::Deliver).await.unwrap();
+    stage.ledger.fulfil(&Lease { key: payment.key(), epoch: 0 }, &FulfilmentStep::Deliver).await.unwrap();
     stage.devnet.mine();
     let calls = stage.calls("eth_getBlockByNumber");
     until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;

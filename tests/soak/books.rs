@@ -29,7 +29,7 @@ pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bou
     assert_eq!(bought.paid.len() as u64, plan.payments);
     let calm = Instant::now();
     let shop = &market.shop;
-    let counts = until_all_is_known(shop, plan.payments).await;
+    let counts = until_all_is_known(chain, shop, plan.payments).await;
     assert_eq!(counts, Counts { settled: plan.payments, ..Counts::default() }, "nothing is unknown, open or failed");
     let calm = calm.elapsed();
 
@@ -87,12 +87,14 @@ pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bou
     );
 }
 
-async fn until_all_is_known(shop: &Shop, payments: u64) -> Counts {
+/// A block that was undone last of all is noticed a moment later: until then the ledger calls settled what is not on the chain.
+async fn until_all_is_known(chain: &dyn Chain, shop: &Shop, payments: u64) -> Counts {
     let deadline = Instant::now() + CALM;
     loop {
         shop.facilitator.look_after_soon();
         let counts = shop.counts().await;
-        if counts.settled == payments || Instant::now() > deadline {
+        let is_all_there = chain.token_transfers(shop.pay_to).await.len() as u64 == payments;
+        if (counts.settled == payments && is_all_there) || Instant::now() > deadline {
             if counts.settled != payments {
                 for record in all(shop).await.iter().filter(|record| record.settlement.paid_by().is_none()).take(20) {
                     println!("open: {record:?}");

@@ -99,7 +99,10 @@ async fn send(provider: &DynProvider, request: TransactionRequest) -> Transactio
             receipt().await.expect("evm_mine includes what is pending")
         }
     };
-    assert!(receipt.status(), "{hash} reverted");
+    if !receipt.status() {
+        let sent: Value = provider.raw_request("eth_getTransactionByHash".into(), json!([hash])).await.expect("it is known");
+        panic!("{hash} reverted, of {} gas it used {}", sent["gas"], receipt.gas_used);
+    }
     receipt
 }
 

@@ -117,7 +117,7 @@ impl Remote {
     }
 
     async fn step(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), FacilitatorError> {
-        match self.ledger.settle(key, step).await {
+        match self.ledger.settle(key, &step).await {
             // Somebody else knows as much.
             Ok(()) | Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => Ok(()),
             Err(error) => Err(error.into()),

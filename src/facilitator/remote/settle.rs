@@ -64,7 +64,7 @@ impl Remote {
         }
         let until = self.clock.now().saturating_add(self.settle_timeout.as_secs()).saturating_add(SLACK);
         // From here on it is unknown what becomes of it, whoever dies (invariant I4 has no transaction to journal here).
-        match self.ledger.settle(&key, SettlementStep::Entrust(Settling { by: self.process, until })).await {
+        match self.ledger.settle(&key, &SettlementStep::Entrust(Settling { by: self.process, until })).await {
             Ok(()) => {}
             // Another process asks just now.
             Err(LedgerError::Forbidden(_)) => {
@@ -227,7 +227,7 @@ impl Remote {
             return;
         }
         named.push(transaction);
-        if let Err(error) = self.ledger.settle(&record.key, SettlementStep::Submit { transaction }).await {
+        if let Err(error) = self.ledger.settle(&record.key, &SettlementStep::Submit { transaction }).await {
             tracing::warn!(%error, %transaction, "a transaction was not written down");
         }
     }
@@ -235,7 +235,7 @@ impl Remote {
     /// Nothing has left: it is due as before.
     async fn give_back(&self, key: &PaymentKey) {
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
-        if let Err(error) = self.ledger.settle(key, step).await {
+        if let Err(error) = self.ledger.settle(key, &step).await {
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment stays unknown although it was not sent");
         }
     }

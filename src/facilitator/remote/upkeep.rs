@@ -69,7 +69,7 @@ impl Remote {
         let now = self.clock.now();
         let pause = (now.saturating_sub(record.reserved_at) / 4).clamp(*PAUSES.start(), *PAUSES.end());
         let take = SettlementStep::Take(Settling { by: self.process, until: now.saturating_add(pause) });
-        match self.ledger.settle(&record.key, take).await {
+        match self.ledger.settle(&record.key, &take).await {
             Ok(()) => {}
             // Another process was faster, or it is settled.
             Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
@@ -83,7 +83,7 @@ impl Remote {
         if let Outcome::Unknown { .. } = outcome {
             return Ok(());
         }
-        match self.ledger.settle(&record.key, outcome.step()).await {
+        match self.ledger.settle(&record.key, &outcome.step()).await {
             // Somebody else knows as much.
             Ok(()) | Err(LedgerError::Forbidden(_)) => Ok(()),
             Err(error) => Err(error.into()),

@@ -77,7 +77,7 @@ impl Shared {
         }
         let now = self.clock.now();
         let record = Record::new(payment, of_this_service(), now, now + LEASE);
-        let (lease, record) = match ledger.reserve(record.clone()).await? {
+        let (lease, record) = match ledger.reserve(&record).await? {
             Reservation::New(lease) => (lease, record),
             Reservation::Known(known) if known.request != of_this_service() || !is_same(&known, payment) => {
                 let detail = "another payment with this nonce, or this one for something else, is on record";
@@ -192,7 +192,7 @@ impl Shared {
         let mut looks = 0;
         loop {
             let step = FulfilmentStep::Admit { funds: verified.funds, due: true };
-            match facilitator.ledger().fulfil(&lease, step).await {
+            match facilitator.ledger().fulfil(&lease, &step).await {
                 Ok(()) => return Ok(Ok(verified)),
                 Err(LedgerError::Stale) if looks < MAX_LOOKS => {
                     looks += 1;
@@ -229,7 +229,7 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
     let is_new = record.attempts == 0 && record.epoch == 0 && record.fulfilment == Fulfilment::Reserved;
     let result = match if is_new { ledger.discard(lease).await } else { Err(LedgerError::Unknown) } {
         Ok(()) => Ok(()),
-        Err(_) => ledger.fulfil(lease, FulfilmentStep::Release { body: None }).await,
+        Err(_) => ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await,
     };
     if let Err(error) = result {
         tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a reservation was not given back");
@@ -239,7 +239,7 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 /// A fact about the chain stays true if the ledger is slow to take it.
 async fn note(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) {
     for attempt in 1..=5_u32 {
-        match ledger.settle(key, step.clone()).await {
+        match ledger.settle(key, &step).await {
             Ok(()) | Err(LedgerError::Forbidden(_)) => return,
             Err(error) => tracing::warn!(%error, attempt, "the ledger did not take an outcome"),
         }

@@ -115,7 +115,7 @@ impl fmt::Debug for PostgresLedger {
 
 #[async_trait]
 impl Ledger for PostgresLedger {
-    async fn reserve(&self, record: Record) -> Result<Reservation, LedgerError> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         self.keep_up().await;
         if self.is_full().await? {
             let known = self.get(&record.key).await?.ok_or(LedgerError::Full)?;
@@ -148,7 +148,7 @@ impl Ledger for PostgresLedger {
         }
     }
 
-    async fn fulfil(&self, lease: &Lease, step: FulfilmentStep) -> Result<(), LedgerError> {
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         let (needs, turn) = match &step {
             FulfilmentStep::Admit { funds: Some(funds), .. } => (Needs::Funds(*funds), Some(self.turn_of(&lease.key))),
             FulfilmentStep::Defer { limit } => (Needs::Credit(*limit), Some(&self.turn_of_all)),
@@ -167,7 +167,7 @@ impl Ledger for PostgresLedger {
             if record.epoch != lease.epoch {
                 return Err(LedgerError::LeaseLost);
             }
-            Ok(record.fulfil(&step)?)
+            Ok(record.fulfil(step)?)
         })
         .await?;
         if let Some(response) = &response {
@@ -176,10 +176,10 @@ impl Ledger for PostgresLedger {
         Ok(())
     }
 
-    async fn settle(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
         let change = Change { key, needs: Needs::Nothing, response: None };
-        self.change(change, |record| Ok(record.settle(&step, now)?)).await.map(drop)
+        self.change(change, |record| Ok(record.settle(step, now)?)).await.map(drop)
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {

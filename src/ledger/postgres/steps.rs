@@ -154,12 +154,12 @@ impl PostgresLedger {
     }
 
     /// Makes a record, or finds the one there is.
-    pub(super) async fn insert(&self, record: Record) -> Result<Reservation, LedgerError> {
+    pub(super) async fn insert(&self, record: &Record) -> Result<Reservation, LedgerError> {
         let mut progress = Progress::new();
         let lease = Lease { key: record.key, epoch: record.epoch };
         loop {
             let stamp = progress.next_stamp()?;
-            let result = self.connections.once(&payments::reserve(&record, stamp)?).await;
+            let result = self.connections.once(&payments::reserve(record, stamp)?).await;
             let result = result.map(|rows| payments::found(&record.key, &rows));
             let found = match result {
                 Ok(found) => found?,
@@ -170,7 +170,7 @@ impl PostgresLedger {
             };
             match found {
                 Found::New => {
-                    self.known.put(record.key, Stamped { record, stamp });
+                    self.known.put(record.key, Stamped { record: record.clone(), stamp });
                     return Ok(Reservation::New(lease));
                 }
                 Found::Known(seen) if progress.stamps.contains(&seen.stamp) => return Ok(Reservation::New(lease)),

@@ -8,11 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::routing::post;
+use axum::{Router, routing::post};
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
-use tower_x402::ledger::SqliteLedger;
+use tokio::sync::Semaphore;
+use tower_x402::{SystemClock, ledger::SqliteLedger};
 
 use crate::{
     Result,
@@ -74,24 +75,42 @@ async fn all() -> Result {
         println!("| {name} | {rate:.0} | {:.2} × |", rate / better);
     }
     println!("\ncommits of SQLite, an fsync each: {fsyncs:.3} per payment");
+    paced(&[PACED, rates[0] / 2.0]).await
+}
+
+/// Only how long they take at an even rate, a few times, and how long it takes with less: without a disk, and without payments.
+pub fn run_paced() -> Result {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        paced(&[PACED; 5]).await?;
+        let handler = post(async |_: Bytes| hot_path::WORK);
+        let in_memory = sellers::ours_with(&handler, hot_path::AtOnce::in_memory(Arc::new(SystemClock)))?;
+        let in_memory = Listening::here(in_memory).await?;
+        let demand = in_memory.demand().await?;
+        let unpaid = Listening::here(Router::new().route("/evaluate", handler)).await?;
+        for (name, server) in [("tower-x402, in memory", in_memory), ("the handler alone", unpaid)] {
+            at_rate(&server, &demand, PACED).await?;
+            for _ in 0..2 {
+                at_rate(&server, &demand, PACED).await?.print(name);
+            }
+        }
+        Ok(())
+    })
+}
+
+async fn paced(rates: &[f64]) -> Result {
+    let handler = post(async |_: Bytes| hot_path::WORK);
+    let directory = tempfile::tempdir()?;
     let ledger = Arc::new(SqliteLedger::open(directory.path().join("paced.sqlite")).await?);
     let app = sellers::ours_with(&handler, hot_path::AtOnce::over(ledger))?;
     let server = Listening::here(app).await?;
+    let demand = server.demand().await?;
     // What is still to be written of something else, the build of this program perhaps, would be in the way of every commit.
     rustix::fs::sync();
     // The first run only warms up.
-    at_rate(&server, PACED).await?;
-    for aim in [PACED, rates[0] / 2.0] {
-        let (rate, mut times) = at_rate(&server, aim).await?;
-        times.sort();
-        let percentile = |percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
-        println!(
-            "tower-x402, SQLite, at {rate:.0} a second: p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
-            percentile(50),
-            percentile(95),
-            percentile(99),
-            percentile(100)
-        );
+    at_rate(&server, &demand, PACED).await?;
+    for aim in rates {
+        at_rate(&server, &demand, *aim).await?.print("tower-x402, SQLite");
     }
     Ok(())
 }
@@ -103,16 +122,13 @@ pub fn median(mut rates: Vec<f64>) -> f64 {
 
 /// As many a second as go, from all connections.
 async fn throughput(server: &Listening, payments: usize) -> Result<f64> {
-    Ok(drive(server, CONNECTIONS, payments, |_, _| None).await?.rate())
+    Ok(drive(server, &server.demand().await?, CONNECTIONS, payments, None).await?.rate())
 }
 
 /// So many a second, at even distances; the time counts from when each was due.
-async fn at_rate(server: &Listening, rate: f64) -> Result<(f64, Vec<Duration>)> {
+async fn at_rate(server: &Listening, demand: &HeaderMap, rate: f64) -> Result<Driven> {
     let count = (rate * PACED_SECONDS) as usize;
-    let driven =
-        drive(server, CONNECTIONS, count, move |start, n| Some(start + Duration::from_secs_f64(n as f64 / rate)))
-            .await?;
-    Ok((driven.rate(), driven.times))
+    drive(server, demand, CONNECTIONS, count, Some(rate)).await
 }
 
 /// How it went.
@@ -133,16 +149,30 @@ impl Driven {
         assert_eq!(self.refused, 0, "each payment buys an answer");
         self.times.len() as f64 / self.took.as_secs_f64()
     }
+
+    fn print(mut self, name: &str) {
+        self.times.sort();
+        let percentile = |percent: usize| self.times[(self.times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
+        println!(
+            "{name}, at {:.0} a second: p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
+            self.rate(),
+            percentile(50),
+            percentile(95),
+            percentile(99),
+            percentile(100)
+        );
+    }
 }
 
-/// Sends so many payments over so many connections, each when it is due.
+/// Sends so many payments for what is demanded over so many connections, as fast as they are answered or so many a second.
 pub async fn drive(
     server: &Listening,
+    demand: &HeaderMap,
     connections: usize,
     count: usize,
-    due: impl Fn(Instant, usize) -> Option<Instant> + Copy + Send + Sync + 'static,
+    rate: Option<f64>,
 ) -> Result<Driven> {
-    let mut mint = Mint::asked(&server.demand().await?, keys(200));
+    let mut mint = Mint::asked(demand, keys(200));
     let payments: Arc<[HeaderValue]> = (0..count).map(|_| mint.header(Signed::ByKey)).collect();
     let mut senders = Vec::new();
     for _ in 0..connections {
@@ -150,22 +180,30 @@ pub async fn drive(
     }
     let (next, times) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::with_capacity(count))));
     let refused = Arc::new(AtomicUsize::new(0));
+    let due = Arc::new(Semaphore::new(if rate.is_some() { 0 } else { count + connections }));
     let cpu = processor_time("self");
     let start = Instant::now();
+    let when = move |n: usize| rate.map(|rate| start + Duration::from_secs_f64(n as f64 / rate));
+    // By a thread's clock: the runtime's own timers are late by up to two milliseconds.
+    let pace = due.clone();
+    let pacer = std::thread::spawn(move || {
+        for due in (0..count).map_while(&when) {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            pace.add_permits(1);
+        }
+        // Nothing is left: each is told once.
+        pace.add_permits(connections);
+    });
     let mut tasks = tokio::task::JoinSet::new();
     for mut sender in senders {
         let (next, times, payments, refused) = (next.clone(), times.clone(), payments.clone(), refused.clone());
+        let due = due.clone();
         tasks.spawn(async move {
             loop {
+                due.acquire().await.expect("it stays open").forget();
                 let n = next.fetch_add(1, Ordering::Relaxed);
                 let Some(payment) = payments.get(n) else { return };
-                let began = match due(start, n) {
-                    Some(due) => {
-                        tokio::time::sleep_until(due.into()).await;
-                        due
-                    }
-                    None => Instant::now(),
-                };
+                let began = when(n).unwrap_or_else(Instant::now);
                 let response = sender.send_request(request(hot_path::paid(payment))).await.expect("an answer");
                 if response.status() != StatusCode::OK && refused.fetch_add(1, Ordering::Relaxed) == 0 {
                     eprintln!("{}: {:?}", response.status(), response.headers());
@@ -179,6 +217,7 @@ pub async fn drive(
         done?;
     }
     let took = start.elapsed();
+    pacer.join().expect("nobody panics");
     let cpu = processor_time("self").saturating_sub(cpu);
     let times = std::mem::take(&mut *times.lock().expect("nobody panics"));
     Ok(Driven { cpu, took, times, refused: refused.load(Ordering::Relaxed) })

@@ -48,6 +48,7 @@ fn main() -> Result {
         ["chain"] => chain::run(),
         ["copies"] => copies::run(),
         ["load"] => load::run(),
+        ["load", "paced"] => load::run_paced(),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),

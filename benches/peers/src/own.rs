@@ -265,11 +265,12 @@ async fn once(row: &Row) -> Result<Run> {
     let directory = tempfile::tempdir()?;
     let handler = post(async |_: Bytes| hot_path::WORK);
     let server = Listening::here(app(&handler, row, &node.url, directory.path()).await?).await?;
+    let demand = server.demand().await?;
     let settles = row.mode != Mode::Verifies;
-    let warm = load::drive(&server, row.connections, row.warm_up(), |_, _| None).await?;
+    let warm = load::drive(&server, &demand, row.connections, row.warm_up(), None).await?;
     let before = if settles { settled(&node, (row.warm_up() - warm.refused) as u64).await? } else { 0 };
     let there = node.processor_time();
-    let driven = load::drive(&server, row.connections, row.payments, |_, _| None).await?;
+    let driven = load::drive(&server, &demand, row.connections, row.payments, None).await?;
     let here = processor_time("self");
     let served = row.payments - driven.refused;
     let paid = if settles { settled(&node, before + served as u64).await? - before } else { 0 };

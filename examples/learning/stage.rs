@@ -125,6 +125,10 @@ impl CardSource for OneByOne {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         Ok(self.urls.iter().take(self.shown.load(Ordering::Relaxed)).cloned().collect())
     }
+
+    fn names_strangers(&self) -> bool {
+        false
+    }
 }
 
 impl Booth {

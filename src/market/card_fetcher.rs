@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use url::Url;
 use super::{
     agent_card::{CARD_PATH, below},
     card_error::CardError,
-    public_hosts::{self, PublicHosts},
+    public_hosts,
     verified_card::VerifiedCard,
 };
 
@@ -41,6 +41,8 @@ const MAX_REDIRECTS: usize = 3;
 #[derive(Debug)]
 pub struct CardFetcher {
     http: Client,
+    /// For URLs of strangers, once there is one.
+    public: OnceLock<Client>,
     max_bytes: usize,
     timeout: Duration,
     max_evaluators: usize,
@@ -66,6 +68,7 @@ impl CardFetcher {
         let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
         Ok(Self {
             http,
+            public: OnceLock::new(),
             max_bytes: 64 * 1024,
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
@@ -93,8 +96,7 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError::Unreachable`] if no HTTP client could be made.
     pub fn public_only(mut self) -> Result<Self, CardError> {
-        let http = Client::builder().redirect(redirect::Policy::none()).no_proxy().dns_resolver(PublicHosts);
-        self.http = http.build().map_err(CardError::Unreachable)?;
+        self.public_http()?;
         self.public_only = true;
         Ok(self)
     }
@@ -132,8 +134,16 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError`].
     pub async fn fetch(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
-        let url = card_url(evaluator)?;
-        tokio::time::timeout(self.timeout, self.fetch_card(url)).await.unwrap_or(Err(CardError::Late))
+        self.fetch_in_time(evaluator, self.public_only).await
+    }
+
+    /// The same for a URL that a stranger named: from a host that is everybody's, or not at all, as with
+    /// [`public_only`](Self::public_only).
+    ///
+    /// # Errors
+    /// [`CardError`].
+    pub async fn fetch_public(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
+        self.fetch_in_time(evaluator, true).await
     }
 
     /// The card and its own URL, for those who show it to others: as it was sent, but for what canonical JSON leaves open. Nothing
@@ -142,7 +152,7 @@ impl CardFetcher {
     pub(super) async fn fetch_to_show(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
         let url = card_url(evaluator)?;
         let fetched = async {
-            let (answered, response) = self.ask(&url, None).await?;
+            let (answered, response) = self.ask(&url, None, self.public_only).await?;
             if response.status() != StatusCode::OK {
                 return Err(CardError::Status(response.status().as_u16()));
             }
@@ -157,12 +167,18 @@ impl CardFetcher {
         Ok((url, json, card))
     }
 
-    async fn fetch_card(&self, url: Url) -> Result<Arc<VerifiedCard>, CardError> {
+    async fn fetch_in_time(&self, evaluator: &Url, public_only: bool) -> Result<Arc<VerifiedCard>, CardError> {
+        let url = card_url(evaluator)?;
+        let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, public_only));
+        fetched.await.unwrap_or(Err(CardError::Late))
+    }
+
+    async fn fetch_card(&self, url: Url, public_only: bool) -> Result<Arc<VerifiedCard>, CardError> {
         let kept = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             known.get(&url).and_then(|known| known.card.clone())
         };
-        let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag)).await?;
+        let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag), public_only).await?;
         match (response.status(), kept) {
             (StatusCode::NOT_MODIFIED, Some((_, card))) => return Ok(card),
             (StatusCode::OK, _) => {}
@@ -183,13 +199,14 @@ impl CardFetcher {
     }
 
     /// Asks for the card, wherever on the same origin it is.
-    async fn ask(&self, url: &Url, tag: Option<&HeaderValue>) -> Result<(Url, Response), CardError> {
-        if self.public_only && !public_hosts::may_be_public(url) {
+    async fn ask(&self, url: &Url, tag: Option<&HeaderValue>, public_only: bool) -> Result<(Url, Response), CardError> {
+        if public_only && !public_hosts::may_be_public(url) {
             return Err(CardError::NotPublic);
         }
+        let http = if public_only { self.public_http()? } else { &self.http };
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let mut request = self.http.get(at.clone()).header(ACCEPT, "application/json");
+            let mut request = http.get(at.clone()).header(ACCEPT, "application/json");
             if let Some(tag) = tag {
                 request = request.header(IF_NONE_MATCH, tag);
             }
@@ -213,6 +230,14 @@ impl CardFetcher {
             }
         }
         Err(CardError::Redirected { to: at.path().to_owned() })
+    }
+
+    fn public_http(&self) -> Result<&Client, CardError> {
+        if let Some(http) = self.public.get() {
+            return Ok(http);
+        }
+        let http = public_hosts::client().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
+        Ok(self.public.get_or_init(|| http))
     }
 
     fn remember(

@@ -19,7 +19,9 @@ use reqwest::{
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
 use serde::Deserialize;
 
-use super::{CardError, Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard, card_fetcher::read};
+use super::{
+    CardError, Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard, card_fetcher::read, public_hosts,
+};
 use crate::{
     client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
     protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
@@ -46,6 +48,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct EvaluationClient {
     http: ClientWithMiddleware,
+    public_only: bool,
     max_answer: usize,
     ask_timeout: Duration,
     answer_timeout: Duration,
@@ -87,6 +90,9 @@ pub enum EvaluateError {
     /// The evaluator's 402 has no offer that can be read. Nothing was signed.
     #[error("the evaluator demands a payment, but makes no offer that can be read")]
     NoOffer,
+    /// The evaluator is on a host that is not everybody's; see [`EvaluationClient::public_only`].
+    #[error("the evaluator's address is one of this machine or of a private network")]
+    NotPublic,
     /// No payment, or one without an answer.
     #[error(transparent)]
     Payment(PaymentError),
@@ -127,7 +133,9 @@ impl EvaluateError {
             Self::Unreachable { receipt, .. }
             | Self::Answered { receipt, .. }
             | Self::InvalidEvaluation { receipt, .. } => receipt.as_deref(),
-            Self::NotOffered(_) | Self::PriceLie { .. } | Self::PayeeLie { .. } | Self::NoOffer => None,
+            Self::NotOffered(_) | Self::PriceLie { .. } | Self::PayeeLie { .. } | Self::NoOffer | Self::NotPublic => {
+                None
+            }
         }
     }
 
@@ -157,11 +165,28 @@ impl EvaluationClient {
     /// # Errors
     /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
     pub fn with(payments: PaymentMiddleware) -> Result<Self, EvaluateError> {
-        let client = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
+        Self::make(Client::builder(), payments, false)
+    }
+
+    /// The same for evaluators that strangers named: those on this machine or in a private network are refused
+    /// ([`EvaluateError::NotPublic`]), whatever their names mean at that moment. A proxy from the environment is not used.
+    ///
+    /// # Errors
+    /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
+    pub fn public_only(payments: PaymentMiddleware) -> Result<Self, EvaluateError> {
+        Self::make(public_hosts::client(), payments, true)
+    }
+
+    fn make(
+        client: reqwest::ClientBuilder,
+        payments: PaymentMiddleware,
+        public_only: bool,
+    ) -> Result<Self, EvaluateError> {
+        let client = client.redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let client = client.build().map_err(|error| unreachable(None, error))?;
         let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(HoldToCard).build();
         let (ask_timeout, answer_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Ok(Self { http, max_answer: MAX_EVALUATION, ask_timeout, answer_timeout })
+        Ok(Self { http, public_only, max_answer: MAX_EVALUATION, ask_timeout, answer_timeout })
     }
 
     /// The longest answer, in bytes.
@@ -199,6 +224,9 @@ impl EvaluationClient {
         wanted: &Arc<AtomicBool>,
     ) -> Result<Bought, EvaluateError> {
         let price = price(card, submission)?;
+        if self.public_only && !public_hosts::may_be_public(card.endpoint()) {
+            return Err(EvaluateError::NotPublic);
+        }
         let body = serde_json::to_vec(submission)
             .map_err(|error| EvaluateError::NotOffered(format!("the submission cannot be written: {error}")))?;
         let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
@@ -256,6 +284,7 @@ fn unreachable(
 /// What stopped a request on its way.
 fn sent(error: reqwest_middleware::Error) -> EvaluateError {
     match error {
+        reqwest_middleware::Error::Reqwest(error) if public_hosts::is_refusal(&error) => EvaluateError::NotPublic,
         reqwest_middleware::Error::Reqwest(error) => unreachable(None, error.without_url()),
         reqwest_middleware::Error::Middleware(error) => match error.downcast::<Lie>() {
             Ok(Lie(lie)) => lie,

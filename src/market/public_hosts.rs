@@ -6,13 +6,16 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::{
+    ClientBuilder,
+    dns::{Addrs, Name, Resolve, Resolving},
+};
 use url::{Host, Url};
 
 /// Resolves names to public addresses only. The addresses that are checked are those that are connected to, so that a name that
 /// changes its mind gains nothing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PublicHosts;
+struct PublicHosts;
 
 /// A name that means an address which is not everybody's.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +35,12 @@ impl Resolve for PublicHosts {
     }
 }
 
-/// Whether the URL's host is a name, to be resolved by [`PublicHosts`], or a public address; addresses are not resolved.
+/// A client that connects to public hosts only, if its URLs [`may_be_public`]. It uses no proxy, which would resolve the names.
+pub(super) fn client() -> ClientBuilder {
+    reqwest::Client::builder().no_proxy().dns_resolver(PublicHosts)
+}
+
+/// Whether the URL's host is a name, to be resolved by the [`client`], or a public address; addresses are not resolved.
 pub(super) fn may_be_public(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(_)) => true,
@@ -142,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_of_this_machine_is_refused_and_known_as_refused() {
-        let http = reqwest::Client::builder().no_proxy().dns_resolver(PublicHosts).build().unwrap();
+        let http = client().build().unwrap();
         let error = http.get("http://localhost:9/").send().await.unwrap_err();
         assert!(is_refusal(&error), "{error:?}");
     }

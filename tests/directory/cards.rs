@@ -314,7 +314,7 @@ async fn hosts_that_are_not_everybodys_are_not_asked() {
     for host in ["10.0.0.1", "192.168.0.1", "169.254.169.254", "[fd00:ec2::254]"] {
         assert_eq!(list(&directory, format!("http://{host}/")).await, (422, "not_public".into()), "{host}");
     }
-    // Students can protect themselves in the same way from what a directory lists.
+    // Whoever reads what a directory lists can protect itself in the same way.
     let fetcher = CardFetcher::new().unwrap().public_only().unwrap();
     assert!(matches!(fetcher.fetch(&booth.url).await, Err(CardError::NotPublic)));
     let by_name: Url = format!("http://localhost:{port}").parse().unwrap();

@@ -97,7 +97,8 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     stage.client().list(&url).await.unwrap();
     let key = stage.payer().await;
     let log = EvidenceLog::in_memory(100);
-    let student = Student::builder(payer(&key)).source(stage.client()).evidence(log.clone()).tasks(3).build().unwrap();
+    let student = Student::builder(payer(&key)).source(stage.client()).private_hosts(true);
+    let student = student.evidence(log.clone()).tasks(3).build().unwrap();
     assert_eq!(student.discover().await.found.len(), 1);
     let truth = tower_x402::market::Truth::good([true]);
     for _ in 0..3 {

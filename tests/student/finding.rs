@@ -13,11 +13,11 @@ use axum::{Router, extract::Path, http::StatusCode, routing::get};
 use tokio::net::TcpListener;
 use tower_x402::{
     Network,
-    client::DiscoveryClient,
+    client::{DiscoveryClient, PaymentMiddleware},
     facilitator::{RemoteFacilitator, service::FacilitatorService},
     market::{
-        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluationClient, Evaluator, RefusedReason,
-        SourceError, Student,
+        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, Evaluator,
+        RefusedReason, SourceError, Student,
     },
 };
 use url::Url;
@@ -44,7 +44,7 @@ async fn whoever_sold_something_through_a_facilitator_is_found_there() {
 
     let facilitator = DiscoveryClient::builder(bank.as_str()).build().unwrap();
     let student = Student::builder(stage.payer(100 * PRICE).await).source(facilitator).tasks(10).seed(1);
-    let student = student.build().unwrap();
+    let student = student.private_hosts(true).build().unwrap();
     assert!(student.discover().await.found.is_empty(), "nothing was sold yet");
 
     let card = CardFetcher::new().unwrap().fetch(&booth.url).await.unwrap();
@@ -109,6 +109,84 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
     assert!(matches!(reason(&other), RefusedReason::Card(CardError::Status(404))));
     let again = student.discover().await;
     assert_eq!((again.found.len(), again.found[0].is_new, student.known()), (1, false, 1));
+}
+
+/// A list that anybody can write to.
+struct Wall(Vec<Url>);
+
+#[async_trait::async_trait]
+impl CardSource for Wall {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(self.0.clone())
+    }
+}
+
+#[tokio::test]
+async fn strangers_send_a_student_to_nobody_on_its_own_machine() {
+    let stage = Stage::set().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let key = PrivateKeySigner::random();
+    let shown = signed(card(address, key.address()), &key).await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    let show = get(async move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        shown.clone()
+    });
+    let (url, _) = serve(listener, Router::new().route(CARD_PATH, show));
+    let by_name: Url = format!("http://localhost:{}/", address.port()).parse().unwrap();
+    let wall = || Wall(vec![url.clone(), by_name.clone(), "http://169.254.169.254/".parse().unwrap()]);
+
+    let student = Student::builder(stage.payer(PRICE).await).source(wall()).build().unwrap();
+    let report = student.discover().await;
+    assert_eq!((report.found.len(), report.refused.len(), asked.load(Ordering::Relaxed)), (0, 3, 0), "{report:?}");
+    for refused in &report.refused {
+        assert!(matches!(refused.reason, RefusedReason::Card(CardError::NotPublic)), "{refused:?}");
+    }
+
+    // Whom the student's owner names as well is no stranger.
+    let student = Student::builder(stage.payer(PRICE).await).source(wall()).source(url.clone()).build().unwrap();
+    let report = student.discover().await;
+    assert_eq!((report.found.len(), report.refused.len(), &report.found[0].url), (1, 2, &url), "{report:?}");
+    let student = Student::builder(stage.payer(PRICE).await).source(Wall(vec![url])).private_hosts(true);
+    assert_eq!(student.build().unwrap().discover().await.found.len(), 1);
+}
+
+#[tokio::test]
+async fn a_client_for_strangers_sends_nothing_to_its_own_machine() {
+    let stage = Stage::set().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let key = PrivateKeySigner::random();
+    let by_name: Url = format!("http://localhost:{}/", address.port()).parse().unwrap();
+    let named = AgentCard::builder("Named", by_name.clone())
+        .skill("prose", "Marks style", tower_x402::market::Score::MAX)
+        .price("$0.001")
+        .pay_to(Network::BASE_SEPOLIA, key.address());
+    let (numbered, named) = (signed(card(address, key.address()), &key).await, signed(named, &key).await);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    let refuse = async move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        StatusCode::NOT_FOUND
+    };
+    let shows = Router::new()
+        .route(CARD_PATH, get(async move || numbered.clone()))
+        .route("/named.json", get(async move || named.clone()))
+        .fallback(refuse);
+    let (url, _) = serve(listener, shows);
+    // The same cards as those that were shown when the names still meant something else.
+    let cards = CardFetcher::new().unwrap();
+    let numbered = cards.fetch(&url).await.unwrap();
+    let named = cards.fetch(&by_name.join("named.json").unwrap()).await.unwrap();
+    let payments = PaymentMiddleware::new(stage.payer(PRICE).await);
+    let client = EvaluationClient::public_only(payments).unwrap();
+    for card in [numbered, named] {
+        let error = client.evaluate(&card, &single("a good one")).await.unwrap_err();
+        assert!(matches!(error, EvaluateError::NotPublic) && error.receipt().is_none(), "{error:?}");
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ pub struct StudentBuilder {
     payer: Payer,
     sources: Vec<Arc<dyn CardSource>>,
     cards: Option<CardFetcher>,
+    private_hosts: bool,
     selector: Option<Box<dyn Selector>>,
     evidence: Option<EvidenceLog>,
     heard: Option<EvidenceLog>,
@@ -52,6 +53,7 @@ impl StudentBuilder {
             payer,
             sources: Vec::new(),
             cards: None,
+            private_hosts: false,
             selector: None,
             evidence: None,
             heard: None,
@@ -72,8 +74,9 @@ impl StudentBuilder {
 
     /// Where to hear of evaluators; may be called again for more. Earlier sources are heard first.
     ///
-    /// Whatever a source names is asked for a card over HTTP, so a student within a private network should hear only of sources that
-    /// name nobody in there.
+    /// Whoever a source names is asked for a card over HTTP. What a directory or a facilitator lists, strangers put there: those
+    /// evaluators are refused if they are on this machine or in a private network
+    /// ([`private_hosts`](Self::private_hosts)), but not those that are named by their URLs.
     pub fn source(mut self, source: impl CardSource) -> Self {
         self.sources.push(Arc::new(source));
         self
@@ -82,6 +85,14 @@ impl StudentBuilder {
     /// Fetches cards, with limits and payees that are known already ([`CardFetcher::pin`]); [`CardFetcher::new`] if not set.
     pub fn cards(mut self, cards: CardFetcher) -> Self {
         self.cards = Some(cards);
+        self
+    }
+
+    /// Whether evaluators that were named by strangers ([`CardSource::names_strangers`]) may be on this machine and in private
+    /// networks, too; not, if not set: a list that anybody can write to could send the student there. They are asked without the
+    /// proxy from the environment then, which would resolve their names.
+    pub fn private_hosts(mut self, may: bool) -> Self {
+        self.private_hosts = may;
         self
     }
 
@@ -193,8 +204,14 @@ impl StudentBuilder {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let payments = PaymentMiddleware::new(self.payer.clone()).max_attempts(3).attempt_timeout(self.deadline);
         let http = |_| StudentError::Http;
-        let client = EvaluationClient::with(payments).map_err(http)?;
-        let client = client.ask_timeout(self.deadline).answer_timeout(self.deadline);
+        let patient = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
+        let names_strangers = |source: &Arc<dyn CardSource>| !self.private_hosts && source.names_strangers();
+        let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), names_strangers(source))).collect();
+        let public_client = match sources.iter().any(|(_, strangers)| *strangers) {
+            true => Some(EvaluationClient::public_only(payments.clone()).map(patient).map_err(http)?),
+            false => None,
+        };
+        let client = EvaluationClient::with(payments).map(patient).map_err(http)?;
         let cards = match self.cards {
             Some(cards) => cards,
             None => CardFetcher::new().map_err(|_| StudentError::Http)?,
@@ -212,10 +229,11 @@ impl StudentBuilder {
         hear(&mut desk, &heard, &self.payer);
         let inner = Inner {
             client,
+            public_client,
             cards,
             evidence,
             heard,
-            sources: self.sources,
+            sources,
             clock: self.clock,
             seats: self.panel,
             replacements: self.replacements,

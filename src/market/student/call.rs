@@ -161,9 +161,9 @@ async fn ask(inner: &Arc<Inner>, hired: &Hired, submission: &Submission, wanted:
     let mut requests = JoinSet::new();
     for (range, mut submission) in split(submission, hired.most) {
         submission.task.id = TaskId::new(hired.alias.clone()).unwrap_or_default();
-        let (inner, card, wanted) = (inner.clone(), hired.card.clone(), wanted.clone());
+        let (inner, card, is_strange, wanted) = (inner.clone(), hired.card.clone(), hired.is_strange, wanted.clone());
         requests.spawn(async move {
-            let result = inner.client.evaluate_while(&card, &submission, &wanted).await;
+            let result = inner.client(is_strange).evaluate_while(&card, &submission, &wanted).await;
             Part { range, result }
         });
     }
@@ -211,7 +211,7 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
     if !may_look {
         return Some(gone());
     }
-    let card = match inner.cards.fetch(&hired.url).await {
+    let card = match inner.card(&hired.url, hired.is_strange).await {
         Ok(card) => card,
         Err(CardError::PayeeChanged { .. } | CardError::BadSignature { .. } | CardError::Unsigned) => {
             let mut desk = inner.desk();
@@ -233,6 +233,6 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
     let mut desk = inner.desk();
     let desk = &mut *desk;
     // Its payee is the same, so there is room.
-    let _ = desk.roster.enter(hired.url.clone(), card, &desk.skills, || now);
+    let _ = desk.roster.enter((hired.url.clone(), hired.is_strange), card, &desk.skills, || now);
     Some(if changed { Failure::TermsChanged } else { gone() })
 }

@@ -76,6 +76,7 @@ pub(super) struct Hired {
     pub(super) ticket: u64,
     pub(super) card: Arc<VerifiedCard>,
     pub(super) url: Url,
+    pub(super) is_strange: bool,
     /// How many outputs to send at once.
     pub(super) most: usize,
     pub(super) skill: Skill,
@@ -178,6 +179,7 @@ impl Desk {
                 ticket,
                 card: entry.card.clone(),
                 url: entry.url.clone(),
+                is_strange: entry.is_strange,
                 most: entry.most(per_payment),
                 skill,
                 examined: number >= self.panel.hired.len(),

@@ -1,6 +1,10 @@
 //! Finds out who can be hired.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, hash_map},
+    sync::Arc,
+    time::Duration,
+};
 
 use alloy_primitives::Address;
 use tokio::{task::JoinSet, time::timeout};
@@ -77,14 +81,14 @@ pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
     let mut fetches = JoinSet::new();
     loop {
         while fetches.len() < AT_ONCE
-            && let Some(url) = urls.next()
+            && let Some((url, is_strange)) = urls.next()
         {
             let inner = inner.clone();
-            fetches.spawn(async move { (inner.cards.fetch(&url).await, url) });
+            fetches.spawn(async move { (inner.card(&url, is_strange).await, url, is_strange) });
         }
         let Some(fetched) = fetches.join_next().await else { break };
-        let Ok((card, url)) = fetched else { continue };
-        match enter(inner, &url, card) {
+        let Ok((card, url, is_strange)) = fetched else { continue };
+        match enter(inner, &url, is_strange, card) {
             Ok(found) => report.found.push(found),
             Err(reason) => report.refused.push(Refused { url, reason }),
         }
@@ -92,22 +96,31 @@ pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
     report
 }
 
-/// Everyone who is named, once.
-async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Url> {
+/// Everyone who is named, once, and whether by strangers only.
+async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<(Url, bool)> {
     let mut asked = JoinSet::new();
-    for (number, source) in inner.sources.iter().cloned().enumerate() {
+    for (number, (source, is_strange)) in inner.sources.iter().cloned().enumerate() {
         asked.spawn(async move {
             let said = timeout(PATIENCE, source.evaluators()).await;
-            (number, said.unwrap_or_else(|late| Err(SourceError::new(late))))
+            (number, is_strange, said.unwrap_or_else(|late| Err(SourceError::new(late))))
         });
     }
     let mut said = asked.join_all().await;
-    said.sort_by_key(|(number, _)| *number);
-    let (mut urls, mut seen) = (Vec::new(), HashSet::new());
-    for (_, said) in said {
-        match said {
-            Ok(said) => urls.extend(said.into_iter().filter(|url| seen.insert(url.clone()))),
-            Err(error) => report.failed.push(error),
+    said.sort_by_key(|(number, ..)| *number);
+    let (mut urls, mut seen) = (Vec::new(), HashMap::new());
+    for (_, is_strange, said) in said {
+        let said = said.unwrap_or_else(|error| {
+            report.failed.push(error);
+            Vec::new()
+        });
+        for url in said {
+            match seen.entry(url) {
+                hash_map::Entry::Vacant(new) => {
+                    urls.push((new.key().clone(), is_strange));
+                    new.insert(urls.len() - 1);
+                }
+                hash_map::Entry::Occupied(before) => urls[*before.get()].1 &= is_strange,
+            }
         }
     }
     report.left_out = urls.len().saturating_sub(inner.max_named);
@@ -115,7 +128,12 @@ async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Url> {
     urls
 }
 
-fn enter(inner: &Inner, url: &Url, card: Result<Arc<VerifiedCard>, CardError>) -> Result<Found, RefusedReason> {
+fn enter(
+    inner: &Inner,
+    url: &Url,
+    is_strange: bool,
+    card: Result<Arc<VerifiedCard>, CardError>,
+) -> Result<Found, RefusedReason> {
     let card = card.inspect_err(|error| {
         let may_pass = matches!(error, CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599));
         if !may_pass && let Some(entry) = inner.desk().roster.at(url) {
@@ -139,7 +157,7 @@ fn enter(inner: &Inner, url: &Url, card: Result<Arc<VerifiedCard>, CardError>) -
     };
     let mut desk = inner.desk();
     let desk = &mut *desk;
-    match desk.roster.enter(url.clone(), card, &desk.skills, first_seen) {
+    match desk.roster.enter((url.clone(), is_strange), card, &desk.skills, first_seen) {
         Ok(is_new) => Ok(Found { url: url.clone(), evaluator, name, is_new }),
         Err(NotEntered::Full(limit)) => Err(RefusedReason::Full(limit)),
         Err(NotEntered::SamePayee(other)) => Err(RefusedReason::SamePayee(other)),

@@ -91,6 +91,7 @@ impl Failure {
                 | PaymentError::Refused(Refusal::NoPayableOffer { .. } | Refusal::Redirected { .. }),
             ) => Self::Garbage { detail: short(error) },
             EvaluateError::Payment(_) => Self::NotPaid { detail: short(error) },
+            EvaluateError::NotPublic => Self::Unreachable { detail: short(error) },
             EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: short(source) },
             EvaluateError::Answered { status, detail, .. } => match status {
                 400..=499 if error.receipt().is_none() => Self::Declined { status: *status, detail: short(detail) },

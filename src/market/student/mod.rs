@@ -35,9 +35,10 @@ pub use gold::Gold;
 pub use source::{CardSource, SourceError};
 use tokio::sync::{Semaphore, watch};
 pub use truth::Truth;
+use url::Url;
 
 use super::{
-    CardFetcher, EvaluationClient, Submission,
+    CardError, CardFetcher, EvaluationClient, Submission, VerifiedCard,
     evidence::{Evidence, EvidenceError, EvidenceLog},
 };
 use crate::{
@@ -93,11 +94,14 @@ pub struct Student(Arc<Inner>);
 struct Inner {
     payer: Payer,
     client: EvaluationClient,
+    /// For evaluators that strangers named.
+    public_client: Option<EvaluationClient>,
     cards: CardFetcher,
     evidence: EvidenceLog,
     /// What others say.
     heard: EvidenceLog,
-    sources: Vec<Arc<dyn CardSource>>,
+    /// Each with whether whom it names must be on public hosts.
+    sources: Vec<(Arc<dyn CardSource>, bool)>,
     clock: Arc<dyn Clock>,
     seats: usize,
     replacements: usize,
@@ -216,6 +220,16 @@ impl Inner {
     /// Nothing in there panics halfway through a change, so a poisoned lock guards sound data.
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The card of somebody, whom perhaps only strangers named.
+    async fn card(&self, url: &Url, is_strange: bool) -> Result<Arc<VerifiedCard>, CardError> {
+        if is_strange { self.cards.fetch_public(url).await } else { self.cards.fetch(url).await }
+    }
+
+    /// The client to ask somebody with, whom perhaps only strangers named.
+    fn client(&self, is_strange: bool) -> &EvaluationClient {
+        self.public_client.as_ref().filter(|_| is_strange).unwrap_or(&self.client)
     }
 }
 

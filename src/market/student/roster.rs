@@ -24,6 +24,8 @@ pub(super) struct Roster {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) url: Url,
+    /// Strangers named it: it must be on a public host.
+    pub(super) is_strange: bool,
     pub(super) card: Arc<VerifiedCard>,
     pub(super) first_seen: u64,
     /// When its card was last asked for on suspicion.
@@ -81,7 +83,7 @@ impl Roster {
     /// Enters a card, or replaces the one that its payee had; `true` if it is a new one's.
     pub(super) fn enter(
         &mut self,
-        url: Url,
+        (url, is_strange): (Url, bool),
         card: Arc<VerifiedCard>,
         skills: &Skills,
         first_seen: impl FnOnce() -> u64,
@@ -92,6 +94,7 @@ impl Roster {
             if entry.url != url {
                 return Err(NotEntered::SamePayee(entry.url.clone()));
             }
+            entry.is_strange = is_strange;
             entry.card = card;
             entry.banned = false;
             entry.number_skills(skills);
@@ -101,8 +104,9 @@ impl Roster {
             return Err(NotEntered::Full(self.limit));
         }
         let (claims, offers) = (SkillSet::default(), SkillSet::default());
+        let first_seen = first_seen();
         let mut entry =
-            Entry { url, card, first_seen: first_seen(), suspected: None, overdue: 0, banned: false, claims, offers };
+            Entry { url, is_strange, card, first_seen, suspected: None, overdue: 0, banned: false, claims, offers };
         entry.number_skills(skills);
         self.by_payee.insert(payee, self.entries.len());
         self.entries.push(entry);

@@ -20,6 +20,12 @@ pub trait CardSource: Send + Sync + 'static {
     /// # Errors
     /// [`SourceError`] if it has nothing to say.
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError>;
+
+    /// Whether it names whom strangers told it of. These are not to be on this machine or in a private network, unless the student
+    /// is [told otherwise](super::StudentBuilder::private_hosts). It does, if it does not say that it does not.
+    fn names_strangers(&self) -> bool {
+        true
+    }
 }
 
 /// Why a source named nobody.
@@ -39,12 +45,20 @@ impl CardSource for Url {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         Ok(vec![self.clone()])
     }
+
+    fn names_strangers(&self) -> bool {
+        false
+    }
 }
 
 #[async_trait]
 impl CardSource for Vec<Url> {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         Ok(self.clone())
+    }
+
+    fn names_strangers(&self) -> bool {
+        false
     }
 }
 
@@ -82,11 +96,19 @@ impl<S: CardSource + ?Sized> CardSource for Arc<S> {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         self.as_ref().evaluators().await
     }
+
+    fn names_strangers(&self) -> bool {
+        self.as_ref().names_strangers()
+    }
 }
 
 #[async_trait]
 impl<S: CardSource + ?Sized> CardSource for Box<S> {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         self.as_ref().evaluators().await
+    }
+
+    fn names_strangers(&self) -> bool {
+        self.as_ref().names_strangers()
     }
 }

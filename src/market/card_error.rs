@@ -66,8 +66,10 @@ pub enum CardError {
         /// Who is now.
         found: Address,
     },
-    /// The card is at an address that is not everybody's: of this machine or its network.
-    #[error("the host of the card is not a public one")]
+    /// The card is at an address that is not everybody's, of this machine or its network, and only public ones are asked:
+    /// [`CardFetcher::public_only`](super::CardFetcher::public_only),
+    /// [`StudentBuilder::private_hosts`](super::StudentBuilder::private_hosts).
+    #[error("the host of the card is not a public one, and others are not asked")]
     NotPublic,
     /// No more evaluators can be remembered.
     #[error("{limit} evaluators are known; no more are remembered")]

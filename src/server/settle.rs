@@ -7,6 +7,7 @@ use tracing::Instrument as _;
 
 use super::{
     answer::Answer,
+    detached::{Detached, Panicked},
     purchase::Purchase,
     sale::{self, Sale},
     wait::Busy,
@@ -76,8 +77,7 @@ pub(super) async fn settle_due(purchase: &Purchase, mut record: Box<Record>, bus
         // Nothing that was verified then is worth anything now; the facilitator looks again.
         settler.settle(&mut record, &Verified::default()).await
     };
-    let settled = tokio::spawn(settling.in_current_span());
-    settled.await.unwrap_or_else(|_| Err(sale::crashed()))
+    Detached::new(settling.in_current_span()).await.unwrap_or_else(|Panicked| Err(sale::crashed()))
 }
 
 /// Asks what became of a payment and records it. Whether that is now known.

@@ -135,7 +135,10 @@ fn enter(
     card: Result<Arc<VerifiedCard>, CardError>,
 ) -> Result<Found, RefusedReason> {
     let card = card.inspect_err(|error| {
-        let may_pass = matches!(error, CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599));
+        let may_pass = matches!(
+            error,
+            CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599) | CardError::NotPublic
+        );
         if !may_pass && let Some(entry) = inner.desk().roster.at(url) {
             entry.banned = true;
         }

@@ -24,7 +24,7 @@ pub(super) struct Roster {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) url: Url,
-    /// Strangers named it: it must be on a public host.
+    /// Only strangers have named it: it must be on a public host.
     pub(super) is_strange: bool,
     pub(super) card: Arc<VerifiedCard>,
     pub(super) first_seen: u64,
@@ -94,7 +94,7 @@ impl Roster {
             if entry.url != url {
                 return Err(NotEntered::SamePayee(entry.url.clone()));
             }
-            entry.is_strange = is_strange;
+            entry.is_strange &= is_strange;
             entry.card = card;
             entry.banned = false;
             entry.number_skills(skills);

@@ -13,19 +13,27 @@ use crate::{
     protocol::{ExactOffer, PaymentRequirements, Reason, Verbatim},
 };
 
-/// Everything of a [`Record`] as JSON. A later version may add fields with defaults, and never changes what one means.
+/// What of a [`Record`] is known from the start, as JSON. Of this and of [`ProgressRow`] a later version may add fields with
+/// defaults, and never changes what one means; no field is in both.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Row {
+struct BoughtRow {
     offer: Verbatim<PaymentRequirements>,
     #[serde(serialize_with = "without_checksums")]
     authorization: Authorization,
     signature: PaymentSignature,
     request: B256,
     names_caller: bool,
-    body: Option<BodyRow>,
     #[serde(default)]
     id: Option<B256>,
+    reserved_at: u64,
+}
+
+/// What changes with every step.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ProgressRow {
+    body: Option<BodyRow>,
     fulfilment: FulfilmentRow,
     settlement: SettlementRow,
     last_failure: Option<Reason>,
@@ -37,7 +45,6 @@ pub(super) struct Row {
     #[serde(default)]
     deferred: bool,
     epoch: u64,
-    reserved_at: u64,
     produced_at: Option<u64>,
     #[serde(default)]
     settling: Option<(u64, u64)>,
@@ -76,16 +83,45 @@ enum SettlementRow {
     Dead,
 }
 
-impl Row {
-    pub(super) fn of(record: &Record) -> Self {
+/// What is known of a payment from the start.
+pub(super) fn bought(record: &Record) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&BoughtRow {
+        offer: record.terms.text().clone(),
+        authorization: record.authorization.clone(),
+        signature: record.signature.clone(),
+        request: record.request.digest,
+        names_caller: record.request.names_caller,
+        id: record.id,
+        reserved_at: record.reserved_at,
+    })
+}
+
+/// What has become of it.
+pub(super) fn progress(record: &Record) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&ProgressRow::of(record))
+}
+
+/// Both in one object.
+#[cfg(any(feature = "postgres", test))]
+pub(super) fn whole(record: &Record) -> Result<String, serde_json::Error> {
+    let (mut whole, progress) = (bought(record)?, progress(record)?);
+    // Neither is empty.
+    whole.pop();
+    whole.push(',');
+    whole.push_str(&progress[1..]);
+    Ok(whole)
+}
+
+/// The record of both, which may be the same text; its lease has ended with the process that held it. `None` if they are not ours.
+pub(super) fn read(bought: &str, progress: &str) -> Option<Record> {
+    let bought: BoughtRow = serde_json::from_str(bought).ok()?;
+    serde_json::from_str::<ProgressRow>(progress).ok()?.into_record(bought)
+}
+
+impl ProgressRow {
+    fn of(record: &Record) -> Self {
         Self {
-            offer: record.terms.text().clone(),
-            authorization: record.authorization.clone(),
-            signature: record.signature.clone(),
-            request: record.request.digest,
-            names_caller: record.request.names_caller,
             body: record.body.map(|BodyDigest { length, digest, complete }| BodyRow { length, digest, complete }),
-            id: record.id,
             fulfilment: match record.fulfilment {
                 Fulfilment::Reserved => FulfilmentRow::Reserved,
                 Fulfilment::Working => FulfilmentRow::Working,
@@ -110,7 +146,6 @@ impl Row {
             admitted: record.admitted,
             deferred: record.deferred,
             epoch: record.epoch,
-            reserved_at: record.reserved_at,
             produced_at: record.produced_at,
             settling: record.settling.map(|Settling { by, until }| (by, until)),
             settled_at: record.settled_at,
@@ -118,18 +153,17 @@ impl Row {
         }
     }
 
-    /// The record; its lease has ended with the process that held it. `None` if the row is not one of ours.
-    pub(super) fn into_record(self) -> Option<Record> {
-        let terms = Arc::new(Terms::new(ExactOffer::try_from(&self.offer.read().ok()?).ok()?));
+    fn into_record(self, bought: BoughtRow) -> Option<Record> {
+        let terms = Arc::new(Terms::new(ExactOffer::try_from(&bought.offer.read().ok()?).ok()?));
         Some(Record {
-            key: PaymentKey::of(&terms, &self.authorization),
-            signing_hash: self.authorization.signing_hash(terms.domain()),
+            key: PaymentKey::of(&terms, &bought.authorization),
+            signing_hash: bought.authorization.signing_hash(terms.domain()),
             terms,
-            authorization: self.authorization,
-            signature: self.signature,
-            request: Fingerprint { digest: self.request, names_caller: self.names_caller },
+            authorization: bought.authorization,
+            signature: bought.signature,
+            request: Fingerprint { digest: bought.request, names_caller: bought.names_caller },
             body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
-            id: self.id,
+            id: bought.id,
             fulfilment: match self.fulfilment {
                 FulfilmentRow::Reserved => Fulfilment::Reserved,
                 FulfilmentRow::Working => Fulfilment::Working,
@@ -155,7 +189,7 @@ impl Row {
             deferred: self.deferred,
             epoch: self.epoch,
             lease_until: 0,
-            reserved_at: self.reserved_at,
+            reserved_at: bought.reserved_at,
             produced_at: self.produced_at,
             settling: self.settling.map(|(by, until)| Settling { by, until }),
             settled_at: self.settled_at,
@@ -226,18 +260,20 @@ mod tests {
         "reservedAt":1800000000,"producedAt":1800000001
     }"#;
 
-    fn read(json: &str) -> Record {
-        serde_json::from_str::<Row>(json).unwrap().into_record().unwrap()
+    fn read_whole(json: &str) -> Record {
+        read(json, json).unwrap()
     }
 
     #[test]
     fn what_was_written_before_is_read_and_written_again_as_the_same() {
-        let before = read(WRITTEN_BEFORE);
+        let before = read_whole(WRITTEN_BEFORE);
         assert_eq!(before.key.payer, before.authorization.from);
         assert_eq!(before.terms.offer().pay_to, before.authorization.to);
         assert_eq!(before.settlement.block(), Some(7));
-        let json = serde_json::to_string(&Row::of(&before)).unwrap();
+        let json = whole(&before).unwrap();
         assert!(json.contains("0x70997970c51812dc3a010c7d01b50e0d17dc79c8"), "a checksum takes a hash: {json}");
-        assert_eq!(format!("{:?}", read(&json)), format!("{before:?}"));
+        assert_eq!(format!("{:?}", read_whole(&json)), format!("{before:?}"));
+        let apart = read(&bought(&before).unwrap(), &progress(&before).unwrap()).unwrap();
+        assert_eq!(format!("{apart:?}"), format!("{before:?}"));
     }
 }

@@ -10,8 +10,8 @@ use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        Counts, CreditLimit, Fulfilment, FulfilmentStep, Ledger, LedgerError, ResponseLimits, Sender, Settlement,
-        SettlementStep, SqliteLedger, StoredResponse, Submission,
+        Counts, CreditLimit, Fulfilment, FulfilmentStep, Ledger, LedgerError, Record, ResponseLimits, Sender,
+        Settlement, SettlementStep, SqliteLedger, StoredResponse, Submission,
     },
 };
 
@@ -179,6 +179,36 @@ async fn the_file_holds_what_memory_holds_and_no_more() {
     assert_eq!(kept().await, (651, 4));
 }
 
+/// What is written of a payment from the start is written once, unless another takes its place.
+#[tokio::test]
+async fn of_two_reservations_of_one_nonce_the_last_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let first = with_id(7, record(1, 1));
+    let lease = reserve(&ledger, first.clone()).await;
+    admit(&ledger, &lease, 10, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    // Let go of and reserved again before anything is written.
+    let between = reserve(&ledger, record(1, 2)).await;
+    ledger.discard(&between).await.unwrap();
+    let second = Record { reserved_at: CLOCK_START - 1, ..with_id(8, record(1, 2)) };
+    reserve(&ledger, second.clone()).await;
+    // And after.
+    let written = reserve(&ledger, record(1, 3)).await;
+    ledger.get(&written.key).await.unwrap();
+    ledger.discard(&written).await.unwrap();
+    let third = with_id(9, record(1, 3));
+    reserve(&ledger, third.clone()).await;
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    for expected in [first, second, third] {
+        let read = ledger.get(&expected.key).await.unwrap().expect("read");
+        assert_eq!((read.id, read.reserved_at), (expected.id, expected.reserved_at));
+    }
+}
+
 /// A file of a version that kept its rows in the order of their keys.
 #[tokio::test]
 async fn rows_in_the_order_of_keys_are_read() {
@@ -192,9 +222,10 @@ async fn rows_in_the_order_of_keys_are_read() {
     let first = include_str!("../../src/ledger/sqlite/migrations/0001_payments.sql");
     let as_before = format!(
         "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
-         INSERT INTO payments SELECT chain_id, asset, payer, nonce, fulfilment, settlement, record FROM p;
+         INSERT INTO payments SELECT 84532, x'01', x'02', id, 'reserved', 'none', json_patch(p.record, progress.record)
+             FROM p JOIN progress USING (id);
          INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
-         DROP TABLE p; DROP TABLE r;
+         DROP TABLE p; DROP TABLE r; DROP TABLE progress;
          DELETE FROM _sqlx_migrations WHERE version > 2;"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(as_before)).execute(&mut connection).await.unwrap();
@@ -292,8 +323,8 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
     let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
-    let trigger = "CREATE TRIGGER full BEFORE INSERT ON payments WHEN NEW.payer = \
-                   x'0909090909090909090909090909090909090909' BEGIN SELECT RAISE(FAIL, 'disk full'); END";
+    let trigger = "CREATE TRIGGER full BEFORE INSERT ON payments WHEN NEW.record LIKE \
+                   '%\"from\":\"0x0909090909090909090909090909090909090909\"%' BEGIN SELECT RAISE(FAIL, 'disk full'); END";
     sqlx::query(trigger).execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();
 

@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256};
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, memory::expiry, row::Row},
+    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, memory::expiry, row},
     connections::{Connections, DatabaseError, Statement},
     responses::KeptResponse,
 };
@@ -190,13 +190,13 @@ pub(super) fn settling_until(record: &Record) -> Option<i64> {
 }
 
 pub(super) fn json(record: &Record) -> Result<String, LedgerError> {
-    serde_json::to_string(&Row::of(record)).map_err(|error| LedgerError::Backend(Box::new(error)))
+    row::whole(record).map_err(|error| LedgerError::Backend(Box::new(error)))
 }
 
 /// The record of a row with the columns `stamp`, `lease_until`, `replays` and `record`.
 pub(super) fn stamped(row: &PgRow) -> Result<Stamped, LedgerError> {
     let json: &str = column(row, "record")?;
-    let mut record = serde_json::from_str::<Row>(json).ok().and_then(Row::into_record).ok_or_else(unreadable)?;
+    let mut record = row::read(json, json).ok_or_else(unreadable)?;
     // The processes that hold leases are alive.
     record.lease_until = column::<i64>(row, "lease_until")?.cast_unsigned();
     record.replays = u32::try_from(column::<i64>(row, "replays")?).unwrap_or(u32::MAX);

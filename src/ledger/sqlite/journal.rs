@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     fmt,
+    hash::{BuildHasher as _, RandomState},
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -22,12 +23,12 @@ use tokio::{
 
 use super::super::{
     LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
-    row::{Head, Row},
+    row::{self, Head},
 };
 use super::{
     nonces,
     numbers::Numbers,
-    rows::{PaymentRow, ResponseRow, Script},
+    rows::{BOUGHT, PROGRESS, Records, ResponseRow, Script},
 };
 
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
@@ -92,6 +93,16 @@ enum Next {
 struct Places {
     payments: Numbers,
     responses: Numbers,
+    hasher: RandomState,
+}
+
+impl Places {
+    /// Tells what is known of a payment from the start from that of another reservation under the same key.
+    fn identity(&self, record: &Record) -> u64 {
+        let Record { terms, authorization, signature, request, id, reserved_at, .. } = record;
+        let signed = (authorization.to, authorization.value, authorization.valid_after, authorization.valid_before);
+        self.hasher.hash_one((terms.text().text(), signed, signature.as_bytes(), request, id, reserved_at))
+    }
 }
 
 impl Journal {
@@ -303,12 +314,19 @@ async fn commit(
     for (sender, number) in dirty.nonces {
         nonces::write(&mut script, connection, memory, sender, number).await?;
     }
-    let (mut payments, mut forgotten) = (Vec::with_capacity(dirty.payments.len()), Vec::new());
+    let (mut bought, mut progress, mut forgotten) = (Records::default(), Records::default(), Vec::new());
     for key in dirty.payments {
-        match memory.snapshot(&key) {
-            Some(record) => payments.push(PaymentRow::of(places.payments.get(key), &record)?),
-            None => forgotten.extend(places.payments.remove(&key)),
+        let Some(record) = memory.snapshot(&key) else {
+            forgotten.extend(places.payments.remove(&key));
+            continue;
+        };
+        // Known from the start, but for a key that was let go of and reserved again.
+        let identity = places.identity(&record);
+        let (number, is_new) = places.payments.get_to_hold(key, identity);
+        if is_new {
+            bought.push(number, &row::bought(&record).map_err(unwritable)?);
         }
+        progress.push(number, &row::progress(&record).map_err(unwritable)?);
     }
     let (mut responses, mut dropped) = (Vec::with_capacity(dirty.responses.len()), Vec::new());
     for key in dirty.responses {
@@ -317,26 +335,32 @@ async fn commit(
             None => dropped.extend(places.responses.remove(&key)),
         }
     }
-    script.upsert(connection, payments).await?;
-    script.upsert(connection, responses).await?;
+    script.upsert_records(connection, BOUGHT, bought).await?;
+    script.upsert_records(connection, PROGRESS, progress).await?;
+    script.upsert_responses(connection, responses).await?;
     script.push_for(connection, COUNT_FORGOTTEN, forgotten.clone()).await?;
-    script.push_for(connection, ("DELETE FROM payments WHERE id IN ", ""), forgotten).await?;
+    script.push_for(connection, ("DELETE FROM payments WHERE id IN ", ""), forgotten.clone()).await?;
+    script.push_for(connection, ("DELETE FROM progress WHERE id IN ", ""), forgotten).await?;
     script.push_for(connection, ("DELETE FROM responses WHERE id IN ", ""), dropped).await?;
     script.push("COMMIT");
     script.run(connection).await
 }
 
 const COUNT_FORGOTTEN: (&str, &str) = (
-    "UPDATE totals SET settled = settled + (SELECT count(*) FROM payments WHERE id IN ",
-    " AND settlement IN ('settled', 'final'))",
+    "UPDATE totals SET settled = settled + (SELECT count(*) FROM progress WHERE id IN ",
+    " AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))",
 );
 
 /// Brings the file into memory. What memory has no room for is to be deleted.
 async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(Places, Dirty), LedgerError> {
     let (mut places, mut dirty) = (Places::default(), Dirty::default());
-    for row in sqlx::query("SELECT id, record FROM payments").fetch_all(&mut *connection).await.map_err(backend)? {
-        let json: String = row.try_get(1).map_err(backend)?;
-        let record = serde_json::from_str::<Row>(&json).ok().and_then(Row::into_record).ok_or_else(unreadable)?;
+    // Both or neither are written. One without the other is a row that was changed by somebody else.
+    let payments =
+        "SELECT id, bought.record, progress.record FROM payments AS bought LEFT JOIN progress USING (id) ORDER BY id";
+    for row in sqlx::query(payments).fetch_all(&mut *connection).await.map_err(backend)? {
+        let (bought, progress): (String, Option<String>) =
+            (row.try_get(1).map_err(backend)?, row.try_get(2).map_err(backend)?);
+        let record = progress.and_then(|progress| row::read(&bought, &progress)).ok_or_else(unreadable)?;
         places.payments.restore(record.key, row.try_get(0).map_err(backend)?);
         // Whoever looked after its settlement was the process that is gone.
         memory.restore(Record { settling: None, ..record });
@@ -383,6 +407,10 @@ pub(super) fn backend(error: sqlx::Error) -> LedgerError {
 
 pub(super) fn unreadable() -> LedgerError {
     LedgerError::Backend("the file holds a row that is not a payment of ours; restore it from a backup".into())
+}
+
+fn unwritable(error: serde_json::Error) -> sqlx::Error {
+    sqlx::Error::Encode(error.into())
 }
 
 fn failed() -> LedgerError {

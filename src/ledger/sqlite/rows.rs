@@ -1,16 +1,27 @@
 //! Payments and responses on their way into the file: many rows in one statement, and all statements of a transaction sent together.
 //! Each time something is sent is a trip to another thread and back, which on a busy machine takes longer than writing does.
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
 use sqlx::{Arguments as _, AssertSqlSafe, SqliteConnection, error::BoxDynError, sqlite::SqliteArguments};
 
-use super::super::{
-    PaymentKey, Record, StoredResponse,
-    row::{Head, Row},
-};
+use super::super::{PaymentKey, StoredResponse, row::Head};
 
-/// The most rows of one statement.
+/// Puts what is known of payments from the start into its table; the values are [`Records`].
+pub(super) const BOUGHT: &str = "INSERT INTO payments (id, record) \
+    SELECT CAST(key AS INTEGER), value FROM json_each(?) WHERE true ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+/// The same for what has become of them.
+pub(super) const PROGRESS: &str = "INSERT INTO progress (id, record) \
+    SELECT CAST(key AS INTEGER), value FROM json_each(?) WHERE true ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+
+const INSERT_RESPONSES: &str =
+    "INSERT INTO responses (id, chain_id, asset, payer, nonce, stored_at, head, body) VALUES";
+const UPDATE_RESPONSES: &str =
+    "ON CONFLICT (id) DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body";
+
+/// The most records of one statement.
+const MOST_RECORDS: usize = 128;
+/// The most other rows of one statement.
 const MOST: usize = 32;
 /// Up to so many rows, each number of rows is a statement of its own; beyond, every fourth is.
 const EXACT: usize = 8;
@@ -27,25 +38,13 @@ pub(super) struct Script {
     is_rare: bool,
 }
 
-/// What is written in rows of eight columns, the first of which is their number.
-pub(super) trait Upsert: Clone {
-    /// What comes before the rows.
-    const INSERT: &'static str;
-    /// What comes after them.
-    const UPDATE: &'static str;
-
-    /// Adds the values of one row.
-    fn bind(self, values: &mut SqliteArguments) -> Result<(), BoxDynError>;
-}
-
-/// One payment.
-#[derive(Clone)]
-pub(super) struct PaymentRow {
-    number: i64,
-    key: PaymentKey,
-    fulfilment: &'static str,
-    settlement: &'static str,
-    record: String,
+/// What is written of payments: a table of records, JSON objects, by number.
+#[derive(Default)]
+pub(super) struct Records {
+    /// Each row's number and its record, as members of one object per statement. However many there are, the statement's text is
+    /// the same, so that it is prepared once, and a row has no values of its own to be bound.
+    objects: Vec<String>,
+    rows: usize,
 }
 
 /// One response kept for replays.
@@ -77,18 +76,34 @@ impl Script {
         bind(&mut self.values).map_err(sqlx::Error::Encode)
     }
 
-    /// Adds rows, new ones and those that are known.
-    pub(super) async fn upsert<U: Upsert>(
+    /// Adds records, new ones and those that are known, of the table that `statement` names.
+    pub(super) async fn upsert_records(
         &mut self,
         connection: &mut SqliteConnection,
-        mut rows: Vec<U>,
+        statement: &str,
+        records: Records,
+    ) -> Result<(), sqlx::Error> {
+        for mut object in records.objects {
+            self.make_room(connection, 1).await?;
+            self.push(statement);
+            object.push('}');
+            self.values.add(object).map_err(sqlx::Error::Encode)?;
+        }
+        Ok(())
+    }
+
+    /// Adds responses, new ones and those that are known.
+    pub(super) async fn upsert_responses(
+        &mut self,
+        connection: &mut SqliteConnection,
+        mut rows: Vec<ResponseRow>,
     ) -> Result<(), sqlx::Error> {
         while !rows.is_empty() {
             let rest = rows.split_off(rows.len().min(MOST));
             fill_up(&mut rows);
             self.make_room(connection, rows.len()).await?;
             let marks = ["(?,?,?,?,?,?,?,?)"].repeat(rows.len()).join(",");
-            self.push(&format!("{} {marks} {}", U::INSERT, U::UPDATE));
+            self.push(&format!("{INSERT_RESPONSES} {marks} {UPDATE_RESPONSES}"));
             for row in rows {
                 row.bind(&mut self.values).map_err(sqlx::Error::Encode)?;
             }
@@ -143,38 +158,18 @@ fn fill_up<T: Clone>(rows: &mut Vec<T>) {
     }
 }
 
-/// Binds the number of a row, and whose it is.
-fn bind(values: &mut SqliteArguments, number: i64, key: &PaymentKey) -> Result<(), BoxDynError> {
-    values.add(number)?;
-    values.add(key.network.chain_id().cast_signed())?;
-    values.add(key.asset.to_vec())?;
-    values.add(key.payer.to_vec())?;
-    values.add(key.nonce.to_vec())
-}
-
-impl PaymentRow {
-    pub(super) fn of(number: i64, record: &Record) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            number,
-            key: record.key,
-            fulfilment: fulfilment(record),
-            settlement: record.settlement.state().as_str(),
-            record: serde_json::to_string(&Row::of(record)).map_err(|error| sqlx::Error::Encode(error.into()))?,
-        })
-    }
-}
-
-impl Upsert for PaymentRow {
-    const INSERT: &'static str =
-        "INSERT INTO payments (id, chain_id, asset, payer, nonce, fulfilment, settlement, record) VALUES";
-    const UPDATE: &'static str = "ON CONFLICT (id) DO UPDATE SET fulfilment = excluded.fulfilment, \
-        settlement = excluded.settlement, record = excluded.record";
-
-    fn bind(self, values: &mut SqliteArguments) -> Result<(), BoxDynError> {
-        bind(values, self.number, &self.key)?;
-        values.add(self.fulfilment)?;
-        values.add(self.settlement)?;
-        values.add(self.record)
+impl Records {
+    /// Adds a row.
+    pub(super) fn push(&mut self, number: i64, record: &str) {
+        if self.rows.is_multiple_of(MOST_RECORDS) {
+            self.objects.push(String::new());
+        }
+        self.rows += 1;
+        if let Some(object) = self.objects.last_mut() {
+            object.push(if object.is_empty() { '{' } else { ',' });
+            // Cannot fail: a text takes any text.
+            let _ = write!(object, "\"{number}\":{record}");
+        }
     }
 }
 
@@ -183,29 +178,15 @@ impl ResponseRow {
         let head = serde_json::to_string(&Head::of(&response)).map_err(|error| sqlx::Error::Encode(error.into()))?;
         Ok(Self { number, key, head, response })
     }
-}
-
-impl Upsert for ResponseRow {
-    const INSERT: &'static str =
-        "INSERT INTO responses (id, chain_id, asset, payer, nonce, stored_at, head, body) VALUES";
-    const UPDATE: &'static str =
-        "ON CONFLICT (id) DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body";
 
     fn bind(self, values: &mut SqliteArguments) -> Result<(), BoxDynError> {
-        bind(values, self.number, &self.key)?;
+        values.add(self.number)?;
+        values.add(self.key.network.chain_id().cast_signed())?;
+        values.add(self.key.asset.to_vec())?;
+        values.add(self.key.payer.to_vec())?;
+        values.add(self.key.nonce.to_vec())?;
         values.add(self.response.stored_at.cast_signed())?;
         values.add(self.head)?;
         values.add(self.response.body.to_vec())
-    }
-}
-
-fn fulfilment(record: &Record) -> &'static str {
-    use super::super::Fulfilment::*;
-    match record.fulfilment {
-        Reserved => "reserved",
-        Working => "working",
-        Produced => "produced",
-        Delivered => "delivered",
-        Released => "released",
     }
 }

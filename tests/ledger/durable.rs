@@ -179,6 +179,33 @@ async fn the_file_holds_what_memory_holds_and_no_more() {
     assert_eq!(kept().await, (651, 4));
 }
 
+#[tokio::test]
+async fn what_was_settled_and_has_aged_out_is_counted_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let ledger = SqliteLedger::open_with(&path, ResponseLimits::default(), 10_000, clock.clone()).await.unwrap();
+    let [settled, last, unpaid] = [1, 2, 3].map(|nonce| record(1, nonce));
+    for payment in [&settled, &last] {
+        let lease = reserve(&ledger, payment.clone()).await;
+        produce(&ledger, &lease).await;
+        let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
+        ledger.settle(&lease.key, &settle).await.unwrap();
+    }
+    ledger.settle(&last.key, &SettlementStep::Finalize).await.unwrap();
+    reserve(&ledger, unpaid.clone()).await;
+    ledger.get(&unpaid.key).await.unwrap();
+    clock.advance(10_000);
+    for nonce in 10..60 {
+        let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
+    }
+    for gone in [&settled, &last, &unpaid] {
+        assert!(ledger.get(&gone.key).await.unwrap().is_none());
+    }
+    ledger.close().await;
+    assert_eq!(open(&path).await.counts().await.unwrap().settled, 2);
+}
+
 /// What is written of a payment from the start is written once, unless another takes its place.
 #[tokio::test]
 async fn of_two_reservations_of_one_nonce_the_last_is_read() {
@@ -194,12 +221,12 @@ async fn of_two_reservations_of_one_nonce_the_last_is_read() {
     ledger.discard(&between).await.unwrap();
     let second = Record { reserved_at: CLOCK_START - 1, ..with_id(8, record(1, 2)) };
     reserve(&ledger, second.clone()).await;
-    // And after.
+    // And after, before it is written that it was let go of.
     let written = reserve(&ledger, record(1, 3)).await;
     ledger.get(&written.key).await.unwrap();
-    ledger.discard(&written).await.unwrap();
     let third = with_id(9, record(1, 3));
-    reserve(&ledger, third.clone()).await;
+    let (discarded, _) = tokio::join!(ledger.discard(&written), reserve(&ledger, third.clone()));
+    discarded.unwrap();
     ledger.close().await;
 
     let ledger = open(&path).await;

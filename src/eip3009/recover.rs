@@ -13,6 +13,11 @@ impl PaymentSignature {
     /// # Errors
     /// See [`RecoverError`]. A contract wallet may accept a signature that fails here.
     pub fn recover(&self, hash: B256) -> Result<Address, RecoverError> {
+        self.recover_from(|| hash)
+    }
+
+    /// As [`recover`](Self::recover), with a hash that is only made for what may be the signature of a key.
+    pub(crate) fn recover_from(&self, hash: impl FnOnce() -> B256) -> Result<Address, RecoverError> {
         let bytes = self.as_bytes();
         let (rs, v) = match bytes.as_ref() {
             [rs @ .., v] if rs.len() == 64 => (rs, *v),
@@ -26,7 +31,7 @@ impl PaymentSignature {
         if U256::from_be_slice(&rs[32..]) > HALF_ORDER {
             return Err(RecoverError::HighS);
         }
-        let point = backend::recover(hash, rs, is_odd).ok_or(RecoverError::NotASignature)?;
+        let point = backend::recover(hash(), rs, is_odd).ok_or(RecoverError::NotASignature)?;
         Ok(Address::from_slice(&keccak256(point)[12..]))
     }
 }

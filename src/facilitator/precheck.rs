@@ -16,7 +16,6 @@ use crate::{
 pub struct Prechecked {
     terms: Arc<Terms>,
     payload: ExactPayload,
-    signing_hash: B256,
     authenticity: Authenticity,
     echo: Option<Arc<Echo>>,
 }
@@ -66,13 +65,13 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
     if signature.as_bytes().is_empty() {
         return Err(Rejection::new(Reason::Signature, "the signature is empty"));
     }
-    let signing_hash = authorization.signing_hash(terms.domain());
-    let authenticity = match signature.recover(signing_hash) {
+    // What cannot be a key's signature is not hashed for.
+    let authenticity = match signature.recover_from(|| authorization.signing_hash(terms.domain())) {
         Ok(signer) if signer == authorization.from => Authenticity::Proven,
         Ok(_) => Authenticity::ChainMustJudge(None),
         Err(error) => Authenticity::ChainMustJudge(Some(error)),
     };
-    Ok(Prechecked { terms, payload, signing_hash, authenticity, echo: None })
+    Ok(Prechecked { terms, payload, authenticity, echo: None })
 }
 
 fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
@@ -110,9 +109,9 @@ impl Prechecked {
         &self.payload.signature
     }
 
-    /// The EIP-712 hash of the authorization.
-    pub const fn signing_hash(&self) -> B256 {
-        self.signing_hash
+    /// The EIP-712 hash of the authorization, computed each time.
+    pub fn signing_hash(&self) -> B256 {
+        self.authorization().signing_hash(self.terms.domain())
     }
 
     /// Who can tell whether the signature is the payer's.
@@ -154,7 +153,6 @@ impl Prechecked {
         Self {
             terms: record.terms.clone(),
             payload: ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() },
-            signing_hash: record.signing_hash,
             authenticity: Authenticity::Proven,
             echo: None,
         }

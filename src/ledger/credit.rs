@@ -78,20 +78,34 @@ impl CreditBook {
         if self.paid >= limit.history && self.failed == 0 && fits { Ok(()) } else { Err(LedgerError::NoCredit) }
     }
 
-    pub(super) fn add(&mut self, record: &Record) {
-        self.paid = self.paid.saturating_add(record.settlement.paid_by().is_some().into());
-        self.owed = self.owed.saturating_add(record.owed());
-        self.failed = self.failed.saturating_add(is_overdue(record).into());
+    pub(super) fn add(&mut self, share: &CreditShare) {
+        self.paid = self.paid.saturating_add(share.is_paid.into());
+        self.owed = self.owed.saturating_add(share.owed);
+        self.failed = self.failed.saturating_add(share.has_failed.into());
     }
 
-    pub(super) fn subtract(&mut self, record: &Record) {
-        self.paid = self.paid.saturating_sub(record.settlement.paid_by().is_some().into());
-        self.owed = self.owed.saturating_sub(record.owed());
-        self.failed = self.failed.saturating_sub(is_overdue(record).into());
+    pub(super) fn subtract(&mut self, share: &CreditShare) {
+        self.paid = self.paid.saturating_sub(share.is_paid.into());
+        self.owed = self.owed.saturating_sub(share.owed);
+        self.failed = self.failed.saturating_sub(share.has_failed.into());
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.paid == 0 && self.owed.is_zero() && self.failed == 0
+    }
+}
+
+/// What one payment says of that.
+#[derive(Debug, PartialEq)]
+pub(super) struct CreditShare {
+    is_paid: bool,
+    owed: U256,
+    has_failed: bool,
+}
+
+impl CreditShare {
+    pub(super) fn of(record: &Record) -> Self {
+        Self { is_paid: record.settlement.paid_by().is_some(), owed: record.owed(), has_failed: is_overdue(record) }
     }
 }
 

@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 
 use alloy_primitives::U256;
 
-use super::{Funds, LedgerError, Record, credit::CreditBook};
+use super::{
+    Funds, LedgerError, Record,
+    credit::{CreditBook, CreditShare},
+};
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
 pub(super) const RECENT: u64 = 120;
@@ -19,6 +22,20 @@ pub(super) struct PayerBook {
     submitted: U256,
     /// By block.
     moved: VecDeque<Moved>,
+}
+
+/// What one payment counts for in its payer's book.
+#[derive(Debug, PartialEq)]
+pub(super) struct Share {
+    in_flight: U256,
+    is_resolved: bool,
+    credit: CreditShare,
+}
+
+impl Share {
+    pub(super) fn of(record: &Record) -> Self {
+        Self { in_flight: record.in_flight(), is_resolved: record.is_resolved(), credit: CreditShare::of(record) }
+    }
 }
 
 /// An amount that left the balance in a block; a balance read before that block still shows it.
@@ -59,20 +76,20 @@ impl PayerBook {
         self.moved.insert(place, Moved { at: now, block, amount });
     }
 
-    pub(super) fn add(&mut self, record: &Record) {
-        let part = self.part_of(record);
-        *part = part.saturating_add(record.in_flight());
-        self.credit.add(record);
+    pub(super) fn add(&mut self, share: &Share) {
+        let part = self.part_of(share);
+        *part = part.saturating_add(share.in_flight);
+        self.credit.add(&share.credit);
     }
 
-    pub(super) fn subtract(&mut self, record: &Record) {
-        let part = self.part_of(record);
-        *part = part.saturating_sub(record.in_flight());
-        self.credit.subtract(record);
+    pub(super) fn subtract(&mut self, share: &Share) {
+        let part = self.part_of(share);
+        *part = part.saturating_sub(share.in_flight);
+        self.credit.subtract(&share.credit);
     }
 
-    fn part_of(&mut self, record: &Record) -> &mut U256 {
-        if record.is_resolved() { &mut self.held } else { &mut self.submitted }
+    fn part_of(&mut self, share: &Share) -> &mut U256 {
+        if share.is_resolved { &mut self.held } else { &mut self.submitted }
     }
 
     pub(super) fn age(&mut self, now: u64) {

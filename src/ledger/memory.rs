@@ -1,7 +1,7 @@
 //! The ledger in memory: fast, and gone with the process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, hash_map::Entry},
     hash::{Hash, Hasher},
     ops::Bound,
     sync::{
@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use ahash::AHashMap;
 use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 
@@ -17,8 +18,12 @@ use async_trait::async_trait;
 use super::submission::Nonce;
 use super::{
     Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
-    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission, credit::Owed, exposure::PayerBook,
-    lazy_set::LazySet, responses::ResponseStore, submission::Nonces,
+    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission,
+    credit::Owed,
+    exposure::{PayerBook, Share},
+    lazy_set::LazySet,
+    responses::ResponseStore,
+    submission::Nonces,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -94,21 +99,27 @@ impl MemoryLedger {
     pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
         let mut shard = self.shard(&lease.key);
         let now = self.clock.now();
-        shard.update(&lease.key, now, |record, payer| {
-            if record.epoch != lease.epoch {
-                return Err(LedgerError::LeaseLost);
+        let check = |record: &Record| if record.epoch == lease.epoch { Ok(()) } else { Err(LedgerError::LeaseLost) };
+        match step {
+            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.look(&lease.key, now, |record, payer| {
+                check(record)?;
+                if record.admitted { Ok(()) } else { payer.covers(record.authorization.value, funds) }
+            })?,
+            FulfilmentStep::Defer { limit } => shard.look(&lease.key, now, |record, payer| {
+                check(record)?;
+                payer.credit.trusts(record.authorization.value, limit)
+            })?,
+            _ => {}
+        }
+        shard.update(&lease.key, now, |record| {
+            check(record)?;
+            match step {
+                FulfilmentStep::Defer { limit } => {
+                    let amount = record.authorization.value;
+                    self.owed.lend(amount, limit.total, || Ok(record.fulfil(step)?))
+                }
+                _ => Ok(record.fulfil(step)?),
             }
-            if let FulfilmentStep::Admit { funds: Some(funds), .. } = step
-                && !record.admitted
-            {
-                payer.covers(record.authorization.value, funds)?;
-            }
-            if let FulfilmentStep::Defer { limit } = step {
-                let amount = record.authorization.value;
-                payer.credit.trusts(amount, limit)?;
-                return self.owed.lend(amount, limit.total, || Ok(record.fulfil(step)?));
-            }
-            Ok(record.fulfil(step)?)
         })?;
         match step {
             FulfilmentStep::Produce { response: Some(response), .. } => {
@@ -141,7 +152,7 @@ impl MemoryLedger {
         nonces.check(&submission)?;
         for key in &submission.payments {
             if let Some(shard) = shards.get_mut(&of_payment(key)) {
-                shard.update(key, now, |record, _| Ok(record.submit(&submission, now)?))?;
+                shard.update(key, now, |record| Ok(record.submit(&submission, now)?))?;
             }
         }
         Ok(nonces.insert(submission))
@@ -169,7 +180,7 @@ impl MemoryLedger {
     pub(super) fn restore(&self, record: Record) {
         let mut shard = self.shard(&record.key);
         let book = shard.payers.entry(payer_of(&record.key)).or_default();
-        book.add(&record);
+        book.add(&Share::of(&record));
         if book.is_idle() {
             shard.payers.remove(&payer_of(&record.key));
         }
@@ -247,7 +258,7 @@ impl Ledger for MemoryLedger {
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        self.shard(key).update(key, now, |record, _| Ok(record.settle(step, now)?))
+        self.shard(key).update(key, now, |record| Ok(record.settle(step, now)?))
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
@@ -354,54 +365,75 @@ impl Hash for PayerKey {
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Boxed: what is empty in the map takes no room.
-    records: HashMap<PaymentKey, Box<Record>>,
+    /// Boxed: what is empty in the map takes no room. Payers choose what is hashed here; ahash is keyed at random.
+    records: AHashMap<PaymentKey, Box<Record>>,
     expiry: LazySet<(u64, PaymentKey)>,
     /// All records by state of settlement, so that the few open ones are found among the many closed.
     by_state: BTreeMap<SettlementState, LazySet<PaymentKey>>,
-    payers: HashMap<PayerKey, PayerBook>,
+    payers: AHashMap<PayerKey, PayerBook>,
     /// By the payer and the id it gave.
-    ids: HashMap<(PayerKey, B256), PaymentKey>,
+    ids: AHashMap<(PayerKey, B256), PaymentKey>,
     settled_and_forgotten: u64,
     owed: Arc<Owed>,
 }
 
 impl Shard {
+    /// Looks at a payment and at the book of its payer, in which it does not count itself.
+    fn look(
+        &mut self,
+        key: &PaymentKey,
+        now: u64,
+        judge: impl FnOnce(&Record, &PayerBook) -> Result<(), LedgerError>,
+    ) -> Result<(), LedgerError> {
+        let record = self.records.get(key).ok_or(LedgerError::Unknown)?;
+        let Some(book) = self.payers.get_mut(&payer_of(key)) else { return judge(record, &PayerBook::default()) };
+        let share = Share::of(record);
+        book.age(now);
+        book.subtract(&share);
+        let verdict = judge(record, book);
+        book.add(&share);
+        verdict
+    }
+
     /// Changes a record and keeps the payer's book in step with it.
     fn update(
         &mut self,
         key: &PaymentKey,
         now: u64,
-        change: impl FnOnce(&mut Record, &PayerBook) -> Result<(), LedgerError>,
+        change: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
     ) -> Result<(), LedgerError> {
         let record = self.records.get_mut(key).ok_or(LedgerError::Unknown)?;
-        let mut entry = match self.payers.entry(payer_of(key)) {
-            Entry::Occupied(known) => known,
-            Entry::Vacant(new) => new.insert_entry(PayerBook::default()),
-        };
-        let book = entry.get_mut();
-        book.age(now);
-        let was_paid = record.settlement.paid_by().is_some();
-        let state = record.settlement.state();
+        let before = (Share::of(record), record.settlement);
         let owed = record.deferred.then(|| record.owed());
-        book.subtract(record);
-        let result = change(record, book);
-        book.add(record);
+        let result = change(record);
         // What was deferred just now is in the sum already.
         if let Some(before) = owed {
             self.owed.moved(before, record.owed());
         }
-        if let (false, Settlement::Settled { block: Some(block), .. }) = (was_paid, record.settlement) {
-            book.moved(record.authorization.value, block, now);
+        let after = (Share::of(record), record.settlement);
+        // Many steps are none in the book.
+        if after.0 != before.0 {
+            let mut entry = match self.payers.entry(payer_of(key)) {
+                Entry::Occupied(known) => known,
+                Entry::Vacant(new) => new.insert_entry(PayerBook::default()),
+            };
+            let book = entry.get_mut();
+            book.age(now);
+            book.subtract(&before.0);
+            book.add(&after.0);
+            if let (None, Settlement::Settled { block: Some(block), .. }) = (before.1.paid_by(), after.1) {
+                book.moved(record.authorization.value, block, now);
+            }
+            if book.is_idle() {
+                entry.remove();
+            }
         }
-        if book.is_idle() {
-            entry.remove();
-        }
-        if record.settlement.state() != state {
-            if let Some(keys) = self.by_state.get_mut(&state) {
+        let (from, to) = (before.1.state(), after.1.state());
+        if from != to {
+            if let Some(keys) = self.by_state.get_mut(&from) {
                 keys.remove(key);
             }
-            self.by_state.entry(record.settlement.state()).or_default().insert(*key);
+            self.by_state.entry(to).or_default().insert(*key);
         }
         result
     }
@@ -448,7 +480,7 @@ impl Shard {
         }
         self.owed.moved(record.owed(), U256::ZERO);
         if let Some(book) = self.payers.get_mut(&payer_of(key)) {
-            book.subtract(&record);
+            book.subtract(&Share::of(&record));
             book.age(now);
             if book.is_idle() {
                 self.payers.remove(&payer_of(key));

@@ -52,8 +52,6 @@ pub struct Record {
     pub authorization: Authorization,
     /// The payer's signature.
     pub signature: PaymentSignature,
-    /// The EIP-712 hash of the authorization.
-    pub signing_hash: B256,
     /// The request it pays for.
     pub request: Fingerprint,
     /// What was read of that request's body.
@@ -373,7 +371,6 @@ impl Record {
             terms: payment.terms().clone(),
             authorization: payment.authorization().clone(),
             signature: payment.signature().clone(),
-            signing_hash: payment.signing_hash(),
             request,
             body: None,
             id: None,
@@ -394,6 +391,17 @@ impl Record {
             settled_at: None,
             fee: None,
         }
+    }
+
+    /// The EIP-712 hash of the authorization. Computed each time: few need it, and it takes three rounds of Keccak.
+    pub fn signing_hash(&self) -> B256 {
+        self.authorization.signing_hash(self.terms.domain())
+    }
+
+    /// Whether this is what the payer signed here: the same message to the same token.
+    pub(crate) fn is_of(&self, payment: &Prechecked) -> bool {
+        self.authorization == *payment.authorization()
+            && self.terms.domain().separator() == payment.terms().domain().separator()
     }
 
     /// Takes a step of fulfilment, or refuses it and changes nothing.

@@ -1,11 +1,12 @@
 //! Responses kept for replays, within bounds.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{VecDeque, hash_map::Entry},
     fmt,
     sync::Arc,
 };
 
+use ahash::AHashMap;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
@@ -56,14 +57,15 @@ impl Default for ResponseLimits {
 #[derive(Debug)]
 pub(super) struct ResponseStore {
     limits: ResponseLimits,
-    kept: HashMap<PaymentKey, Arc<StoredResponse>>,
-    order: VecDeque<PaymentKey>,
+    kept: AHashMap<PaymentKey, Arc<StoredResponse>>,
+    /// With when each was produced.
+    order: VecDeque<(u64, PaymentKey)>,
     bytes: usize,
 }
 
 impl ResponseStore {
     pub(super) fn new(limits: ResponseLimits) -> Self {
-        Self { limits, kept: HashMap::new(), order: VecDeque::new(), bytes: 0 }
+        Self { limits, kept: AHashMap::new(), order: VecDeque::new(), bytes: 0 }
     }
 
     /// Keeps a response if it is within the bounds; the keys of those that went for it.
@@ -74,10 +76,11 @@ impl ResponseStore {
             return gone;
         }
         let Entry::Vacant(place) = self.kept.entry(key) else { return gone };
+        let stored_at = response.stored_at;
         place.insert(response);
         self.bytes += weight;
         metrics::responses(weight);
-        self.order.push_back(key);
+        self.order.push_back((stored_at, key));
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
             gone.extend(self.drop_oldest());
         }
@@ -91,16 +94,15 @@ impl ResponseStore {
 
     fn expire(&mut self, now: u64) -> Vec<PaymentKey> {
         let age = self.limits.age_seconds;
-        let expired = |response: &StoredResponse| response.stored_at.saturating_add(age) < now;
         let mut gone = Vec::new();
-        while self.order.front().and_then(|key| self.kept.get(key)).is_some_and(|response| expired(response)) {
+        while self.order.front().is_some_and(|(stored_at, _)| stored_at.saturating_add(age) < now) {
             gone.extend(self.drop_oldest());
         }
         gone
     }
 
     fn drop_oldest(&mut self) -> Option<PaymentKey> {
-        let key = self.order.pop_front()?;
+        let (_, key) = self.order.pop_front()?;
         if let Some(response) = self.kept.remove(&key) {
             let weight = weight(&response);
             self.bytes -= weight;

@@ -157,7 +157,6 @@ impl ProgressRow {
         let terms = Arc::new(Terms::new(ExactOffer::try_from(&bought.offer.read().ok()?).ok()?));
         Some(Record {
             key: PaymentKey::of(&terms, &bought.authorization),
-            signing_hash: bought.authorization.signing_hash(terms.domain()),
             terms,
             authorization: bought.authorization,
             signature: bought.signature,

@@ -76,7 +76,7 @@ async fn everything_is_there_after_a_restart() {
     assert_eq!(record_of_settled.fulfilment, Fulfilment::Produced);
     assert_eq!((record_of_settled.transactions, record_of_settled.replays), (vec![hash(1)], 1));
     let before = record(1, 1);
-    assert_eq!(record_of_settled.signing_hash, before.signing_hash, "the same payment");
+    assert_eq!(record_of_settled.authorization, before.authorization, "the same payment");
     assert_eq!(record_of_settled.terms.text(), before.terms.text(), "under the same terms");
     assert_eq!(record_of_settled.signature, before.signature);
     let response = ledger.response(&settled.key).await.unwrap().expect("kept");

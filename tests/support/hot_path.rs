@@ -80,7 +80,7 @@ impl Facilitator for AtOnce {
     }
 
     async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Settled { transaction: payment.signing_hash(), block: None, fee: None })
+        Ok(Outcome::Settled { transaction: payment.authorization().nonce, block: None, fee: None })
     }
 
     async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {

@@ -254,7 +254,7 @@ fn of_this_service() -> Fingerprint {
 }
 
 fn is_same(record: &Record, payment: &Prechecked) -> bool {
-    record.signing_hash == payment.signing_hash()
+    record.is_of(payment)
         && (payment.authenticity() == Authenticity::Proven || record.signature == *payment.signature())
 }
 

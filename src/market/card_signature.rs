@@ -3,7 +3,7 @@
 
 use alloy_primitives::{Address, B256, U256, uint};
 use alloy_signer::Signer;
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use base64_simd::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -44,10 +44,10 @@ pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<
     let kid = signer.address().to_string();
     let header = Header { alg: "ES256K".to_owned(), kid, typ: Some("JOSE".to_owned()), crit: None };
     let header = serde_json::to_vec(&header).map_err(|error| CardError::invalid("signatures", &error))?;
-    let protected = BASE64_URL_SAFE_NO_PAD.encode(header);
+    let protected = URL_SAFE_NO_PAD.encode_to_string(header);
     let hash = signing_hash(&protected, card).ok_or_else(|| CardError::invalid(".", "the card is not an object"))?;
     let signature = signer.sign_hash(&hash).await.map_err(CardError::Sign)?.normalized_s();
-    let signature = BASE64_URL_SAFE_NO_PAD.encode(&signature.as_bytes()[..64]);
+    let signature = URL_SAFE_NO_PAD.encode_to_string(&signature.as_bytes()[..64]);
     Ok(CardSignature { protected, signature, rest: Map::new() })
 }
 
@@ -63,14 +63,14 @@ impl CardSignature {
     }
 
     fn header(&self) -> Option<Header> {
-        let header = BASE64_URL_SAFE_NO_PAD.decode(&self.protected).ok()?;
+        let header = URL_SAFE_NO_PAD.decode_to_vec(&self.protected).ok()?;
         serde_json::from_slice(&header).ok().filter(|header: &Header| header.alg == "ES256K" && header.crit.is_none())
     }
 
     fn is_by(&self, card: &Value, payee: Address) -> bool {
         let recovered = || {
             self.header()?;
-            let rs: [u8; 64] = BASE64_URL_SAFE_NO_PAD.decode(&self.signature).ok()?.try_into().ok()?;
+            let rs: [u8; 64] = URL_SAFE_NO_PAD.decode_to_vec(&self.signature).ok()?.try_into().ok()?;
             let hash = signing_hash(&self.protected, card)?;
             // The format leaves open which of two keys it was, and RFC 8812 which of two forms `s` has.
             let s = U256::from_be_slice(&rs[32..]);
@@ -92,6 +92,6 @@ fn signing_hash(protected: &str, card: &Value) -> Option<B256> {
     let mut hash = Sha256::new();
     hash.update(protected);
     hash.update(".");
-    hash.update(BASE64_URL_SAFE_NO_PAD.encode(payload));
+    hash.update(URL_SAFE_NO_PAD.encode_to_string(payload));
     Some(B256::from_slice(&hash.finalize()))
 }

@@ -1,9 +1,6 @@
 //! Base64 of JSON, as the x402 headers carry it.
 
-use base64::{
-    Engine, alphabet,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
-};
+use base64_simd::{STANDARD, STANDARD_NO_PAD};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The largest payment header that a server reads by default, in bytes.
@@ -17,18 +14,17 @@ pub const MAX_REQUIRED_HEADER: usize = 16 * 1024;
 /// The largest body of a 402 in which a client looks for an offer of x402 v1, in bytes.
 pub const MAX_REQUIRED_BODY: usize = 64 * 1024;
 
-/// Standard alphabet; padding is written, and optional when read.
-const CODEC: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
+/// Room for the JSON of most messages, in bytes.
+const USUAL_SIZE: usize = 512;
 
 /// Writes a message as a header value.
 ///
 /// # Errors
 /// Only if `message` refuses to serialize; the messages of this module never do.
 pub fn encode_header<T: Serialize>(message: &T) -> Result<String, serde_json::Error> {
-    serde_json::to_vec(message).map(|json| CODEC.encode(json))
+    let mut json = Vec::with_capacity(USUAL_SIZE);
+    serde_json::to_writer(&mut json, message)?;
+    Ok(STANDARD.encode_to_string(json))
 }
 
 /// Reads a message from a header value of at most `limit` bytes.
@@ -36,13 +32,19 @@ pub fn encode_header<T: Serialize>(message: &T) -> Result<String, serde_json::Er
 /// # Errors
 /// See [`DecodeError`]; the message is not looked at before its size is known to be within `limit`.
 pub fn decode_header<T: DeserializeOwned>(value: &[u8], limit: usize) -> Result<T, DecodeError> {
+    serde_json::from_str(&decode_text(value, limit)?).map_err(DecodeError::Json)
+}
+
+/// The JSON in a header value of at most `limit` bytes.
+pub(crate) fn decode_text(value: &[u8], limit: usize) -> Result<String, DecodeError> {
     if value.len() > limit {
         return Err(DecodeError::TooLarge { size: value.len(), limit });
     }
-    let json = CODEC.decode(value).map_err(|_| DecodeError::NotBase64)?;
+    // Padding is written, and optional when read.
+    let codec = if value.len().is_multiple_of(4) { STANDARD } else { STANDARD_NO_PAD };
+    let json = codec.decode_to_vec(value).map_err(|_| DecodeError::NotBase64)?;
     // All of it, also what nobody reads: other readers of the same header refuse it (RFC 8259, section 8.1).
-    let text = std::str::from_utf8(&json).map_err(|error| DecodeError::Json(serde::de::Error::custom(error)))?;
-    serde_json::from_str(text).map_err(DecodeError::Json)
+    String::from_utf8(json).map_err(|error| DecodeError::Json(serde::de::Error::custom(error.utf8_error())))
 }
 
 /// Why a header could not be read.
@@ -95,7 +97,8 @@ mod tests {
         struct Read {
             a: u8,
         }
-        let read = |json: &[u8]| decode_header::<Read>(CODEC.encode(json).as_bytes(), 64).map(|read| read.a);
+        let read =
+            |json: &[u8]| decode_header::<Read>(STANDARD.encode_to_string(json).as_bytes(), 64).map(|read| read.a);
         assert_eq!(read(br#"{"a":1,"b":"x"}"#).unwrap(), 1);
         assert!(matches!(read(b"{\"a\":1,\"b\":\"\xff\"}"), Err(DecodeError::Json(_))));
     }

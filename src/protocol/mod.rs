@@ -30,6 +30,8 @@ mod version;
 
 pub(crate) use exact::parse_decimal;
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
+#[cfg(feature = "server")]
+pub(crate) use header::decode_text;
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,
 };

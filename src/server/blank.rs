@@ -1,6 +1,6 @@
 //! A 402 in which only the resource's URL is missing.
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use base64_simd::STANDARD;
 use bytes::Bytes;
 
 use super::offer::Demand;
@@ -23,14 +23,14 @@ struct Form {
 impl Blank {
     /// Takes a demand apart in which the URL is `mark`, a text that needs no escapes in JSON. `None` if it is not in there.
     pub(super) fn of(demand: &Demand, mark: &str) -> Option<Self> {
-        let header = BASE64_STANDARD.decode(demand.header.as_bytes()).ok()?;
+        let header = STANDARD.decode_to_vec(demand.header.as_bytes()).ok()?;
         Some(Self { header: Form::of(&header, mark)?, body: Form::of(&demand.body, mark)? })
     }
 
     /// The demand for the resource at `url`.
     pub(super) fn fill(&self, url: &str) -> Option<Demand> {
         let url = serde_json::to_string(url).ok()?;
-        let header = BASE64_STANDARD.encode(self.header.fill(&url)).try_into().ok()?;
+        let header = STANDARD.encode_to_string(self.header.fill(&url)).try_into().ok()?;
         Some(Demand { header, body: Bytes::from(self.body.fill(&url)) })
     }
 }
@@ -67,7 +67,7 @@ mod tests {
             let urls = vec![serde_json::json!({ "url": url, "n": 1 }); times];
             serde_json::to_vec(&serde_json::json!({ "a": urls, "description": "the mark, in other words" })).unwrap()
         };
-        Demand { header: HeaderValue::try_from(BASE64_STANDARD.encode(json(1))).unwrap(), body: json(3).into() }
+        Demand { header: HeaderValue::try_from(STANDARD.encode_to_string(json(1))).unwrap(), body: json(3).into() }
     }
 
     #[test]

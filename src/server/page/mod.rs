@@ -8,7 +8,7 @@ mod render;
 
 use std::sync::LazyLock;
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use base64_simd::STANDARD;
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode, Uri,
     header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS},
@@ -105,7 +105,7 @@ const STYLE: &str = concat!("\n", include_str!("page.css"));
 
 /// Nothing runs, loads or sends but what is in the page itself, nothing goes elsewhere, and no page may frame the button.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
-    let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text.as_bytes()));
+    let hash = |text: &str| STANDARD.encode_to_string(Sha256::digest(text.as_bytes()));
     let policy = format!(
         "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src blob: data:; \
          frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \

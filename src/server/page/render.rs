@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, sync::LazyLock};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use base64_simd::STANDARD;
 use serde_json::Value;
 
 use super::{BrowserPage, SCRIPT, STYLE};
@@ -30,7 +30,7 @@ pub(super) struct Shown<'a> {
 /// The page; `None` if the demand cannot be read back, which is never so.
 pub(super) fn render(shown: &Shown<'_>) -> Option<String> {
     // The very offer that the header makes is what the script signs.
-    let data = String::from_utf8(BASE64_STANDARD.decode(shown.demand.header.as_bytes()).ok()?).ok()?;
+    let data = String::from_utf8(STANDARD.decode_to_vec(shown.demand.header.as_bytes()).ok()?).ok()?;
     let json = serde_json::to_string_pretty(&serde_json::from_str::<Value>(&data).ok()?).ok()?;
     let address = match shown.query {
         Some(query) if !shown.url.contains('?') => format!("{}?{query}", shown.url),

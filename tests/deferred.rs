@@ -88,7 +88,7 @@ async fn a_known_payer_is_answered_before_any_transaction() {
     ] {
         assert_eq!(payment[name], value, "{told}");
     }
-    assert_eq!((&told["payer"], &told["amount"]), (&json!(customer.from.to_string()), &json!("1000")));
+    assert_eq!((&told["payer"], &told["amount"]), (&json!(customer.from), &json!("1000")));
     // Whoever settles what is due is told, and finds it.
     assert_eq!(facilitator.left(), [key(&purchase)]);
     let idle = Listing { idle_at: Some(support::authorization::unix_now()), ..Listing::of([SettlementState::Due]) };

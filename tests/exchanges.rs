@@ -406,6 +406,12 @@ fn same_but_for(fields: &[&str], ours: &Value, theirs: &Value, file: &File) {
             }
         }
     }
+    // Each writes an address in letters of its own: some in the payer's, some with the checksum.
+    for message in [&mut ours, &mut theirs] {
+        if let Some(payer) = message.get("payer").and_then(|payer| payer.as_str()?.parse::<Address>().ok()) {
+            message["payer"] = json!(payer);
+        }
+    }
     assert_eq!(ours, theirs, "{file}");
 }
 

@@ -80,7 +80,7 @@ async fn buy_once(chain: &dyn Chain, flow: PaymentFlow) {
     assert_eq!(answer.headers[header::CACHE_CONTROL], "private");
     let settlement = answer.settlement().unwrap();
     assert_eq!(settlement["network"], "eip155:84532");
-    assert_eq!(settlement["payer"], customer.from.to_string());
+    assert_eq!(settlement["payer"], serde_json::json!(customer.from), "in the letters of the payment");
     assert_eq!(settlement["amount"], PRICE.to_string());
 
     let transfers = chain.token_transfers(shop.pay_to).await;

@@ -57,7 +57,7 @@ async fn a_client_of_v1_buys_in_both_flows(chain: &dyn Chain) {
             "success": true,
             "transaction": transfers[0].transaction,
             "network": "base-sepolia",
-            "payer": customer.from.to_string(),
+            "payer": customer.from,
         });
         assert_eq!(settlement, expected);
 

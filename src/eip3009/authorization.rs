@@ -3,7 +3,7 @@
 use alloy_primitives::{Address, B256, U256, b256, keccak256};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::TokenDomain;
+use super::{TokenDomain, decimal};
 
 /// Keccak-256 of the type's name and fields, as EIP-3009 gives it.
 const TYPE_HASH: B256 = b256!("7c7c6cdb67a18743f49ec6fa9b35f50d52ed05cbed4cc592e13b44501c1a2267");
@@ -99,39 +99,6 @@ pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S
 fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
     // Address displays as EIP-55 says.
     serializer.collect_str(address)
-}
-
-/// 256-bit integers as decimal strings, as x402 writes them.
-mod decimal {
-    use std::fmt;
-
-    use alloy_primitives::U256;
-    use serde::{Deserializer, Serializer, de};
-
-    use crate::protocol::parse_decimal;
-
-    pub(super) fn serialize<S: Serializer>(value: &U256, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(value)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<U256, D::Error> {
-        deserializer.deserialize_str(Decimal)
-    }
-
-    /// Looks at the text where it is, so that nothing is allocated for it.
-    struct Decimal;
-
-    impl de::Visitor<'_> for Decimal {
-        type Value = U256;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a decimal string")
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<U256, E> {
-            parse_decimal(text).ok_or_else(|| E::custom("expected an unsigned decimal string within 256 bits"))
-        }
-    }
 }
 
 #[cfg(test)]

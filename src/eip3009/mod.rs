@@ -23,6 +23,7 @@
 //! ```
 
 mod authorization;
+pub(crate) mod decimal;
 mod domain;
 #[cfg(feature = "facilitator")]
 mod recover;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
@@ -15,17 +15,13 @@ use http::{
 };
 use serde::Serialize;
 
-use super::{offer::Demand, response_body::ResponseBody};
+use super::{offer::Demand, receipt::Receipt, response_body::ResponseBody};
 use crate::{
-    ledger::Record,
     metrics::{self, Ended},
-    network::Network,
-    protocol::{Reason, SettlementResponse, Version, encode_header, header_name, v1},
+    protocol::{SettlementResponse, Version, header_name},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
-const PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::PAYMENT_RESPONSE);
-const X_PAYMENT_RESPONSE: HeaderName = HeaderName::from_static(header_name::X_PAYMENT_RESPONSE);
 const EXPOSED: HeaderValue = HeaderValue::from_static("PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY: HeaderValue = HeaderValue::from_static("*");
@@ -94,7 +90,9 @@ impl Answer {
 
     /// Says how the payment was settled, or not.
     pub(super) fn with_settlement(mut self, settlement: &SettlementResponse, version: Version) -> Self {
-        attach(&mut self.0.headers, settlement, version);
+        if let Some(receipt) = Receipt::of(settlement, version) {
+            receipt.attach(&mut self.0.headers);
+        }
         self
     }
 
@@ -113,17 +111,6 @@ impl Answer {
         response.headers_mut().entry(CONTENT_TYPE).or_insert(JSON);
         response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
         response
-    }
-}
-
-/// Puts `PAYMENT-RESPONSE`, or what v1 calls so, on a response.
-fn attach(headers: &mut HeaderMap, settlement: &SettlementResponse, version: Version) {
-    let (name, value) = match version {
-        Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponse::from(settlement))),
-        Version::V2 => (PAYMENT_RESPONSE, encode_header(settlement)),
-    };
-    if let Some(value) = value.ok().and_then(|text| HeaderValue::try_from(text).ok()) {
-        headers.insert(name, value);
     }
 }
 
@@ -208,36 +195,9 @@ pub(super) fn head_only<R, B>(response: Response<R>) -> Response<ResponseBody<B>
     Response::from_parts(parts, ResponseBody::own(Bytes::new()))
 }
 
-/// A settlement as the client is told of it.
-pub(super) fn settlement_of(record: &Record, result: Result<B256, (Reason, Option<B256>)>) -> SettlementResponse {
-    let offer = record.terms.offer();
-    settlement(record.key.payer, offer.network(), offer.amount, result)
-}
-
-pub(super) fn settlement(
-    payer: Address,
-    network: Network,
-    amount: U256,
-    result: Result<B256, (Reason, Option<B256>)>,
-) -> SettlementResponse {
-    let (success, error_reason, transaction) = match result {
-        Ok(transaction) => (true, None, Some(transaction)),
-        Err((reason, transaction)) => (false, Some(reason), transaction),
-    };
-    SettlementResponse {
-        success,
-        error_reason,
-        payer: Some(payer.to_string()),
-        transaction: transaction.map_or(String::new(), |hash| hash.to_string()),
-        network: network.to_string(),
-        amount: success.then(|| amount.to_string()),
-        extensions: None,
-    }
-}
-
 /// A handler's response that was paid for.
-pub(super) fn mark_paid(parts: &mut Parts, settlement: &SettlementResponse, version: Version) {
-    attach(&mut parts.headers, settlement, version);
+pub(super) fn mark_paid(parts: &mut Parts, receipt: Receipt) {
+    receipt.attach(&mut parts.headers);
     keep_private(&mut parts.headers);
 }
 

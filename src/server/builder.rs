@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use super::{
     config::{Classifier, Config, Limits, UNPROVEN},
     deferred::DeferredPolicy,
+    frames::Frames,
     layer::RequirePaymentLayer,
     offer::{Catalogue, Location, Way},
     page::BrowserPage,
@@ -410,6 +411,7 @@ impl RequirePaymentLayerBuilder {
             asks_for_ids: self.asks_for_ids,
             page: self.page,
             clock: self.clock,
+            frames: Frames::default(),
             in_progress: InProgress::default(),
         }))
     }

@@ -1,19 +1,24 @@
 //! What a payment header says, in whichever version of the protocol.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{offer::OnOffer, refusal::Refusal};
+use super::{
+    frames::{Frame, Frames, Taken},
+    letters::{Spelled, Spelling},
+    offer::OnOffer,
+    refusal::Refusal,
+};
 use crate::{
     facilitator::{Echo, Rejection, Terms},
     network::Network,
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, PaymentRequirements, Reason, ResourceInfo,
-        V2, Verbatim, Version, bazaar, decode_header,
+        DecodeError, ExactOffer, ExactPayload, PaymentId, Reason, ResourceInfo, Verbatim, Version, bazaar,
+        decode_header, decode_text,
         extensions::{altered, is_same},
         header_name, v1,
     },
@@ -45,21 +50,9 @@ impl<'a> Header<'a> {
 /// What a payment says it pays for, and with what.
 pub(super) struct Claim {
     what: What,
-    payload: Result<ExactPayload, serde_json::Error>,
-    resource: Option<Verbatim<ResourceInfo>>,
-    extensions: Option<Verbatim<Map<String, Value>>>,
-}
-
-/// [`PaymentPayload`] with a payload of the one scheme that there is, read in one pass.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Exact {
-    #[expect(dead_code, reason = "read to be refused if it is another")]
-    x402_version: V2,
-    resource: Option<Verbatim<ResourceInfo>>,
-    accepted: Verbatim<PaymentRequirements>,
-    payload: ExactPayload,
-    extensions: Option<Verbatim<Map<String, Value>>>,
+    payload: Result<Spelled, serde_json::Error>,
+    /// The text that it was read from and where in it the payload is, if it was not [known](Frames) but for that.
+    read: Option<(String, Range<usize>)>,
 }
 
 /// The extensions of the 402.
@@ -67,39 +60,56 @@ pub(super) type Offered<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
 enum What {
     /// v2 echoes the offer.
-    Offer(Verbatim<PaymentRequirements>),
+    Offer(Arc<Frame>),
     /// v1 names scheme and network; the rest is in what was signed.
     Named { scheme: String, network: String },
 }
 
 impl Claim {
-    pub(super) fn read(header: Header<'_>, limit: usize) -> Result<Self, Refusal> {
+    pub(super) fn read(header: Header<'_>, limit: usize, frames: &Frames) -> Result<Self, Refusal> {
+        let refuse = |error| unreadable(&error, header);
+        let text = decode_text(header.value, limit).map_err(refuse)?;
         match header.version {
             Version::V1 => {
-                let v1::PaymentPayload { scheme, network, payload, .. } = decode(header, limit)?;
-                let what = What::Named { scheme, network };
-                Ok(Self { what, payload: payload.read(), resource: None, extensions: None })
+                let read = serde_json::from_str(&text).map_err(DecodeError::Json).map_err(refuse)?;
+                let v1::PaymentPayload { scheme, network, payload, .. } = read;
+                Ok(Self {
+                    what: What::Named { scheme, network },
+                    payload: serde_json::from_str(payload.text()),
+                    read: None,
+                })
             }
             Version::V2 => {
-                if let Ok(Exact { resource, accepted, payload, extensions, .. }) = decode_header(header.value, limit) {
-                    return Ok(Self { what: What::Offer(accepted), payload: Ok(payload), resource, extensions });
-                }
-                let PaymentPayload { resource, accepted, payload, extensions, .. } = decode(header, limit)?;
-                Ok(Self { what: What::Offer(accepted), payload: payload.read(), resource, extensions })
+                let taken = frames.take(&text).map_err(DecodeError::Json).map_err(refuse)?;
+                let Taken { frame, payload, place } = taken;
+                Ok(Self { what: What::Offer(frame), payload, read: place.map(|place| (text, place)) })
             }
+        }
+    }
+
+    /// Has the next payment like this one read faster.
+    pub(super) fn teach(&self, frames: &Frames) {
+        if let (What::Offer(frame), Some((text, place))) = (&self.what, &self.read) {
+            frames.keep(text, place.clone(), frame);
         }
     }
 
     /// What was signed.
     pub(super) fn payload(&self) -> Result<&ExactPayload, Refusal> {
         let unreadable = |error| format!("the payload cannot be read: {error}");
-        self.payload.as_ref().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))
+        let refuse = |error| Refusal::malformed(Reason::InvalidPayload, unreadable(error));
+        self.payload.as_ref().map(|payload| &payload.exact).map_err(refuse)
+    }
+
+    /// How the payer writes its address.
+    pub(super) fn payer(&self) -> Spelling {
+        self.payload.as_ref().map_or(Spelling::default(), |payload| payload.payer)
     }
 
     /// The digest of what the payer calls the payment; v1 has no place for it. Only a layer that asks for ids refuses what is
     /// none: to others it means nothing.
     pub(super) fn id(&self, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
-        let Some(extensions) = &self.extensions else { return Ok(None) };
+        let Some(extensions) = self.extensions() else { return Ok(None) };
         let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
         match extensions.and_then(|extensions| PaymentId::of(&extensions).map_err(|error| error.to_string())) {
             Ok(id) => Ok(id.map(|id| id.digest())),
@@ -111,11 +121,11 @@ impl Claim {
     /// What it returns of the 402 besides the offer, for a facilitator that makes something of it. Only what is about the resource
     /// that is sold here, and only if that is named for the whole world: a facilitator may show to others what it reads.
     pub(super) fn echo(&self, resource_url: &str, offered: Offered<'_>) -> Option<Arc<Echo>> {
-        let resource = self.resource.as_ref().filter(|_| !resource_url.starts_with('/'))?;
+        let resource = self.resource().filter(|_| !resource_url.starts_with('/'))?;
         if resource.read().ok()?.url != resource_url {
             return None;
         }
-        if let (Some(echoed), false) = (&self.extensions, self.repeats(offered)) {
+        if let (Some(echoed), false) = (self.extensions(), self.repeats(offered)) {
             // What the seller says of the resource is the seller's alone to say.
             let echoed = echoed.read().ok()?;
             let offered = offered.and_then(|offered| offered.read().ok()).unwrap_or_default();
@@ -124,12 +134,12 @@ impl Claim {
                 return None;
             }
         }
-        Echo::new(Some(resource.clone()), self.extensions.clone()).map(Arc::new)
+        Echo::new(Some(resource.clone()), self.extensions().cloned()).map(Arc::new)
     }
 
     /// Refuses extensions that are not echoed as they were offered.
     pub(super) fn check_extensions(&self, offered: Offered<'_>) -> Result<(), Rejection> {
-        let (Some(echoed), Some(offers), false) = (&self.extensions, offered, self.repeats(offered)) else {
+        let (Some(echoed), Some(offers), false) = (self.extensions(), offered, self.repeats(offered)) else {
             return Ok(());
         };
         let mismatch = |detail| Err(Rejection::new(Reason::ExtensionEchoMismatch, detail));
@@ -144,13 +154,28 @@ impl Claim {
 
     /// Whether the extensions came back in the same words.
     fn repeats(&self, offered: Offered<'_>) -> bool {
-        self.extensions.as_ref() == offered
+        self.extensions() == offered
+    }
+
+    /// v1 has no place for them.
+    fn extensions(&self) -> Offered<'_> {
+        match &self.what {
+            What::Offer(frame) => frame.extensions.as_ref(),
+            What::Named { .. } => None,
+        }
+    }
+
+    fn resource(&self) -> Option<&Verbatim<ResourceInfo>> {
+        match &self.what {
+            What::Offer(frame) => frame.resource.as_ref(),
+            What::Named { .. } => None,
+        }
     }
 
     /// Whether this may be the offer that is paid.
     pub(super) fn may_pay(&self, offer: &OnOffer) -> bool {
         match &self.what {
-            What::Offer(accepted) => offer.is_accepted_by(accepted),
+            What::Offer(frame) => offer.is_accepted_by(&frame.accepted),
             What::Named { scheme, network } => scheme == "exact" && offer.v1_network == Some(network),
         }
     }
@@ -158,7 +183,7 @@ impl Claim {
     /// Whether it does not contradict these terms, under which the same authorization was accepted before.
     pub(super) fn agrees_with(&self, terms: &Terms) -> bool {
         match &self.what {
-            What::Offer(accepted) => terms.is_accepted_by(accepted),
+            What::Offer(frame) => terms.is_accepted_by(&frame.accepted),
             What::Named { scheme, network } => scheme == "exact" && terms.offer().network().v1_name() == Some(network),
         }
     }
@@ -166,8 +191,8 @@ impl Claim {
     /// The tokens that it may be in, of those on offer and the one it names itself.
     pub(super) fn tokens(&self, offers: &[OnOffer]) -> Vec<(Network, Address)> {
         match &self.what {
-            What::Offer(accepted) => {
-                let offer = accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
+            What::Offer(frame) => {
+                let offer = frame.accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
                 offer.map(|offer| (offer.network(), offer.asset.address)).into_iter().collect()
             }
             What::Named { network, .. } => offers
@@ -181,10 +206,12 @@ impl Claim {
     /// Why it pays none of the offers.
     pub(super) fn not_on_offer(&self, offers: &[OnOffer]) -> Result<Rejection, Refusal> {
         let (scheme, network) = match &self.what {
-            What::Offer(accepted) => {
+            What::Offer(frame) => {
                 let unreadable = |error| format!("the accepted offer cannot be read: {error}");
-                let accepted =
-                    accepted.read().map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))?;
+                let accepted = frame
+                    .accepted
+                    .read()
+                    .map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))?;
                 (accepted.scheme, accepted.network)
             }
             What::Named { scheme, network } => (scheme.clone(), network.clone()),
@@ -204,10 +231,6 @@ impl Claim {
         };
         Ok(Rejection::new(reason, detail))
     }
-}
-
-fn decode<T: DeserializeOwned>(header: Header<'_>, limit: usize) -> Result<T, Refusal> {
-    decode_header(header.value, limit).map_err(|error| unreadable(&error, header))
 }
 
 fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {

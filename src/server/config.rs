@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::{offer::Catalogue, page::BrowserPage, wait::InProgress};
+use super::{frames::Frames, offer::Catalogue, page::BrowserPage, wait::InProgress};
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Window},
@@ -30,6 +30,8 @@ pub(super) struct Config {
     /// What people are shown; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
     pub(super) clock: Arc<dyn Clock>,
+    /// How payers write their payments.
+    pub(super) frames: Frames,
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
     /// Places for payments that anybody could have made up: these must not take those of the proven ones.

@@ -2,7 +2,7 @@
 
 use alloy_primitives::B256;
 
-use super::answer::settlement_of;
+use super::{letters::Spelling, receipt::settlement_of};
 use crate::{
     ledger::{CreditLimit, Record},
     protocol::{SettlementResponse, Verbatim, payment_status},
@@ -50,15 +50,9 @@ impl DeferredPolicy {
     }
 }
 
-/// What the client is told of a payment whose response it gets: the transaction that paid, or, of one that is settled later,
-/// success without a transaction and the payment's name. `None` where it owes nothing yet.
-pub(super) fn receipt_of(record: &Record, status_url: Option<&str>) -> Option<SettlementResponse> {
-    match record.settlement.paid_by() {
-        Some(transaction) => Some(settlement_of(record, Ok(transaction))),
-        None if record.deferred => {
-            let extensions = Verbatim::of(&payment_status::pending(&record.key, status_url)).ok();
-            Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, Ok(B256::ZERO)) })
-        }
-        None => None,
-    }
+/// What the client is told of a payment that is settled after it has its response: success without a transaction, and the
+/// payment's name. `None` where it owes nothing yet.
+pub(super) fn settled_later(record: &Record, payer: Spelling, status_url: Option<&str>) -> Option<SettlementResponse> {
+    let extensions = record.deferred.then(|| Verbatim::of(&payment_status::pending(&record.key, status_url)).ok())?;
+    Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, payer, Ok(B256::ZERO)) })
 }

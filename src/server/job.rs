@@ -77,7 +77,7 @@ where
     pub(super) async fn run(self) -> Result<Response<ResponseBody<R>>, S::Error> {
         let Self { purchase, start: Start { lease, record, busy }, parts, work, inner } = self;
         let ledger = purchase.facilitator.ledger().clone();
-        let mut held = Held { record, lease, guard: Abandon { ledger: Some(ledger), lease } };
+        let mut held = Held { record, guard: Abandon { ledger: Some(ledger), lease } };
         let verified = match before_work(&purchase, &mut held).await {
             Ok(verified) => verified,
             Err(answer) => {
@@ -117,7 +117,7 @@ where
                 return Ok(answer.into_response());
             }
         };
-        Ok(after_work(&purchase, held, busy, read.digest(), parts, work, &verified).await)
+        Ok(after_work(&purchase, &mut held, busy, read.digest(), parts, work, &verified).await)
     }
 }
 
@@ -136,7 +136,7 @@ async fn before_work(purchase: &Purchase, held: &mut Held) -> Result<Verified, A
         admit(purchase, held, &mut verified, upfront).await?;
     }
     if upfront {
-        Settler::of(purchase).settle(&mut held.record, &verified).await?;
+        Box::pin(Settler::of(purchase).settle(&mut held.record, &verified)).await?;
     }
     Ok(verified)
 }
@@ -163,45 +163,48 @@ async fn admit(purchase: &Purchase, held: &mut Held, verified: &mut Verified, du
 }
 
 async fn verify(purchase: &Purchase) -> Result<Verified, Answer> {
-    let verified = purchase.facilitator.verify(&purchase.payment).await;
+    let verified = purchase.facilitator.as_ref().verify(&purchase.payment).await;
     verified.map_err(|error| purchase.sale.not_verified(&error))
 }
 
 /// The work succeeded: nothing but settlement stands between the response and the client.
-async fn after_work<R>(
+#[expect(clippy::manual_async_fn, reason = "an async fn has room for its arguments twice")]
+fn after_work<R>(
     purchase: &Purchase,
-    mut held: Held,
+    held: &mut Held,
     busy: Busy,
     read: BodyDigest,
     mut parts: response::Parts,
     work: Produced<R>,
     verified: &Verified,
-) -> Response<ResponseBody<R>>
+) -> impl Future<Output = Response<ResponseBody<R>>> + Send
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
-    let now = purchase.sale.config.clock.now();
-    let response = work.to_keep(&parts, now);
-    if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response }).await {
-        held.give_back().await;
-        return sale::ledger_failed(&error).into_response();
+    async move {
+        let now = purchase.sale.config.clock.now();
+        let response = work.to_keep(&parts, now);
+        if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response }).await {
+            held.give_back().await;
+            return sale::ledger_failed(&error).into_response();
+        }
+        held.guard.disarm();
+        let ledger = purchase.facilitator.ledger();
+        let delivery = work.deliver(&parts, Destination { ledger: ledger.clone(), lease: held.guard.lease, busy, now });
+        if held.record.settlement.paid_by().is_none()
+            && !(delivery.is_whole() && is_deferred(purchase, ledger, held).await)
+            && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
+        {
+            // The work is done and must not be done again: kept, in case the payment settles yet.
+            drop(delivery);
+            return answer.into_response();
+        }
+        metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
+        if let Some(receipt) = purchase.sale.receipt(&held.record) {
+            mark_paid(&mut parts, receipt);
+        }
+        Response::from_parts(parts, delivery.into_body())
     }
-    held.guard.disarm();
-    let ledger = purchase.facilitator.ledger().clone();
-    let delivery = work.deliver(&parts, Destination { ledger: ledger.clone(), lease: held.lease, busy, now });
-    if held.record.settlement.paid_by().is_none()
-        && !(delivery.is_whole() && is_deferred(purchase, &ledger, &mut held).await)
-        && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
-    {
-        // The work is done and must not be done again: kept, in case the payment settles yet.
-        drop(delivery);
-        return answer.into_response();
-    }
-    metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
-    if let Some(receipt) = purchase.sale.receipt(&held.record) {
-        mark_paid(&mut parts, &receipt, purchase.sale.version);
-    }
-    Response::from_parts(parts, delivery.into_body())
 }
 
 /// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, or if anything is in
@@ -212,14 +215,14 @@ async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut H
         return false;
     };
     let step = FulfilmentStep::Defer { limit };
-    match ledger.fulfil(&held.lease, &step).await {
+    match ledger.fulfil(&held.guard.lease, &step).await {
         Ok(()) => {
-            purchase.facilitator.settle_soon(&held.lease.key);
+            purchase.facilitator.settle_soon(&held.guard.lease.key);
             held.record.fulfil(&step).is_ok()
         }
         Err(LedgerError::NoCredit) => false,
         Err(error) => {
-            let key = &held.lease.key;
+            let key = &held.guard.lease.key;
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
             false
         }
@@ -229,7 +232,6 @@ async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut H
 /// The record and the right to change it.
 struct Held {
     record: Box<Record>,
-    lease: Lease,
     guard: Abandon,
 }
 
@@ -237,13 +239,13 @@ impl Held {
     /// Takes a step in the ledger, then in the local copy.
     async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
         let Some(ledger) = &self.guard.ledger else { return Err(LedgerError::LeaseLost) };
-        ledger.fulfil(&self.lease, &step).await?;
+        ledger.fulfil(&self.guard.lease, &step).await?;
         Ok(self.record.fulfil(&step)?)
     }
 
     async fn release(&mut self, body: BodyDigest) {
         if let Err(error) = self.step(FulfilmentStep::Release { body: Some(body) }).await {
-            let key = &self.lease.key;
+            let key = &self.guard.lease.key;
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a failed attempt was not released");
         }
         self.guard.disarm();
@@ -252,9 +254,9 @@ impl Held {
     /// Leaves the payment as if it had not been presented, where that loses nothing.
     async fn give_back(&mut self) {
         if let Some(ledger) = self.guard.disarm()
-            && let Err(error) = give_back(ledger.as_ref(), &self.lease, &self.record).await
+            && let Err(error) = give_back(ledger.as_ref(), &self.guard.lease, &self.record).await
         {
-            let key = &self.lease.key;
+            let key = &self.guard.lease.key;
             tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
         }
     }
@@ -262,7 +264,7 @@ impl Held {
     /// A response that the classifier does not call a success: charged only if the money had moved before.
     fn unsuccessful<R>(&self, mut parts: response::Parts, body: R, sale: &Sale) -> Response<ResponseBody<R>> {
         if let Some(receipt) = sale.receipt(&self.record) {
-            mark_paid(&mut parts, &receipt, sale.version);
+            mark_paid(&mut parts, receipt);
         }
         Response::from_parts(parts, ResponseBody::inner(body))
     }

@@ -108,6 +108,7 @@
 //! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
 
 mod answer;
+mod begin;
 mod blank;
 mod body;
 mod builder;
@@ -116,10 +117,12 @@ mod config;
 mod deferred;
 mod detached;
 mod fingerprint;
+mod frames;
 mod future;
 mod job;
 mod layer;
 mod lease;
+mod letters;
 mod offer;
 mod offer_v1;
 mod page;
@@ -128,6 +131,7 @@ mod presented;
 mod price;
 mod produced;
 mod purchase;
+mod receipt;
 mod record;
 mod refusal;
 mod request_body;

@@ -132,8 +132,8 @@ impl Catalogue {
     }
 
     /// What is on offer whatever the request.
-    pub(super) fn fixed(&self) -> Option<&[OnOffer]> {
-        self.fixed.as_deref()
+    pub(super) fn fixed(&self) -> Option<&Arc<[OnOffer]>> {
+        self.fixed.as_ref()
     }
 
     /// Whether a request must be read whole before it can be priced.
@@ -143,11 +143,10 @@ impl Catalogue {
 
     /// What is on offer for this request; `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
     pub(super) async fn offers(&self, request: &Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
-        let quote = match (&self.fixed, &self.price) {
-            (Some(offers), _) => return Ok(Some(offers.clone())),
-            (None, Price::Fixed(amount)) => Quote::Amount(*amount),
-            (None, Price::Of(price)) => price(request).await?,
-            (None, Price::OfBody(price)) => price(request, body).await?,
+        let quote = match &self.price {
+            Price::Fixed(amount) => Quote::Amount(*amount),
+            Price::Of(price) => price(request).await?,
+            Price::OfBody(price) => price(request, body).await?,
         };
         match quote {
             Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),

@@ -18,25 +18,28 @@ pub(super) struct Presented {
     pub(super) facilitator: Arc<dyn Facilitator>,
 }
 
-/// Finds the offer that the payment is for and checks it, or finds it in the ledger.
-pub(super) async fn read(config: &Config, offers: &[OnOffer], claim: &Claim) -> Result<Presented, Refusal> {
+/// Why a payment is for nothing that is on offer.
+pub(super) enum Missed {
+    /// It cannot be read.
+    Refused(Refusal),
+    /// It is not good for what is on offer now; it may be [known](known_or) from before.
+    Unknown(Rejection),
+}
+
+/// Finds the offer that the payment is for and checks it.
+pub(super) fn find(config: &Config, offers: &[OnOffer], claim: &Claim) -> Result<Presented, Missed> {
     let mut candidates = offers.iter().filter(|offer| claim.may_pay(offer));
     let Some(first) = candidates.next() else {
-        let rejection = claim.not_on_offer(offers)?;
         // An amount that changed since is no reason to forget what was bought at the old one.
-        return match claim.payload() {
-            Ok(exact) => Box::pin(known_or(config, offers, claim, exact, rejection)).await,
-            Err(_) => Err(Refusal::invalid(rejection)),
-        };
+        let rejection = claim.not_on_offer(offers).map_err(Missed::Refused)?;
+        return Err(match claim.payload() {
+            Ok(_) => Missed::Unknown(rejection),
+            Err(_) => Missed::Refused(Refusal::invalid(rejection)),
+        });
     };
-    let exact = claim.payload()?;
-    if let Err(rejection) = claim.check_extensions(config.catalogue.extensions()) {
-        return Box::pin(known_or(config, offers, claim, exact, rejection)).await;
-    }
-    match best(config, first, candidates, exact) {
-        Ok(presented) => Ok(presented),
-        Err(rejection) => Box::pin(known_or(config, offers, claim, exact, rejection)).await,
-    }
+    let exact = claim.payload().map_err(Missed::Refused)?;
+    claim.check_extensions(config.catalogue.extensions()).map_err(Missed::Unknown)?;
+    best(config, first, candidates, exact).map_err(Missed::Unknown)
 }
 
 /// Of the offers that a payment may be for, the one that it is good for. v2 names it; in v1 the authorization and its
@@ -70,13 +73,13 @@ fn best<'a>(
 }
 
 /// The record of exactly this payment, or the rejection. Whoever does not hold the signature learns nothing of it.
-async fn known_or(
+pub(super) async fn known_or(
     config: &Config,
     offers: &[OnOffer],
     claim: &Claim,
-    exact: &ExactPayload,
     rejection: Rejection,
 ) -> Result<Presented, Refusal> {
+    let exact = claim.payload()?;
     for (network, asset) in claim.tokens(offers) {
         let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
         for facilitator in &config.facilitators {
@@ -94,11 +97,12 @@ async fn known_or(
 }
 
 fn is_signed_alike(record: &Record, exact: &ExactPayload) -> bool {
-    record.signature == exact.signature || exact.signature.recover(record.signing_hash) == Ok(record.key.payer)
+    record.signature == exact.signature
+        || exact.signature.recover_from(|| record.signing_hash()) == Ok(record.key.payer)
 }
 
 /// Whether a payment is the one in the record, told without asking the chain.
 pub(super) fn is_same(record: &Record, prechecked: &Prechecked) -> bool {
-    record.signing_hash == prechecked.signing_hash()
+    record.is_of(prechecked)
         && (prechecked.authenticity() == Authenticity::Proven || record.signature == *prechecked.signature())
 }

@@ -5,26 +5,21 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::B256;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower_service::Service;
-use tracing::{
-    Instrument as _, Span,
-    field::{Empty, display},
-};
+use tracing::{Instrument as _, field::Empty};
 
 use super::{
     answer::{Answer, mark_paid},
     body::read_whole,
-    claim::{Claim, Header},
     config::Config,
     detached::{Detached, Panicked},
     job::{Job, Work},
     lease::{Claimed, LeaseClaim},
-    presented::{self, Presented, is_same},
     request_body::{RequestBody, digest_of},
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -32,7 +27,7 @@ use super::{
     wait::{Busy, TooMany},
 };
 use crate::{
-    facilitator::{Authenticity, Facilitator, Prechecked, Rejection, Verified},
+    facilitator::{Facilitator, Prechecked, Rejection, Verified},
     ledger::{BodyDigest, Fingerprint, Fulfilment, Lease, PaymentKey, Record, Settlement, StoredResponse},
     metrics::{self, Ended},
     protocol::{PaymentFlow, Reason},
@@ -42,12 +37,13 @@ use crate::{
 const POLL: Duration = Duration::from_millis(200);
 
 /// Serves a request that carries a payment header.
-pub(super) async fn serve<S, B, R>(
+#[expect(clippy::manual_async_fn, reason = "an async fn has room for its arguments twice")]
+pub(super) fn serve<S, B, R>(
     sale: Sale,
     inner: S,
     parts: Parts,
     work: Work<B>,
-) -> Result<Response<ResponseBody<R>>, S::Error>
+) -> impl Future<Output = Result<Response<ResponseBody<R>>, S::Error>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
     S::Future: Send + 'static,
@@ -55,42 +51,44 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
-    // Filled in once what it says is known; `tower_x402::ops` documents it.
-    let span = tracing::info_span!(
-        "payment",
-        network = Empty,
-        asset = Empty,
-        payer = Empty,
-        nonce = Empty,
-        amount = Empty,
-        transaction = Empty,
-        status = Empty
-    );
-    let response = 'sold: {
-        let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
-            Ok(purchase) => purchase,
-            Err(answer) => break 'sold Ok(answer.into_response()),
-        };
-        match purchase.decide(work).instrument(span.clone()).await {
-            Ok(Decision::Work(start, work)) => {
-                let job = Job { purchase, start, parts, work, inner };
-                // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
-                match Detached::new(job.run().instrument(span.clone())).await {
-                    Ok(response) => response,
-                    Err(Panicked) => Ok(sale::crashed().into_response()),
+    async move {
+        // Filled in once what it says is known; `tower_x402::ops` documents it.
+        let span = tracing::info_span!(
+            "payment",
+            network = Empty,
+            asset = Empty,
+            payer = Empty,
+            nonce = Empty,
+            amount = Empty,
+            transaction = Empty,
+            status = Empty
+        );
+        let response = 'sold: {
+            let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
+                Ok(purchase) => purchase,
+                Err(answer) => break 'sold Ok(answer.into_response()),
+            };
+            match purchase.decide(work).instrument(span.clone()).await {
+                Ok(Decision::Work(start, work)) => {
+                    let job = Job { purchase, start, parts, work, inner };
+                    // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
+                    match Detached::new(job.run().instrument(span.clone())).await {
+                        Ok(response) => response,
+                        Err(Panicked) => Ok(sale::crashed().into_response()),
+                    }
                 }
+                Ok(Decision::Replay(response)) => {
+                    metrics::request(Ended::Replayed);
+                    Ok(*response)
+                }
+                Err(answer) => Ok(answer.into_response()),
             }
-            Ok(Decision::Replay(response)) => {
-                metrics::request(Ended::Replayed);
-                Ok(*response)
-            }
-            Err(answer) => Ok(answer.into_response()),
+        };
+        if let Ok(response) = &response {
+            span.record("status", response.status().as_u16());
         }
-    };
-    if let Ok(response) = &response {
-        span.record("status", response.status().as_u16());
+        response
     }
-    response
 }
 
 /// A payment that may be worked on, with the request it is presented for.
@@ -99,14 +97,15 @@ pub(super) struct Purchase {
     pub(super) facilitator: Arc<dyn Facilitator>,
     pub(super) payment: Prechecked,
     /// Why it would be refused if it were new.
-    refusal: Option<Rejection>,
+    pub(super) refusal: Option<Rejection>,
     /// What the verifier said, where it had to be asked for the payment's authenticity.
     pub(super) verified: Option<Verified>,
     pub(super) key: PaymentKey,
-    request: Fingerprint,
+    pub(super) request: Fingerprint,
     /// The digest of what the payer calls it.
-    id: Option<B256>,
-    pub(super) permit: Arc<OwnedSemaphorePermit>,
+    pub(super) id: Option<B256>,
+    /// Its place among those that are worked on; it has one when it is known not to be made up.
+    pub(super) permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// The right to work.
@@ -150,42 +149,6 @@ enum Verdict {
 }
 
 impl Purchase {
-    async fn begin(mut sale: Sale, parts: &Parts) -> Result<Box<Self>, Answer> {
-        let header = match Header::of(&parts.headers, sale.config.catalogue.speaks_v1()) {
-            Ok(Some(header)) => header,
-            Ok(None) => return Err(sale.demand()),
-            Err(refusal) => return Err(sale.refuse(&refusal)),
-        };
-        sale.version = header.version;
-        let config = &sale.config;
-        let refuse = |refusal| sale.refuse(&refusal);
-        let claim = Claim::read(header, config.limits.payment_header).map_err(refuse)?;
-        let id = claim.id(config.asks_for_ids).map_err(refuse)?;
-        let Presented { payment, refusal, facilitator } =
-            presented::read(config, &sale.offers, &claim).await.map_err(refuse)?;
-        let payment = match facilitator.reads_echo() {
-            true => payment.with_echo(claim.echo(&config.catalogue.url(&sale.uri), config.catalogue.extensions())),
-            false => payment,
-        };
-        describe(&payment.key(), payment.authorization().value);
-        let verified = match refusal.is_none() && payment.authenticity() != Authenticity::Proven {
-            true => Box::pin(authenticate(&sale, facilitator.as_ref(), &payment)).await?,
-            false => None,
-        };
-        let permit = config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        Ok(Box::new(Self {
-            key: payment.key(),
-            request: Fingerprint::of(parts, sale.config.catalogue.seller()),
-            id,
-            payment,
-            refusal,
-            facilitator,
-            verified,
-            permit: Arc::new(permit),
-            sale,
-        }))
-    }
-
     /// Most payments are new, and one request has them. What else there may be is kept in boxes: it takes much room, which
     /// would be moved about with every payment.
     async fn decide<B, R>(&mut self, work: Work<B>) -> Result<Decision<B, R>, Answer>
@@ -344,7 +307,7 @@ impl Purchase {
         if !same_id {
             return Err(sale::other_id());
         }
-        let same = record.signing_hash == self.payment.signing_hash() && record.request == self.request;
+        let same = record.is_of(&self.payment) && record.request == self.request;
         if same { Ok(()) } else { Err(sale::other_request()) }
     }
 
@@ -382,7 +345,7 @@ impl Purchase {
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
         let (mut parts, body) = response.into_parts();
-        mark_paid(&mut parts, &receipt, self.sale.version);
+        mark_paid(&mut parts, receipt);
         Ok(Some(Response::from_parts(parts, body)))
     }
 
@@ -403,32 +366,9 @@ impl Purchase {
     }
 }
 
-/// Says in the current span which payment it is.
-fn describe(key: &PaymentKey, amount: U256) {
-    let span = Span::current();
-    span.record("network", display(key.network)).record("asset", display(key.asset));
-    span.record("payer", display(key.payer)).record("nonce", display(key.nonce)).record("amount", display(amount));
-}
-
 /// Whether nothing was submitted for it: not to serve it costs the payer nothing.
 fn is_untouched(record: &Record) -> bool {
     matches!(record.settlement, Settlement::None | Settlement::Due) && record.transactions.is_empty()
-}
-
-/// Asks the chain whether a contract at the payer's address accepts the signature, before anything is reserved and before
-/// the payment takes a place: anybody can make such payments up.
-async fn authenticate(
-    sale: &Sale,
-    facilitator: &dyn Facilitator,
-    payment: &Prechecked,
-) -> Result<Option<Verified>, Answer> {
-    let record = facilitator.ledger().get(&payment.key()).await.map_err(|error| sale::ledger_failed(&error))?;
-    if record.is_some_and(|record| is_same(&record, payment)) {
-        return Ok(None);
-    }
-    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
-    let verified = facilitator.verify(payment).await;
-    verified.map(Some).map_err(|error| sale.not_verified(&error))
 }
 
 async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Answer> {

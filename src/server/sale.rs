@@ -6,19 +6,21 @@ use alloy_primitives::B256;
 use http::{StatusCode, Uri};
 
 use super::{
-    answer::{Answer, settlement_of},
+    answer::Answer,
     body::ReadError,
     config::Config,
-    deferred::receipt_of,
+    deferred::settled_later,
+    letters::Spelling,
     offer::OnOffer,
     price::PriceError,
+    receipt::{Receipt, settlement_of},
     refusal::Refusal,
 };
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
     ledger::{LedgerError, Record},
     metrics::Ended,
-    protocol::{Reason, SettlementResponse, Version},
+    protocol::{Reason, Version},
 };
 
 /// When a client should come back to see what became of its payment.
@@ -31,9 +33,15 @@ pub(super) struct Sale {
     pub(super) uri: Uri,
     /// What the payer speaks.
     pub(super) version: Version,
+    /// How it writes its address.
+    pub(super) payer: Spelling,
 }
 
 impl Sale {
+    pub(super) fn new(config: Arc<Config>, offers: Arc<[OnOffer]>, uri: Uri) -> Self {
+        Self { config, offers, uri, version: Version::default(), payer: Spelling::default() }
+    }
+
     /// The plain 402.
     pub(super) fn demand(&self) -> Answer {
         Answer::demand(StatusCode::PAYMENT_REQUIRED, self.config.catalogue.demand(&self.uri, &self.offers, None))
@@ -74,19 +82,26 @@ impl Sale {
         transaction: Option<B256>,
     ) -> Answer {
         self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
-            .with_settlement(&settlement_of(record, Err((reason, transaction))), self.version)
+            .with_settlement(&settlement_of(record, self.payer, Err((reason, transaction))), self.version)
     }
 
     /// How the payment for a response was or will be settled; `None` if it is not.
-    pub(super) fn receipt(&self, record: &Record) -> Option<SettlementResponse> {
-        receipt_of(record, self.config.status_url.as_deref())
+    pub(super) fn receipt(&self, record: &Record) -> Option<Receipt> {
+        match (record.settlement.paid_by(), self.version) {
+            (Some(transaction), Version::V2) => Receipt::paid(record, self.payer, transaction),
+            (Some(transaction), version) => Receipt::of(&settlement_of(record, self.payer, Ok(transaction)), version),
+            (None, version) => {
+                let later = settled_later(record, self.payer, self.config.status_url.as_deref())?;
+                Receipt::of(&later, version)
+            }
+        }
     }
 
     /// Not known whether the payment moved.
     pub(super) fn pending(&self, record: &Record, transaction: Option<B256>) -> Answer {
         let transaction = transaction.or_else(|| record.transactions.last().copied());
         let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
-        let settlement = settlement_of(record, Err((Reason::SettlementPending, transaction)));
+        let settlement = settlement_of(record, self.payer, Err((Reason::SettlementPending, transaction)));
         Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
             .with_settlement(&settlement, self.version)
             .retry_after(RETRY_SOON)

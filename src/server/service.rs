@@ -26,10 +26,7 @@ use super::{
     response_body::ResponseBody,
     sale::{self, Sale},
 };
-use crate::{
-    metrics::{self, Ended},
-    protocol::Version,
-};
+use crate::metrics::{self, Ended};
 
 /// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
 ///
@@ -92,17 +89,24 @@ where
             let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
             return ResponseFuture::ready(answer.into_response(), cors);
         }
-        if let Some(offers) = self.config.catalogue.fixed()
-            && !is_paid
-        {
-            let answer = page::demand(&self.config, request.method(), request.uri(), headers, offers);
-            return ResponseFuture::ready(answer.into_response(), cors);
+        let config = &self.config;
+        match config.catalogue.fixed() {
+            Some(offers) if !is_paid => {
+                let answer = page::demand(config, request.method(), request.uri(), headers, offers);
+                ResponseFuture::ready(answer.into_response(), cors)
+            }
+            Some(offers) => {
+                let (parts, body) = request.into_parts();
+                let sale = Sale::new(config.clone(), offers.clone(), parts.uri.clone());
+                let served = purchase::serve(sale, self.inner.clone(), parts, Work::Streaming(body));
+                ResponseFuture::paid(Box::pin(served), cors)
+            }
+            None => ResponseFuture::paid(Box::pin(charge(config.clone(), self.inner.clone(), request, is_paid)), cors),
         }
-        ResponseFuture::paid(Box::pin(charge(self.config.clone(), self.inner.clone(), request, is_paid)), cors)
     }
 }
 
-/// Prices the request, and serves it if it is free or paid.
+/// Finds the price of the request, and serves it if it is free or paid.
 async fn charge<S, B, R>(
     config: Arc<Config>,
     inner: S,
@@ -133,7 +137,7 @@ where
     if !is_paid {
         return Ok(page::demand(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
     }
-    let sale = Sale { uri: parts.uri.clone(), config, offers, version: Version::default() };
+    let sale = Sale::new(config, offers, parts.uri.clone());
     purchase::serve(sale, inner, parts, work).await
 }
 

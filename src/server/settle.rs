@@ -30,7 +30,7 @@ pub(super) struct Settler<'a> {
     sale: &'a Sale,
     facilitator: &'a Arc<dyn Facilitator>,
     payment: &'a Prechecked,
-    permit: &'a Arc<OwnedSemaphorePermit>,
+    permit: &'a Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl<'a> Settler<'a> {
@@ -41,7 +41,7 @@ impl<'a> Settler<'a> {
 
     /// Settles, and keeps `record` in step with the ledger. The error is what the client is told.
     pub(super) async fn settle(&self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
-        let outcome = match self.facilitator.settle(self.payment, verified).await {
+        let outcome = match self.facilitator.as_ref().settle(self.payment, verified).await {
             Ok(outcome) => outcome,
             Err(error) => return Err(sale::unavailable(&error)),
         };
@@ -99,7 +99,7 @@ async fn watch(
     facilitator: Arc<dyn Facilitator>,
     key: PaymentKey,
     clock: Arc<dyn Clock>,
-    permit: Arc<OwnedSemaphorePermit>,
+    permit: Option<Arc<OwnedSemaphorePermit>>,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {

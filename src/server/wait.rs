@@ -1,13 +1,14 @@
 //! Waiting for another copy of the same payment.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::hash_map::Entry,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use ahash::AHashMap;
 use tokio::sync::Notify;
 
 use crate::ledger::PaymentKey;
@@ -20,7 +21,7 @@ const SHARDS: usize = 32;
 pub(super) struct InProgress(Arc<[Mutex<Shard>; SHARDS]>);
 
 /// What waits for a payment is made when the first copy comes; mostly none does.
-type Shard = HashMap<PaymentKey, Option<Arc<Work>>>;
+type Shard = AHashMap<PaymentKey, Option<Arc<Work>>>;
 
 #[derive(Debug, Default)]
 struct Work {

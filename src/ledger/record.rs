@@ -399,6 +399,7 @@ impl Record {
     }
 
     /// Whether this is what the payer signed here: the same message to the same token.
+    #[cfg(feature = "server")]
     pub(crate) fn is_of(&self, payment: &Prechecked) -> bool {
         self.authorization == *payment.authorization()
             && self.terms.domain().separator() == payment.terms().domain().separator()

@@ -31,8 +31,9 @@ pub(super) struct Taken<T> {
     pub(super) place: Option<Range<usize>>,
 }
 
-/// Frames that were read and found good. What a client writes around a payload it writes around the next one, too, and comparing is a
-/// tenth of reading. The first few are kept: who sends others pays with a microsecond of ours, not with a lock.
+/// Frames of payments that fit an offer, whoever signed them. What a client writes around a payload it writes around the next one, too,
+/// and comparing is a tenth of reading. The first few are kept: who sends others pays with a microsecond of ours, not with a lock.
+/// Where each request has a resource or a price of its own, they help nobody.
 #[derive(Default)]
 pub(super) struct Frames([OnceLock<Known>; KNOWN]);
 

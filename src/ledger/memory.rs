@@ -1,40 +1,26 @@
 //! The ledger in memory: fast, and gone with the process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, hash_map::Entry},
-    hash::{Hash, Hasher},
-    ops::Bound,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
-use ahash::AHashMap;
-use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 
-#[cfg(feature = "sqlite")]
-use super::submission::Nonce;
 use super::{
     Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
-    Sender, Settlement, SettlementState, SettlementStep, StoredResponse, Submission,
-    credit::Owed,
-    exposure::{PayerBook, Share},
-    lazy_set::LazySet,
-    responses::ResponseStore,
+    Sender, SettlementStep, StoredResponse, Submission, credit::Owed, responses::ResponseStore, shard::Shard,
     submission::Nonces,
 };
-use crate::{
-    clock::{Clock, SystemClock},
-    network::Network,
-};
+#[cfg(feature = "sqlite")]
+use super::{Settlement, submission::Nonce};
+use crate::clock::{Clock, SystemClock};
 
 /// Locks are held for a few map operations; this many of them keep cores apart.
 const SHARDS: usize = 64;
-
-/// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
-pub(super) const RETENTION: u64 = 900;
 
 /// A ledger in memory.
 ///
@@ -62,7 +48,7 @@ impl MemoryLedger {
     /// An empty ledger with bounds and a clock of the caller's.
     pub fn with(responses: ResponseLimits, max_records: usize, clock: Arc<dyn Clock>) -> Self {
         let owed = Arc::new(Owed::default());
-        let shard = || Mutex::new(Shard { owed: owed.clone(), ..Shard::default() });
+        let shard = || Mutex::new(Shard::new(owed.clone()));
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             owed,
@@ -79,7 +65,7 @@ impl MemoryLedger {
     pub(super) fn reserve_and_age(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
         let mut shard = self.shard(&record.key);
         if let Some(known) = shard.records.get(&record.key) {
-            return (Ok(Reservation::Known(known.clone())), Vec::new());
+            return (Ok(Reservation::Known(Box::new(known.clone()))), Vec::new());
         }
         let forgotten = shard.age(self.clock.now());
         self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
@@ -98,14 +84,14 @@ impl MemoryLedger {
     /// Takes a step, and says which responses went for the one that came with it.
     pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
         let mut shard = self.shard(&lease.key);
-        let now = self.clock.now();
+        let now = || self.clock.now();
         let check = |record: &Record| if record.epoch == lease.epoch { Ok(()) } else { Err(LedgerError::LeaseLost) };
         match step {
-            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.look(&lease.key, now, |record, payer| {
+            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.look(&lease.key, now(), |record, payer| {
                 check(record)?;
                 if record.admitted { Ok(()) } else { payer.covers(record.authorization.value, funds) }
             })?,
-            FulfilmentStep::Defer { limit } => shard.look(&lease.key, now, |record, payer| {
+            FulfilmentStep::Defer { limit } => shard.look(&lease.key, now(), |record, payer| {
                 check(record)?;
                 payer.credit.trusts(record.authorization.value, limit)
             })?,
@@ -152,7 +138,7 @@ impl MemoryLedger {
         nonces.check(&submission)?;
         for key in &submission.payments {
             if let Some(shard) = shards.get_mut(&of_payment(key)) {
-                shard.update(key, now, |record| Ok(record.submit(&submission, now)?))?;
+                shard.update(key, || now, |record| Ok(record.submit(&submission, now)?))?;
             }
         }
         Ok(nonces.insert(submission))
@@ -163,10 +149,17 @@ impl MemoryLedger {
         lock(&self.responses).insert(*key, response)
     }
 
+    /// Whether nothing is lost if a payment that is worked on were not known: it is the first time, and nobody has paid.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn is_new(&self, key: &PaymentKey) -> bool {
+        let shard = self.shard(key);
+        shard.records.get(key).is_some_and(|record| record.attempts <= 1 && record.settlement == Settlement::None)
+    }
+
     /// The record as it is now.
     #[cfg(feature = "sqlite")]
     pub(super) fn snapshot(&self, key: &PaymentKey) -> Option<Record> {
-        self.shard(key).records.get(key).map(|record| Record::clone(record))
+        self.shard(key).records.get(key).cloned()
     }
 
     /// The response as it is kept, whatever its age.
@@ -178,14 +171,7 @@ impl MemoryLedger {
     /// Brings back a record of an earlier process.
     #[cfg(feature = "sqlite")]
     pub(super) fn restore(&self, record: Record) {
-        let mut shard = self.shard(&record.key);
-        let book = shard.payers.entry(payer_of(&record.key)).or_default();
-        book.add(&Share::of(&record));
-        if book.is_idle() {
-            shard.payers.remove(&payer_of(&record.key));
-        }
-        self.owed.moved(U256::ZERO, record.owed());
-        shard.insert(Box::new(record));
+        self.shard(&record.key).restore(record);
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -239,7 +225,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        Ok(self.shard(key).records.get(key).map(|record| Record::clone(record)))
+        Ok(self.shard(key).records.get(key).cloned())
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
@@ -258,7 +244,7 @@ impl Ledger for MemoryLedger {
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         let now = self.clock.now();
-        self.shard(key).update(key, now, |record| Ok(record.settle(step, now)?))
+        self.shard(key).update(key, || now, |record| Ok(record.settle(step, now)?))
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
@@ -347,175 +333,6 @@ impl Ledger for MemoryLedger {
 /// looks for some that share a shard has no more of them wait for each other than one payer has.
 fn index(key: &PaymentKey) -> usize {
     usize::from(key.payer[19]) % SHARDS
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PayerKey {
-    network: Network,
-    asset: Address,
-    payer: Address,
-}
-
-/// Few pay in several tokens.
-impl Hash for PayerKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write(self.payer.as_slice());
-    }
-}
-
-#[derive(Debug, Default)]
-struct Shard {
-    /// Boxed: what is empty in the map takes no room. Payers choose what is hashed here; ahash is keyed at random.
-    records: AHashMap<PaymentKey, Box<Record>>,
-    expiry: LazySet<(u64, PaymentKey)>,
-    /// All records by state of settlement, so that the few open ones are found among the many closed.
-    by_state: BTreeMap<SettlementState, LazySet<PaymentKey>>,
-    payers: AHashMap<PayerKey, PayerBook>,
-    /// By the payer and the id it gave.
-    ids: AHashMap<(PayerKey, B256), PaymentKey>,
-    settled_and_forgotten: u64,
-    owed: Arc<Owed>,
-}
-
-impl Shard {
-    /// Looks at a payment and at the book of its payer, in which it does not count itself.
-    fn look(
-        &mut self,
-        key: &PaymentKey,
-        now: u64,
-        judge: impl FnOnce(&Record, &PayerBook) -> Result<(), LedgerError>,
-    ) -> Result<(), LedgerError> {
-        let record = self.records.get(key).ok_or(LedgerError::Unknown)?;
-        let Some(book) = self.payers.get_mut(&payer_of(key)) else { return judge(record, &PayerBook::default()) };
-        let share = Share::of(record);
-        book.age(now);
-        book.subtract(&share);
-        let verdict = judge(record, book);
-        book.add(&share);
-        verdict
-    }
-
-    /// Changes a record and keeps the payer's book in step with it.
-    fn update(
-        &mut self,
-        key: &PaymentKey,
-        now: u64,
-        change: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
-    ) -> Result<(), LedgerError> {
-        let record = self.records.get_mut(key).ok_or(LedgerError::Unknown)?;
-        let before = (Share::of(record), record.settlement);
-        let owed = record.deferred.then(|| record.owed());
-        let result = change(record);
-        // What was deferred just now is in the sum already.
-        if let Some(before) = owed {
-            self.owed.moved(before, record.owed());
-        }
-        let after = (Share::of(record), record.settlement);
-        // Many steps are none in the book.
-        if after.0 != before.0 {
-            let mut entry = match self.payers.entry(payer_of(key)) {
-                Entry::Occupied(known) => known,
-                Entry::Vacant(new) => new.insert_entry(PayerBook::default()),
-            };
-            let book = entry.get_mut();
-            book.age(now);
-            book.subtract(&before.0);
-            book.add(&after.0);
-            if let (None, Settlement::Settled { block: Some(block), .. }) = (before.1.paid_by(), after.1) {
-                book.moved(record.authorization.value, block, now);
-            }
-            if book.is_idle() {
-                entry.remove();
-            }
-        }
-        let (from, to) = (before.1.state(), after.1.state());
-        if from != to {
-            if let Some(keys) = self.by_state.get_mut(&from) {
-                keys.remove(key);
-            }
-            self.by_state.entry(to).or_default().insert(*key);
-        }
-        result
-    }
-
-    /// In order, as many as asked for.
-    fn list(&mut self, listing: &Listing) -> Vec<Record> {
-        let Self { by_state, records, .. } = self;
-        let from = listing.after.map_or(Bound::Unbounded, Bound::Excluded);
-        let is_listed = |state| listing.settlement.is_empty() || listing.settlement.contains(state);
-        let mut list = Vec::new();
-        for (_, keys) in by_state.iter_mut().filter(|(state, _)| is_listed(state)) {
-            let found = keys.sorted().range((from, Bound::Unbounded)).filter_map(|key| records.get(key));
-            let found = found.filter(|record| listing.holds(record)).take(listing.limit);
-            list.extend(found.map(|record| Record::clone(record)));
-        }
-        list
-    }
-
-    /// The payment that has this record's id, if there is one.
-    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
-        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
-    }
-
-    fn insert(&mut self, record: Box<Record>) {
-        if let Some(id) = record.id {
-            self.ids.insert((payer_of(&record.key), id), record.key);
-        }
-        self.expiry.insert((expiry(&record), record.key));
-        self.by_state.entry(record.settlement.state()).or_default().insert(record.key);
-        self.records.insert(record.key, record);
-    }
-
-    fn remove(&mut self, key: &PaymentKey, now: u64) {
-        let Some(record) = self.records.remove(key) else { return };
-        self.expiry.remove(&(expiry(&record), *key));
-        if let Some(keys) = self.by_state.get_mut(&record.settlement.state()) {
-            keys.remove(key);
-        }
-        if let Some(id) = record.id {
-            self.ids.remove(&(payer_of(key), id));
-        }
-        if record.settlement.paid_by().is_some() {
-            self.settled_and_forgotten += 1;
-        }
-        self.owed.moved(record.owed(), U256::ZERO);
-        if let Some(book) = self.payers.get_mut(&payer_of(key)) {
-            book.subtract(&Share::of(&record));
-            book.age(now);
-            if book.is_idle() {
-                self.payers.remove(&payer_of(key));
-            }
-        }
-    }
-
-    /// Forgets a few records that can no longer be presented; those with an open fate stay.
-    fn age(&mut self, now: u64) -> Vec<PaymentKey> {
-        let mut forgotten = Vec::new();
-        let is_expired = |(at, _): &(u64, PaymentKey)| *at < now;
-        if !self.expiry.may_begin_with(is_expired) {
-            return forgotten;
-        }
-        let expired: Vec<_> =
-            self.expiry.sorted().iter().take_while(|entry| is_expired(entry)).take(8).copied().collect();
-        for (at, key) in expired {
-            self.expiry.remove(&(at, key));
-            if self.records.get(&key).is_none_or(|record| record.may_be_forgotten(now)) {
-                self.remove(&key, now);
-                forgotten.push(key);
-            } else {
-                self.expiry.insert((now.saturating_add(RETENTION), key));
-            }
-        }
-        forgotten
-    }
-}
-
-fn payer_of(key: &PaymentKey) -> PayerKey {
-    PayerKey { network: key.network, asset: key.asset, payer: key.payer }
-}
-
-pub(super) fn expiry(record: &Record) -> u64 {
-    u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(RETENTION)
 }
 
 /// A panic while a lock was held leaves maps that are still sound: every change is a single step.

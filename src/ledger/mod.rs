@@ -16,10 +16,11 @@
 //! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
 //!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
 //! 3. A step is durable before the call returns. Some may be so a moment later, but not later than the steps after them, and before
-//!    anybody is shown them by [`get`](Ledger::get): those with which a crash loses nothing, because nothing was done yet (a new
-//!    reservation, `Admit` of a payment that is not due), or because the chain can be asked again (`Settle`, `Finalize`), or
-//!    because it makes no difference (`Deliver`). In particular [`submit`](Ledger::submit) makes a transaction, its nonce and the
-//!    payments in it durable, all or nothing, before the transaction leaves the process.
+//!    anybody is shown them by [`get`](Ledger::get): those with which a crash loses nothing, because nothing was done that must not
+//!    be done again (a new reservation, `Admit` of a payment that is not due, the first `Start` of one that nobody has paid), or
+//!    because the chain can be asked again (`Settle`, `Finalize`), or because it makes no difference (`Deliver`). In particular
+//!    [`submit`](Ledger::submit) makes a transaction, its nonce and the payments in it durable, all or nothing, before the
+//!    transaction leaves the process.
 //! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
 //!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;
 //!    `Unknown` is never treated as failed.
@@ -54,9 +55,11 @@ mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod record;
+mod records;
 mod responses;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod row;
+mod shard;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod submission;

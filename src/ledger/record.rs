@@ -212,6 +212,9 @@ pub enum SettlementState {
 }
 
 impl SettlementState {
+    /// How many there are.
+    pub(super) const COUNT: usize = Self::Dead as usize + 1;
+
     /// Its name in reports and databases.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -548,6 +551,11 @@ impl Record {
     /// Whether no other process than `by` looks after its settlement at `now` (Unix seconds).
     pub fn may_be_settled_by(&self, by: u64, now: u64) -> bool {
         self.settling.is_none_or(|settling| settling.by == by || settling.until < now)
+    }
+
+    /// The right to work on it, of the owner that this record names.
+    pub fn lease(&self) -> Lease {
+        Lease { key: self.key, epoch: self.epoch }
     }
 
     /// Whether its owner's lease still runs.

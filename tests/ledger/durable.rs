@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::{FutureExt as _, future::join_all};
 use http::{HeaderMap, StatusCode};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tower_x402::{
@@ -299,7 +299,7 @@ async fn payments_at_the_same_time_share_a_commit() {
     let work = async |payer| produce(ledger.as_ref(), &reserve(ledger.as_ref(), record(payer, 1)).await).await;
     join_all((0..200).map(work)).await;
     let commits = ledger.commits() - before;
-    assert!((2..=20).contains(&commits), "200 payments were worked for with {commits} commits");
+    assert!((1..=10).contains(&commits), "200 payments were worked for with {commits} commits");
     let before = ledger.commits();
     for payer in 0..20 {
         ledger.get(&record(payer, 1).key).await.unwrap();
@@ -325,8 +325,8 @@ async fn what_nobody_waits_for_costs_no_commit_of_its_own() {
         ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
     }
     let commits = ledger.commits() - before;
-    // Two each are waited for, the start and the end of the work; a machine that is busy elsewhere may take a few more.
-    assert!((2 * 50..3 * 50).contains(&commits), "{PAYMENTS} payments, one after the other, took {commits} commits");
+    // The end of the work is waited for; a machine that is busy elsewhere may take a few more.
+    assert!((50..2 * 50).contains(&commits), "{PAYMENTS} payments, one after the other, took {commits} commits");
 }
 
 #[tokio::test]
@@ -341,6 +341,24 @@ async fn what_nobody_waits_for_is_written_all_the_same() {
         }
     };
     tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written though nobody asks");
+}
+
+/// In a runtime of one thread nothing is written while a call does not wait.
+#[tokio::test]
+async fn a_payment_waits_for_the_disk_once_unless_it_would_not_be_begun_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let start = FulfilmentStep::Start { until: 0 };
+    let (new, paid) = (reserve(&ledger, record(1, 1)).await, reserve(&ledger, record(1, 2)).await);
+    admit(&ledger, &new, 10, 1).now_or_never().expect("nobody waits").unwrap();
+    ledger.fulfil(&new, &start).now_or_never().expect("nobody waits").unwrap();
+    ledger.fulfil(&new, &FulfilmentStep::Release { body: None }).await.unwrap();
+    admit(&ledger, &new, 10, 1).await.unwrap();
+    assert!(ledger.fulfil(&new, &start).now_or_never().is_none(), "attempts are counted, once there was one");
+    ledger.settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    assert!(ledger.fulfil(&paid, &start).now_or_never().is_none(), "the money is there");
+    let produce = FulfilmentStep::Produce { body: None, at: 0, response: None };
+    assert!(ledger.fulfil(&new, &produce).now_or_never().is_none(), "it will be shown");
 }
 
 /// A write that fails is never taken for done, and nothing is done after it.
@@ -358,10 +376,11 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     let ledger = open(&path).await;
     let fine = reserve(&ledger, record(1, 1)).await;
     let lost = reserve(&ledger, record(9, 1)).await;
-    // Of these nobody waits for the disk; of the start of the work everybody does.
+    // Of these nobody waits for the disk; of what was produced everybody does.
     let _ = admit(&ledger, &lost, 10, 1).await;
-    let started = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
-    assert!(matches!(started, Err(LedgerError::Backend(_))), "{started:?}");
+    let _ = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
+    let produced = ledger.fulfil(&lost, &FulfilmentStep::Produce { body: None, at: 0, response: None }).await;
+    assert!(matches!(produced, Err(LedgerError::Backend(_))), "{produced:?}");
     assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))));
     assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
     assert!(

@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256};
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, memory::expiry, row},
+    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, row, shard::expiry},
     connections::{Connections, DatabaseError, Statement},
     responses::KeptResponse,
 };

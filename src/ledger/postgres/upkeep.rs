@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Mutex;
 
 use super::{
-    super::{LedgerError, PaymentKey, memory::RETENTION},
+    super::{LedgerError, PaymentKey, shard::RETENTION},
     PostgresLedger,
     connections::Statement,
     payments::{Stamped, capped, column, stamped},

@@ -22,12 +22,14 @@ use crate::clock::{Clock, SystemClock};
 /// made it returns: in WAL mode with `synchronous=FULL`. Changes that happen at the same time share one transaction and so
 /// one `fsync`. Nobody is shown what is not durable yet.
 ///
-/// Some steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation and
-/// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet, since no work starts before `Start` is in the file;
+/// Some steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation,
+/// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet and the first [`Start`](FulfilmentStep::Start) of one that
+/// nobody has paid, since no response is shown to anybody and nothing is settled before [`Produce`](FulfilmentStep::Produce) is in
+/// the file, and what the process did not live to produce is begun again in any case;
 /// [`Deliver`](FulfilmentStep::Deliver), since a response that was produced is replayed like one that was delivered;
 /// [`Settle`](SettlementStep::Settle) and [`Finalize`](SettlementStep::Finalize), since the chain is asked again about what was
 /// submitted and is not known to be settled. They share the next transaction that somebody waits for, or have one of their own
-/// after 5 ms.
+/// after 5 ms. So a payment waits for the disk once: between the work and what is made of it.
 ///
 /// The file is locked while it is open, has mode 0600, and holds bearer data (signatures, responses) until records age out.
 /// If it cannot be written, the ledger refuses everything until the process is restarted: memory and disk would part.
@@ -121,8 +123,12 @@ impl Ledger for SqliteLedger {
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
         self.journal.check()?;
         let brings_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
-        let may_be_lost = matches!(step, FulfilmentStep::Admit { due: false, .. } | FulfilmentStep::Deliver);
         let gone = self.memory.fulfil_and_keep(lease, step)?;
+        let may_be_lost = match step {
+            FulfilmentStep::Admit { due, .. } => !due,
+            FulfilmentStep::Start { .. } => self.memory.is_new(&lease.key),
+            step => matches!(step, FulfilmentStep::Deliver),
+        };
         let responses = gone.into_iter().chain(brings_response.then_some(lease.key)).collect();
         let changes = Changes { payments: vec![lease.key], responses, ..Changes::default() };
         if may_be_lost {

@@ -91,9 +91,9 @@ async fn no_request_allocates_more_than_it_did() {
     .await;
     let wrong: Vec<String> = [
         judge("an unpaid request", unpaid, 7.0),
-        judge("a paid request, signed by a key", by_key, 29.0),
-        judge("a paid request, signed by a wallet", by_wallet, 31.0),
-        judge("a payment by a client, beside its two requests", paying - asked_twice, 61.0),
+        judge("a paid request, signed by a key", by_key, 26.0),
+        judge("a paid request, signed by a wallet", by_wallet, 30.0),
+        judge("a payment by a client, beside its two requests", paying - asked_twice, 60.0),
     ]
     .into_iter()
     .flatten()

@@ -18,8 +18,7 @@ impl PaymentSignature {
 
     /// As [`recover`](Self::recover), with a hash that is only made for what may be the signature of a key.
     pub(crate) fn recover_from(&self, hash: impl FnOnce() -> B256) -> Result<Address, RecoverError> {
-        let bytes = self.as_bytes();
-        let (rs, v) = match bytes.as_ref() {
+        let (rs, v) = match self.as_bytes() {
             [rs @ .., v] if rs.len() == 64 => (rs, *v),
             other => return Err(RecoverError::Length(other.len())),
         };

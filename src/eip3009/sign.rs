@@ -28,7 +28,7 @@ impl<S: Signer + Send + Sync> AuthorizationSigner for S {
     async fn sign(&self, authorization: &Authorization, domain: &TokenDomain) -> Result<PaymentSignature, SignError> {
         let signature = self.sign_typed_data(&authorization.typed(), domain.eip712()).await?;
         let signature = signature.normalized_s();
-        Ok(PaymentSignature::from(signature.as_bytes().to_vec()))
+        Ok(PaymentSignature::from(signature.as_bytes()))
     }
 }
 

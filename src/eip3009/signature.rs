@@ -1,47 +1,76 @@
 //! Signatures as payers send them.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use alloy_primitives::Bytes;
+use alloy_primitives::hex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A payer's signature: 65 bytes `r ‖ s ‖ v` from a key, or whatever a contract wallet accepts (ERC-1271).
 ///
 /// With the authorization it is money until it is settled, so `Debug` shows only its length.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct PaymentSignature(Bytes);
+pub struct PaymentSignature(Kept);
+
+/// By length, so that equal bytes are kept alike.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Kept {
+    /// As long as a key's are, which nearly all are: nothing is allocated for it.
+    Short([u8; 65]),
+    Other(Arc<[u8]>),
+}
 
 impl PaymentSignature {
     /// The suffix of a signature for a wallet that is not deployed yet (ERC-6492).
-    const ERC6492_SUFFIX: [u8; 32] =
-        alloy_primitives::hex!("6492649264926492649264926492649264926492649264926492649264926492");
+    const ERC6492_SUFFIX: [u8; 32] = hex!("6492649264926492649264926492649264926492649264926492649264926492");
+
+    /// Hex that starts with `0x`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix("0x")?;
+        let mut short = [0; 65];
+        match hex::decode_to_slice(digits, &mut short) {
+            Ok(()) => Some(Self(Kept::Short(short))),
+            Err(_) => hex::decode(digits).ok().map(Self::from),
+        }
+    }
 
     /// The bytes.
-    pub const fn as_bytes(&self) -> &Bytes {
-        &self.0
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Kept::Short(bytes) => bytes,
+            Kept::Other(bytes) => bytes,
+        }
     }
 
     /// Whether it is wrapped for a wallet that is still to be deployed (ERC-6492).
     pub fn is_erc6492(&self) -> bool {
-        self.0.ends_with(&Self::ERC6492_SUFFIX)
+        self.as_bytes().ends_with(&Self::ERC6492_SUFFIX)
+    }
+}
+
+impl From<[u8; 65]> for PaymentSignature {
+    fn from(bytes: [u8; 65]) -> Self {
+        Self(Kept::Short(bytes))
     }
 }
 
 impl From<Vec<u8>> for PaymentSignature {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
+        Self(match bytes.as_slice().try_into() {
+            Ok(short) => Kept::Short(short),
+            Err(_) => Kept::Other(bytes.into()),
+        })
     }
 }
 
 impl fmt::Debug for PaymentSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PaymentSignature({} bytes)", self.0.len())
+        write!(f, "PaymentSignature({} bytes)", self.as_bytes().len())
     }
 }
 
 impl Serialize for PaymentSignature {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
+        serializer.collect_str(&format_args!("{:#}", hex::display(self.as_bytes())))
     }
 }
 
@@ -62,9 +91,7 @@ impl de::Visitor<'_> for Hex {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<PaymentSignature, E> {
-        let digits = text.strip_prefix("0x").ok_or_else(|| E::custom("expected hex that starts with 0x"))?;
-        alloy_primitives::hex::decode(digits)
-            .map(PaymentSignature::from)
-            .map_err(|_| E::custom("expected an even number of hex digits"))
+        let expected = "expected hex that starts with 0x, an even number of digits";
+        PaymentSignature::parse(text).ok_or_else(|| E::custom(expected))
     }
 }

@@ -160,7 +160,8 @@ pub(crate) fn parse_decimal(text: &str) -> Option<U256> {
     if text.is_empty() || text.len() > 78 || !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    U256::from_str_radix(text, 10).ok()
+    // Nearly all are small; the others take as long as a multiplication of 256 bits for each digit.
+    text.parse().map_or_else(|_| U256::from_str_radix(text, 10).ok(), |small: u64| Some(U256::from(small)))
 }
 
 #[cfg(test)]

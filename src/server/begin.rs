@@ -1,7 +1,5 @@
 //! From a payment header to a purchase.
 
-use std::sync::Arc;
-
 use alloy_primitives::{B256, U256};
 use http::request::Parts;
 use tracing::{Span, field::display};
@@ -34,18 +32,20 @@ struct Unknown {
 
 impl Purchase {
     /// Reads the payment and finds what it is for. The error is what the client is told.
-    pub(super) async fn begin(sale: Sale, parts: &Parts) -> Result<Box<Self>, Answer> {
+    pub(super) async fn begin(sale: Sale, parts: &Parts, span: &Span) -> Result<Box<Self>, Answer> {
         let mut purchase = match Self::read(sale, parts) {
             Ok(purchase) => purchase,
             Err(Missing::Refused(answer)) => return Err(answer),
             Err(Missing::Unknown(unknown)) => Box::pin(unknown.known(parts)).await?,
         };
-        describe(&purchase.key, purchase.payment.authorization().value);
+        if !span.is_disabled() {
+            describe(span, &purchase.key, purchase.payment.authorization().value);
+        }
         if purchase.refusal.is_none() && purchase.payment.authenticity() != Authenticity::Proven {
             purchase.verified = Box::pin(authenticate(&purchase)).await?;
         }
         let permit = purchase.sale.config.permits.clone().try_acquire_owned().map_err(|_| sale::overloaded())?;
-        purchase.permit = Some(Arc::new(permit));
+        purchase.permit = Some(permit);
         Ok(purchase)
     }
 
@@ -93,6 +93,7 @@ impl Purchase {
             facilitator,
             verified: None,
             permit: None,
+            busy: None,
             sale,
         })
     }
@@ -109,9 +110,8 @@ impl Unknown {
     }
 }
 
-/// Says in the current span which payment it is.
-fn describe(key: &PaymentKey, amount: U256) {
-    let span = Span::current();
+/// Says in the span which payment it is.
+fn describe(span: &Span, key: &PaymentKey, amount: U256) {
     span.record("network", display(key.network)).record("asset", display(key.asset));
     span.record("payer", display(key.payer)).record("nonce", display(key.nonce)).record("amount", display(amount));
 }

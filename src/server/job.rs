@@ -13,17 +13,15 @@ use super::{
     answer::{Answer, mark_paid},
     payment::Payment,
     produced::Produced,
-    purchase::{Purchase, Start},
+    purchase::Purchase,
     record::Destination,
     request_body::{Read, RequestBody, digest_of},
     response_body::ResponseBody,
     sale::{self, Sale},
     settle::Settler,
-    wait::Busy,
 };
 use crate::{
-    facilitator::Verified,
-    ledger::{BodyDigest, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
+    ledger::{BodyDigest, FulfilmentStep, Ledger, LedgerError, Record, Settlement},
     metrics::{self, Ended},
     protocol::{PaymentFlow, Version, header_name},
 };
@@ -35,8 +33,8 @@ const MAX_LOOKS: u32 = 5;
 
 /// A paid request whose work may start.
 pub(super) struct Job<S, B> {
+    pub(super) held: Held,
     pub(super) purchase: Box<Purchase>,
-    pub(super) start: Start,
     pub(super) parts: Parts,
     pub(super) work: Work<B>,
     pub(super) inner: S,
@@ -74,126 +72,144 @@ where
     R: Body<Data = Bytes> + Send + 'static,
 {
     /// Verifies, works, settles: in the order that the flow demands.
-    pub(super) async fn run(self) -> Result<Response<ResponseBody<R>>, S::Error> {
-        let Self { purchase, start: Start { lease, record, busy }, parts, work, inner } = self;
-        let ledger = purchase.facilitator.ledger().clone();
-        let mut held = Held { record, guard: Abandon { ledger: Some(ledger), lease } };
-        let verified = match before_work(&purchase, &mut held).await {
-            Ok(verified) => verified,
-            Err(answer) => {
-                held.give_back().await;
+    #[expect(clippy::manual_async_fn, reason = "an async fn has room for its arguments twice")]
+    pub(super) fn run(mut self) -> impl Future<Output = Result<Response<ResponseBody<R>>, S::Error>> {
+        async move {
+            if let Err(answer) = before_work(&mut self.purchase, &mut self.held).await {
+                self.held.give_back().await;
                 return Ok(answer.into_response());
             }
-        };
-        let until = purchase.lease_until(purchase.sale.config.clock.now());
-        if let Err(error) = held.step(FulfilmentStep::Start { until }).await {
-            held.give_back().await;
-            return Ok(sale::ledger_failed(&error).into_response());
-        }
-        let deadline = Instant::now() + purchase.sale.config.limits.handler_deadline;
-        let (request, read) = paid_request(parts, work, Payment::of(&held.record));
-        let (parts, body) = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
-            Ok(Ok(response)) => response.into_parts(),
-            Ok(Err(error)) => {
-                metrics::request(Ended::Failed);
-                held.release(read.digest()).await;
-                return Err(error);
-            }
-            Err(_elapsed) => {
-                held.release(read.digest()).await;
-                return Ok(sale::too_slow().into_response());
-            }
-        };
-        if !(purchase.sale.config.is_success)(&parts) {
-            metrics::request(Ended::Unsuccessful);
-            held.release(read.digest()).await;
-            return Ok(held.unsuccessful(parts, body, &purchase.sale));
-        }
-        // A body that can be kept is part of the work: it is there, and kept, before anybody pays for it.
-        let work = match Produced::of(&parts, body, purchase.facilitator.ledger().response_limit(), deadline).await {
-            Ok(work) => work,
-            Err(answer) => {
-                held.release(read.digest()).await;
+            let until = self.purchase.lease_until(self.purchase.sale.config.clock.now());
+            if let Err(answer) = self.held.step(FulfilmentStep::Start { until }).await.map_err(failed) {
+                self.held.give_back().await;
                 return Ok(answer.into_response());
             }
-        };
-        Ok(after_work(&purchase, &mut held, busy, read.digest(), parts, work, &verified).await)
+            let deadline = Instant::now() + self.purchase.sale.config.limits.handler_deadline;
+            let (request, read) = paid_request(self.parts, self.work, Payment::of(&self.held.record));
+            let response = 'worked: {
+                let failed = match tokio::time::timeout_at(deadline, self.inner.oneshot(request)).await {
+                    Ok(Ok(response)) => break 'worked response,
+                    Ok(Err(error)) => {
+                        metrics::request(Ended::Failed);
+                        Err(error)
+                    }
+                    Err(_elapsed) => Ok(sale::too_slow().into_response()),
+                };
+                Box::pin(self.held.release(read.digest())).await;
+                return failed;
+            };
+            let (parts, body) = response.into_parts();
+            if !(self.purchase.sale.config.is_success)(&parts) {
+                metrics::request(Ended::Unsuccessful);
+                Box::pin(self.held.release(read.digest())).await;
+                return Ok(self.held.unsuccessful(parts, body, &self.purchase.sale));
+            }
+            // A body that can be kept is part of the work: it is there, and kept, before anybody pays for it.
+            let limit = self.purchase.facilitator.ledger().response_limit();
+            let work = match Produced::of(&parts, body, limit, deadline).await {
+                Ok(work) => work,
+                Err(answer) => {
+                    Box::pin(self.held.release(read.digest())).await;
+                    return Ok(answer.into_response());
+                }
+            };
+            // In a box of its own: the two halves of a paid request then fit into those that an allocator keeps at hand.
+            Ok(Box::pin(after_work(&mut self.purchase, &mut self.held, read.digest(), parts, work)).await)
+        }
     }
+}
+
+fn failed(error: LedgerError) -> Answer {
+    sale::ledger_failed(&error)
 }
 
 /// Verification and, where the flow wants it, settlement. The error is what the client is told.
-async fn before_work(purchase: &Purchase, held: &mut Held) -> Result<Verified, Answer> {
+async fn before_work(purchase: &mut Purchase, held: &mut Held) -> Result<(), Answer> {
     if held.record.settlement.paid_by().is_some() {
-        return Ok(Verified::default());
+        return Ok(());
     }
     let upfront = purchase.payment.terms().offer().flow == PaymentFlow::Upfront;
-    let mut verified = Verified::default();
     if held.record.settlement == Settlement::None {
-        verified = match purchase.verified {
-            Some(verified) => verified,
-            None => verify(purchase).await?,
-        };
-        admit(purchase, held, &mut verified, upfront).await?;
+        if purchase.verified.is_none() {
+            purchase.verify().await?;
+        }
+        admit(purchase, held, upfront).await?;
     }
     if upfront {
-        Box::pin(Settler::of(purchase).settle(&mut held.record, &verified)).await?;
+        Box::pin(settle(purchase, held)).await?;
     }
-    Ok(verified)
+    Ok(())
 }
 
-/// Counts the payment as in flight. Where that depends on what the payer's other payments are doing just now, looks again,
-/// a while.
-async fn admit(purchase: &Purchase, held: &mut Held, verified: &mut Verified, due: bool) -> Result<(), Answer> {
-    let deadline = Instant::now() + purchase.sale.config.limits.settlement_margin;
-    let mut looks = 0;
-    loop {
-        match held.step(FulfilmentStep::Admit { funds: verified.funds, due }).await {
-            Ok(()) => return Ok(()),
-            Err(LedgerError::Stale) if looks < MAX_LOOKS => {
-                looks += 1;
-                *verified = verify(purchase).await?;
+/// Counts the payment as in flight.
+async fn admit(purchase: &mut Purchase, held: &mut Held, due: bool) -> Result<(), Answer> {
+    let funds = |purchase: &Purchase| purchase.verified.and_then(|verified| verified.funds);
+    match held.step(FulfilmentStep::Admit { funds: funds(purchase), due }).await {
+        Ok(()) => return Ok(()),
+        Err(LedgerError::Exposed) => return Err(purchase.sale.exposed()),
+        Err(LedgerError::Stale | LedgerError::Undecided) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    // It depends on what the payer's other payments are doing just now: looks again, a while.
+    let looking = async {
+        let deadline = Instant::now() + purchase.sale.config.limits.settlement_margin;
+        let mut looks = 0;
+        loop {
+            match held.step(FulfilmentStep::Admit { funds: funds(purchase), due }).await {
+                Ok(()) => return Ok(()),
+                Err(LedgerError::Stale) if looks < MAX_LOOKS => {
+                    looks += 1;
+                    purchase.verify().await?;
+                }
+                Err(LedgerError::Undecided) if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
+                Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
+                    return Err(purchase.sale.exposed());
+                }
+                Err(error) => return Err(failed(error)),
             }
-            Err(LedgerError::Undecided) if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
-            Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
-                return Err(purchase.sale.exposed());
-            }
-            Err(error) => return Err(sale::ledger_failed(&error)),
         }
-    }
+    };
+    Box::pin(looking).await
 }
 
-async fn verify(purchase: &Purchase) -> Result<Verified, Answer> {
-    let verified = purchase.facilitator.as_ref().verify(&purchase.payment).await;
-    verified.map_err(|error| purchase.sale.not_verified(&error))
+impl Purchase {
+    async fn verify(&mut self) -> Result<(), Answer> {
+        let verified = self.facilitator.as_ref().verify(&self.payment).await;
+        self.verified = Some(verified.map_err(|error| self.sale.not_verified(&error))?);
+        Ok(())
+    }
 }
 
 /// The work succeeded: nothing but settlement stands between the response and the client.
 #[expect(clippy::manual_async_fn, reason = "an async fn has room for its arguments twice")]
 fn after_work<R>(
-    purchase: &Purchase,
+    purchase: &mut Purchase,
     held: &mut Held,
-    busy: Busy,
     read: BodyDigest,
     mut parts: response::Parts,
     work: Produced<R>,
-    verified: &Verified,
 ) -> impl Future<Output = Response<ResponseBody<R>>> + Send
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
     async move {
         let now = purchase.sale.config.clock.now();
-        let response = work.to_keep(&parts, now);
-        if let Err(error) = held.step(FulfilmentStep::Produce { body: Some(read), at: now, response }).await {
+        let step = FulfilmentStep::Produce { body: Some(read), at: now, response: work.to_keep(&parts, now) };
+        if let Err(answer) = held.step(step).await.map_err(failed) {
             held.give_back().await;
-            return sale::ledger_failed(&error).into_response();
+            return answer.into_response();
         }
-        held.guard.disarm();
-        let ledger = purchase.facilitator.ledger();
-        let delivery = work.deliver(&parts, Destination { ledger: ledger.clone(), lease: held.guard.lease, busy, now });
+        held.disarm();
+        let lease = held.record.lease();
+        let delivery = work.deliver(&parts, || Destination {
+            ledger: purchase.facilitator.ledger().clone(),
+            lease,
+            busy: purchase.busy.take(),
+            now,
+        });
         if held.record.settlement.paid_by().is_none()
-            && !(delivery.is_whole() && is_deferred(purchase, ledger, held).await)
-            && let Err(answer) = Settler::of(purchase).settle(&mut held.record, verified).await
+            && !(delivery.is_whole() && is_deferred(purchase, held).await)
+            && let Err(answer) = settle(purchase, held).await
         {
             // The work is done and must not be done again: kept, in case the payment settles yet.
             drop(delivery);
@@ -203,62 +219,77 @@ where
         if let Some(receipt) = purchase.sale.receipt(&held.record) {
             mark_paid(&mut parts, receipt);
         }
-        Response::from_parts(parts, delivery.into_body())
+        // Copies of the payment are answered as soon as there is something to answer them with.
+        purchase.busy = None;
+        Response::from_parts(parts, delivery.into_body(purchase.facilitator.ledger(), held.record.lease()))
     }
+}
+
+async fn settle(purchase: &mut Purchase, held: &mut Held) -> Result<(), Answer> {
+    let verified = purchase.verified.unwrap_or_default();
+    Settler::of(purchase).settle(&mut held.record, &verified).await
 }
 
 /// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, or if anything is in
 /// the way, it is settled now like any other.
-async fn is_deferred(purchase: &Purchase, ledger: &Arc<dyn Ledger>, held: &mut Held) -> bool {
+async fn is_deferred(purchase: &Purchase, held: &mut Held) -> bool {
     // A client of v1 could not be told where to ask for it.
     let Some(limit) = purchase.sale.config.credit.filter(|_| purchase.sale.version == Version::V2) else {
         return false;
     };
-    let step = FulfilmentStep::Defer { limit };
-    match ledger.fulfil(&held.guard.lease, &step).await {
+    let (step, lease) = (FulfilmentStep::Defer { limit }, held.record.lease());
+    match purchase.facilitator.ledger().fulfil(&lease, &step).await {
         Ok(()) => {
-            purchase.facilitator.settle_soon(&held.guard.lease.key);
+            purchase.facilitator.settle_soon(&lease.key);
             held.record.fulfil(&step).is_ok()
         }
         Err(LedgerError::NoCredit) => false,
         Err(error) => {
-            let key = &held.guard.lease.key;
-            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+            tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a payment was not deferred");
             false
         }
     }
 }
 
-/// The record and the right to change it.
-struct Held {
+/// The record, with the right to change it. Dropped before it is [disarmed](Self::disarm), as when the handler panics, it releases
+/// the payment, so that presenting it again is not refused until the lease ends.
+pub(super) struct Held {
     record: Box<Record>,
-    guard: Abandon,
+    ledger: Option<Arc<dyn Ledger>>,
 }
 
 impl Held {
+    pub(super) fn new(record: Box<Record>, purchase: &Purchase) -> Self {
+        Self { record, ledger: Some(purchase.facilitator.ledger().clone()) }
+    }
+
     /// Takes a step in the ledger, then in the local copy.
     async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
-        let Some(ledger) = &self.guard.ledger else { return Err(LedgerError::LeaseLost) };
-        ledger.fulfil(&self.guard.lease, &step).await?;
+        let Some(ledger) = &self.ledger else { return Err(LedgerError::LeaseLost) };
+        ledger.fulfil(&self.record.lease(), &step).await?;
         Ok(self.record.fulfil(&step)?)
     }
 
     async fn release(&mut self, body: BodyDigest) {
         if let Err(error) = self.step(FulfilmentStep::Release { body: Some(body) }).await {
-            let key = &self.guard.lease.key;
+            let key = &self.record.key;
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a failed attempt was not released");
         }
-        self.guard.disarm();
+        self.disarm();
     }
 
     /// Leaves the payment as if it had not been presented, where that loses nothing.
     async fn give_back(&mut self) {
-        if let Some(ledger) = self.guard.disarm()
-            && let Err(error) = give_back(ledger.as_ref(), &self.guard.lease, &self.record).await
+        if let Some(ledger) = self.disarm()
+            && let Err(error) = give_back(ledger.as_ref(), &self.record).await
         {
-            let key = &self.guard.lease.key;
+            let key = &self.record.key;
             tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
         }
+    }
+
+    fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
+        self.ledger.take()
     }
 
     /// A response that the classifier does not call a success: charged only if the money had moved before.
@@ -270,39 +301,28 @@ impl Held {
     }
 }
 
-pub(super) async fn give_back(ledger: &dyn Ledger, lease: &Lease, record: &Record) -> Result<(), LedgerError> {
-    if record.is_discardable() && record.last_failure.is_none() {
-        match ledger.discard(lease).await {
-            // The settlement wrote to the journal, although nothing came of it.
-            Err(LedgerError::Forbidden(_)) => {}
-            other => return other,
-        }
-    }
-    ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await
-}
-
-/// Releases the payment if the handler panics, so that presenting it again is not refused until the lease ends.
-struct Abandon {
-    ledger: Option<Arc<dyn Ledger>>,
-    lease: Lease,
-}
-
-impl Abandon {
-    fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
-        self.ledger.take()
-    }
-}
-
-impl Drop for Abandon {
+impl Drop for Held {
     fn drop(&mut self) {
         if let (Some(ledger), Ok(runtime)) = (self.ledger.take(), tokio::runtime::Handle::try_current()) {
-            let lease = self.lease;
+            let lease = self.record.lease();
             runtime.spawn(async move {
                 // A lease that was lost in the meantime is somebody else's to release.
                 let _ = ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await;
             });
         }
     }
+}
+
+pub(super) async fn give_back(ledger: &dyn Ledger, record: &Record) -> Result<(), LedgerError> {
+    let lease = record.lease();
+    if record.is_discardable() && record.last_failure.is_none() {
+        match ledger.discard(&lease).await {
+            // The settlement wrote to the journal, although nothing came of it.
+            Err(LedgerError::Forbidden(_)) => {}
+            other => return other,
+        }
+    }
+    ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await
 }
 
 /// What was or will have been read of the request body.

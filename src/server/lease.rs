@@ -8,12 +8,12 @@ use std::{
 };
 
 use super::{job::give_back, wait::Busy};
-use crate::ledger::{Lease, Ledger, LedgerError, Record, Reservation};
+use crate::ledger::{Ledger, LedgerError, Record, Reservation};
 
 /// What the ledger said.
 pub(super) enum Claimed {
-    /// The right to work, and the payment as it now stands.
-    Granted(Lease, Box<Record>),
+    /// The payment as it now stands, with the right to work on it.
+    Granted(Box<Record>),
     /// The payment is known.
     Known(Box<Record>),
     /// Another caller was faster.
@@ -31,11 +31,14 @@ pub(super) struct LeaseClaim {
 
 impl LeaseClaim {
     /// Reserves a payment seen for the first time.
-    pub(super) fn first(ledger: &Arc<dyn Ledger>, record: Box<Record>, busy: Busy) -> Self {
+    pub(super) fn first(ledger: &Arc<dyn Ledger>, mut record: Box<Record>, busy: Busy) -> Self {
         let asked = ledger.clone();
         Self::ask(ledger, async move {
             let claimed = asked.reserve(&record).await.map(|reservation| match reservation {
-                Reservation::New(lease) => Claimed::Granted(lease, record),
+                Reservation::New(lease) => {
+                    record.epoch = lease.epoch;
+                    Claimed::Granted(record)
+                }
                 Reservation::Known(known) => Claimed::Known(known),
             });
             (busy, claimed)
@@ -50,7 +53,8 @@ impl LeaseClaim {
             let claimed = leased.map(|lease| match lease {
                 Some(lease) => {
                     record.lease_anew(until);
-                    Claimed::Granted(lease, record)
+                    record.epoch = lease.epoch;
+                    Claimed::Granted(record)
                 }
                 None => Claimed::TooLate,
             });
@@ -85,9 +89,9 @@ impl Drop for LeaseClaim {
             let ledger = self.ledger.clone();
             runtime.spawn(async move {
                 let (busy, claimed) = asking.await;
-                if let Ok(Claimed::Granted(lease, record)) = claimed {
+                if let Ok(Claimed::Granted(record)) = claimed {
                     // Nobody is left to tell; the lease ends by itself.
-                    let _ = give_back(ledger.as_ref(), &lease, &record).await;
+                    let _ = give_back(ledger.as_ref(), &record).await;
                 }
                 drop(busy);
             });

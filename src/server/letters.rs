@@ -1,5 +1,7 @@
 //! The letters in which a payer writes its address.
 
+use std::str::FromStr;
+
 use alloy_primitives::{Address, B256, U256, hex};
 use serde::{Deserialize, Deserializer, de};
 
@@ -42,7 +44,19 @@ struct WrittenAuthorization {
     nonce: B256,
 }
 
-struct Letters(Address, Spelling);
+/// An address, and how it was spelled.
+pub(super) struct Letters(pub(super) Address, pub(super) Spelling);
+
+impl FromStr for Letters {
+    type Err = hex::FromHexError;
+
+    fn from_str(text: &str) -> Result<Self, hex::FromHexError> {
+        let address = text.parse()?;
+        // Of a text that is an address, these are its digits.
+        let digits = text.strip_prefix("0x").unwrap_or(text);
+        Ok(Self(address, Spelling::of(digits)))
+    }
+}
 
 impl Spelling {
     /// Of the digits of an address.
@@ -53,13 +67,12 @@ impl Spelling {
 
     /// The address in these letters.
     pub(super) fn write(self, address: Address) -> String {
-        let mut text = String::with_capacity(42);
-        self.append(address, &mut text);
-        text
+        let digits = self.digits(address);
+        format!("0x{}", std::str::from_utf8(&digits).unwrap_or_default())
     }
 
-    /// The same, at the end of `text`.
-    pub(super) fn append(self, address: Address, text: &mut String) {
+    /// Its digits alone.
+    pub(super) fn digits(self, address: Address) -> [u8; 40] {
         let mut digits = [0; 40];
         // 20 bytes are 40 digits.
         let _ = hex::encode_to_slice(address, &mut digits);
@@ -70,8 +83,7 @@ impl Spelling {
             }
             left &= left - 1;
         }
-        text.push_str("0x");
-        text.push_str(std::str::from_utf8(&digits).unwrap_or_default());
+        digits
     }
 }
 
@@ -97,10 +109,7 @@ impl<'de> Deserialize<'de> for Letters {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Letters, E> {
-                let address = text.parse().map_err(E::custom)?;
-                // Of a text that is an address, these are its digits.
-                let digits = text.strip_prefix("0x").unwrap_or(text);
-                Ok(Letters(address, Spelling::of(digits)))
+                text.parse().map_err(E::custom)
             }
         }
 

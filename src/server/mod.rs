@@ -141,6 +141,7 @@ mod service;
 mod settle;
 mod spellings;
 mod status;
+mod usual;
 mod wait;
 
 pub use builder::{BuildError, RequirePaymentLayerBuilder};

@@ -13,7 +13,7 @@ use super::{
     response_body::ResponseBody,
     sale,
 };
-use crate::ledger::StoredResponse;
+use crate::ledger::{Lease, Ledger, StoredResponse};
 
 /// A response's body: whole where it can be kept for replays before it is paid for, and else streaming.
 pub(super) enum Produced<R> {
@@ -49,18 +49,17 @@ impl<R: Body<Data = Bytes>> Produced<R> {
 
 impl<R: Body<Data = Bytes> + Send + 'static> Produced<R> {
     /// Prepares the way to the client, and to the ledger for what it does not have yet.
-    pub(super) fn deliver(self, parts: &Parts, destination: Destination) -> Delivery<R> {
+    pub(super) fn deliver(self, parts: &Parts, destination: impl FnOnce() -> Destination) -> Delivery<R> {
         match self {
-            Self::Whole { bytes, trailers } => Delivery::Whole { bytes, trailers, destination },
-            Self::Streaming(body) => Delivery::Streaming(Box::new(Recorder::new(parts, body, destination))),
+            Self::Whole { bytes, trailers } => Delivery::Whole { bytes, trailers },
+            Self::Streaming(body) => Delivery::Streaming(Box::new(Recorder::new(parts, body, destination()))),
         }
     }
 }
 
 /// A response on its way to the client, once it is paid for. Dropped before that, it is still kept for replays.
-#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 pub(super) enum Delivery<R> {
-    Whole { bytes: Bytes, trailers: Option<Box<HeaderMap>>, destination: Destination },
+    Whole { bytes: Bytes, trailers: Option<Box<HeaderMap>> },
     Streaming(Box<Recorder<R>>),
 }
 
@@ -70,11 +69,11 @@ impl<R> Delivery<R> {
         matches!(self, Self::Whole { .. })
     }
 
-    /// The body for the client. Copies of the payment are answered as soon as there is something to answer them with.
-    pub(super) fn into_body(self) -> ResponseBody<R> {
+    /// The body for the client.
+    pub(super) fn into_body(self, ledger: &Arc<dyn Ledger>, lease: Lease) -> ResponseBody<R> {
         match self {
-            Self::Whole { bytes, trailers, destination: Destination { ledger, lease, busy, .. } } => {
-                drop(busy);
+            Self::Whole { bytes, trailers } => {
+                let ledger = ledger.clone();
                 begin(async move { delivered(ledger.as_ref(), &lease).await });
                 ResponseBody::replay(bytes, trailers)
             }

@@ -18,7 +18,7 @@ use super::{
     body::read_whole,
     config::Config,
     detached::{Detached, Panicked},
-    job::{Job, Work},
+    job::{Held, Job, Work},
     lease::{Claimed, LeaseClaim},
     request_body::{RequestBody, digest_of},
     response_body::ResponseBody,
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     facilitator::{Facilitator, Prechecked, Rejection, Verified},
-    ledger::{BodyDigest, Fingerprint, Fulfilment, Lease, PaymentKey, Record, Settlement, StoredResponse},
+    ledger::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, StoredResponse},
     metrics::{self, Ended},
     protocol::{PaymentFlow, Reason},
 };
@@ -64,13 +64,13 @@ where
             status = Empty
         );
         let response = 'sold: {
-            let mut purchase = match Purchase::begin(sale, &parts).instrument(span.clone()).await {
+            let mut purchase = match Purchase::begin(sale, &parts, &span).instrument(span.clone()).await {
                 Ok(purchase) => purchase,
                 Err(answer) => break 'sold Ok(answer.into_response()),
             };
             match purchase.decide(work).instrument(span.clone()).await {
-                Ok(Decision::Work(start, work)) => {
-                    let job = Job { purchase, start, parts, work, inner };
+                Ok(Decision::Work(record, work)) => {
+                    let job = Job { held: Held::new(record, &purchase), purchase, parts, work, inner };
                     // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
                     match Detached::new(job.run().instrument(span.clone())).await {
                         Ok(response) => response,
@@ -84,7 +84,9 @@ where
                 Err(answer) => Ok(answer.into_response()),
             }
         };
-        if let Ok(response) = &response {
+        if let Ok(response) = &response
+            && !span.is_disabled()
+        {
             span.record("status", response.status().as_u16());
         }
         response
@@ -105,25 +107,20 @@ pub(super) struct Purchase {
     /// The digest of what the payer calls it.
     pub(super) id: Option<B256>,
     /// Its place among those that are worked on; it has one when it is known not to be made up.
-    pub(super) permit: Option<Arc<OwnedSemaphorePermit>>,
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Copies of it wait until this is dropped; set when its work may start.
+    pub(super) busy: Option<Busy>,
 }
 
-/// The right to work.
-pub(super) struct Start {
-    pub(super) lease: Lease,
-    pub(super) record: Box<Record>,
-    pub(super) busy: Busy,
-}
-
-#[expect(clippy::large_enum_variant, reason = "the large one is what nearly all are")]
 enum Decision<B, R> {
-    Work(Start, Work<B>),
+    /// It may, by the lease of the record.
+    Work(Box<Record>, Work<B>),
     Replay(Box<Response<ResponseBody<R>>>),
 }
 
 /// What a payment that is known leads to.
 enum Followed<R> {
-    Work(Start),
+    Work(Box<Record>),
     Replay(Box<Response<ResponseBody<R>>>),
     /// Things have changed; to be looked at again.
     Again,
@@ -157,15 +154,16 @@ impl Purchase {
     {
         let config = self.sale.config.clone();
         let ledger = self.facilitator.ledger().clone();
-        let deadline = Instant::now() + config.limits.wait;
+        let mut deadline = Deadline(None);
         let mut body = Unread::new(work, config.clone());
         // Paid before the work, the body must be known before the money moves.
         if self.payment.terms().offer().flow == PaymentFlow::Upfront {
+            deadline.by(config.limits.wait);
             Box::pin(body.whole()).await?;
         }
         loop {
             let Some(busy) = config.in_progress.enter(self.key) else {
-                Box::pin(self.wait_for_copy(&mut body, deadline)).await?;
+                Box::pin(self.wait_for_copy(&mut body, deadline.by(config.limits.wait))).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -176,8 +174,9 @@ impl Purchase {
                 None => {
                     let (busy, claimed) = LeaseClaim::first(&ledger, self.new_record(body.digest()), busy).await;
                     match claimed.map_err(|error| sale::ledger_failed(&error))? {
-                        Claimed::Granted(lease, record) => {
-                            return Ok(Decision::Work(Start { lease, record, busy }, body.into_work()));
+                        Claimed::Granted(record) => {
+                            self.busy = Some(busy);
+                            return Ok(Decision::Work(record, body.into_work()));
                         }
                         Claimed::Known(known) => (busy, known),
                         Claimed::TooLate => continue,
@@ -190,8 +189,9 @@ impl Purchase {
                     None => return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
                 },
             };
-            match Box::pin(self.follow(record, busy, &mut body, deadline)).await? {
-                Followed::Work(start) => return Ok(Decision::Work(start, body.into_work())),
+            let by = deadline.by(config.limits.wait);
+            match Box::pin(self.follow(record, busy, &mut body, by)).await? {
+                Followed::Work(record) => return Ok(Decision::Work(record, body.into_work())),
                 Followed::Replay(response) => return Ok(Decision::Replay(response)),
                 Followed::Again => {}
             }
@@ -252,8 +252,9 @@ impl Purchase {
                 }
                 let ledger = self.facilitator.ledger();
                 let (busy, claimed) = LeaseClaim::again(ledger, record, now, self.lease_until(now), busy).await;
-                if let Claimed::Granted(lease, record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
-                    return Ok(Followed::Work(Start { lease, record, busy }));
+                if let Claimed::Granted(record) = claimed.map_err(|error| sale::ledger_failed(&error))? {
+                    self.busy = Some(busy);
+                    return Ok(Followed::Work(record));
                 }
             }
             Verdict::SettleThenReplay => {
@@ -369,6 +370,15 @@ impl Purchase {
 /// Whether nothing was submitted for it: not to serve it costs the payer nothing.
 fn is_untouched(record: &Record) -> bool {
     matches!(record.settlement, Settlement::None | Settlement::Due) && record.transactions.is_empty()
+}
+
+/// Until when somebody waits, from when it first may have to: most payments wait for nobody, and need no clock for it.
+struct Deadline(Option<Instant>);
+
+impl Deadline {
+    fn by(&mut self, wait: Duration) -> Instant {
+        *self.0.get_or_insert_with(|| Instant::now() + wait)
+    }
 }
 
 async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Answer> {

@@ -1,6 +1,6 @@
 //! What a client is told of a settlement, as the header that tells it.
 
-use std::fmt::Write as _;
+use std::io::{self, Write as _};
 
 use alloy_primitives::{Address, B256, U256, hex};
 use base64_simd::STANDARD;
@@ -37,7 +37,11 @@ impl Receipt {
     /// strings in between.
     pub(super) fn paid(record: &Record, payer: Spelling, transaction: B256) -> Option<Self> {
         let offer = record.terms.offer();
-        let json = paid_json(payer, record.key.payer, transaction, offer.network(), offer.amount)?;
+        let mut json = [0; LONGEST];
+        let mut rest = &mut json[..];
+        write_paid(&mut rest, payer, record.key.payer, transaction, offer.network(), offer.amount).ok()?;
+        let written = LONGEST - rest.len();
+        let json = json.get(..written)?;
         Some(Self { name: PAYMENT_RESPONSE, value: STANDARD.encode_to_string(json).try_into().ok()? })
     }
 
@@ -68,15 +72,23 @@ pub(super) fn settlement_of(
     }
 }
 
+/// Room for the largest numbers there can be.
+const LONGEST: usize = 384;
+
 /// None of it needs an escape in JSON.
-fn paid_json(spelling: Spelling, payer: Address, transaction: B256, network: Network, amount: U256) -> Option<String> {
-    let mut json = String::with_capacity(256);
-    json.push_str(r#"{"success":true,"payer":""#);
-    spelling.append(payer, &mut json);
-    json.push_str(r#"","transaction":""#);
-    json.push_str(hex::Buffer::<32, true>::new().format(&transaction.0));
-    write!(json, r#"","network":"{network}","amount":"{amount}"}}"#).ok()?;
-    Some(json)
+fn write_paid(
+    json: &mut &mut [u8],
+    spelling: Spelling,
+    payer: Address,
+    transaction: B256,
+    network: Network,
+    amount: U256,
+) -> io::Result<()> {
+    json.write_all(br#"{"success":true,"payer":"0x"#)?;
+    json.write_all(&spelling.digits(payer))?;
+    json.write_all(br#"","transaction":""#)?;
+    json.write_all(hex::Buffer::<32, true>::new().format(&transaction.0).as_bytes())?;
+    write!(json, r#"","network":"{network}","amount":"{amount}"}}"#)
 }
 
 #[cfg(test)]
@@ -86,9 +98,12 @@ mod tests {
     #[test]
     fn what_is_written_at_once_is_what_would_have_been_written_of_strings() {
         let payer = Address::repeat_byte(0xab);
-        for (network, amount) in [(Network::BASE, U256::from(1_000)), (Network::eip155(1), U256::MAX)] {
+        for (network, amount) in [(Network::BASE, U256::from(1_000)), (Network::eip155(u64::MAX), U256::MAX)] {
             let transaction = B256::repeat_byte(0xcd);
-            let written = paid_json(Spelling::default(), payer, transaction, network, amount).unwrap();
+            let mut written = [0; LONGEST];
+            let mut rest = &mut written[..];
+            write_paid(&mut rest, Spelling::default(), payer, transaction, network, amount).unwrap();
+            let length = LONGEST - rest.len();
             let settlement = SettlementResponse {
                 success: true,
                 error_reason: None,
@@ -98,7 +113,7 @@ mod tests {
                 amount: Some(amount.to_string()),
                 extensions: None,
             };
-            assert_eq!(written, serde_json::to_string(&settlement).unwrap());
+            assert_eq!(&written[..length], serde_json::to_vec(&settlement).unwrap());
         }
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct Destination {
     pub(super) ledger: Arc<dyn Ledger>,
     pub(super) lease: Lease,
     /// Copies of the payment wait until this is dropped.
-    pub(super) busy: Busy,
+    pub(super) busy: Option<Busy>,
     pub(super) now: u64,
 }
 

@@ -30,17 +30,17 @@ pub(super) struct Settler<'a> {
     sale: &'a Sale,
     facilitator: &'a Arc<dyn Facilitator>,
     payment: &'a Prechecked,
-    permit: &'a Option<Arc<OwnedSemaphorePermit>>,
+    permit: &'a mut Option<OwnedSemaphorePermit>,
 }
 
 impl<'a> Settler<'a> {
-    pub(super) const fn of(purchase: &'a Purchase) -> Self {
+    pub(super) const fn of(purchase: &'a mut Purchase) -> Self {
         let Purchase { sale, facilitator, payment, permit, .. } = purchase;
         Self { sale, facilitator, payment, permit }
     }
 
     /// Settles, and keeps `record` in step with the ledger. The error is what the client is told.
-    pub(super) async fn settle(&self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
+    pub(super) async fn settle(self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
         let outcome = match self.facilitator.as_ref().settle(self.payment, verified).await {
             Ok(outcome) => outcome,
             Err(error) => return Err(sale::unavailable(&error)),
@@ -51,7 +51,10 @@ impl<'a> Settler<'a> {
         let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
             Outcome::Settled { transaction, .. } => {
-                tracing::Span::current().record("transaction", tracing::field::display(transaction));
+                let span = tracing::Span::current();
+                if !span.is_disabled() {
+                    span.record("transaction", tracing::field::display(transaction));
+                }
                 Ok(())
             }
             Outcome::Failed { reason, detail, transaction, .. } => {
@@ -59,7 +62,7 @@ impl<'a> Settler<'a> {
             }
             Outcome::Unknown { transaction } => {
                 let watch =
-                    watch(self.facilitator.clone(), record.key, self.sale.config.clock.clone(), self.permit.clone());
+                    watch(self.facilitator.clone(), record.key, self.sale.config.clock.clone(), self.permit.take());
                 tokio::spawn(watch);
                 Err(self.sale.pending(record, transaction))
             }
@@ -68,12 +71,12 @@ impl<'a> Settler<'a> {
 }
 
 /// Settles a payment whose work is done and whose first settlement failed; detached like the work.
-pub(super) async fn settle_due(purchase: &Purchase, mut record: Box<Record>, busy: Busy) -> Result<(), Answer> {
+pub(super) async fn settle_due(purchase: &mut Purchase, mut record: Box<Record>, busy: Busy) -> Result<(), Answer> {
     let (sale, facilitator) = (purchase.sale.clone(), purchase.facilitator.clone());
-    let (payment, permit) = (purchase.payment.clone(), purchase.permit.clone());
+    let (payment, mut permit) = (purchase.payment.clone(), purchase.permit.take());
     let settling = async move {
         let _busy = busy;
-        let settler = Settler { sale: &sale, facilitator: &facilitator, payment: &payment, permit: &permit };
+        let settler = Settler { sale: &sale, facilitator: &facilitator, payment: &payment, permit: &mut permit };
         // Nothing that was verified then is worth anything now; the facilitator looks again.
         settler.settle(&mut record, &Verified::default()).await
     };
@@ -99,7 +102,7 @@ async fn watch(
     facilitator: Arc<dyn Facilitator>,
     key: PaymentKey,
     clock: Arc<dyn Clock>,
-    permit: Option<Arc<OwnedSemaphorePermit>>,
+    permit: Option<OwnedSemaphorePermit>,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -127,23 +130,30 @@ async fn watch(
 /// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to
 /// reconciliation, which finds the same fact. Whether the ledger now knows as much or more.
 async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> bool {
-    for attempt in 1..=5_u32 {
-        match ledger.settle(key, step).await {
-            Ok(()) => return true,
-            Err(error @ LedgerError::Backend(_)) if attempt < 5 => {
-                tracing::warn!(%error, attempt, "the ledger did not take an outcome");
-                tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
-            }
-            // Whoever looked in between saw the same or more.
-            Err(error @ LedgerError::Forbidden(_)) => {
-                tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
-                return true;
-            }
-            Err(error) => {
-                tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
-                return false;
-            }
-        }
+    match ledger.settle(key, step).await {
+        Ok(()) => true,
+        Err(error) => Box::pin(record_again(ledger, key, step, error)).await,
     }
-    false
+}
+
+async fn record_again(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep, mut error: LedgerError) -> bool {
+    for attempt in 1..5_u32 {
+        if !matches!(error, LedgerError::Backend(_)) {
+            break;
+        }
+        tracing::warn!(%error, attempt, "the ledger did not take an outcome");
+        tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
+        error = match ledger.settle(key, step).await {
+            Ok(()) => return true,
+            Err(error) => error,
+        };
+    }
+    // Whoever looked in between saw the same or more.
+    let is_known = matches!(error, LedgerError::Forbidden(_));
+    if is_known {
+        tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
+    } else {
+        tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
+    }
+    is_known
 }

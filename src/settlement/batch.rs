@@ -52,7 +52,7 @@ impl Member {
     ///
     /// A payer with code must be kept out by who asks: the contract passes over it.
     pub(crate) fn new(authorization: &Authorization, signature: &PaymentSignature) -> Result<Self, Unbatchable> {
-        let (rs, v) = match signature.as_bytes().as_ref() {
+        let (rs, v) = match signature.as_bytes() {
             [rs @ .., v @ (27 | 28)] if rs.len() == 64 && rs[32] < 0x80 => (rs, *v),
             _ => return Err(Unbatchable::Signature),
         };

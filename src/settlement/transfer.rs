@@ -36,7 +36,7 @@ sol! {
 pub(crate) fn calldata(authorization: &Authorization, signature: &PaymentSignature) -> Bytes {
     let Authorization { from, to, value, valid_after, valid_before, nonce } = authorization.clone();
     let bytes = signature.as_bytes();
-    match bytes.as_ref() {
+    match bytes {
         [rs @ .., v @ (27 | 28)] if rs.len() == 64 => ByKey::transferWithAuthorizationCall {
             from,
             to,
@@ -57,7 +57,7 @@ pub(crate) fn calldata(authorization: &Authorization, signature: &PaymentSignatu
             validAfter: valid_after,
             validBefore: valid_before,
             nonce,
-            signature: bytes.clone(),
+            signature: bytes.to_vec().into(),
         }
         .abi_encode()
         .into(),

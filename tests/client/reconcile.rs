@@ -142,7 +142,7 @@ impl<'a> Buyer<'a> {
             validAfter: authorization.valid_after,
             validBefore: authorization.valid_before,
             nonce: authorization.nonce,
-            signature: payment.signature.as_bytes().clone(),
+            signature: payment.signature.as_bytes().to_vec().into(),
         };
         assert!(self.chain.relayer().await.send(self.chain, call).await.status());
     }

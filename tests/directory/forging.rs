@@ -89,7 +89,7 @@ async fn nobody_speaks_for_another(chain: &dyn Chain) {
     let signature = sign(&payer, &asset, &paid.message).bytes().to_vec().into();
     assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
     // A second form of the same signature, and what is none.
-    let bytes = Signature(good.signature.as_bytes().as_ref().try_into().unwrap());
+    let bytes = Signature(good.signature.as_bytes().try_into().unwrap());
     for signature in
         [bytes.high_s().0.to_vec(), bytes.with_v(bytes.v() - 27).0.to_vec(), vec![0; 65], vec![], vec![1; 5_000]]
     {

@@ -59,7 +59,7 @@ fn payload(request: &Value) -> ExactPayload {
 fn is_signed(payload: &ExactPayload) -> bool {
     static DOMAIN: LazyLock<TokenDomain> = LazyLock::new(hot_path::domain);
     let ExactPayload { signature, authorization } = payload;
-    let Ok(signature) = Signature::try_from(signature.as_bytes().as_ref()) else { return false };
+    let Ok(signature) = Signature::try_from(signature.as_bytes()) else { return false };
     let hash = Authorization::signing_hash(authorization, &DOMAIN);
     signature.recover_address_from_prehash(&hash).is_ok_and(|signer| signer == authorization.from)
 }

@@ -154,12 +154,13 @@ impl Driven {
         self.times.sort();
         let percentile = |percent: usize| self.times[(self.times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
         println!(
-            "{name}, at {:.0} a second: p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, longest {:.2} ms",
+            "{name}, at {:.0} a second: p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, longest {:.2} ms; {:.0} µs of the processors each",
             self.rate(),
             percentile(50),
             percentile(95),
             percentile(99),
-            percentile(100)
+            percentile(100),
+            self.cpu.as_secs_f64() * 1e6 / self.times.len() as f64
         );
     }
 }

@@ -37,6 +37,9 @@ const CACHE: &str = "-16384";
 /// How long what nobody waits for may wait for something that somebody does wait for, to be written with it.
 const LINGER: Duration = Duration::from_millis(5);
 
+/// So many responses are taken out of the file at a time. They lie together, at the other end of what is being written.
+const DROPPED_TOGETHER: usize = 128;
+
 /// How many texts are kept prepared: those for the usual numbers of rows, and the few others.
 const STATEMENTS: usize = 128;
 
@@ -93,6 +96,8 @@ enum Next {
 struct Places {
     payments: Numbers,
     responses: Numbers,
+    /// Numbers of responses that are not kept any more, and still in the file.
+    dropped: Vec<i64>,
     hasher: RandomState,
 }
 
@@ -281,6 +286,8 @@ async fn write(mut connection: SqliteConnection, memory: Arc<MemoryLedger>, mut 
                 shared.wake.notified().await;
                 continue;
             }
+            // The last of those that wait to be taken out.
+            Next::End if !places.dropped.is_empty() => Dirty { closed: true, ..Dirty::default() },
             Next::End => {
                 // Closing checkpoints the WAL and gives the lock back.
                 let _ = connection.close().await;
@@ -328,11 +335,11 @@ async fn commit(
         }
         progress.push(number, &row::progress(&record).map_err(unwritable)?);
     }
-    let (mut responses, mut dropped) = (Vec::with_capacity(dirty.responses.len()), Vec::new());
+    let mut responses = Vec::with_capacity(dirty.responses.len());
     for key in dirty.responses {
         match memory.kept_response(&key) {
             Some(response) => responses.push(ResponseRow::of(places.responses.get(key), key, response)?),
-            None => dropped.extend(places.responses.remove(&key)),
+            None => places.dropped.extend(places.responses.remove(&key)),
         }
     }
     script.upsert_records(connection, BOUGHT, bought).await?;
@@ -341,7 +348,10 @@ async fn commit(
     script.push_for(connection, COUNT_FORGOTTEN, forgotten.clone()).await?;
     script.push_for(connection, ("DELETE FROM payments WHERE id IN ", ""), forgotten.clone()).await?;
     script.push_for(connection, ("DELETE FROM progress WHERE id IN ", ""), forgotten).await?;
-    script.push_for(connection, ("DELETE FROM responses WHERE id IN ", ""), dropped).await?;
+    if dirty.closed || places.dropped.len() >= DROPPED_TOGETHER {
+        let dropped = std::mem::take(&mut places.dropped);
+        script.push_for(connection, ("DELETE FROM responses WHERE id IN ", ""), dropped).await?;
+    }
     script.push("COMMIT");
     script.run(connection).await
 }

@@ -21,6 +21,7 @@ use super::{
     settle::Settler,
 };
 use crate::{
+    facilitator::Verified,
     ledger::{BodyDigest, FulfilmentStep, Ledger, LedgerError, Record, Settlement},
     metrics::{self, Ended},
     protocol::{PaymentFlow, Version, header_name},
@@ -143,33 +144,36 @@ async fn before_work(purchase: &mut Purchase, held: &mut Held) -> Result<(), Ans
 
 /// Counts the payment as in flight.
 async fn admit(purchase: &mut Purchase, held: &mut Held, due: bool) -> Result<(), Answer> {
-    let funds = |purchase: &Purchase| purchase.verified.and_then(|verified| verified.funds);
-    match held.step(FulfilmentStep::Admit { funds: funds(purchase), due }).await {
-        Ok(()) => return Ok(()),
-        Err(LedgerError::Exposed) => return Err(purchase.sale.exposed()),
-        Err(LedgerError::Stale | LedgerError::Undecided) => {}
-        Err(error) => return Err(failed(error)),
+    match held.admit(purchase.verified, due).await {
+        Ok(()) => Ok(()),
+        Err(error) => Box::pin(admit_later(purchase, held, due, error)).await,
     }
-    // It depends on what the payer's other payments are doing just now: looks again, a while.
-    let looking = async {
-        let deadline = Instant::now() + purchase.sale.config.limits.settlement_margin;
-        let mut looks = 0;
-        loop {
-            match held.step(FulfilmentStep::Admit { funds: funds(purchase), due }).await {
-                Ok(()) => return Ok(()),
-                Err(LedgerError::Stale) if looks < MAX_LOOKS => {
-                    looks += 1;
-                    purchase.verify().await?;
-                }
-                Err(LedgerError::Undecided) if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
-                Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
-                    return Err(purchase.sale.exposed());
-                }
-                Err(error) => return Err(failed(error)),
+}
+
+/// Where that depends on what the payer's other payments are doing just now, looks again, a while.
+async fn admit_later(
+    purchase: &mut Purchase,
+    held: &mut Held,
+    due: bool,
+    mut error: LedgerError,
+) -> Result<(), Answer> {
+    let deadline = Instant::now() + purchase.sale.config.limits.settlement_margin;
+    let mut looks = 0;
+    loop {
+        match error {
+            LedgerError::Stale if looks < MAX_LOOKS => {
+                looks += 1;
+                purchase.verify().await?;
             }
+            LedgerError::Undecided if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
+            LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided => return Err(purchase.sale.exposed()),
+            error => return Err(failed(error)),
         }
-    };
-    Box::pin(looking).await
+        error = match held.admit(purchase.verified, due).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+    }
 }
 
 impl Purchase {
@@ -268,6 +272,10 @@ impl Held {
         let Some(ledger) = &self.ledger else { return Err(LedgerError::LeaseLost) };
         ledger.fulfil(&self.record.lease(), &step).await?;
         Ok(self.record.fulfil(&step)?)
+    }
+
+    async fn admit(&mut self, verified: Option<Verified>, due: bool) -> Result<(), LedgerError> {
+        self.step(FulfilmentStep::Admit { funds: verified.and_then(|verified| verified.funds), due }).await
     }
 
     async fn release(&mut self, body: BodyDigest) {

@@ -62,6 +62,7 @@ mod row;
 mod shard;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod step;
 mod submission;
 
 use std::sync::Arc;
@@ -76,12 +77,12 @@ pub use memory::MemoryLedger;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
 pub use record::{
-    BodyDigest, Fingerprint, Forbidden, Fulfilment, FulfilmentStep, Funds, Lease, PaymentKey, Record, Settlement,
-    SettlementState, SettlementStep, Settling,
+    BodyDigest, Fingerprint, Fulfilment, Funds, Lease, PaymentKey, Record, Settlement, SettlementState, Settling,
 };
 pub use responses::{ResponseLimits, StoredResponse};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
+pub use step::{Forbidden, FulfilmentStep, SettlementStep};
 pub use submission::{NONCE_HELD_SECONDS, Sender, Submission};
 
 /// A store of payments; see the [module](self) for its contract.

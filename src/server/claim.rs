@@ -12,7 +12,7 @@ use super::{
     letters::{Spelled, Spelling},
     offer::OnOffer,
     refusal::Refusal,
-    usual,
+    usual_payload,
 };
 use crate::{
     facilitator::{Echo, Rejection, Terms},
@@ -81,7 +81,7 @@ impl Claim {
                 })
             }
             Version::V2 => {
-                let taken = frames.take(&text, usual::read).map_err(DecodeError::Json).map_err(refuse)?;
+                let taken = frames.take(&text, usual_payload::read).map_err(DecodeError::Json).map_err(refuse)?;
                 let Taken { frame, payload, place } = taken;
                 Ok(Self { what: What::Offer(frame), payload, read: place.map(|place| (text, place)) })
             }

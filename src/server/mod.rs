@@ -141,7 +141,7 @@ mod service;
 mod settle;
 mod spellings;
 mod status;
-mod usual;
+mod usual_payload;
 mod wait;
 
 pub use builder::{BuildError, RequirePaymentLayerBuilder};

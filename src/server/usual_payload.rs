@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Reads a payload that is written as nearly all are: without spaces, the authorization's fields in the order of EIP-3009. What it
-/// reads is what serde would; `None` says only that serde must look, which takes six times as long.
+/// reads is what serde would; `None` says only that serde must look, which takes longer.
 pub(super) fn read(text: &str) -> Option<Spelled> {
     let mut text = Text(text);
     let (signature, (authorization, payer));

@@ -1,0 +1,238 @@
+//! The steps that a payment's record may take.
+
+use std::sync::Arc;
+
+use alloy_primitives::{B256, U256};
+
+use super::{BodyDigest, CreditLimit, Fulfilment, Funds, Record, Settlement, Settling, StoredResponse, Submission};
+use crate::protocol::Reason;
+
+/// A step along the axis of fulfilment.
+#[derive(Clone, Debug)]
+pub enum FulfilmentStep {
+    /// The payment was verified: count it as in flight. `due` asks for settlement at once (flow `upfront`).
+    Admit {
+        /// What the payer was seen to own; `None` where the verifier answers for the balance itself.
+        funds: Option<Funds>,
+        /// Whether it is to be settled before the work.
+        due: bool,
+    },
+    /// The handler starts. What came before it, settlement included, may have taken most of the lease.
+    Start {
+        /// Until when the lease runs from now on, in Unix seconds; it is never shortened.
+        until: u64,
+    },
+    /// The attempt did not succeed.
+    Release {
+        /// What it read of the request body.
+        body: Option<BodyDigest>,
+    },
+    /// The handler succeeded; an unsettled payment becomes due.
+    Produce {
+        /// What it read of the request body.
+        body: Option<BodyDigest>,
+        /// When, in Unix seconds.
+        at: u64,
+        /// The response, if it is whole already; kept for replays, within the bounds, in the same breath as the step. One that
+        /// is still streaming is [stored](super::Ledger::store_response) when it has ended.
+        response: Option<Arc<StoredResponse>>,
+    },
+    /// The response is released before the payment is settled, within `limit`; its lease ends, so that whoever settles what is
+    /// due finds it at once.
+    Defer {
+        /// What may be owed, this payment included.
+        limit: CreditLimit,
+    },
+    /// The response was handed over, or broke off for good.
+    Deliver,
+}
+
+/// A step along the axis of settlement.
+#[derive(Clone, Debug)]
+pub enum SettlementStep {
+    /// A transaction is about to leave the process.
+    Submit {
+        /// Its hash.
+        transaction: B256,
+    },
+    /// The payee was paid.
+    Settle {
+        /// The transaction that paid, ours or not.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+        /// Its share of what that transaction cost, in wei, if the facilitator paid for it.
+        fee: Option<U256>,
+    },
+    /// Its block will not be undone.
+    Finalize,
+    /// Its block was replaced, and the transaction that paid is in none any more: it is due again.
+    Undo,
+    /// A process looks after its settlement; others keep away until then.
+    Take(Settling),
+    /// The same, and the payment is about to be given to somebody who settles it in transactions of their own. Until they say what
+    /// became of it, it is `Unknown`: also if this process dies before they answer, or before they were asked.
+    Entrust(Settling),
+    /// Not executed, so far: it is due again.
+    Fail {
+        /// Why.
+        reason: Reason,
+    },
+    /// Proven never to be executed.
+    Die {
+        /// Why.
+        reason: Reason,
+    },
+    /// Sight was lost of a submission.
+    LoseSight,
+}
+
+/// A step that the record's state does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
+pub struct Forbidden {
+    /// Where the work stands.
+    pub fulfilment: Fulfilment,
+    /// Where the money stands.
+    pub settlement: Settlement,
+}
+
+impl Record {
+    /// Takes a step of fulfilment, or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Admit` | `Reserved`, `Released` | unchanged, in flight |
+    /// | `Start` | admitted or settled, `Reserved` or `Released` or `Working` (a dead owner's) | `Working` |
+    /// | `Release` | `Reserved`, `Working` | `Released`, out of flight unless due |
+    /// | `Produce` | `Working` | `Produced` |
+    /// | `Defer` | `Produced` and due, not deferred before | unchanged, deferred, its lease ended |
+    /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn fulfil(&mut self, step: &FulfilmentStep) -> Result<(), Forbidden> {
+        use Fulfilment::*;
+        let paid = self.settlement.paid_by().is_some();
+        match (step, self.fulfilment) {
+            (FulfilmentStep::Admit { funds, due }, Reserved | Released | Working)
+                if self.settlement == Settlement::None =>
+            {
+                self.admitted = true;
+                self.block_seen = funds.map(|funds| funds.block).or(self.block_seen);
+                if *due {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Start { until }, Reserved | Released | Working) if self.admitted || paid => {
+                self.fulfilment = Working;
+                self.lease_until = self.lease_until.max(*until);
+                self.attempts += 1;
+            }
+            (FulfilmentStep::Release { body }, Reserved | Working) => {
+                self.body = BodyDigest::more(self.body, *body);
+                self.fulfilment = Released;
+                self.admitted &= self.settlement != Settlement::None;
+            }
+            (FulfilmentStep::Produce { body, at, .. }, Working) => {
+                self.body = BodyDigest::more(self.body, *body);
+                self.fulfilment = Produced;
+                self.produced_at = Some(*at);
+                if self.settlement == Settlement::None {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Defer { .. }, Produced) if self.settlement == Settlement::Due && !self.deferred => {
+                self.deferred = true;
+                self.lease_until = 0;
+            }
+            (FulfilmentStep::Deliver, Produced | Delivered) => self.fulfilment = Delivered,
+            _ => return Err(self.forbidden()),
+        }
+        Ok(())
+    }
+
+    /// Takes a step of settlement at `now` (Unix seconds), or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
+    /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
+    /// | `Finalize` | `Settled`, `Final` | `Final` |
+    /// | `Undo` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
+    /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
+    /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it | `Unknown` |
+    /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
+    /// | `Die` | anything unpaid | `Dead` |
+    /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn settle(&mut self, step: &SettlementStep, now: u64) -> Result<(), Forbidden> {
+        use Settlement::*;
+        match (step, self.settlement) {
+            (SettlementStep::Submit { transaction }, Due | Submitted | Unknown) => {
+                if !self.transactions.contains(transaction) {
+                    self.transactions.push(*transaction);
+                }
+                self.settlement = Submitted;
+            }
+            (SettlementStep::Settle { transaction, block, fee }, None | Due | Submitted | Unknown | Settled { .. }) => {
+                self.settlement = Settled { transaction: *transaction, block: *block };
+                self.admitted = false;
+                self.settled_at = self.settled_at.or(Some(now));
+                self.fee = fee.or(self.fee);
+            }
+            (SettlementStep::Undo, Settled { .. }) => {
+                self.settlement = Due;
+                self.admitted = true;
+                // Who settled it is gone, and the upkeep need not wait for it.
+                if matches!(self.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
+                    self.lease_until = 0;
+                }
+                self.fee = Option::None;
+            }
+            (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {
+                self.settling = Some(*settling);
+            }
+            (SettlementStep::Entrust(settling), Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) =>
+            {
+                self.settling = Some(*settling);
+                self.settlement = Unknown;
+            }
+            (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
+                self.settlement = Final { transaction, block };
+            }
+            (SettlementStep::Fail { reason }, Due | Submitted | Unknown) => {
+                self.settlement = Due;
+                self.last_failure = Some(reason.clone());
+            }
+            (SettlementStep::Die { reason }, None | Due | Submitted | Unknown | Dead) => {
+                self.settlement = Dead;
+                self.last_failure = Some(reason.clone());
+                self.admitted = false;
+            }
+            (SettlementStep::LoseSight, Due | Submitted | Unknown) => self.settlement = Unknown,
+            _ => return Err(self.forbidden()),
+        }
+        Ok(())
+    }
+
+    /// Takes [`SettlementStep::Submit`] on behalf of a submission.
+    ///
+    /// # Errors
+    /// [`Forbidden`].
+    pub fn submit(&mut self, submission: &Submission, now: u64) -> Result<(), Forbidden> {
+        if !self.may_be_settled_by(submission.by, now) {
+            return Err(self.forbidden());
+        }
+        self.settle(&SettlementStep::Submit { transaction: submission.hash }, now)?;
+        self.settling = Some(Settling { by: submission.by, until: submission.until });
+        Ok(())
+    }
+
+    fn forbidden(&self) -> Forbidden {
+        Forbidden { fulfilment: self.fulfilment, settlement: self.settlement }
+    }
+}

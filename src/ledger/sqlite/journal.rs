@@ -1,47 +1,26 @@
-//! Group commit: what changed in memory, written in one transaction by one task.
+//! Group commit: what changed in memory, written in one transaction by one thread.
 
 use std::{
     collections::HashSet,
     fmt,
-    hash::{BuildHasher as _, RandomState},
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use sqlx::{
-    ConnectOptions as _, Connection, Row as _, SqliteConnection,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous},
-};
-use tokio::{
-    sync::{Notify, watch},
-    time::timeout,
-};
+use tokio::sync::{oneshot, watch};
 
-use super::super::{
-    LedgerError, MemoryLedger, PaymentKey, Record, Sender, StoredResponse,
-    row::{self, Head},
-};
 use super::{
-    nonces,
-    numbers::Numbers,
-    rows::{BOUGHT, PROGRESS, Records, ResponseRow, Script},
+    super::{LedgerError, MemoryLedger, PaymentKey, Sender},
+    file::{File, backend},
 };
-
-/// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
-const CACHE: &str = "-16384";
 
 /// How long what nobody waits for may wait for something that somebody does wait for, to be written with it.
 const LINGER: Duration = Duration::from_millis(5);
-
-/// So many responses are taken out of the file at a time. They lie together, at the other end of what is being written.
-const DROPPED_TOGETHER: usize = 128;
-
-/// How many texts are kept prepared: those for the usual numbers of rows, and the few others.
-const STATEMENTS: usize = 128;
 
 /// Which records and responses are newer in memory than on disk, and how far the disk has come.
 pub(super) struct Journal {
@@ -52,7 +31,7 @@ pub(super) struct Journal {
 
 struct Shared {
     dirty: Mutex<Dirty>,
-    wake: Notify,
+    wake: Condvar,
     commits: AtomicU64,
 }
 
@@ -64,17 +43,26 @@ pub(super) struct Changes {
     pub(super) nonces: Vec<(Sender, u64)>,
 }
 
-/// What the next transaction writes. Keys only: what is written is what memory holds when it is written, so that no order of
+/// What a transaction writes. Keys only: what is written is what memory holds when it is written, so that no order of
 /// changes can be confused.
 #[derive(Default)]
+pub(super) struct Keys {
+    pub(super) payments: HashSet<PaymentKey>,
+    pub(super) responses: HashSet<PaymentKey>,
+    pub(super) nonces: HashSet<(Sender, u64)>,
+}
+
+/// What is not on disk.
+#[derive(Default)]
 struct Dirty {
-    payments: HashSet<PaymentKey>,
-    responses: HashSet<PaymentKey>,
-    nonces: HashSet<(Sender, u64)>,
+    /// What the next transaction writes.
+    keys: Keys,
     /// Tells those who wait for it, and only those, that it is on disk; closed if that will never be.
     done: watch::Sender<bool>,
     /// The same of the transaction that is being written.
     current: Option<Durable>,
+    /// Whether the writer waits to be woken.
+    is_idle: bool,
     closed: bool,
     /// Nothing is written any more.
     ended: bool,
@@ -82,64 +70,38 @@ struct Dirty {
 
 type Durable = watch::Receiver<bool>;
 
-/// What the writer does next.
-enum Next {
-    Write(Dirty),
-    /// Nobody waits for what there is to write.
-    Linger,
-    Sleep,
-    End,
-}
-
-/// Where everything is in the file.
-#[derive(Default)]
-struct Places {
-    payments: Numbers,
-    responses: Numbers,
-    /// Numbers of responses that are not kept any more, and still in the file.
-    dropped: Vec<i64>,
-    hasher: RandomState,
-}
-
-impl Places {
-    /// Tells what is known of a payment from the start from that of another reservation under the same key.
-    fn identity(&self, record: &Record) -> u64 {
-        let Record { terms, authorization, signature, request, id, reserved_at, .. } = record;
-        let signed = (authorization.to, authorization.value, authorization.valid_after, authorization.valid_before);
-        self.hasher.hash_one((terms.text().text(), signed, signature.as_bytes(), request, id, reserved_at))
-    }
+/// Tells when the writer ends, for whatever reason.
+struct Writer {
+    shared: Arc<Shared>,
+    _alive: watch::Sender<()>,
 }
 
 impl Journal {
-    /// Opens the file, brings what it holds into memory, and starts to write.
+    /// Opens the file, brings what it holds into memory, and starts to write: in a thread of its own, since a commit keeps a thread
+    /// waiting for the disk, and since whoever waits for it should not also wait for a runtime that has other things to do.
     pub(super) async fn open(path: &Path, memory: Arc<MemoryLedger>) -> Result<Self, LedgerError> {
-        create_private(path).map_err(|error| LedgerError::Backend(Box::new(error)))?;
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .journal_mode(SqliteJournalMode::Wal)
-            .locking_mode(SqliteLockingMode::Exclusive)
-            .synchronous(SqliteSynchronous::Full)
-            .pragma("cache_size", CACHE)
-            // What SQLite notes to undo one statement of many rows is of no use once it has ended, and would be a file.
-            .pragma("temp_store", "MEMORY")
-            .statement_cache_capacity(STATEMENTS)
-            .disable_statement_logging()
-            .busy_timeout(Duration::ZERO);
-        let mut connection = SqliteConnection::connect_with(&options).await.map_err(backend)?;
-        sqlx::migrate!("src/ledger/sqlite/migrations")
-            .run(&mut connection)
-            .await
-            .map_err(|error| LedgerError::Backend(Box::new(error)))?;
-        let (places, dirty) = load(&mut connection, &memory).await?;
-        let shared = Arc::new(Shared { dirty: Mutex::new(dirty), wake: Notify::new(), commits: AtomicU64::new(0) });
+        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Condvar::new(), commits: AtomicU64::new(0) });
         let (alive, writing) = watch::channel(());
-        let writer = shared.clone();
-        tokio::spawn(async move {
-            let _alive = alive;
-            write(connection, memory, places, &writer).await;
-            writer.end();
-        });
-        Ok(Self { shared, writing })
+        let writer = Writer { shared: shared.clone(), _alive: alive };
+        let (opened, is_open) = oneshot::channel();
+        let path = path.to_owned();
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
+        let run = move || {
+            let _log = tracing::dispatcher::set_default(&dispatch);
+            match File::open(&path, &memory) {
+                Ok((file, gone)) => {
+                    writer.shared.dirty().keys.responses.extend(gone);
+                    // Whoever opened it may have stopped waiting; then nothing will come, and it is closed.
+                    let _ = opened.send(Ok(()));
+                    writer.write(file, &memory);
+                }
+                Err(error) => drop(opened.send(Err(error))),
+            }
+        };
+        let journal = Self { shared, writing };
+        thread::Builder::new().name("x402-ledger".into()).spawn(run).map_err(backend)?;
+        is_open.await.unwrap_or_else(|_| Err(failed()))?;
+        Ok(journal)
     }
 
     pub(super) fn commits(&self) -> u64 {
@@ -180,37 +142,29 @@ impl Journal {
     pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
         let durable = {
             let mut dirty = self.shared.dirty();
-            dirty.add(changes);
-            dirty.durable()?
+            dirty.keys.add(changes);
+            let durable = dirty.durable()?;
+            // Also if it was only noted before: somebody waits for it now.
+            self.shared.wake(dirty);
+            durable
         };
         let Some(mut durable) = durable else { return Ok(()) };
-        // Also if it was only noted before: somebody waits for it now.
-        self.shared.wake.notify_one();
         durable.wait_for(|durable| *durable).await.map(drop).map_err(|_| failed())
     }
 
     /// Has these changes written soon, and does not wait.
     pub(super) fn note(&self, changes: Changes) {
-        if changes.is_empty() {
-            return;
-        }
         let mut dirty = self.shared.dirty();
-        let is_first = dirty.is_empty();
-        dirty.add(changes);
-        if is_first {
-            self.shared.wake.notify_one();
+        let is_first = dirty.keys.is_empty();
+        dirty.keys.add(changes);
+        if is_first && !dirty.keys.is_empty() {
+            self.shared.wake(dirty);
         }
     }
 }
 
-impl Changes {
-    fn is_empty(&self) -> bool {
-        self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
-    }
-}
-
-impl Dirty {
-    fn is_empty(&self) -> bool {
+impl Keys {
+    pub(super) fn is_empty(&self) -> bool {
         self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
     }
 
@@ -219,31 +173,23 @@ impl Dirty {
         self.responses.extend(changes.responses);
         self.nonces.extend(changes.nonces);
     }
+}
 
+impl Dirty {
     /// What tells that everything is on disk that has been added until now; `None` if it is.
     fn durable(&self) -> Result<Option<Durable>, LedgerError> {
-        match self.is_empty() {
+        match self.keys.is_empty() {
             _ if self.ended => Err(failed()),
             true => Ok(self.current.clone()),
             false => Ok(Some(self.done.subscribe())),
         }
     }
 
-    /// What there is to do.
-    fn next(&mut self) -> Next {
-        self.current = None;
-        match (self.is_empty(), self.closed) {
-            (true, true) => Next::End,
-            (true, false) => Next::Sleep,
-            (false, false) if self.done.receiver_count() == 0 => Next::Linger,
-            (false, _) => Next::Write(self.take()),
-        }
-    }
-
-    /// What is to be written now; others gather meanwhile.
-    fn take(&mut self) -> Self {
-        let rest = Self { current: Some(self.done.subscribe()), closed: self.closed, ..Self::default() };
-        std::mem::replace(self, rest)
+    /// What is to be written now, and what tells that it was; others gather meanwhile.
+    fn take(&mut self) -> (Keys, watch::Sender<bool>) {
+        let done = std::mem::take(&mut self.done);
+        self.current = Some(done.subscribe());
+        (std::mem::take(&mut self.keys), done)
     }
 }
 
@@ -265,164 +211,152 @@ impl Shared {
     }
 
     fn close(&self) {
-        self.dirty().closed = true;
-        self.wake.notify_one();
+        let mut dirty = self.dirty();
+        dirty.closed = true;
+        self.wake(dirty);
     }
 
+    /// Has the writer look again, if it does not in any case.
+    fn wake(&self, mut dirty: MutexGuard<'_, Dirty>) {
+        if std::mem::take(&mut dirty.is_idle) {
+            drop(dirty);
+            self.wake.notify_one();
+        }
+    }
+
+    /// What is to be written next, once there is something; `None` if nothing will be.
+    fn next(&self) -> Option<(Keys, watch::Sender<bool>)> {
+        let mut dirty = self.dirty();
+        dirty.current = None;
+        let mut has_lingered = false;
+        loop {
+            match (dirty.keys.is_empty(), dirty.closed) {
+                (true, true) => return None,
+                (false, closed) if closed || has_lingered || dirty.done.receiver_count() > 0 => {
+                    return Some(dirty.take());
+                }
+                (is_empty, _) => {
+                    dirty.is_idle = true;
+                    (dirty, has_lingered) = self.wait(dirty, (!is_empty).then_some(LINGER));
+                    dirty.is_idle = false;
+                }
+            }
+        }
+    }
+
+    /// Until there is something new; whether it took too long.
+    fn wait<'a>(&self, dirty: MutexGuard<'a, Dirty>, at_most: Option<Duration>) -> (MutexGuard<'a, Dirty>, bool) {
+        match at_most {
+            None => (self.wake.wait(dirty).unwrap_or_else(PoisonError::into_inner), false),
+            Some(at_most) => {
+                let (dirty, timeout) = self.wake.wait_timeout(dirty, at_most).unwrap_or_else(PoisonError::into_inner);
+                (dirty, timeout.timed_out())
+            }
+        }
+    }
+}
+
+impl Writer {
+    fn write(self, mut file: File, memory: &MemoryLedger) {
+        while let Some((keys, done)) = self.shared.next() {
+            let started = Instant::now();
+            if let Err(error) = file.write(memory, keys) {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the ledger's file cannot be written; it refuses everything"
+                );
+                // Whoever is told that this failed finds that nothing more is taken.
+                drop(self);
+                return drop(done);
+            }
+            crate::metrics::committed(started.elapsed());
+            self.shared.commits.fetch_add(1, Ordering::Relaxed);
+            done.send_replace(true);
+        }
+        file.close();
+    }
+}
+
+impl Drop for Writer {
     /// Whoever waits now, or will, waits for nothing.
-    fn end(&self) {
-        *self.dirty() = Dirty { ended: true, closed: true, ..Dirty::default() };
+    fn drop(&mut self) {
+        *self.shared.dirty() = Dirty { ended: true, closed: true, ..Dirty::default() };
     }
-}
-
-async fn write(mut connection: SqliteConnection, memory: Arc<MemoryLedger>, mut places: Places, shared: &Shared) {
-    loop {
-        let next = shared.dirty().next();
-        let taken = match next {
-            Next::Write(taken) => taken,
-            Next::Linger if timeout(LINGER, shared.wake.notified()).await.is_ok() => continue,
-            Next::Linger => shared.dirty().take(),
-            Next::Sleep => {
-                shared.wake.notified().await;
-                continue;
-            }
-            // The last of those that wait to be taken out.
-            Next::End if !places.dropped.is_empty() => Dirty { closed: true, ..Dirty::default() },
-            Next::End => {
-                // Closing checkpoints the WAL and gives the lock back.
-                let _ = connection.close().await;
-                return;
-            }
-        };
-        let started = std::time::Instant::now();
-        let done = taken.done.clone();
-        if let Err(error) = commit(&mut connection, &memory, &mut places, taken).await {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "the ledger's file cannot be written; it refuses everything"
-            );
-            return;
-        }
-        crate::metrics::committed(started.elapsed());
-        shared.commits.fetch_add(1, Ordering::Relaxed);
-        done.send_replace(true);
-    }
-}
-
-/// Puts it all on disk, or nothing of it: after an error the connection is given up with what it has begun.
-async fn commit(
-    connection: &mut SqliteConnection,
-    memory: &MemoryLedger,
-    places: &mut Places,
-    dirty: Dirty,
-) -> Result<(), sqlx::Error> {
-    let mut script = Script::default();
-    script.push("BEGIN IMMEDIATE");
-    for (sender, number) in dirty.nonces {
-        nonces::write(&mut script, connection, memory, sender, number).await?;
-    }
-    let (mut bought, mut progress, mut forgotten) = (Records::default(), Records::default(), Vec::new());
-    for key in dirty.payments {
-        let Some(record) = memory.snapshot(&key) else {
-            forgotten.extend(places.payments.remove(&key));
-            continue;
-        };
-        // Known from the start, but for a key that was let go of and reserved again.
-        let identity = places.identity(&record);
-        let (number, is_new) = places.payments.get_to_hold(key, identity);
-        if is_new {
-            bought.push(number, &row::bought(&record).map_err(unwritable)?);
-        }
-        progress.push(number, &row::progress(&record).map_err(unwritable)?);
-    }
-    let mut responses = Vec::with_capacity(dirty.responses.len());
-    for key in dirty.responses {
-        match memory.kept_response(&key) {
-            Some(response) => responses.push(ResponseRow::of(places.responses.get(key), key, response)?),
-            None => places.dropped.extend(places.responses.remove(&key)),
-        }
-    }
-    script.upsert_records(connection, BOUGHT, bought).await?;
-    script.upsert_records(connection, PROGRESS, progress).await?;
-    script.upsert_responses(connection, responses).await?;
-    script.push_for(connection, COUNT_FORGOTTEN, forgotten.clone()).await?;
-    script.push_for(connection, ("DELETE FROM payments WHERE id IN ", ""), forgotten.clone()).await?;
-    script.push_for(connection, ("DELETE FROM progress WHERE id IN ", ""), forgotten).await?;
-    if dirty.closed || places.dropped.len() >= DROPPED_TOGETHER {
-        let dropped = std::mem::take(&mut places.dropped);
-        script.push_for(connection, ("DELETE FROM responses WHERE id IN ", ""), dropped).await?;
-    }
-    script.push("COMMIT");
-    script.run(connection).await
-}
-
-const COUNT_FORGOTTEN: (&str, &str) = (
-    "UPDATE totals SET settled = settled + (SELECT count(*) FROM progress WHERE id IN ",
-    " AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))",
-);
-
-/// Brings the file into memory. What memory has no room for is to be deleted.
-async fn load(connection: &mut SqliteConnection, memory: &MemoryLedger) -> Result<(Places, Dirty), LedgerError> {
-    let (mut places, mut dirty) = (Places::default(), Dirty::default());
-    // Both or neither are written. One without the other is a row that was changed by somebody else.
-    let payments =
-        "SELECT id, bought.record, progress.record FROM payments AS bought LEFT JOIN progress USING (id) ORDER BY id";
-    for row in sqlx::query(payments).fetch_all(&mut *connection).await.map_err(backend)? {
-        let (bought, progress): (String, Option<String>) =
-            (row.try_get(1).map_err(backend)?, row.try_get(2).map_err(backend)?);
-        let record = progress.and_then(|progress| row::read(&bought, &progress)).ok_or_else(unreadable)?;
-        places.payments.restore(record.key, row.try_get(0).map_err(backend)?);
-        // Whoever looked after its settlement was the process that is gone.
-        memory.restore(Record { settling: None, ..record });
-    }
-    let responses = "SELECT chain_id, asset, payer, nonce, stored_at, head, body, id FROM responses ORDER BY stored_at";
-    for row in sqlx::query(responses).fetch_all(&mut *connection).await.map_err(backend)? {
-        let (key, response) = read_response(&row).map_err(backend)?.ok_or_else(unreadable)?;
-        places.responses.restore(key, row.try_get(7).map_err(backend)?);
-        dirty.responses.extend(memory.keep_response(&key, Arc::new(response)));
-    }
-    nonces::load(connection, memory).await?;
-    let settled: i64 = sqlx::query_scalar("SELECT settled FROM totals").fetch_one(connection).await.map_err(backend)?;
-    memory.restore_total(settled.cast_unsigned());
-    Ok((places, dirty))
-}
-
-fn read_response(row: &sqlx::sqlite::SqliteRow) -> Result<Option<(PaymentKey, StoredResponse)>, sqlx::Error> {
-    use alloy_primitives::{Address, B256};
-    let bytes = |index: usize| row.try_get::<Vec<u8>, _>(index);
-    let (Ok(asset), Ok(payer), Ok(nonce)) =
-        (Address::try_from(&bytes(1)?[..]), Address::try_from(&bytes(2)?[..]), B256::try_from(&bytes(3)?[..]))
-    else {
-        return Ok(None);
-    };
-    let network = crate::network::Network::eip155(row.try_get::<i64, _>(0)?.cast_unsigned());
-    let stored_at = row.try_get::<i64, _>(4)?.cast_unsigned();
-    let head = serde_json::from_str::<Head>(&row.try_get::<String, _>(5)?).ok();
-    let response = head.and_then(|head| head.into_response(bytes(6).ok()?, stored_at));
-    Ok(response.map(|response| (PaymentKey { network, asset, payer, nonce }, response)))
-}
-
-/// SQLite gives the files beside the database the database's own mode.
-fn create_private(path: &Path) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path).map(drop)
-}
-
-pub(super) fn backend(error: sqlx::Error) -> LedgerError {
-    LedgerError::Backend(Box::new(error))
-}
-
-pub(super) fn unreadable() -> LedgerError {
-    LedgerError::Backend("the file holds a row that is not a payment of ours; restore it from a backup".into())
-}
-
-fn unwritable(error: serde_json::Error) -> sqlx::Error {
-    sqlx::Error::Encode(error.into())
 }
 
 fn failed() -> LedgerError {
     LedgerError::Backend("the file could not be written; restart the process when it can be".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use alloy_primitives::{Address, B256};
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::network::Network;
+
+    fn payment(n: u8) -> PaymentKey {
+        PaymentKey {
+            network: Network::BASE,
+            asset: Address::ZERO,
+            payer: Address::repeat_byte(n),
+            nonce: B256::repeat_byte(n),
+        }
+    }
+
+    /// A journal whose writer is the test.
+    fn journal() -> (Journal, Writer) {
+        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Condvar::new(), commits: AtomicU64::new(0) });
+        let (alive, writing) = watch::channel(());
+        (Journal { shared: shared.clone(), writing }, Writer { shared, _alive: alive })
+    }
+
+    #[test]
+    fn what_comes_before_a_transaction_begins_shares_it_and_what_comes_later_the_next() {
+        let (journal, writer) = journal();
+        journal.note(Changes { payments: vec![payment(1)], ..Changes::default() });
+        let [mut first, mut second, mut third] = [2, 3, 4].map(|n| Box::pin(journal.payments_changed([payment(n)])));
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        let (keys, done) = writer.shared.next().expect("somebody waits");
+        assert_eq!(keys.payments, [1, 2, 3].map(payment).into());
+        assert!((&mut third).now_or_never().is_none());
+        let mut reader = pin!(journal.settled_down());
+        assert!((&mut reader).now_or_never().is_none(), "it may have seen what the third changed");
+        done.send_replace(true);
+        assert!(matches!((first.now_or_never(), second.now_or_never()), (Some(Ok(())), Some(Ok(())))));
+        assert!((&mut third).now_or_never().is_none(), "this is not on disk");
+        let (keys, done) = writer.shared.next().expect("somebody waits");
+        assert_eq!(keys.payments, [payment(4)].into());
+        let mut late = pin!(journal.settled_down());
+        assert!((&mut late).now_or_never().is_none(), "what is being written can be seen already");
+        done.send_replace(true);
+        assert!(matches!((third.now_or_never(), reader.now_or_never()), (Some(Ok(())), Some(Ok(())))));
+        assert!(matches!(late.now_or_never(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_taken_after_a_while_and_at_the_end() {
+        let (journal, writer) = journal();
+        let note = |n| journal.note(Changes { payments: vec![payment(n)], ..Changes::default() });
+        note(1);
+        assert_eq!(writer.shared.next().expect("it was long enough").0.payments, [payment(1)].into());
+        note(2);
+        drop(journal);
+        assert_eq!(writer.shared.next().expect("before it ends").0.payments, [payment(2)].into());
+        assert!(writer.shared.next().is_none());
+    }
+
+    #[test]
+    fn a_writer_that_is_gone_is_waited_for_by_nobody() {
+        let (journal, writer) = journal();
+        let mut before = Box::pin(journal.payments_changed([payment(1)]));
+        assert!((&mut before).now_or_never().is_none());
+        drop(writer);
+        assert!(matches!(before.now_or_never(), Some(Err(LedgerError::Backend(_)))));
+        assert!(journal.check().is_err());
+        assert!(matches!(journal.settled_down().now_or_never(), Some(Err(LedgerError::Backend(_)))));
+    }
 }

@@ -1,9 +1,11 @@
 //! The ledger in one SQLite file.
 
+mod file;
 mod journal;
+mod migrations;
 mod nonces;
 mod numbers;
-mod rows;
+mod responses;
 
 use std::{path::Path, sync::Arc};
 
@@ -56,8 +58,7 @@ pub struct SqliteLedger {
 }
 
 impl SqliteLedger {
-    /// Opens a ledger, or makes one. It writes in a task of the tokio runtime in which it is opened, which must have timers
-    /// (`enable_all`).
+    /// Opens a ledger, or makes one. It writes in a thread of its own, which ends once it is closed or dropped.
     ///
     /// # Errors
     /// [`LedgerError::Backend`] if the file cannot be opened, belongs to another process, or is not a ledger.

@@ -145,7 +145,9 @@ impl Journal {
             dirty.keys.add(changes);
             let durable = dirty.durable()?;
             // Also if it was only noted before: somebody waits for it now.
-            self.shared.wake(dirty);
+            if !dirty.keys.is_empty() {
+                self.shared.wake(dirty);
+            }
             durable
         };
         let Some(mut durable) = durable else { return Ok(()) };

@@ -197,3 +197,20 @@ pub(super) fn unreadable() -> LedgerError {
 pub(super) fn unwritable(error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(error.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a commit is worth: a test that kills a process would not notice less.
+    #[test]
+    fn a_commit_is_on_disk_and_the_file_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, gone) = File::open(&directory.path().join("ledger.sqlite"), &MemoryLedger::default()).unwrap();
+        assert!(gone.is_empty());
+        let text = |name| file.connection.pragma_query_value(None, name, |row| row.get::<_, String>(0)).unwrap();
+        let synchronous: i64 = file.connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+        assert_eq!((text("journal_mode"), text("locking_mode"), synchronous), ("wal".into(), "exclusive".into(), 2));
+        file.close();
+    }
+}

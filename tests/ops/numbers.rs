@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// Counts what this thread does until it is read.
 pub(crate) struct Recording {
@@ -19,13 +19,27 @@ impl Recording {
 
     /// What was counted since the last time.
     pub(crate) fn read(&self) -> Numbers {
-        let snapshot = self.recorder.snapshotter().snapshot().into_vec();
-        let numbers = snapshot.into_iter().map(|(key, _, _, value)| {
-            let (_, key) = key.into_parts();
-            let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
-            Number { name: key.name().to_owned(), labels, value }
-        });
-        Numbers(numbers.collect())
+        Numbers::of(&self.recorder.snapshotter())
+    }
+}
+
+/// Counts what is done in threads of the library's own, of all tests.
+pub(crate) struct OfThreads(Snapshotter);
+
+impl OfThreads {
+    /// Once in a process.
+    pub(crate) fn begin() -> Self {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        recorder.install().expect("nobody else does");
+        Self(snapshotter)
+    }
+
+    /// What was counted under this name since the last time.
+    pub(crate) fn read(&self, name: &str) -> Numbers {
+        let Numbers(mut numbers) = Numbers::of(&self.0);
+        numbers.retain(|number| number.name == name);
+        Numbers(numbers)
     }
 }
 
@@ -40,6 +54,15 @@ pub(crate) struct Number {
 }
 
 impl Numbers {
+    fn of(snapshotter: &Snapshotter) -> Self {
+        let numbers = snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
+            let (_, key) = key.into_parts();
+            let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
+            Number { name: key.name().to_owned(), labels, value }
+        });
+        Self(numbers.collect())
+    }
+
     pub(crate) fn names(&self) -> BTreeSet<&str> {
         self.0.iter().map(|number| number.name.as_str()).collect()
     }

@@ -97,6 +97,8 @@ pub mod protocol;
 pub mod server;
 #[cfg(feature = "onchain")]
 mod settlement;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod usdc;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};

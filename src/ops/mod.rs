@@ -3,9 +3,11 @@
 //! # Numbers
 //!
 //! With the feature `metrics` the library reports to whatever recorder of the facade [`metrics`](https://docs.rs/metrics) the
-//! program installs, before it builds anything of this crate; `describe_metrics` explains the numbers to it. Without the
-//! feature, or without a recorder, nothing is counted. No label holds anything that a payer chooses: `account` is the address
-//! of a settlement key, `network` and `asset` are those you are paid in.
+//! program installs, before it builds anything of this crate; `describe_metrics` explains the numbers to it. Install it for the
+//! whole process (`metrics::set_global_recorder`): the SQLite ledger reports its commits from a thread of its own, and a recorder
+//! that is installed for a single thread does not hear of them. Without the feature, or without a recorder, nothing is counted. No
+//! label holds anything that a payer chooses: `account` is the address of a settlement key, `network` and `asset` are those you are
+//! paid in.
 //!
 //! | name | type | unit | labels | meaning |
 //! |---|---|---|---|---|

@@ -3,6 +3,7 @@
 
 mod cards;
 mod evidence;
+mod file;
 mod forging;
 mod nodes;
 mod process;

@@ -1,12 +1,12 @@
 //! What a ledger in a file promises beyond the contract: it outlives its process.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::join_all};
 use http::{HeaderMap, StatusCode};
-use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use rusqlite::Connection;
 use tower_x402::{
     ManualClock, Network,
     ledger::{
@@ -15,7 +15,7 @@ use tower_x402::{
     },
 };
 
-use super::{CLOCK_START, admit, hash, produce, record, reserve, with_id};
+use super::{CLOCK_START, admit, hash, produce, record, reserve, sqlite_file, with_id};
 
 async fn open(path: &Path) -> SqliteLedger {
     let clock = Arc::new(ManualClock::at(CLOCK_START));
@@ -124,10 +124,10 @@ async fn a_row_without_an_id_is_read() {
     let ledger = open(&path).await;
     let old = reserve(&ledger, record(1, 1)).await;
     ledger.close().await;
-    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
-    let changed = sqlx::query("UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'");
-    assert_eq!(changed.execute(&mut connection).await.unwrap().rows_affected(), 1);
-    connection.close().await.unwrap();
+    let file = Connection::open(&path).unwrap();
+    let update = "UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'";
+    assert_eq!(file.execute(update, []).unwrap(), 1);
+    file.close().unwrap();
     let ledger = open(&path).await;
     assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
 }
@@ -150,16 +150,12 @@ async fn the_file_holds_what_memory_holds_and_no_more() {
         let limits = ResponseLimits { count, ..ResponseLimits::default() };
         SqliteLedger::open_with(&path, limits, 10_000, Arc::new(ManualClock::at(CLOCK_START))).await.unwrap()
     };
-    let kept = async || {
-        let mut connection =
-            SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
-        let count = async |connection: &mut SqliteConnection, table: &str| -> i64 {
-            let query = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
-            sqlx::query_scalar(query).fetch_one(connection).await.unwrap()
+    let kept = || {
+        let file = Connection::open(&path).unwrap();
+        let count = |table: &str| -> i64 {
+            file.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
         };
-        let counts = (count(&mut connection, "payments").await, count(&mut connection, "responses").await);
-        connection.close().await.unwrap();
-        counts
+        (count("payments"), count("responses"))
     };
     let ledger = limited(10).await;
     // More at a time than is sent together, and then one by one.
@@ -172,11 +168,11 @@ async fn the_file_holds_what_memory_holds_and_no_more() {
         ledger.discard(lease).await.unwrap();
     }
     ledger.close().await;
-    assert_eq!(kept().await, (650, 10));
+    assert_eq!(kept(), (650, 10));
     let ledger = limited(4).await;
     reserve(&ledger, record(9, 9)).await;
     ledger.close().await;
-    assert_eq!(kept().await, (651, 4));
+    assert_eq!(kept(), (651, 4));
 }
 
 #[tokio::test]
@@ -245,20 +241,16 @@ async fn rows_in_the_order_of_keys_are_read() {
     let old = reserve(&ledger, record(1, 1)).await;
     ledger.store_response(&old.key, answer()).await.unwrap();
     ledger.close().await;
-    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
     let first = include_str!("../../src/ledger/sqlite/migrations/0001_payments.sql");
     let as_before = format!(
         "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
          INSERT INTO payments SELECT 84532, x'01', x'02', id, 'reserved', 'none', json_patch(p.record, progress.record)
              FROM p JOIN progress USING (id);
          INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
-         DROP TABLE p; DROP TABLE r; DROP TABLE progress;
-         CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY);
-         INSERT INTO _sqlx_migrations VALUES (1), (2);
-         PRAGMA user_version = 0;"
+         DROP TABLE p; DROP TABLE r; DROP TABLE progress;"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(as_before)).execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
+    sqlite_file::change(&path, &as_before);
+    sqlite_file::note_as_sqlx(&path, 2);
     let ledger = open(&path).await;
     let read = ledger.get(&old.key).await.unwrap().expect("read");
     assert_eq!(read.authorization, record(1, 1).authorization);
@@ -271,10 +263,7 @@ async fn a_file_of_a_later_version_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
-    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
-    sqlx::query("PRAGMA user_version = 1000").execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-    let before = std::fs::read(&path).unwrap();
+    let before = sqlite_file::make_later(&path);
     let error = SqliteLedger::open(&path).await.expect_err("it is not known what it means");
     let LedgerError::Backend(error) = error else { panic!("{error:?}") };
     assert!(error.to_string().contains("later version"), "{error}");
@@ -306,6 +295,23 @@ fn a_ledger_outlives_the_runtime_it_was_opened_in() {
     });
 }
 
+/// Whether another process can have it: this very program, started for that.
+fn opens_elsewhere(path: &Path) -> bool {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", "durable::another_process", "--ignored"]).env(FILE, path).env("RUST_BACKTRACE", "0");
+    process.output().unwrap().status.success()
+}
+
+/// Names the file to [`another_process`].
+const FILE: &str = "TOWER_X402_TEST_LEDGER";
+
+#[tokio::test]
+#[ignore = "is the other process of the test below"]
+async fn another_process() {
+    let path = std::env::var_os(FILE).expect("started by a test");
+    SqliteLedger::open(path).await.expect("it is free").close().await;
+}
+
 #[tokio::test]
 async fn one_process_holds_the_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -314,7 +320,10 @@ async fn one_process_holds_the_file() {
     reserve(&ledger, record(1, 1)).await;
     let second = SqliteLedger::open(&path).await;
     assert!(matches!(second, Err(LedgerError::Backend(_))), "{second:?}");
+    // Who tried in vain was of this process, and has not given its lock away.
+    assert!(!opens_elsewhere(&path));
     ledger.close().await;
+    assert!(opens_elsewhere(&path));
     assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))), "closed is closed");
     open(&path).await;
 }
@@ -417,11 +426,9 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
-    let mut connection = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&path)).await.unwrap();
     let trigger = "CREATE TRIGGER full BEFORE INSERT ON payments WHEN NEW.record LIKE \
                    '%\"from\":\"0x0909090909090909090909090909090909090909\"%' BEGIN SELECT RAISE(FAIL, 'disk full'); END";
-    sqlx::query(trigger).execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
+    sqlite_file::change(&path, trigger);
 
     let ledger = open(&path).await;
     let fine = reserve(&ledger, record(1, 1)).await;

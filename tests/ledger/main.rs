@@ -8,6 +8,9 @@ mod durable;
 #[cfg(feature = "test-postgres")]
 mod replicas;
 mod settling;
+#[path = "../support/sqlite_file.rs"]
+#[allow(unreachable_pub)]
+mod sqlite_file;
 #[cfg(feature = "test-postgres")]
 #[path = "../support/postgres.rs"]
 #[allow(dead_code, unreachable_pub)]

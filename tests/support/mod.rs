@@ -11,6 +11,7 @@
 //! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
+//! sqlite_file.rs    files of SQLite as other versions leave them behind
 //! ```
 
 // Every test crate compiles all of this and uses its share.
@@ -26,4 +27,5 @@ pub mod programs;
 pub mod rpc_proxy;
 pub mod scripted;
 pub mod shop;
+pub mod sqlite_file;
 pub mod token;

@@ -4,18 +4,19 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
 use super::{
     super::{LedgerError, MemoryLedger, PaymentKey, Record, row},
     journal::Keys,
-    migrations, nonces,
+    migrations::SCHEMA,
+    nonces,
     numbers::Numbers,
     responses,
 };
+use crate::sqlite;
 
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
 const CACHE: &str = "-16384";
@@ -27,7 +28,7 @@ const DROPPED_TOGETHER: usize = 128;
 const STATEMENTS: usize = 32;
 
 /// The ledger's file, held by this process.
-pub(super) struct File {
+pub(super) struct LedgerFile {
     connection: Connection,
     payments: Numbers,
     responses: Numbers,
@@ -36,14 +37,14 @@ pub(super) struct File {
     hasher: RandomState,
 }
 
-impl File {
+impl LedgerFile {
     /// Opens the file, or makes it, and brings what it holds into memory. With it come the keys of what memory had no room for, which is
     /// to be written, too.
     pub(super) fn open(path: &Path, memory: &MemoryLedger) -> Result<(Self, Vec<PaymentKey>), LedgerError> {
-        create_private(path).map_err(backend)?;
-        // One thread uses it.
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags).map_err(backend)?;
+        let mut connection = sqlite::open(path).map_err(LedgerError::Backend)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        connection.pragma_update(None, "cache_size", CACHE).map_err(backend)?;
+        SCHEMA.bring_up_to_date(&mut connection).map_err(LedgerError::Backend)?;
         let mut file = Self {
             connection,
             payments: Numbers::default(),
@@ -51,8 +52,6 @@ impl File {
             dropped: Vec::new(),
             hasher: RandomState::new(),
         };
-        file.prepare().map_err(backend)?;
-        migrations::run(&mut file.connection)?;
         let gone = file.load(memory)?;
         Ok((file, gone))
     }
@@ -83,17 +82,6 @@ impl File {
         // What is left now goes when it is opened again.
         let _ = self.run(BEGIN).and_then(|()| self.drop_responses()).and_then(|()| self.run(COMMIT));
         let _ = self.connection.close();
-    }
-
-    fn prepare(&self) -> Result<(), rusqlite::Error> {
-        let connection = &self.connection;
-        connection.busy_timeout(Duration::ZERO)?;
-        connection.set_prepared_statement_cache_capacity(STATEMENTS);
-        // First of all, so that what the log holds is indexed in memory and not in a file.
-        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "cache_size", CACHE)
     }
 
     fn load(&mut self, memory: &MemoryLedger) -> Result<Vec<PaymentKey>, LedgerError> {
@@ -177,15 +165,6 @@ const PROGRESS: &str = "INSERT INTO progress (id, record) VALUES (?, ?) \
 const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + 1 WHERE EXISTS (SELECT 1 FROM progress WHERE id = ? \
     AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))";
 
-/// SQLite gives the files beside the database the database's own mode.
-fn create_private(path: &Path) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path).map(drop)
-}
-
 pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> LedgerError {
     LedgerError::Backend(Box::new(error))
 }
@@ -196,21 +175,4 @@ pub(super) fn unreadable() -> LedgerError {
 
 pub(super) fn unwritable(error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(error.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a commit is worth: a test that kills a process would not notice less.
-    #[test]
-    fn a_commit_is_on_disk_and_the_file_ours() {
-        let directory = tempfile::tempdir().unwrap();
-        let (file, gone) = File::open(&directory.path().join("ledger.sqlite"), &MemoryLedger::default()).unwrap();
-        assert!(gone.is_empty());
-        let text = |name| file.connection.pragma_query_value(None, name, |row| row.get::<_, String>(0)).unwrap();
-        let synchronous: i64 = file.connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
-        assert_eq!((text("journal_mode"), text("locking_mode"), synchronous), ("wal".into(), "exclusive".into(), 2));
-        file.close();
-    }
 }

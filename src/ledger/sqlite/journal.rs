@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     super::{LedgerError, MemoryLedger, PaymentKey, Sender},
-    file::{File, backend},
+    file::{LedgerFile, backend},
 };
 
 /// How long what nobody waits for may wait for something that somebody does wait for, to be written with it.
@@ -88,7 +88,7 @@ impl Journal {
         let dispatch = tracing::dispatcher::get_default(Clone::clone);
         let run = move || {
             let _log = tracing::dispatcher::set_default(&dispatch);
-            match File::open(&path, &memory) {
+            match LedgerFile::open(&path, &memory) {
                 Ok((file, gone)) => {
                     writer.shared.dirty().keys.responses.extend(gone);
                     // Whoever opened it may have stopped waiting; then nothing will come, and it is closed.
@@ -259,7 +259,7 @@ impl Shared {
 }
 
 impl Writer {
-    fn write(self, mut file: File, memory: &MemoryLedger) {
+    fn write(self, mut file: LedgerFile, memory: &MemoryLedger) {
         while let Some((keys, done)) = self.shared.next() {
             let started = Instant::now();
             if let Err(error) = file.write(memory, keys) {

@@ -1,18 +1,25 @@
 //! What a directory keeps, in one SQLite file.
 
 mod cards;
+mod columns;
+mod conditions;
+mod listing;
+mod migrations;
 mod voices;
 
-use std::{fmt, path::Path, time::Duration};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
-use alloy_primitives::Address;
-pub(super) use cards::{Card, CardFilter, Listed, Offered};
-use sqlx::{
-    Connection as _, Row as _, Sqlite, SqliteConnection,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqliteRow, SqliteSynchronous},
-};
-use tokio::sync::Mutex;
+pub(super) use cards::{CardFilter, Offered};
+pub(super) use listing::{Card, Listed};
+use rusqlite::Connection;
+use tokio::{runtime::Handle, sync::Mutex};
 pub(super) use voices::{Said, VoiceFilter};
+
+use self::migrations::SCHEMA;
+use crate::sqlite;
+
+/// How many statements are kept prepared: there is room for all there are.
+const STATEMENTS: usize = 64;
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug)]
@@ -28,14 +35,17 @@ pub(super) struct Limits {
 ///
 /// The file has mode 0600 (on Unix), is locked while it is open, and is written in WAL mode with `synchronous=FULL`: what was answered to
 /// whoever spoke is on disk.
+///
+/// It is used within a runtime of tokio's, and waits for the disk on those of its threads that are for waiting.
 pub struct DirectoryStore {
-    connection: Mutex<SqliteConnection>,
+    /// None once it is closed.
+    connection: Arc<Mutex<Option<Connection>>>,
 }
 
 /// The file of a directory could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the directory's file cannot be used")]
-pub struct StoreError(#[source] Box<dyn std::error::Error + Send + Sync>);
+pub struct StoreError(#[source] sqlite::Error);
 
 impl DirectoryStore {
     /// Opens the file at `path`, or makes it.
@@ -43,15 +53,8 @@ impl DirectoryStore {
     /// # Errors
     /// If it cannot be opened, belongs to another process, or is no directory.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let path = path.as_ref();
-        create_private(path).map_err(|error| StoreError(Box::new(error)))?;
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .journal_mode(SqliteJournalMode::Wal)
-            .locking_mode(SqliteLockingMode::Exclusive)
-            .synchronous(SqliteSynchronous::Full)
-            .busy_timeout(Duration::ZERO);
-        Self::connect(options).await
+        let path = path.as_ref().to_owned();
+        Self::keep_in(move || sqlite::open(&path)).await
     }
 
     /// A store that ends with the process.
@@ -59,19 +62,45 @@ impl DirectoryStore {
     /// # Errors
     /// If there is no memory for it.
     pub async fn in_memory() -> Result<Self, StoreError> {
-        Self::connect(SqliteConnectOptions::new().in_memory(true)).await
+        Self::keep_in(|| Ok(Connection::open_in_memory()?)).await
     }
 
-    async fn connect(options: SqliteConnectOptions) -> Result<Self, StoreError> {
-        let mut connection = SqliteConnection::connect_with(&options).await?;
-        let migrations = sqlx::migrate!("src/market/directory/store/migrations").run(&mut connection).await;
-        migrations.map_err(|error| StoreError(Box::new(error)))?;
-        Ok(Self { connection: Mutex::new(connection) })
+    async fn keep_in(
+        open: impl FnOnce() -> Result<Connection, sqlite::Error> + Send + 'static,
+    ) -> Result<Self, StoreError> {
+        let connection = aside(move || {
+            let mut connection = open()?;
+            connection.set_prepared_statement_cache_capacity(STATEMENTS);
+            // The skills and networks of a card go with it.
+            connection.pragma_update(None, "foreign_keys", "ON")?;
+            SCHEMA.bring_up_to_date(&mut connection)?;
+            Ok(connection)
+        })
+        .await?;
+        Ok(Self { connection: Arc::new(Mutex::new(Some(connection))) })
     }
 
     /// Lets go of the file; what was answered is in it whether this is called or not.
     pub async fn close(self) {
-        let _ = self.connection.into_inner().close().await;
+        let mut held = self.connection.lock_owned().await;
+        let _ = aside(move || {
+            let _ = held.take().map(Connection::close);
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Works with what is kept, when nobody else does. Once begun it is done to the end, whoever stops waiting.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let mut held = self.connection.clone().lock_owned().await;
+        aside(move || {
+            let connection = held.as_mut().ok_or("it is closed")?;
+            Ok(work(connection)?)
+        })
+        .await
     }
 }
 
@@ -81,32 +110,74 @@ impl fmt::Debug for DirectoryStore {
     }
 }
 
-impl From<sqlx::Error> for StoreError {
-    fn from(error: sqlx::Error) -> Self {
+impl StoreError {
+    fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self(Box::new(error))
     }
 }
 
-/// SQLite's integers are signed.
-fn signed(number: u64) -> i64 {
-    number.try_into().unwrap_or(i64::MAX)
+/// Does what may wait for the disk where no task is kept waiting by it.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, sqlite::Error> + Send + 'static,
+) -> Result<T, StoreError> {
+    let runtime = Handle::try_current().map_err(StoreError::of)?;
+    runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)
 }
 
-fn number(row: &SqliteRow, column: &str) -> Result<u64, sqlx::Error> {
-    Ok(row.try_get::<i64, _>(column)?.try_into().unwrap_or_default())
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
 
-fn address(row: &SqliteRow, column: &str) -> Result<Address, sqlx::Error> {
-    Address::try_from(row.try_get::<&[u8], _>(column)?).map_err(|error| sqlx::Error::Decode(error.into()))
-}
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
 
-type Conditions = sqlx::QueryBuilder<Sqlite>;
+    use super::*;
 
-/// SQLite gives the files beside the database the database's own mode.
-fn create_private(path: &Path) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path).map(drop)
+    /// A number that work of tests changes.
+    async fn until(store: &DirectoryStore) -> i64 {
+        store.run(|connection| columns::ask(connection, "SELECT until FROM forgotten", [])).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_was_begun_is_done_though_nobody_waits_and_before_the_file_is_let_go_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("directory.sqlite");
+        let store = DirectoryStore::open(&path).await.unwrap();
+        let (begun, has_begun) = oneshot::channel();
+        let (go_on, wait) = mpsc::channel();
+        let work = store.run(move |connection| {
+            let _ = begun.send(());
+            wait.recv().unwrap();
+            connection.execute("UPDATE forgotten SET until = 7", [])
+        });
+        tokio::select! {
+            _ = work => panic!("it waits"),
+            begun = has_begun => begun.unwrap(),
+        }
+        let closing = tokio::spawn(store.close());
+        tokio::task::yield_now().await;
+        assert!(!closing.is_finished(), "the work is under way");
+        go_on.send(()).unwrap();
+        closing.await.unwrap();
+        let store = DirectoryStore::open(&path).await.expect("nobody has it any more");
+        assert_eq!(until(&store).await, 7);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_and_what_it_left_half_done_undone() {
+        let store = DirectoryStore::in_memory().await.unwrap();
+        let failed = store.run(|connection| -> Result<(), _> {
+            let work = connection.transaction()?;
+            work.execute("UPDATE forgotten SET until = 7", [])?;
+            panic!("on purpose");
+        });
+        failed.await.expect_err("it panicked");
+        assert_eq!(until(&store).await, 0);
+    }
+
+    #[test]
+    fn without_a_runtime_there_is_an_error() {
+        let opened = DirectoryStore::in_memory().now_or_never().expect("nothing is waited for");
+        opened.expect_err("there is no thread to wait on");
+    }
 }

@@ -1,9 +1,13 @@
 //! Voices, one per payment.
 
 use alloy_primitives::Address;
-use sqlx::{Connection as _, Row as _, SqliteConnection, sqlite::SqliteRow};
+use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
 
-use super::{Conditions, DirectoryStore, Limits, StoreError, number, signed};
+use super::{
+    DirectoryStore, Limits, StoreError,
+    columns::{Json, ask, number, signed},
+    conditions::Conditions,
+};
 use crate::market::directory::{PaymentOf, SignedEvidence, wire::Admitted, witness::Payment};
 
 /// Which voices to list.
@@ -44,8 +48,8 @@ impl DirectoryStore {
         of: &PaymentOf,
         said: &SignedEvidence,
     ) -> Result<Option<Said>, StoreError> {
-        let mut connection = self.connection.lock().await;
-        Ok(heard(&mut connection, of, said).await?)
+        let (of, said) = (*of, said.clone());
+        self.run(move |connection| heard(connection, &of, &said)).await
     }
 
     /// Keeps a voice whose payment was found.
@@ -55,51 +59,8 @@ impl DirectoryStore {
         said: &SignedEvidence,
         limits: &Limits,
     ) -> Result<Said, StoreError> {
-        let mut connection = self.connection.lock().await;
-        let mut work = connection.begin_with("BEGIN IMMEDIATE").await?;
-        if let Some(before) = heard(&mut work, &payment.of, said).await? {
-            return Ok(before);
-        }
-        let until: i64 = sqlx::query_scalar("SELECT until FROM forgotten").fetch_one(&mut *work).await?;
-        if signed(payment.block_time) <= until {
-            return Ok(Said::TooOld);
-        }
-        let of_payer: i64 = sqlx::query_scalar("SELECT count(*) FROM voices WHERE payer = ?1")
-            .bind(payment.of.voice.payer.to_vec())
-            .fetch_one(&mut *work)
-            .await?;
-        if of_payer >= signed(limits.voices_per_payer) {
-            return Ok(Said::TooMany);
-        }
-        let json = serde_json::to_string(said).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        let id = sqlx::query(
-            "INSERT INTO voices (chain_id, asset, payer, nonce, evaluator, skill, said, block, block_time, final) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 0)",
-        )
-        .bind(payment.of.network.chain_id().cast_signed())
-        .bind(payment.of.asset.to_vec())
-        .bind(payment.of.voice.payer.to_vec())
-        .bind(payment.of.voice.nonce.to_vec())
-        .bind(said.evidence.evaluator.to_vec())
-        .bind(&said.evidence.skill)
-        .bind(json)
-        .bind(signed(payment.block))
-        .bind(signed(payment.block_time))
-        .execute(&mut *work)
-        .await?
-        .last_insert_rowid();
-        let count: i64 =
-            sqlx::query_scalar("SELECT rows FROM sizes WHERE name = 'voices'").fetch_one(&mut *work).await?;
-        if count > signed(limits.voices) {
-            let oldest: i64 = sqlx::query_scalar("SELECT min(block_time) FROM voices").fetch_one(&mut *work).await?;
-            forget(&mut work, oldest).await?;
-            if signed(payment.block_time) <= oldest {
-                work.commit().await?;
-                return Ok(Said::TooOld);
-            }
-        }
-        work.commit().await?;
-        Ok(Said::New(id.cast_unsigned()))
+        let (payment, said, limits) = (*payment, said.clone(), *limits);
+        self.run(move |connection| put_voice(connection, &payment, &said, &limits)).await
     }
 
     /// Voices by number, and whether there are more.
@@ -107,21 +68,8 @@ impl DirectoryStore {
         &self,
         filter: &VoiceFilter,
     ) -> Result<(Vec<Admitted>, bool), StoreError> {
-        let mut query = select("", filter);
-        let mut connection = self.connection.lock().await;
-        let mut rows = query.build().fetch_all(&mut *connection).await?;
-        drop(connection);
-        let more = rows.len() as u64 > filter.limit;
-        rows.truncate(usize::try_from(filter.limit).unwrap_or(usize::MAX));
-        let voices = rows.iter().map(|row| {
-            Ok(Admitted {
-                id: number(row, "id")?,
-                said: said_in(row)?,
-                block: number(row, "block")?,
-                block_time: number(row, "block_time")?,
-            })
-        });
-        Ok((voices.collect::<Result<_, sqlx::Error>>()?, more))
+        let filter = filter.clone();
+        self.run(move |connection| voices(connection, &filter)).await
     }
 
     /// Voices whose payments were not final when they were last looked at, the longest here first.
@@ -130,86 +78,150 @@ impl DirectoryStore {
         after: u64,
         limit: u64,
     ) -> Result<Vec<Open>, StoreError> {
-        let mut connection = self.connection.lock().await;
-        let rows = sqlx::query("SELECT id, said, block FROM voices WHERE final = 0 AND id > ?1 ORDER BY id LIMIT ?2")
-            .bind(signed(after))
-            .bind(signed(limit))
-            .fetch_all(&mut *connection)
-            .await?;
-        let open = rows
-            .iter()
-            .map(|row| Ok(Open { id: number(row, "id")?, block: number(row, "block")?, said: said_in(row)? }));
-        Ok(open.collect::<Result<_, sqlx::Error>>()?)
+        self.run(move |connection| {
+            let select = "SELECT id, said, block FROM voices WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
+            let mut select = connection.prepare_cached(select)?;
+            let voices = select.query_map([signed(after), signed(limit)], open)?;
+            voices.collect()
+        })
+        .await
     }
 
     /// The payment of a voice cannot be undone any more, or was undone: then it is as if it had never spoken.
     pub(in crate::market::directory) async fn close_voice(&self, id: u64, stands: bool) -> Result<(), StoreError> {
-        let mut connection = self.connection.lock().await;
         let change = match stands {
-            true => "UPDATE voices SET final = 1 WHERE id = ?1",
-            false => "DELETE FROM voices WHERE id = ?1",
+            true => "UPDATE voices SET final = 1 WHERE id = ?",
+            false => "DELETE FROM voices WHERE id = ?",
         };
-        sqlx::query(change).bind(signed(id)).execute(&mut *connection).await?;
-        Ok(())
+        self.run(move |connection| connection.prepare_cached(change)?.execute([signed(id)]).map(drop)).await
     }
 
     /// Removes what was said about payments up to this time; such payments have no voice any more.
     pub(in crate::market::directory) async fn forget_voices(&self, until: u64) -> Result<(), StoreError> {
-        let mut connection = self.connection.lock().await;
-        let mut work = connection.begin_with("BEGIN IMMEDIATE").await?;
-        forget(&mut work, signed(until)).await?;
-        work.commit().await?;
-        Ok(())
+        self.run(move |connection| {
+            let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            forget(&work, signed(until))?;
+            work.commit()
+        })
+        .await
     }
 }
 
-/// The query for a page; `before` is put before it.
-fn select(before: &'static str, filter: &VoiceFilter) -> Conditions {
-    let mut query = Conditions::new(before);
-    query.push("SELECT id, said, block, block_time FROM voices ");
-    // Of one evaluator there may be very many, of one payer not.
-    if filter.payer.is_some() {
-        query.push("INDEXED BY voices_by_payer ");
+fn heard(connection: &Connection, of: &PaymentOf, said: &SignedEvidence) -> Result<Option<Said>, rusqlite::Error> {
+    let PaymentOf { network, asset, voice } = of;
+    let payment = (network.chain_id().cast_signed(), asset.as_slice(), voice.payer.as_slice(), voice.nonce.as_slice());
+    connection
+        .prepare_cached("SELECT id, said FROM voices WHERE chain_id = ? AND asset = ? AND payer = ? AND nonce = ?")?
+        .query_row(payment, |row| match said_in(row)?.says_the_same(said) {
+            true => Ok(Said::Again(number(row, "id")?)),
+            false => Ok(Said::Otherwise),
+        })
+        .optional()
+}
+
+fn put_voice(
+    connection: &mut Connection,
+    payment: &Payment,
+    said: &SignedEvidence,
+    limits: &Limits,
+) -> Result<Said, rusqlite::Error> {
+    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if let Some(before) = heard(&work, &payment.of, said)? {
+        return Ok(before);
     }
-    query.push("WHERE id > ").push_bind(signed(filter.after));
+    let (payer, time) = (payment.of.voice.payer, signed(payment.block_time));
+    if time <= ask(&work, "SELECT until FROM forgotten", [])? {
+        return Ok(Said::TooOld);
+    }
+    let of_payer = ask(&work, "SELECT count(*) FROM voices WHERE payer = ?", [payer.as_slice()])?;
+    if of_payer >= signed(limits.voices_per_payer) {
+        return Ok(Said::TooMany);
+    }
+    let id = insert(&work, payment, said)?;
+    if ask(&work, "SELECT rows FROM sizes WHERE name = 'voices'", [])? > signed(limits.voices) {
+        let oldest = ask(&work, "SELECT min(block_time) FROM voices", [])?;
+        forget(&work, oldest)?;
+        if time <= oldest {
+            work.commit()?;
+            return Ok(Said::TooOld);
+        }
+    }
+    work.commit()?;
+    Ok(Said::New(id.cast_unsigned()))
+}
+
+fn insert(work: &Connection, payment: &Payment, said: &SignedEvidence) -> Result<i64, rusqlite::Error> {
+    let json = serde_json::to_string(said).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let insert = "INSERT INTO voices (chain_id, asset, payer, nonce, evaluator, skill, said, block, block_time, final) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)";
+    let PaymentOf { network, asset, voice } = &payment.of;
+    let values = (
+        network.chain_id().cast_signed(),
+        asset.as_slice(),
+        voice.payer.as_slice(),
+        voice.nonce.as_slice(),
+        said.evidence.evaluator.as_slice(),
+        &said.evidence.skill,
+        json,
+        signed(payment.block),
+        signed(payment.block_time),
+    );
+    work.prepare_cached(insert)?.insert(values)
+}
+
+fn forget(work: &Connection, until: i64) -> Result<(), rusqlite::Error> {
+    work.prepare_cached("DELETE FROM voices WHERE block_time <= ?")?.execute([until])?;
+    work.prepare_cached("UPDATE forgotten SET until = max(until, ?)")?.execute([until]).map(drop)
+}
+
+fn voices(connection: &Connection, filter: &VoiceFilter) -> Result<(Vec<Admitted>, bool), rusqlite::Error> {
+    let query = page(filter);
+    let mut select = connection.prepare_cached(&query.sql)?;
+    let mut rows = select.query(params_from_iter(query.values))?;
+    let mut voices = Vec::new();
+    while let Some(row) = rows.next()? {
+        if voices.len() as u64 >= filter.limit {
+            return Ok((voices, true));
+        }
+        voices.push(admitted(row)?);
+    }
+    Ok((voices, false))
+}
+
+/// The query for a page, and for one voice more.
+fn page(filter: &VoiceFilter) -> Conditions {
+    // Of one evaluator there may be very many, of one payer not.
+    let index = if filter.payer.is_some() { " INDEXED BY voices_by_payer" } else { "" };
+    let mut query = Conditions::new(format!("SELECT id, said, block, block_time FROM voices{index}"));
+    query.push(" WHERE id > ?", signed(filter.after));
     if let Some(evaluator) = filter.evaluator {
-        query.push(" AND evaluator = ").push_bind(evaluator.to_vec());
+        query.push(" AND evaluator = ?", evaluator.to_vec());
     }
     if let Some(skill) = &filter.skill {
-        query.push(" AND skill = ").push_bind(skill.clone());
+        query.push(" AND skill = ?", skill.clone());
     }
     if let Some(payer) = filter.payer {
-        query.push(" AND payer = ").push_bind(payer.to_vec());
+        query.push(" AND payer = ?", payer.to_vec());
     }
-    query.push(" ORDER BY id LIMIT ").push_bind(signed(filter.limit.saturating_add(1)));
+    query.push(" ORDER BY id LIMIT ?", signed(filter.limit.saturating_add(1)));
     query
 }
 
-async fn heard(
-    connection: &mut SqliteConnection,
-    of: &PaymentOf,
-    said: &SignedEvidence,
-) -> Result<Option<Said>, sqlx::Error> {
-    let before =
-        sqlx::query("SELECT id, said FROM voices WHERE chain_id = ?1 AND asset = ?2 AND payer = ?3 AND nonce = ?4")
-            .bind(of.network.chain_id().cast_signed())
-            .bind(of.asset.to_vec())
-            .bind(of.voice.payer.to_vec())
-            .bind(of.voice.nonce.to_vec())
-            .fetch_optional(connection)
-            .await?;
-    let Some(row) = before else { return Ok(None) };
-    Ok(Some(if said_in(&row)?.says_the_same(said) { Said::Again(number(&row, "id")?) } else { Said::Otherwise }))
+fn admitted(row: &Row<'_>) -> Result<Admitted, rusqlite::Error> {
+    Ok(Admitted {
+        id: number(row, "id")?,
+        said: said_in(row)?,
+        block: number(row, "block")?,
+        block_time: number(row, "block_time")?,
+    })
 }
 
-async fn forget(work: &mut SqliteConnection, until: i64) -> Result<(), sqlx::Error> {
-    sqlx::query("DELETE FROM voices WHERE block_time <= ?1").bind(until).execute(&mut *work).await?;
-    sqlx::query("UPDATE forgotten SET until = max(until, ?1)").bind(until).execute(&mut *work).await?;
-    Ok(())
+fn open(row: &Row<'_>) -> Result<Open, rusqlite::Error> {
+    Ok(Open { id: number(row, "id")?, block: number(row, "block")?, said: said_in(row)? })
 }
 
-fn said_in(row: &SqliteRow) -> Result<SignedEvidence, sqlx::Error> {
-    serde_json::from_str(row.try_get("said")?).map_err(|error| sqlx::Error::Decode(error.into()))
+fn said_in(row: &Row<'_>) -> Result<SignedEvidence, rusqlite::Error> {
+    Ok(row.get::<_, Json<_>>("said")?.0)
 }
 
 #[cfg(test)]
@@ -232,10 +244,13 @@ mod tests {
             (None, skill, None, "voices_by_skill"),
             (None, None, None, "PRIMARY KEY"),
         ] {
-            let filter = VoiceFilter { evaluator, skill, payer, after: 5, limit: 10 };
-            let mut query = select("EXPLAIN QUERY PLAN ", &filter);
-            let rows = query.build().fetch_all(&mut *store.connection.lock().await).await.unwrap();
-            let plan: Vec<String> = rows.iter().map(|row| row.get("detail")).collect();
+            let query = page(&VoiceFilter { evaluator, skill, payer, after: 5, limit: 10 });
+            let explain = store.run(move |connection| {
+                let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {}", query.sql))?;
+                let steps = explain.query_map(params_from_iter(query.values), |row| row.get::<_, String>("detail"))?;
+                steps.collect()
+            });
+            let plan: Vec<String> = explain.await.unwrap();
             assert!(plan.len() == 1 && plan[0].starts_with("SEARCH") && plan[0].contains(index), "{plan:?}");
         }
     }

@@ -1,0 +1,138 @@
+//! How a card is listed.
+
+use alloy_primitives::Address;
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
+
+use super::{
+    DirectoryStore, Limits, StoreError,
+    columns::{address, ask, signed},
+};
+use crate::network::Network;
+
+/// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
+const MAX_OFFERED: i64 = 256;
+
+/// A card to be kept.
+#[derive(Clone)]
+pub(in crate::market::directory) struct Card {
+    pub(in crate::market::directory) url: String,
+    pub(in crate::market::directory) host: String,
+    pub(in crate::market::directory) pay_to: Address,
+    pub(in crate::market::directory) price: u64,
+    pub(in crate::market::directory) json: String,
+    pub(in crate::market::directory) skills: Vec<String>,
+    pub(in crate::market::directory) networks: Vec<Network>,
+}
+
+/// What became of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::market::directory) enum Listed {
+    New,
+    Renewed,
+    /// The URL is known by another payee.
+    PayeeChanged(Address),
+    /// There are as many of this host as may be.
+    TooManyOfHost,
+    /// Its evaluator has offered as many skills as may be.
+    TooManySkills,
+    /// There are as many as may be, and all of them have been paid.
+    Full,
+}
+
+impl DirectoryStore {
+    /// Keeps a card that was just seen. If there are too many, one makes room: an unlisted one, or the oldest nobody has spoken of.
+    pub(in crate::market::directory) async fn put_card(
+        &self,
+        card: &Card,
+        now: u64,
+        limits: &Limits,
+    ) -> Result<Listed, StoreError> {
+        let (card, now, limits) = (card.clone(), signed(now), *limits);
+        self.run(move |connection| put_card(connection, &card, now, &limits)).await
+    }
+}
+
+/// What an evaluator offered is forgotten with its last card.
+pub(super) fn forget_offers(work: &Connection) -> Result<(), rusqlite::Error> {
+    let delete = "DELETE FROM offered WHERE evaluator NOT IN (SELECT pay_to FROM cards)";
+    work.prepare_cached(delete)?.execute([]).map(drop)
+}
+
+fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits) -> Result<Listed, rusqlite::Error> {
+    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let known: Option<(i64, Address)> = work
+        .prepare_cached("SELECT id, pay_to FROM cards WHERE url = ?")?
+        .query_row([&card.url], |row| Ok((row.get("id")?, address(row, "pay_to")?)))
+        .optional()?;
+    let (id, listed) = match known {
+        Some((_, payee)) if payee != card.pay_to => return Ok(Listed::PayeeChanged(payee)),
+        Some((id, _)) => {
+            renew(&work, id, card, now)?;
+            (id, Listed::Renewed)
+        }
+        None => {
+            let of_host = ask(&work, "SELECT count(*) FROM cards WHERE host = ?", [&card.host])?;
+            if of_host >= signed(limits.cards_per_host) {
+                return Ok(Listed::TooManyOfHost);
+            }
+            if !make_room(&work, limits.cards)? {
+                return Ok(Listed::Full);
+            }
+            (insert(&work, card, now)?, Listed::New)
+        }
+    };
+    for skill in &card.skills {
+        offer(&work, id, card, skill, now)?;
+    }
+    let offered = ask(&work, "SELECT count(*) FROM offered WHERE evaluator = ?", [card.pay_to.as_slice()])?;
+    if offered > MAX_OFFERED {
+        work.rollback()?;
+        return Ok(Listed::TooManySkills);
+    }
+    for network in &card.networks {
+        work.prepare_cached("INSERT OR IGNORE INTO card_networks (chain_id, card) VALUES (?, ?)")?
+            .execute((network.chain_id().cast_signed(), id))?;
+    }
+    work.commit()?;
+    Ok(listed)
+}
+
+fn insert(work: &Connection, card: &Card, now: i64) -> Result<i64, rusqlite::Error> {
+    let insert = "INSERT INTO cards (url, host, pay_to, price, card, first_seen, last_seen, checked_at, listed) \
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?6, 1)";
+    let values = (&card.url, &card.host, card.pay_to.as_slice(), signed(card.price), &card.json, now);
+    work.prepare_cached(insert)?.insert(values)
+}
+
+/// Writes a known card as it is now. What it has is written anew, too.
+fn renew(work: &Connection, id: i64, card: &Card, now: i64) -> Result<(), rusqlite::Error> {
+    let update = "UPDATE cards SET host = ?5, price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 \
+        WHERE id = ?1";
+    work.prepare_cached(update)?.execute((id, signed(card.price), &card.json, now, &card.host))?;
+    for old in ["DELETE FROM card_skills WHERE card = ?", "DELETE FROM card_networks WHERE card = ?"] {
+        work.prepare_cached(old)?.execute([id])?;
+    }
+    Ok(())
+}
+
+/// The card has this skill, and its evaluator has offered it.
+fn offer(work: &Connection, id: i64, card: &Card, skill: &str, now: i64) -> Result<(), rusqlite::Error> {
+    work.prepare_cached("INSERT OR IGNORE INTO card_skills (skill, card) VALUES (?, ?)")?.execute((skill, id))?;
+    let offered = "INSERT INTO offered (evaluator, skill, seen, price) VALUES (?1, ?2, ?3, ?4) \
+        ON CONFLICT DO UPDATE SET seen = ?3, price = min(price, ?4)";
+    let values = (card.pay_to.as_slice(), skill, now, signed(card.price));
+    work.prepare_cached(offered)?.execute(values).map(drop)
+}
+
+/// Whether there is room for one more card. If there is none, one that may go makes it.
+fn make_room(work: &Connection, limit: u64) -> Result<bool, rusqlite::Error> {
+    if ask(work, "SELECT count(*) FROM cards", [])? < signed(limit) {
+        return Ok(true);
+    }
+    let delete = "DELETE FROM cards WHERE id = (SELECT id FROM cards AS card \
+        WHERE listed = 0 OR NOT EXISTS (SELECT 1 FROM voices WHERE evaluator = card.pay_to) \
+        ORDER BY listed, last_seen, id LIMIT 1)";
+    let gone = work.prepare_cached(delete)?.execute([])?;
+    forget_offers(work)?;
+    Ok(gone > 0)
+}

@@ -1,0 +1,176 @@
+//! SQLite's files, each of which belongs to one process: the ledger's and the directory's.
+
+use std::{path::Path, time::Duration};
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+/// Why a file cannot be used.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The tables of one kind of file, and how those of earlier versions become them.
+pub(crate) struct Schema {
+    /// A table that was there from the first version on.
+    pub(crate) table: &'static str,
+    /// Each is run once, in this order. None may change once it was released.
+    pub(crate) migrations: &'static [&'static str],
+}
+
+/// Opens the file, or makes it, for nobody else than this process. A commit is on disk.
+pub(crate) fn open(path: &Path) -> Result<Connection, Error> {
+    create_private(path)?;
+    // One thread at a time uses it.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(Duration::ZERO)?;
+    // First of all, so that what the log holds is indexed in memory and not in a file.
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+impl Schema {
+    /// Brings the tables up to date: all of it, or nothing.
+    pub(crate) fn bring_up_to_date(&self, connection: &mut Connection) -> Result<(), Error> {
+        let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut version = version(&work)?;
+        let is_ours = if version == 0 { is_empty(&work)? } else { has_table(&work, self.table)? };
+        if !is_ours {
+            return Err("the file holds something else; open it as what it is".into());
+        }
+        let Some(missing) = usize::try_from(version).ok().and_then(|version| self.migrations.get(version..)) else {
+            return Err("the file is of a later version of tower-x402; use that one".into());
+        };
+        for migration in missing {
+            work.execute_batch(migration)?;
+            version += 1;
+        }
+        work.pragma_update(None, "user_version", version)?;
+        work.commit()?;
+        Ok(())
+    }
+}
+
+/// How many migrations were run on this file.
+fn version(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    if !has_table(connection, "_sqlx_migrations")? {
+        return connection.pragma_query_value(None, "user_version", |row| row.get(0));
+    }
+    // The first versions noted it in a table.
+    let version = connection.query_row("SELECT count(*) FROM _sqlx_migrations", [], |row| row.get(0))?;
+    connection.execute_batch("DROP TABLE _sqlx_migrations")?;
+    Ok(version)
+}
+
+fn has_table(connection: &Connection, name: &str) -> Result<bool, rusqlite::Error> {
+    let query = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?)";
+    connection.query_row(query, [name], |row| row.get(0))
+}
+
+fn is_empty(connection: &Connection) -> Result<bool, rusqlite::Error> {
+    connection.query_row("SELECT NOT EXISTS (SELECT 1 FROM sqlite_schema)", [], |row| row.get(0))
+}
+
+/// SQLite gives the files beside the database the database's own mode.
+///
+/// A file that is there is not touched: this process may have it open, and would lose its lock with the first descriptor that is closed
+/// (POSIX, `fcntl`), whoever opened that.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        created => created.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTES: Schema = Schema {
+        table: "notes",
+        migrations: &[
+            "CREATE TABLE notes (text TEXT NOT NULL)",
+            "ALTER TABLE notes ADD COLUMN at INTEGER NOT NULL DEFAULT 7",
+        ],
+    };
+
+    /// A file on which this was done, and no migration.
+    fn file(done: &str) -> Connection {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(done).unwrap();
+        connection
+    }
+
+    /// What a table that `sqlx` kept says of so many migrations.
+    fn noted_by_sqlx(versions: &str) -> String {
+        let table = "CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY)";
+        format!("{table}; INSERT INTO _sqlx_migrations VALUES {versions};")
+    }
+
+    /// The names of all tables, and the version.
+    fn state(connection: &Connection) -> (Vec<String>, i64) {
+        let mut select = connection.prepare("SELECT name FROM sqlite_schema ORDER BY name").unwrap();
+        let tables = select.query_map([], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect();
+        (tables, connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap())
+    }
+
+    /// What a commit is worth: a test that kills a process would not notice less.
+    #[test]
+    fn a_commit_is_on_disk_and_the_file_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let connection = open(&directory.path().join("some.sqlite")).unwrap();
+        let text = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0)).unwrap();
+        let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+        assert_eq!((text("journal_mode"), text("locking_mode"), synchronous), ("wal".into(), "exclusive".into(), 2));
+    }
+
+    #[test]
+    fn what_an_earlier_version_wrote_is_brought_up_to_date_once() {
+        let first = format!("{}; INSERT INTO notes VALUES ('kept');", NOTES.migrations[0]);
+        for noted in ["PRAGMA user_version = 1".to_owned(), noted_by_sqlx("(20)")] {
+            let mut connection = file(&format!("{first} {noted}"));
+            for _ in 0..2 {
+                NOTES.bring_up_to_date(&mut connection).unwrap();
+                assert_eq!(state(&connection), (vec!["notes".to_owned()], 2), "{noted}");
+            }
+            let kept = "SELECT text || at FROM notes";
+            let kept: String = connection.query_row(kept, [], |row| row.get(0)).unwrap();
+            assert_eq!(kept, "kept7", "{noted}");
+        }
+    }
+
+    #[test]
+    fn what_a_later_version_wrote_is_left_alone() {
+        for noted in ["PRAGMA user_version = 3", "PRAGMA user_version = -1", &noted_by_sqlx("(1), (2), (3)")] {
+            let mut connection = file(&format!("{}; {noted}", NOTES.migrations[0]));
+            let before = state(&connection);
+            let error = NOTES.bring_up_to_date(&mut connection).expect_err("it is not known what it means");
+            assert!(error.to_string().contains("later version"), "{error}");
+            assert_eq!(state(&connection), before, "{noted}");
+        }
+    }
+
+    /// A ledger, say, that is opened as a directory.
+    #[test]
+    fn what_holds_something_else_is_left_alone() {
+        for noted in ["", "PRAGMA user_version = 2", &noted_by_sqlx("(1), (2)")] {
+            let mut connection = file(&format!("CREATE TABLE payments (record TEXT); {noted}"));
+            let before = state(&connection);
+            let error = NOTES.bring_up_to_date(&mut connection).expect_err("these are no notes");
+            assert!(error.to_string().contains("something else"), "{error}");
+            assert_eq!(state(&connection), before, "{noted}");
+        }
+    }
+
+    #[test]
+    fn a_migration_that_fails_leaves_nothing_behind() {
+        let broken = Schema { migrations: &["CREATE TABLE notes (text TEXT)", "nonsense"], ..NOTES };
+        let mut connection = file("");
+        assert!(broken.bring_up_to_date(&mut connection).is_err());
+        assert_eq!(state(&connection), (vec![], 0));
+    }
+}

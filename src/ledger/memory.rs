@@ -81,6 +81,16 @@ impl MemoryLedger {
         (Ok(Reservation::New(lease)), forgotten)
     }
 
+    pub(super) fn take_over_now(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Option<Lease> {
+        let mut shard = self.shard(key);
+        let record = shard.records.get_mut(key)?;
+        if record.epoch != seen || record.is_leased(now) {
+            return None;
+        }
+        record.lease_anew(until);
+        Some(Lease { key: *key, epoch: record.epoch })
+    }
+
     /// Takes a step, and says which responses went for the one that came with it.
     pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
         let mut shard = self.shard(&lease.key);
@@ -113,6 +123,32 @@ impl MemoryLedger {
             }
             _ => Ok(Vec::new()),
         }
+    }
+
+    pub(super) fn settle_now(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
+        let now = self.clock.now();
+        self.shard(key).update(key, || now, |record| Ok(record.settle(step, now)?))
+    }
+
+    pub(super) fn discard_now(&self, lease: &Lease) -> Result<(), LedgerError> {
+        let mut shard = self.shard(&lease.key);
+        let record = shard.records.get(&lease.key).ok_or(LedgerError::Unknown)?;
+        if record.epoch != lease.epoch {
+            return Err(LedgerError::LeaseLost);
+        }
+        if !record.is_discardable() {
+            return Err(super::Forbidden { fulfilment: record.fulfilment, settlement: record.settlement }.into());
+        }
+        shard.remove(&lease.key, self.clock.now());
+        self.records.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn count_replay_now(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        let mut shard = self.shard(key);
+        let record = shard.records.get_mut(key).ok_or(LedgerError::Unknown)?;
+        record.replays = record.replays.saturating_add(1);
+        Ok(record.replays)
     }
 
     /// Submits, and says which other nonce of the sender was forgotten for it.
@@ -229,13 +265,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let mut shard = self.shard(key);
-        let Some(record) = shard.records.get_mut(key) else { return Ok(None) };
-        if record.epoch != seen || record.is_leased(now) {
-            return Ok(None);
-        }
-        record.lease_anew(until);
-        Ok(Some(Lease { key: *key, epoch: record.epoch }))
+        Ok(self.take_over_now(key, seen, now, until))
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
@@ -243,22 +273,11 @@ impl Ledger for MemoryLedger {
     }
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        let now = self.clock.now();
-        self.shard(key).update(key, || now, |record| Ok(record.settle(step, now)?))
+        self.settle_now(key, step)
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        let mut shard = self.shard(&lease.key);
-        let record = shard.records.get(&lease.key).ok_or(LedgerError::Unknown)?;
-        if record.epoch != lease.epoch {
-            return Err(LedgerError::LeaseLost);
-        }
-        if !record.is_discardable() {
-            return Err(super::Forbidden { fulfilment: record.fulfilment, settlement: record.settlement }.into());
-        }
-        shard.remove(&lease.key, self.clock.now());
-        self.records.fetch_sub(1, Ordering::Relaxed);
-        Ok(())
+        self.discard_now(lease)
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
@@ -271,10 +290,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        let mut shard = self.shard(key);
-        let record = shard.records.get_mut(key).ok_or(LedgerError::Unknown)?;
-        record.replays = record.replays.saturating_add(1);
-        Ok(record.replays)
+        self.count_replay_now(key)
     }
 
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {

@@ -10,7 +10,7 @@ use rusqlite::Connection;
 
 use super::{
     super::{LedgerError, MemoryLedger, PaymentKey, Record, row},
-    journal::Keys,
+    batch::Batch,
     migrations::SCHEMA,
     nonces,
     numbers::Numbers,
@@ -56,17 +56,17 @@ impl LedgerFile {
         Ok((file, gone))
     }
 
-    /// Puts it all on disk as memory has it now, or nothing of it: after an error the file is to be given up with what was begun.
-    pub(super) fn write(&mut self, memory: &MemoryLedger, keys: Keys) -> Result<(), rusqlite::Error> {
+    /// Puts all of it on disk, or nothing: after an error the file is to be given up with what was begun.
+    pub(super) fn write(&mut self, batch: Batch) -> Result<(), rusqlite::Error> {
         self.run(BEGIN)?;
-        for (sender, number) in keys.nonces {
-            nonces::write(&self.connection, memory, sender, number)?;
+        for (sender, number, nonce) in batch.nonces {
+            nonces::write(&self.connection, sender, number, nonce)?;
         }
-        for key in keys.payments {
-            self.write_payment(memory, key)?;
+        for (key, record) in batch.payments {
+            self.write_payment(key, record)?;
         }
-        for key in keys.responses {
-            match memory.kept_response(&key) {
+        for (key, response) in batch.responses {
+            match response {
                 Some(response) => responses::write(&self.connection, self.responses.get(key), &key, &response)?,
                 None => self.dropped.extend(self.responses.remove(&key)),
             }
@@ -114,8 +114,8 @@ impl LedgerFile {
         Ok(())
     }
 
-    fn write_payment(&mut self, memory: &MemoryLedger, key: PaymentKey) -> Result<(), rusqlite::Error> {
-        let Some(record) = memory.snapshot(&key) else {
+    fn write_payment(&mut self, key: PaymentKey, record: Option<Record>) -> Result<(), rusqlite::Error> {
+        let Some(record) = record else {
             return self.payments.remove(&key).map_or(Ok(()), |number| self.forget(number));
         };
         // Known from the start, but for a key that was let go of and reserved again.

@@ -5,7 +5,7 @@ use std::{
     fmt,
     path::Path,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{
     super::{LedgerError, MemoryLedger, PaymentKey, Sender},
+    batch::Batch,
     file::{LedgerFile, backend},
 };
 
@@ -29,7 +30,11 @@ pub(super) struct Journal {
     writing: watch::Receiver<()>,
 }
 
+#[derive(Default)]
 struct Shared {
+    /// Shared by those who change memory, each until its change is among the keys; the writer's alone while it copies what it will
+    /// write. So what is written together was true at one time: never a payment with its response on the way.
+    changing: RwLock<()>,
     dirty: Mutex<Dirty>,
     wake: Condvar,
     commits: AtomicU64,
@@ -43,14 +48,23 @@ pub(super) struct Changes {
     pub(super) nonces: Vec<(Sender, u64)>,
 }
 
-/// What a transaction writes. Keys only: what is written is what memory holds when it is written, so that no order of
-/// changes can be confused.
+/// Of what changed. Keys only: what is written is what memory holds when it is copied, so that no order of changes can be confused.
 #[derive(Default)]
 pub(super) struct Keys {
     pub(super) payments: HashSet<PaymentKey>,
     pub(super) responses: HashSet<PaymentKey>,
     pub(super) nonces: HashSet<(Sender, u64)>,
 }
+
+/// A change of memory that is under way: what is written has all of it, or nothing.
+pub(super) struct Change<'a> {
+    shared: &'a Shared,
+    _under_way: RwLockReadGuard<'a, ()>,
+}
+
+/// Tells when something is on disk.
+#[must_use]
+pub(super) struct OnDisk(Option<Durable>);
 
 /// What is not on disk.
 #[derive(Default)]
@@ -80,7 +94,7 @@ impl Journal {
     /// Opens the file, brings what it holds into memory, and starts to write: in a thread of its own, since a commit keeps a thread
     /// waiting for the disk, and since whoever waits for it should not also wait for a runtime that has other things to do.
     pub(super) async fn open(path: &Path, memory: Arc<MemoryLedger>) -> Result<Self, LedgerError> {
-        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Condvar::new(), commits: AtomicU64::new(0) });
+        let shared = Arc::new(Shared::default());
         let (alive, writing) = watch::channel(());
         let writer = Writer { shared: shared.clone(), _alive: alive };
         let (opened, is_open) = oneshot::channel();
@@ -120,42 +134,23 @@ impl Journal {
         self.writing.has_changed().map(drop).map_err(|_| failed())
     }
 
-    /// Returns when these changes are durable. They will be even if the caller stops waiting.
-    pub(super) async fn payments_changed(&self, keys: impl IntoIterator<Item = PaymentKey>) -> Result<(), LedgerError> {
-        self.changed(Changes { payments: keys.into_iter().collect(), ..Changes::default() }).await
+    /// Begins to change memory. Nothing is written until it is said what has changed.
+    pub(super) fn begin(&self) -> Result<Change<'_>, LedgerError> {
+        self.check()?;
+        Ok(Change { shared: &self.shared, _under_way: self.shared.under_way() })
     }
 
-    /// The same for responses.
-    pub(super) async fn responses_changed(
-        &self,
-        keys: impl IntoIterator<Item = PaymentKey>,
-    ) -> Result<(), LedgerError> {
-        self.changed(Changes { responses: keys.into_iter().collect(), ..Changes::default() }).await
-    }
-
-    /// Returns when everything that can be seen in memory now is durable.
+    /// Returns when everything that could be seen in memory before is durable.
     pub(super) async fn settled_down(&self) -> Result<(), LedgerError> {
-        self.changed(Changes::default()).await
+        // Some of it may not be among the keys yet.
+        drop(self.shared.nothing_under_way());
+        self.shared.write(Changes::default())?.wait().await
     }
+}
 
-    /// The same for changes of all kinds, which share one transaction: on disk are all of them or none.
-    pub(super) async fn changed(&self, changes: Changes) -> Result<(), LedgerError> {
-        let durable = {
-            let mut dirty = self.shared.dirty();
-            dirty.keys.add(changes);
-            let durable = dirty.durable()?;
-            // Also if it was only noted before: somebody waits for it now.
-            if !dirty.keys.is_empty() {
-                self.shared.wake(dirty);
-            }
-            durable
-        };
-        let Some(mut durable) = durable else { return Ok(()) };
-        durable.wait_for(|durable| *durable).await.map(drop).map_err(|_| failed())
-    }
-
-    /// Has these changes written soon, and does not wait.
-    pub(super) fn note(&self, changes: Changes) {
+impl Change<'_> {
+    /// Has it written soon, and nobody waits.
+    pub(super) fn note(self, changes: Changes) {
         let mut dirty = self.shared.dirty();
         let is_first = dirty.keys.is_empty();
         dirty.keys.add(changes);
@@ -163,10 +158,28 @@ impl Journal {
             self.shared.wake(dirty);
         }
     }
+
+    /// Has it written, whether the caller waits for that or not: on disk is all of it or nothing.
+    pub(super) fn write(self, changes: Changes) -> Result<OnDisk, LedgerError> {
+        self.shared.write(changes)
+    }
+}
+
+impl OnDisk {
+    pub(super) async fn wait(self) -> Result<(), LedgerError> {
+        let Some(mut durable) = self.0 else { return Ok(()) };
+        durable.wait_for(|durable| *durable).await.map(drop).map_err(|_| failed())
+    }
+}
+
+impl Changes {
+    pub(super) fn of_payments(keys: impl IntoIterator<Item = PaymentKey>) -> Self {
+        Self { payments: keys.into_iter().collect(), ..Self::default() }
+    }
 }
 
 impl Keys {
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
     }
 
@@ -187,7 +200,7 @@ impl Dirty {
         }
     }
 
-    /// What is to be written now, and what tells that it was; others gather meanwhile.
+    /// What is to be written now, as memory has it, and what tells that it was written; others gather meanwhile.
     fn take(&mut self) -> (Keys, watch::Sender<bool>) {
         let done = std::mem::take(&mut self.done);
         self.current = Some(done.subscribe());
@@ -212,6 +225,14 @@ impl Shared {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn under_way(&self) -> RwLockReadGuard<'_, ()> {
+        self.changing.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn nothing_under_way(&self) -> RwLockWriteGuard<'_, ()> {
+        self.changing.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn close(&self) {
         let mut dirty = self.dirty();
         dirty.closed = true;
@@ -226,17 +247,37 @@ impl Shared {
         }
     }
 
+    /// Puts these among what is written, and returns what tells when all of it is on disk.
+    fn write(&self, changes: Changes) -> Result<OnDisk, LedgerError> {
+        let mut dirty = self.dirty();
+        dirty.keys.add(changes);
+        let durable = dirty.durable()?;
+        // Also if it was only noted before: somebody waits for it now.
+        if !dirty.keys.is_empty() {
+            self.wake(dirty);
+        }
+        Ok(OnDisk(durable))
+    }
+
     /// What is to be written next, once there is something; `None` if nothing will be.
-    fn next(&self) -> Option<(Keys, watch::Sender<bool>)> {
+    fn next(&self, memory: &MemoryLedger) -> Option<(Batch, watch::Sender<bool>)> {
+        if !self.is_something_due() {
+            return None;
+        }
+        let _alone = self.nothing_under_way();
+        let (keys, done) = self.dirty().take();
+        Some((Batch::of(keys, memory), done))
+    }
+
+    /// Waits until there is something to be written; whether there will be.
+    fn is_something_due(&self) -> bool {
         let mut dirty = self.dirty();
         dirty.current = None;
         let mut has_lingered = false;
         loop {
             match (dirty.keys.is_empty(), dirty.closed) {
-                (true, true) => return None,
-                (false, closed) if closed || has_lingered || dirty.done.receiver_count() > 0 => {
-                    return Some(dirty.take());
-                }
+                (true, true) => return false,
+                (false, closed) if closed || has_lingered || dirty.done.receiver_count() > 0 => return true,
                 (is_empty, _) => {
                     dirty.is_idle = true;
                     (dirty, has_lingered) = self.wait(dirty, (!is_empty).then_some(LINGER));
@@ -260,9 +301,9 @@ impl Shared {
 
 impl Writer {
     fn write(self, mut file: LedgerFile, memory: &MemoryLedger) {
-        while let Some((keys, done)) = self.shared.next() {
+        while let Some((batch, done)) = self.shared.next(memory) {
             let started = Instant::now();
-            if let Err(error) = file.write(memory, keys) {
+            if let Err(error) = file.write(batch) {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     "the ledger's file cannot be written; it refuses everything"
@@ -291,74 +332,4 @@ fn failed() -> LedgerError {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use alloy_primitives::{Address, B256};
-    use futures_util::FutureExt as _;
-
-    use super::*;
-    use crate::network::Network;
-
-    fn payment(n: u8) -> PaymentKey {
-        PaymentKey {
-            network: Network::BASE,
-            asset: Address::ZERO,
-            payer: Address::repeat_byte(n),
-            nonce: B256::repeat_byte(n),
-        }
-    }
-
-    /// A journal whose writer is the test.
-    fn journal() -> (Journal, Writer) {
-        let shared = Arc::new(Shared { dirty: Mutex::default(), wake: Condvar::new(), commits: AtomicU64::new(0) });
-        let (alive, writing) = watch::channel(());
-        (Journal { shared: shared.clone(), writing }, Writer { shared, _alive: alive })
-    }
-
-    #[test]
-    fn what_comes_before_a_transaction_begins_shares_it_and_what_comes_later_the_next() {
-        let (journal, writer) = journal();
-        journal.note(Changes { payments: vec![payment(1)], ..Changes::default() });
-        let [mut first, mut second, mut third] = [2, 3, 4].map(|n| Box::pin(journal.payments_changed([payment(n)])));
-        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
-        let (keys, done) = writer.shared.next().expect("somebody waits");
-        assert_eq!(keys.payments, [1, 2, 3].map(payment).into());
-        assert!((&mut third).now_or_never().is_none());
-        let mut reader = pin!(journal.settled_down());
-        assert!((&mut reader).now_or_never().is_none(), "it may have seen what the third changed");
-        done.send_replace(true);
-        assert!(matches!((first.now_or_never(), second.now_or_never()), (Some(Ok(())), Some(Ok(())))));
-        assert!((&mut third).now_or_never().is_none(), "this is not on disk");
-        let (keys, done) = writer.shared.next().expect("somebody waits");
-        assert_eq!(keys.payments, [payment(4)].into());
-        let mut late = pin!(journal.settled_down());
-        assert!((&mut late).now_or_never().is_none(), "what is being written can be seen already");
-        done.send_replace(true);
-        assert!(matches!((third.now_or_never(), reader.now_or_never()), (Some(Ok(())), Some(Ok(())))));
-        assert!(matches!(late.now_or_never(), Some(Ok(()))));
-    }
-
-    #[test]
-    fn what_nobody_waits_for_is_taken_after_a_while_and_at_the_end() {
-        let (journal, writer) = journal();
-        let note = |n| journal.note(Changes { payments: vec![payment(n)], ..Changes::default() });
-        note(1);
-        assert_eq!(writer.shared.next().expect("it was long enough").0.payments, [payment(1)].into());
-        note(2);
-        drop(journal);
-        assert_eq!(writer.shared.next().expect("before it ends").0.payments, [payment(2)].into());
-        assert!(writer.shared.next().is_none());
-    }
-
-    #[test]
-    fn a_writer_that_is_gone_is_waited_for_by_nobody() {
-        let (journal, writer) = journal();
-        let mut before = Box::pin(journal.payments_changed([payment(1)]));
-        assert!((&mut before).now_or_never().is_none());
-        drop(writer);
-        assert!(matches!(before.now_or_never(), Some(Err(LedgerError::Backend(_)))));
-        assert!(journal.check().is_err());
-        assert!(matches!(journal.settled_down().now_or_never(), Some(Err(LedgerError::Backend(_)))));
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! The ledger in one SQLite file.
 
+mod batch;
 mod file;
 mod journal;
 mod migrations;
@@ -95,15 +96,14 @@ impl SqliteLedger {
 #[async_trait]
 impl Ledger for SqliteLedger {
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        self.journal.check()?;
-        let key = record.key;
+        let change = self.journal.begin()?;
         let (reservation, forgotten) = self.memory.reserve_and_age(record);
-        let changed = matches!(reservation, Ok(Reservation::New(_))).then_some(key);
-        let changes = Changes { payments: forgotten.into_iter().chain(changed).collect(), ..Changes::default() };
-        match reservation {
-            Ok(Reservation::New(_)) => self.journal.note(changes),
+        let is_new = matches!(reservation, Ok(Reservation::New(_)));
+        let payments = forgotten.into_iter().chain(is_new.then_some(record.key)).collect();
+        change.note(Changes { payments, ..Changes::default() });
+        if !is_new {
             // What the caller is shown must be there tomorrow.
-            _ => self.journal.changed(changes).await?,
+            self.journal.settled_down().await?;
         }
         reservation
     }
@@ -115,15 +115,15 @@ impl Ledger for SqliteLedger {
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        self.journal.check()?;
-        let lease = self.memory.take_over(key, seen, now, until).await?;
-        self.journal.payments_changed(lease.map(|lease| lease.key)).await?;
+        let change = self.journal.begin()?;
+        let lease = self.memory.take_over_now(key, seen, now, until);
+        change.write(Changes::of_payments(lease.map(|lease| lease.key)))?.wait().await?;
         Ok(lease)
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.journal.check()?;
         let brings_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
+        let change = self.journal.begin()?;
         let gone = self.memory.fulfil_and_keep(lease, step)?;
         let may_be_lost = match step {
             FulfilmentStep::Admit { due, .. } => !due,
@@ -131,36 +131,37 @@ impl Ledger for SqliteLedger {
             step => matches!(step, FulfilmentStep::Deliver),
         };
         let responses = gone.into_iter().chain(brings_response.then_some(lease.key)).collect();
-        let changes = Changes { payments: vec![lease.key], responses, ..Changes::default() };
+        let changes = Changes { responses, ..Changes::of_payments([lease.key]) };
         if may_be_lost {
-            self.journal.note(changes);
+            change.note(changes);
             return Ok(());
         }
-        self.journal.changed(changes).await
+        change.write(changes)?.wait().await
     }
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.journal.check()?;
-        self.memory.settle(key, step).await?;
-        let changes = Changes { payments: vec![*key], ..Changes::default() };
+        let change = self.journal.begin()?;
+        self.memory.settle_now(key, step)?;
+        let changes = Changes::of_payments([*key]);
         // That it was paid can be asked of the chain again.
         if matches!(step, SettlementStep::Settle { .. } | SettlementStep::Finalize) {
-            self.journal.note(changes);
+            change.note(changes);
             return Ok(());
         }
-        self.journal.changed(changes).await
+        change.write(changes)?.wait().await
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.journal.check()?;
-        self.memory.discard(lease).await?;
-        self.journal.payments_changed([lease.key]).await
+        let change = self.journal.begin()?;
+        self.memory.discard_now(lease)?;
+        change.write(Changes::of_payments([lease.key]))?.wait().await
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.journal.check()?;
+        let change = self.journal.begin()?;
         let gone = self.memory.keep_response(key, Arc::new(response));
-        self.journal.responses_changed(gone.into_iter().chain([*key])).await
+        let responses = gone.into_iter().chain([*key]).collect();
+        change.write(Changes { responses, ..Changes::default() })?.wait().await
     }
 
     async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
@@ -170,31 +171,31 @@ impl Ledger for SqliteLedger {
     }
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.journal.check()?;
-        let count = self.memory.count_replay(key).await?;
-        self.journal.payments_changed([*key]).await?;
+        let change = self.journal.begin()?;
+        let count = self.memory.count_replay_now(key)?;
+        change.write(Changes::of_payments([*key]))?.wait().await?;
         Ok(count)
     }
 
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.journal.check()?;
         let (sender, nonce, payments) = (submission.sender, submission.nonce, submission.payments.clone());
+        let change = self.journal.begin()?;
         let forgotten = self.memory.submit_and_forget(submission)?;
         let nonces = forgotten.into_iter().chain([nonce]).map(|nonce| (sender, nonce)).collect();
-        self.journal.changed(Changes { payments, nonces, ..Changes::default() }).await
+        change.write(Changes { payments, nonces, ..Changes::default() })?.wait().await
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.journal.check()?;
+        let change = self.journal.begin()?;
         let changed = self.memory.free_nonce_now(sender, nonce, by).then_some((*sender, nonce));
-        self.journal.changed(Changes { nonces: changed.into_iter().collect(), ..Changes::default() }).await
+        change.write(Changes { nonces: changed.into_iter().collect(), ..Changes::default() })?.wait().await
     }
 
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.journal.check()?;
+        let change = self.journal.begin()?;
         let forgotten = self.memory.forget_nonces_now(sender, below);
         let nonces = forgotten.into_iter().map(|nonce| (*sender, nonce)).collect();
-        self.journal.changed(Changes { nonces, ..Changes::default() }).await
+        change.write(Changes { nonces, ..Changes::default() })?.wait().await
     }
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {

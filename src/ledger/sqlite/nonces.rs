@@ -5,7 +5,7 @@ use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{LedgerError, MemoryLedger, PaymentKey, Sender, Submission},
+    super::{LedgerError, MemoryLedger, PaymentKey, Sender, Submission, submission::Nonce},
     file::{backend, unreadable, unwritable},
 };
 use crate::network::Network;
@@ -14,17 +14,17 @@ use crate::network::Network;
 #[derive(Serialize, Deserialize)]
 struct Member(Address, Address, B256);
 
-/// Makes the file hold a nonce as memory has it now.
+/// Makes the file hold a nonce as it is now.
 pub(super) fn write(
     connection: &Connection,
-    memory: &MemoryLedger,
     sender: Sender,
     number: u64,
+    nonce: Option<Nonce>,
 ) -> Result<(), rusqlite::Error> {
     let (chain_id, address) = (sender.network.chain_id().cast_signed(), sender.address.as_slice());
     let delete = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
     connection.prepare_cached(delete)?.execute((chain_id, address, number.cast_signed()))?;
-    let Some(nonce) = memory.nonce(&sender, number) else { return Ok(()) };
+    let Some(nonce) = nonce else { return Ok(()) };
     for submission in &nonce.transactions {
         let members: Vec<Member> =
             submission.payments.iter().map(|key| Member(key.asset, key.payer, key.nonce)).collect();

@@ -6,6 +6,7 @@
 //! cargo run --release -- chain            requests to a node and time, 50 ms away
 //! cargo run --release -- copies           twenty copies of one payment at once
 //! cargo run --release -- load             paid requests a second over loopback, and how long they take at half of that
+//! cargo run --release -- paced            how long they take at 2,000 a second, and what of that is the machine's
 //! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
@@ -27,11 +28,13 @@ mod thread_time;
 mod at_once;
 mod chain;
 mod copies;
+mod generator;
 mod listening;
 mod load;
 mod memory;
 mod onchain;
 mod own;
+mod paced;
 mod payments;
 mod request;
 mod sellers;
@@ -48,11 +51,11 @@ fn main() -> Result {
         ["chain"] => chain::run(),
         ["copies"] => copies::run(),
         ["load"] => load::run(),
-        ["load", "paced"] => load::run_paced(),
+        ["paced"] => paced::run(),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),
         ["memory", seller] => memory::of(seller),
-        _ => Err("request, chain, copies, load, own or memory?".into()),
+        _ => Err("request, chain, copies, load, paced, own or memory?".into()),
     }
 }

@@ -118,6 +118,14 @@ mod tests {
         (tables, connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap())
     }
 
+    fn is_left_alone(done: &str, why: &str) {
+        let mut connection = file(done);
+        let before = state(&connection);
+        let error = NOTES.bring_up_to_date(&mut connection).expect_err("it is not ours to change");
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(state(&connection), before, "{done}");
+    }
+
     /// What a commit is worth: a test that kills a process would not notice less.
     #[test]
     fn a_commit_is_on_disk_and_the_file_ours() {
@@ -146,11 +154,7 @@ mod tests {
     #[test]
     fn what_a_later_version_wrote_is_left_alone() {
         for noted in ["PRAGMA user_version = 3", "PRAGMA user_version = -1", &noted_by_sqlx("(1), (2), (3)")] {
-            let mut connection = file(&format!("{}; {noted}", NOTES.migrations[0]));
-            let before = state(&connection);
-            let error = NOTES.bring_up_to_date(&mut connection).expect_err("it is not known what it means");
-            assert!(error.to_string().contains("later version"), "{error}");
-            assert_eq!(state(&connection), before, "{noted}");
+            is_left_alone(&format!("{}; {noted}", NOTES.migrations[0]), "later version");
         }
     }
 
@@ -158,11 +162,7 @@ mod tests {
     #[test]
     fn what_holds_something_else_is_left_alone() {
         for noted in ["", "PRAGMA user_version = 2", &noted_by_sqlx("(1), (2)")] {
-            let mut connection = file(&format!("CREATE TABLE payments (record TEXT); {noted}"));
-            let before = state(&connection);
-            let error = NOTES.bring_up_to_date(&mut connection).expect_err("these are no notes");
-            assert!(error.to_string().contains("something else"), "{error}");
-            assert_eq!(state(&connection), before, "{noted}");
+            is_left_alone(&format!("CREATE TABLE payments (record TEXT); {noted}"), "something else");
         }
     }
 

@@ -130,7 +130,7 @@ impl Journal {
     }
 
     /// Refuses to go on once the disk has fallen behind for good, or the file was let go of.
-    pub(super) fn check(&self) -> Result<(), LedgerError> {
+    fn check(&self) -> Result<(), LedgerError> {
         self.writing.has_changed().map(drop).map_err(|_| failed())
     }
 
@@ -200,7 +200,7 @@ impl Dirty {
         }
     }
 
-    /// What is to be written now, as memory has it, and what tells that it was written; others gather meanwhile.
+    /// What is to be written now, and what tells that it was; others gather meanwhile.
     fn take(&mut self) -> (Keys, watch::Sender<bool>) {
         let done = std::mem::take(&mut self.done);
         self.current = Some(done.subscribe());

@@ -211,8 +211,9 @@ impl Ledger for SqliteLedger {
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
+        let counts = self.memory.counts().await?;
         self.journal.settled_down().await?;
-        self.memory.counts().await
+        Ok(counts)
     }
 
     fn response_limit(&self) -> usize {

@@ -1,3 +1,5 @@
+//! The journal with a test for its writer: no disk, and no clock.
+
 use std::pin::pin;
 
 use alloy_primitives::{Address, B256, Bytes, U256};

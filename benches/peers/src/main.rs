@@ -36,6 +36,7 @@ mod onchain;
 mod own;
 mod paced;
 mod payments;
+mod plain_file;
 mod request;
 mod sellers;
 

@@ -1,5 +1,6 @@
-//! How late the slowest are at an even rate: in turns with what there is when payments are taken away, and with a handler that takes as
-//! much of the processors as a payment. What such a handler cannot do is the machine's, on which nobody but us need be at work.
+//! How late the slowest are at an even rate: in turns with what there is when payments are taken away, and with handlers that take as
+//! much of the processors as a payment, one of which has a kilobyte on disk before it answers. What they cannot do is the machine's, on
+//! which nobody but us need be at work.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,6 +15,7 @@ use crate::{
     Result, hot_path,
     listening::Listening,
     load::{CONNECTIONS, Driven, drive, median},
+    plain_file::PlainFile,
     sellers,
 };
 
@@ -48,17 +50,23 @@ async fn all() -> Result {
     let alone = Listening::here(Router::new().route("/evaluate", handler)).await?;
     let demand = durable.demand().await?;
     settle_down();
-    // The first turn of each only warms up, and says how much the handler has to do.
-    let [paid, unpaid] = [turn(&durable, &demand, RATE).await?.cpu, turn(&alone, &demand, RATE).await?.cpu];
-    let hashes = ((paid - unpaid) / hash_time()) as usize;
-    let busy = Router::new().route("/evaluate", post(async move |_: Bytes| work(hashes)));
+    // The first turn of each only warms up, and says how much the handlers have to do.
+    let on_disk = tempfile::tempdir()?;
+    let file = Arc::new(PlainFile::create(&on_disk.path().join("plain"))?);
+    let kept = Listening::here(keeping(file.clone(), 0)).await?;
+    let paid = turn(&durable, &demand, RATE).await?.cpu;
+    let as_much = |unpaid: Turn| ((paid - unpaid.cpu).max(0.0) / hash_time()) as usize;
+    let of_kept = as_much(turn(&kept, &demand, RATE).await?);
+    let of_alone = as_much(turn(&alone, &demand, RATE).await?);
+    let busy = Router::new().route("/evaluate", post(async move |_: Bytes| work(of_alone)));
     let servers = [
         ("tower-x402, SQLite", durable),
-        ("a handler that takes as much, no payments", Listening::here(busy).await?),
+        ("as much, and a kilobyte in a plain file, no payments", Listening::here(keeping(file, of_kept)).await?),
+        ("as much, no payments", Listening::here(busy).await?),
         ("tower-x402, in memory", in_memory),
         ("the handler alone, no payments", alone),
     ];
-    let mut turns: [Vec<Turn>; 4] = Default::default();
+    let mut turns: [Vec<Turn>; 5] = Default::default();
     for _ in 0..TURNS {
         for ((_, server), turns) in servers.iter().zip(&mut turns) {
             turns.push(turn(server, &demand, RATE).await?);
@@ -94,6 +102,16 @@ async fn durable() -> Result<(TempDir, Listening)> {
 /// What is still to be written of something else, the build of this program perhaps, would be in the way of every commit.
 fn settle_down() {
     rustix::fs::sync();
+}
+
+/// Sells nothing, and answers when that is on disk.
+fn keeping(file: Arc<PlainFile>, hashes: usize) -> Router {
+    let answer = async move |_: Bytes| {
+        let answer = work(hashes);
+        file.keep().await;
+        answer
+    };
+    Router::new().route("/evaluate", post(answer))
 }
 
 struct Turn {

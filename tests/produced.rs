@@ -218,6 +218,12 @@ async fn a_body_that_does_not_keep_its_promise_is_work_that_failed() {
             let failed = send(&app, purchase.on(evaluate("x"))).await;
             assert_eq!(failed.status, status, "{failed:?}");
             assert_eq!(facilitator.settlements(), charged, "what failed is not charged");
+            // Whoever has paid before the work is not told that nothing was charged.
+            let said = failed.json();
+            let paid = (charged == 1).then(|| B256::repeat_byte(0x77).to_string());
+            assert_eq!(said["transaction"].as_str(), paid.as_deref(), "{said}");
+            let is_free = said["detail"].as_str().unwrap().contains("nothing was charged");
+            assert_eq!((is_free, failed.headers.contains_key("payment-response")), (charged == 0, charged == 1));
             assert_eq!(record(&facilitator, &purchase).await.unwrap().fulfilment, Fulfilment::Released);
         }
         let whole = send(&app, purchase.on(evaluate("x"))).await;

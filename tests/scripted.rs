@@ -5,7 +5,10 @@
 mod support;
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,11 +26,11 @@ use support::{
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    ManualClock, Usdc,
-    facilitator::{Authenticity, Rejection, Verified},
+    ManualClock, Network, Usdc,
+    facilitator::{Authenticity, Outcome, Rejection, Verified},
     ledger::{
         Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
-        Sender, SettlementStep, StoredResponse, Submission,
+        Sender, Settlement, SettlementStep, StoredResponse, Submission,
     },
     protocol::{PaymentFlow, Reason},
 };
@@ -99,6 +102,49 @@ async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
     assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::CONFLICT);
     assert_eq!((handled.load(Ordering::SeqCst), handled_too.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test]
+async fn what_became_of_a_payment_is_asked_of_nobody_on_another_chain() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let on = |network| {
+        let mut scripted = Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) });
+        (scripted.ledger, scripted.serves) = (ledger.clone(), Some(network));
+        scripted
+    };
+    let (other, its_own) = (Arc::new(on(Network::BASE)), Arc::new(on(Network::BASE_SEPOLIA)));
+    let price = Arc::new(AtomicU64::new(1_000));
+    let now = price.clone();
+    let layer = layer(&other).facilitator(its_own.clone()).max_wait(Duration::from_millis(50)).price_with(move |_| {
+        let units = now.load(Ordering::SeqCst);
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let pending = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(pending.status, StatusCode::SERVICE_UNAVAILABLE, "{pending:?}");
+    // It is no payment for what is offered now, but known.
+    price.store(2_000, Ordering::SeqCst);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(again.status, StatusCode::SERVICE_UNAVAILABLE, "{again:?}");
+    assert!(its_own.reconciliations() > 0);
+    assert_eq!((other.reconciliations(), other.settlements(), handled.load(Ordering::SeqCst)), (0, 0, 1));
+}
+
+#[tokio::test]
+async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again() {
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    // As after any failure: whoever looks after what is open leaves such a one alone.
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Due, Some(Reason::UnexpectedSettleError)));
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
 }
 
 #[tokio::test]

@@ -96,6 +96,11 @@ impl Answer {
         self
     }
 
+    /// Its status.
+    pub(super) fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
     /// Says when to try again.
     pub(super) fn retry_after(mut self, delay: Duration) -> Self {
         self.0.headers.insert(RETRY_AFTER, delay.as_secs().max(1).into());

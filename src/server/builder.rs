@@ -275,7 +275,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// How long the handler may take; then the request is answered 504 and nothing is charged. Default 60 s.
+    /// How long the handler may take; then the request is answered 504. Nothing is charged for it, or, in the flow
+    /// `upfront`, nothing more if the same payment is presented again. Default 60 s.
     pub fn handler_deadline(mut self, deadline: Duration) -> Self {
         self.limits.handler_deadline = deadline;
         self
@@ -314,9 +315,9 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// How long a copy of a payment waits for the first one's answer, before 409. Default 90 s.
+    /// How long a copy of a payment waits for the first one's answer, before 409. Default 90 s, at most a day.
     pub fn max_wait(mut self, wait: Duration) -> Self {
-        self.limits.wait = wait;
+        self.limits.wait = wait.min(LONGEST_WAIT);
         self
     }
 
@@ -429,9 +430,11 @@ impl fmt::Debug for RequirePaymentLayerBuilder {
 
 /// Some clients stop reading headers near 8 KB in all.
 const MAX_DEMAND: usize = 6 * 1024;
+/// The longest that a copy can be told to wait; a clock's end is far beyond.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {
-    let needed = limits.handler_deadline + limits.settlement_margin;
+    let needed = limits.handler_deadline.saturating_add(limits.settlement_margin);
     if limits.max_timeout <= needed {
         return Err(BuildError::TimeoutTooShort { max_timeout: limits.max_timeout, needed });
     }

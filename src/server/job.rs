@@ -17,7 +17,7 @@ use super::{
     record::Destination,
     request_body::{Read, RequestBody, digest_of},
     response_body::ResponseBody,
-    sale::{self, Sale},
+    sale::{self, Sale, Unfinished},
     settle::Settler,
 };
 use crate::{
@@ -81,7 +81,8 @@ where
                 return Ok(answer.into_response());
             }
             let until = self.purchase.lease_until(self.purchase.sale.config.clock.now());
-            if let Err(answer) = self.held.step(FulfilmentStep::Start { until }).await.map_err(failed) {
+            if let Err(error) = self.held.step(FulfilmentStep::Start { until }).await {
+                let answer = self.purchase.sale.unrecorded(&error, &self.held.record);
                 self.held.give_back().await;
                 return Ok(answer.into_response());
             }
@@ -94,7 +95,10 @@ where
                         metrics::request(Ended::Failed);
                         Err(error)
                     }
-                    Err(_elapsed) => Ok(sale::too_slow().into_response()),
+                    Err(_elapsed) => {
+                        let answer = self.purchase.sale.unfinished(Unfinished::TooSlow, &self.held.record);
+                        Ok(answer.into_response())
+                    }
                 };
                 Box::pin(self.held.release(read.digest())).await;
                 return failed;
@@ -109,9 +113,9 @@ where
             let limit = self.purchase.facilitator.ledger().response_limit();
             let work = match Produced::of(&parts, body, limit, deadline).await {
                 Ok(work) => work,
-                Err(answer) => {
+                Err(why) => {
                     Box::pin(self.held.release(read.digest())).await;
-                    return Ok(answer.into_response());
+                    return Ok(self.purchase.sale.unfinished(why, &self.held.record).into_response());
                 }
             };
             // In a box of its own: the two halves of a paid request then fit into those that an allocator keeps at hand.
@@ -199,7 +203,8 @@ where
     async move {
         let now = purchase.sale.config.clock.now();
         let step = FulfilmentStep::Produce { body: Some(read), at: now, response: work.to_keep(&parts, now) };
-        if let Err(answer) = held.step(step).await.map_err(failed) {
+        if let Err(error) = held.step(step).await {
+            let answer = purchase.sale.unrecorded(&error, &held.record);
             held.give_back().await;
             return answer.into_response();
         }

@@ -41,7 +41,8 @@
 //! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::Ledger::response_limit), is read
 //! whole within the handler's deadline and kept before it is settled: a crash at any moment loses neither money nor answer. If
 //! its body breaks off, the attempt has failed. Other responses stream once they are settled, and are copied as they do; what
-//! a crash takes of such a one is answered 409 with the transaction.
+//! a crash takes of such a one is answered 409 with the transaction. So is one whose settlement was not known in time: its client
+//! was told to come again, and there is nothing left to stream. Say the length of what must not be lost, or raise the limit.
 //!
 //! # Versions of the protocol
 //!

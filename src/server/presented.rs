@@ -83,7 +83,9 @@ pub(super) async fn known_or(
     for (network, asset) in claim.tokens(offers) {
         let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
         for facilitator in &config.facilitators {
+            // Several may share a ledger; only one can tell what became of it.
             if let Some(record) = facilitator.ledger().get(&key).await.map_err(Refusal::Ledger)?
+                && facilitator.serves(&record.terms)
                 && claim.agrees_with(&record.terms)
                 && record.authorization == exact.authorization
                 && is_signed_alike(&record, exact)

@@ -8,10 +8,9 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    answer::Answer,
     record::{Destination, Recorder, begin, delivered, stored},
     response_body::ResponseBody,
-    sale,
+    sale::Unfinished,
 };
 use crate::ledger::{Lease, Ledger, StoredResponse};
 
@@ -22,9 +21,9 @@ pub(super) enum Produced<R> {
 }
 
 impl<R: Body<Data = Bytes>> Produced<R> {
-    /// Reads a body that says its length, and whose length is at most `limit`, until `deadline`. The error is what the client
-    /// is told of a body that breaks off: work that did not succeed.
-    pub(super) async fn of(parts: &Parts, body: R, limit: usize, deadline: Instant) -> Result<Self, Answer> {
+    /// Reads a body that says its length, and whose length is at most `limit`, until `deadline`. A body that breaks off is
+    /// work that did not succeed.
+    pub(super) async fn of(parts: &Parts, body: R, limit: usize, deadline: Instant) -> Result<Self, Unfinished> {
         // What follows 101 is a connection.
         let length = body.size_hint().exact().filter(|_| parts.status != StatusCode::SWITCHING_PROTOCOLS);
         let Some(length) = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= limit)
@@ -32,7 +31,7 @@ impl<R: Body<Data = Bytes>> Produced<R> {
             return Ok(Self::Streaming(body));
         };
         let read = tokio::time::timeout_at(deadline, read_exactly(body, length)).await;
-        let (bytes, trailers) = read.map_err(|_elapsed| sale::too_slow())?.ok_or_else(sale::broke_off)?;
+        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TooSlow)?.ok_or(Unfinished::BrokeOff)?;
         Ok(Self::Whole { bytes, trailers })
     }
 

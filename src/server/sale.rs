@@ -25,6 +25,17 @@ use crate::{
 
 /// When a client should come back to see what became of its payment.
 const RETRY_SOON: Duration = Duration::from_secs(1);
+/// When it should come back to a ledger that failed.
+const RETRY_LEDGER: Duration = Duration::from_secs(5);
+
+/// Why work that was begun came to nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unfinished {
+    /// It took longer than it may.
+    TooSlow,
+    /// The handler's response ended before its end.
+    BrokeOff,
+}
 
 #[derive(Clone)]
 pub(super) struct Sale {
@@ -95,6 +106,40 @@ impl Sale {
                 Receipt::of(&later, version)
             }
         }
+    }
+
+    /// Work that was begun came to nothing. Whoever paid for it before is told so: to pay anew would be to pay twice.
+    pub(super) fn unfinished(&self, why: Unfinished, record: &Record) -> Answer {
+        let (status, error, what) = match why {
+            Unfinished::TooSlow => {
+                (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline")
+            }
+            Unfinished::BrokeOff => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off")
+            }
+        };
+        match record.settlement.paid_by() {
+            Some(transaction) => self.paid_in_vain(record, transaction, status, error, what),
+            None => Answer::problem(status, error, &format!("{what}; nothing was charged for it"), None),
+        }
+    }
+
+    /// The ledger did not take a step of work that was verified, and paid for if the flow is so.
+    pub(super) fn unrecorded(&self, error: &LedgerError, record: &Record) -> Answer {
+        let answer = ledger_failed(error);
+        match record.settlement.paid_by() {
+            Some(transaction) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                let (status, what) = (StatusCode::SERVICE_UNAVAILABLE, "the work could not be recorded");
+                self.paid_in_vain(record, transaction, status, "ledger_unavailable", what).retry_after(RETRY_LEDGER)
+            }
+            _ => answer,
+        }
+    }
+
+    fn paid_in_vain(&self, record: &Record, transaction: B256, status: StatusCode, error: &str, what: &str) -> Answer {
+        let detail = format!("{what}; it is paid for, and presenting the same payment again charges nothing more");
+        Answer::problem(status, error, &detail, Some(transaction))
+            .with_settlement(&settlement_of(record, self.payer, Ok(transaction)), self.version)
     }
 
     /// Not known whether the payment moved.
@@ -178,20 +223,9 @@ pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
             tracing::error!(error = error as &dyn std::error::Error, "the ledger failed");
             let detail = "the payment could not be recorded; nothing was charged by this request";
             Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable", detail, None)
-                .retry_after(Duration::from_secs(5))
+                .retry_after(RETRY_LEDGER)
         }
     }
-}
-
-pub(super) fn too_slow() -> Answer {
-    let detail = "the work took longer than the deadline; nothing was charged for it";
-    Answer::problem(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail, None)
-}
-
-/// The handler's response ended before its end.
-pub(super) fn broke_off() -> Answer {
-    let detail = "the work's response broke off; presenting the same payment again charges nothing more";
-    Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None)
 }
 
 pub(super) fn crashed() -> Answer {

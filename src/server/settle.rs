@@ -15,7 +15,8 @@ use super::{
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Outcome, Prechecked, Verified},
-    ledger::{Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+    ledger::{Fulfilment, Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+    protocol::Reason,
 };
 
 /// The pause before an unknown outcome is looked at again, doubled up to [`LONGEST_PAUSE`].
@@ -43,7 +44,10 @@ impl<'a> Settler<'a> {
     pub(super) async fn settle(self, record: &mut Record, verified: &Verified) -> Result<(), Answer> {
         let outcome = match self.facilitator.as_ref().settle(self.payment, verified).await {
             Ok(outcome) => outcome,
-            Err(error) => return Err(sale::unavailable(&error)),
+            Err(error) => {
+                self.let_go(record).await;
+                return Err(sale::unavailable(&error));
+            }
         };
         let step = outcome.step();
         record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
@@ -66,6 +70,24 @@ impl<'a> Settler<'a> {
                 tokio::spawn(watch);
                 Err(self.sale.pending(record, transaction))
             }
+        }
+    }
+}
+
+impl Settler<'_> {
+    /// Nothing was sent for work that is done. Whoever is told so may buy it elsewhere: as after a failure, it is charged for only if it
+    /// is asked for again.
+    async fn let_go(&self, record: &mut Record) {
+        let ledger = self.facilitator.ledger().as_ref();
+        // What is under way by now, in another process, is not a failure.
+        let is_due = async || {
+            let known = ledger.get(&record.key).await;
+            known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due))
+        };
+        if record.fulfilment == Fulfilment::Produced && is_due().await {
+            let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
+            record_step(ledger, &record.key, &step).await;
+            let _ = record.settle(&step, self.sale.config.clock.now());
         }
     }
 }

@@ -35,10 +35,13 @@ pub struct Scripted {
     pub ledger: Arc<dyn Ledger>,
     /// What it says of itself.
     pub settles_due: bool,
+    /// The only network that it serves; all of them if there is none.
+    pub serves: Option<Network>,
     verify: Box<Verify>,
     settle: Box<Settle>,
     verified: AtomicU64,
     settled: AtomicU64,
+    reconciled: AtomicU64,
     /// What it was left to settle.
     soon: Mutex<Vec<PaymentKey>>,
 }
@@ -54,10 +57,12 @@ impl Scripted {
         Self {
             ledger: Arc::new(MemoryLedger::new()),
             settles_due: true,
+            serves: None,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
             verified: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            reconciled: AtomicU64::new(0),
             soon: Mutex::default(),
         }
     }
@@ -86,6 +91,11 @@ impl Scripted {
     pub fn settlements(&self) -> u64 {
         self.settled.load(Ordering::SeqCst)
     }
+
+    /// How often it was asked what became of a payment.
+    pub fn reconciliations(&self) -> u64 {
+        self.reconciled.load(Ordering::SeqCst)
+    }
 }
 
 pub fn paid() -> Outcome {
@@ -107,8 +117,8 @@ impl Facilitator for Scripted {
         &self.ledger
     }
 
-    fn serves(&self, _: &Terms) -> bool {
-        true
+    fn serves(&self, terms: &Terms) -> bool {
+        self.serves.is_none_or(|network| terms.offer().network() == network)
     }
 
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError> {
@@ -124,6 +134,7 @@ impl Facilitator for Scripted {
     }
 
     async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
+        self.reconciled.fetch_add(1, Ordering::SeqCst);
         Ok(Outcome::Unknown { transaction: None })
     }
 

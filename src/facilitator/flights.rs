@@ -3,19 +3,20 @@
 use std::{
     collections::HashMap,
     future::Future,
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::watch;
 
-use crate::ledger::PaymentKey;
-
 /// How many payments may be settled at once.
 const MAX_FLIGHTS: usize = 10_000;
 
-/// The payments that a task of this process is settling, and what comes of it.
+/// The payments that a task of this process is settling, by whatever tells them apart, and what comes of it.
 #[derive(Debug)]
-pub(super) struct Flights<T>(Mutex<HashMap<PaymentKey, watch::Receiver<Option<T>>>>);
+pub(super) struct Flights<K: Eq + Hash, T>(Mutex<Under<K, T>>);
+
+type Under<K, T> = HashMap<K, watch::Receiver<Option<T>>>;
 
 /// Why there is no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +27,16 @@ pub(super) enum NoLanding {
     Lost,
 }
 
-impl<T> Default for Flights<T> {
+impl<K: Eq + Hash, T> Default for Flights<K, T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T: Clone + Send + Sync + 'static> Flights<T> {
+impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
     /// What becomes of the payment: of the settlement that is under way, or of `settle`, which then runs whether anybody
     /// waits for it or not.
-    pub(super) async fn join<F>(self: &Arc<Self>, key: PaymentKey, settle: impl FnOnce() -> F) -> Result<T, NoLanding>
+    pub(super) async fn join<F>(self: &Arc<Self>, key: K, settle: impl FnOnce() -> F) -> Result<T, NoLanding>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -48,7 +49,7 @@ impl<T: Clone + Send + Sync + 'static> Flights<T> {
 
     fn take_off<F>(
         self: &Arc<Self>,
-        key: PaymentKey,
+        key: K,
         settle: impl FnOnce() -> F,
     ) -> Result<watch::Receiver<Option<T>>, NoLanding>
     where
@@ -73,19 +74,19 @@ impl<T: Clone + Send + Sync + 'static> Flights<T> {
     }
 }
 
-impl<T> Flights<T> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<PaymentKey, watch::Receiver<Option<T>>>> {
+impl<K: Eq + Hash, T> Flights<K, T> {
+    fn lock(&self) -> MutexGuard<'_, Under<K, T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Free again when the flight has ended, however it ended.
-struct Runway<T> {
-    flights: Arc<Flights<T>>,
-    key: PaymentKey,
+struct Runway<K: Eq + Hash, T> {
+    flights: Arc<Flights<K, T>>,
+    key: K,
 }
 
-impl<T> Drop for Runway<T> {
+impl<K: Eq + Hash, T> Drop for Runway<K, T> {
     fn drop(&mut self) {
         self.flights.lock().remove(&self.key);
     }

@@ -1,18 +1,25 @@
 //! The service by itself.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
+use axum::body::Body;
 use futures_util::future::join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
-use tower_x402::{facilitator::Facilitator as _, ledger::Listing};
+use tower::ServiceExt as _;
+use tower_x402::{
+    facilitator::{Facilitator as _, Prechecked, Rejection, Verified, service::FacilitatorService},
+    ledger::{Ledger, Listing, MemoryLedger, SettlementStep},
+    protocol::Reason,
+};
 
 use super::{
     stage::Stage,
     support::{
         authorization,
         chain::Chain as _,
+        scripted::{Scripted, customer, not_yet, paid},
         shop::{Customer, PRICE, Purchase},
     },
 };
@@ -71,6 +78,64 @@ async fn the_same_settlement_again_is_the_same_answer() {
         (&said["isValid"], &said["invalidReason"]),
         (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
     );
+}
+
+#[tokio::test]
+async fn of_two_payments_with_one_nonce_only_the_paid_one_is_told_so() {
+    let stage = Stage::open().await;
+    let customer = stage.customer().await;
+    let good = purchase(&customer, authorization::random_address());
+    let mut decoy = purchase(&customer, authorization::random_address());
+    decoy.authorization.nonce = good.authorization.nonce;
+    decoy.resign();
+    // At once, so that most find a settlement under way.
+    let both = [request(&decoy), request(&good)];
+    let answers = join_all((0..10).map(|number| post(&stage, "settle", &both[number % 2]))).await;
+    let mut paid = 0;
+    for (number, purchase) in [&decoy, &good].into_iter().enumerate() {
+        let income = stage.chain.balance(purchase.authorization.to).await;
+        let told = |answer: &&(u16, Value)| answer.1["success"] == json!(true);
+        let successes = answers.iter().skip(number).step_by(2).filter(told).count();
+        assert_eq!(successes, if income == 0 { 0 } else { 5 }, "{income} units: {answers:?}");
+        paid += income;
+    }
+    assert_eq!(paid, PRICE);
+}
+
+#[tokio::test]
+async fn what_was_executed_after_it_failed_is_told_as_paid() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let journal = ledger.clone();
+    // A transaction fails, and what it holds is executed by somebody else: from then on the nonce is used.
+    let verify = |call, _| async move {
+        let used = || Rejection::new(Reason::NonceAlreadyUsed, "the authorization was used");
+        if call == 0 { Ok(Verified::default()) } else { Err(used().into()) }
+    };
+    let settle = move |call, payment: Prechecked| {
+        let journal = journal.clone();
+        async move {
+            if call > 0 {
+                return Ok(paid());
+            }
+            let transaction = B256::repeat_byte(1);
+            journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
+            Ok(not_yet())
+        }
+    };
+    let mut bank = Scripted::new().verify(verify).settle(settle);
+    bank.ledger = ledger;
+    let service = FacilitatorService::builder(bank).build();
+    let body = request(&purchase(&customer(), authorization::random_address()));
+    let settle = async || {
+        let request = http::Request::post("/settle").header("content-type", "application/json");
+        let response = service.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+        let bytes = axum::body::to_bytes(Body::new(response.into_body()), 1 << 16).await.unwrap();
+        serde_json::from_slice::<Value>(&bytes).unwrap()
+    };
+    let first = settle().await;
+    assert_eq!((&first["success"], &first["errorReason"]), (&json!(false), &json!("insufficient_funds")), "{first}");
+    let again = settle().await;
+    assert_eq!((&again["success"], &again["transaction"]), (&json!(true), &json!(B256::repeat_byte(0x77))), "{again}");
 }
 
 #[tokio::test]
@@ -144,7 +209,7 @@ async fn what_is_wrong_is_said_and_nothing_is_sent() {
 async fn a_settlement_that_failed_happens_only_if_it_is_asked_for_again() {
     let stage = Stage::open().await;
     let pay_to = authorization::random_address();
-    let poor = super::support::scripted::customer();
+    let poor = customer();
     let body = request(&purchase(&poor, pay_to));
     let (status, said) = post(&stage, "settle", &body).await;
     assert_eq!((status, &said["errorReason"]), (200, &json!("insufficient_funds")), "{said}");

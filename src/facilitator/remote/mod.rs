@@ -94,7 +94,7 @@ struct Remote {
     witnesses: Vec<(Network, Box<dyn Witness>)>,
     echoes: Echoes,
     last_look: LastLook,
-    flights: Arc<Flights<Result<Outcome, FacilitatorError>>>,
+    flights: Arc<Flights<PaymentKey, Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
     process: u64,

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
@@ -99,8 +99,8 @@ struct Shared {
     assets: Vec<(Network, Address)>,
     /// Payees that are served; empty for all.
     payees: Vec<Address>,
-    /// Settlements under way.
-    flights: Arc<Flights<Said>>,
+    /// Settlements under way, each by all that was signed: one nonce may be in several payments, of which one can be paid.
+    flights: Arc<Flights<B256, Said>>,
     /// Requests being worked on.
     places: Semaphore,
     settle_patience: Duration,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::keccak256;
+use alloy_primitives::{B256, keccak256};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -49,7 +49,7 @@ impl Shared {
         let shared = self.clone();
         let landed = self
             .flights
-            .join(payment.key(), || async move { shared.settle_alone(&*facilitator, &payment).await })
+            .join(flight(&payment), || async move { shared.settle_alone(&*facilitator, &payment).await })
             .await;
         asked.settled(&landed.unwrap_or_else(|none| match none {
             NoLanding::Full => Said::Unavailable(RETRY),
@@ -164,16 +164,20 @@ impl Shared {
         record: &Record,
     ) -> Result<Said, FacilitatorError> {
         let ledger = facilitator.ledger().as_ref();
-        let mut verified = match look(facilitator, payment).await? {
-            Ok(verified) => verified,
-            Err(rejection) => return Ok(failed(rejection)),
-        };
-        if record.settlement == Settlement::None {
-            verified = match self.admit(facilitator, payment, lease, verified).await? {
+        // Of what is due, a transaction may have been seen by others: whoever settles looks whether somebody executed it, and credits
+        // that, where a verification would only say that the nonce is used.
+        let verified = if record.settlement == Settlement::None {
+            let verified = match look(facilitator, payment).await? {
                 Ok(verified) => verified,
                 Err(rejection) => return Ok(failed(rejection)),
             };
-        }
+            match self.admit(facilitator, payment, lease, verified).await? {
+                Ok(verified) => verified,
+                Err(rejection) => return Ok(failed(rejection)),
+            }
+        } else {
+            Verified::default()
+        };
         let outcome = facilitator.settle(payment, &verified).await?;
         note(ledger, &lease.key, outcome.step()).await;
         Ok(told(outcome))
@@ -246,6 +250,17 @@ async fn note(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) {
         sleep(Duration::from_millis(50 << attempt)).await;
     }
     tracing::error!(payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
+}
+
+/// What two payments have in common if they are one. A payer may sign several with one nonce, and nobody is told what became of another
+/// one than its own.
+fn flight(payment: &Prechecked) -> B256 {
+    let mut all = payment.signing_hash().to_vec();
+    // Of two signatures that only the chain can judge, one may be nobody's.
+    if payment.authenticity() != Authenticity::Proven {
+        all.extend_from_slice(payment.signature().as_bytes());
+    }
+    keccak256(all)
 }
 
 /// Payments that were reserved here, and not by a layer on the same ledger.

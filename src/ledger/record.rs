@@ -360,8 +360,12 @@ impl Record {
     }
 
     /// Whether nothing can happen to it any more that this ledger would have to know, at `now` (Unix seconds), some time after
-    /// `validBefore`. A block that is not final by then, or a payment never submitted, is given an hour.
+    /// `validBefore`. A block that is not final by then, or a payment never submitted, is given an hour; whoever works on it, all the time
+    /// that it has.
     pub fn may_be_forgotten(&self, now: u64) -> bool {
+        if self.is_leased(now) {
+            return false;
+        }
         let an_hour_later = u64::try_from(self.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(3600);
         match self.settlement {
             Settlement::None | Settlement::Final { .. } | Settlement::Dead => true,

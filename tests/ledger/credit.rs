@@ -11,6 +11,7 @@ on_every_ledger! {
     who_did_not_pay_gets_no_credit_until_it_has,
     what_is_lost_takes_from_the_total_until_it_is_forgotten,
     what_was_undone_is_owed_again,
+    what_was_undone_speaks_for_nobody,
     only_what_is_produced_and_due_is_deferred_and_once,
     a_deferred_payment_is_found_by_who_settles,
 }
@@ -175,6 +176,15 @@ async fn what_was_undone_is_owed_again(TestLedger { ledger, directory: _director
     assert!(!defer(&*ledger, &second, one).await);
     settle(&*ledger, &first.key).await;
     assert!(defer(&*ledger, &second, one).await);
+}
+
+async fn what_was_undone_speaks_for_nobody(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let known = paid(&*ledger, 1, 0).await;
+    ledger.settle(&known, &SettlementStep::Undo).await.unwrap();
+    let next = produced(&*ledger, 1, 1).await;
+    assert!(!defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
+    settle(&*ledger, &known).await;
+    assert!(defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
 }
 
 async fn only_what_is_produced_and_due_is_deferred_and_once(

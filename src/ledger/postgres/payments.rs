@@ -177,7 +177,8 @@ fn values(statement: Statement, record: &Record) -> Result<Statement, LedgerErro
         .bind(record.admitted)
         .bind(record.is_resolved())
         .bind(record.settlement.block().map(capped))
-        .bind(record.settled_at.map(capped))
+        // What a reorganization undid is paid for by nobody, and speaks for nobody.
+        .bind(record.settled_at.filter(|_| record.settlement.paid_by().is_some()).map(capped))
         .bind(capped(record.lease_until))
         .bind(settling_until(record))
         .bind(!record.owed().is_zero())

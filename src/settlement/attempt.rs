@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     facilitator::{FacilitatorError, Outcome},
-    ledger::{LedgerError, PaymentKey, SettlementStep, Submission},
+    ledger::{LedgerError, PaymentKey, Settlement, SettlementStep, Submission},
     metrics,
     protocol::Reason,
 };
@@ -257,12 +257,17 @@ impl Engine {
             (look_at, looks) = (Instant::now() + self.look_interval(), looks + 1);
             let reasons =
                 Reasons { price: is_awaited || looks % PATIENT_LOOKS == 0, stuck: STUCK_LOOKS.contains(&looks) };
-            if raised.len() < MAX_RAISES
-                && let Ok(Some(better)) = self.raise(&mut members, &slot, &mut transaction, &mut fees, reasons).await
-            {
-                raised.push(Watched::enter(self, better.hash));
-                self.node.resend(&self.rpc, &better.raw).await;
-                flight.replaced_by(better.raw, better.hash);
+            if raised.len() >= MAX_RAISES {
+                continue;
+            }
+            match self.raise(&mut members, &slot, &mut transaction, &mut fees, reasons).await {
+                Ok(Some(better)) => {
+                    raised.push(Watched::enter(self, better.hash));
+                    self.node.resend(&self.rpc, &better.raw).await;
+                    flight.replaced_by(better.raw, better.hash);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, lane_nonce = slot.nonce(), "the price could not be raised"),
             }
         }
     }
@@ -297,12 +302,48 @@ impl Engine {
         let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
         let signed = self.sign(slot.lane(), better.clone()).await?;
         let payments = members.iter().map(|member| *member.key()).collect();
-        self.ledger.submit(self.submission(slot, &signed, payments)).await?;
+        self.journal_replacement(slot, &signed, payments).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
         metrics::replaced(self.network, if is_stuck { "stuck" } else { "price" });
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
+    }
+
+    /// Makes a replacement known to the journal before anybody else can know it. Payments that have come to their end meanwhile are
+    /// left out, even if those are all: they need it no more, but everything behind its nonce does. One that another process looks
+    /// after stays in and is a reason to wait: that process could not see that the replacement may pay it.
+    async fn journal_replacement(
+        &self,
+        slot: &Slot,
+        signed: &Signed,
+        mut payments: Vec<PaymentKey>,
+    ) -> Result<(), FacilitatorError> {
+        loop {
+            let refused = match self.ledger.submit(self.submission(slot, signed, payments.clone())).await {
+                Err(LedgerError::NotDue(keys)) => keys,
+                answer => return Ok(answer?),
+            };
+            let before = payments.len();
+            if self.are_at_their_end(&refused).await? {
+                payments.retain(|key| !refused.contains(key));
+            }
+            if payments.len() == before {
+                return Err(LedgerError::NotDue(refused).into());
+            }
+        }
+    }
+
+    /// Whether all of them are paid, or never will be.
+    async fn are_at_their_end(&self, payments: &[PaymentKey]) -> Result<bool, LedgerError> {
+        for key in payments {
+            let settlement = self.ledger.get(key).await?.map(|record| record.settlement);
+            let is_at_its_end = settlement.is_some_and(|now| now == Settlement::Dead || now.paid_by().is_some());
+            if !is_at_its_end {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// What an included transaction did to each of its payments. Those that a batch did not pay are looked at again, and get a

@@ -14,8 +14,8 @@ use super::{
 };
 
 /// Blocks per `eth_getLogs`, the largest first; providers differ in what they allow.
-const RANGES: [u64; 3] = [2_000, 500, 100];
-/// Requests per search.
+const RANGES: [u64; 4] = [2_000, 500, 100, 10];
+/// Requests per search: in the smallest ranges, they reach over some 600 blocks.
 const MAX_REQUESTS: usize = 64;
 
 /// What became of an authorization that is used.

@@ -8,7 +8,7 @@ use super::{
     engine::Engine,
     judge::Expected,
     lane::Lane,
-    rpc::{Block, Receipt, RpcFailure},
+    rpc::{Block, Receipt},
 };
 use crate::{
     facilitator::{FacilitatorError, Prechecked},
@@ -52,17 +52,18 @@ impl Engine {
         if is_gone || self.is_undone().await? {
             tracing::warn!(head = %head.number, "the chain was reorganized");
             self.lanes.iter().for_each(Lane::rewind);
-            self.send_again(true).await?;
-            self.check_settled(None).await?;
+            let failed = self.send_again(true).await;
+            if failed < self.lanes.len() {
+                self.check_settled(None).await?;
+            }
+            if failed > 0 {
+                // The next pass sees the same reorganization, and does the rest.
+                return Ok(());
+            }
         }
         // Not before all of that is done, or a failure on the way would make it forgotten.
         horizon.head = Some(head);
-        let finalized = match self.rpc.block("finalized").await {
-            Ok(block) => block.map_or(0, |block| block.number.saturating_to()),
-            // A node that does not know the word.
-            Err(RpcFailure::Refused { .. }) => 0,
-            Err(failure) => return Err(failure.into()),
-        };
+        let finalized = self.rpc.finalized().await?.map_or(0, |block| block.number.saturating_to());
         if finalized > horizon.finalized {
             self.check_settled(Some(finalized)).await?;
             horizon.finalized = finalized;

@@ -80,14 +80,20 @@ impl Engine {
             let detail = "the authorization was used before it was reserved here".to_owned();
             return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
         };
-        match credit::find(&self.rpc, &Expected::of_payment(payment), seen_unused, facts.block).await? {
+        let expected = Expected::of_payment(payment);
+        let depth = self.depths.of(expected.value);
+        match credit::find(&self.rpc, &expected, seen_unused, facts.block).await? {
+            // Whoever sent it, it counts when it is deep enough; it is looked at again until then.
+            Use::Paid { transaction, block } if depth > 0 && facts.block < block.saturating_add(depth) => {
+                Ok(Outcome::Unknown { transaction: Some(transaction) })
+            }
             Use::Paid { transaction, block } => {
                 self.totals().credited += 1;
                 tracing::info!(%transaction, block, "settled by another sender's transaction");
                 Ok(Outcome::Settled { transaction, block: Some(block), fee: None })
             }
             Use::Wasted { transaction, block } => {
-                let finalized = self.rpc.block("finalized").await.ok().flatten();
+                let finalized = self.rpc.finalized().await.ok().flatten();
                 let dead = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
                 let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
                 Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead })
@@ -127,7 +133,7 @@ impl Engine {
             }
         }
         // Final before newest: what is unused now was unused then.
-        let finalized = self.rpc.block("finalized").await?;
+        let finalized = self.rpc.finalized().await?;
         let (facts, rejection) = self.verify(&payment).await?;
         if facts.used {
             return self.look_for_use(&payment, record.block_seen, &facts, newest_first().next()).await;

@@ -137,6 +137,14 @@ impl Rpc {
     pub(crate) async fn block(&self, tag: &'static str) -> Result<Option<Block>, RpcFailure> {
         self.call("eth_getBlockByNumber", (tag, false)).await
     }
+
+    /// The newest block that will not be undone; `None` also of a node that does not know the word, or no such block.
+    pub(crate) async fn finalized(&self) -> Result<Option<Block>, RpcFailure> {
+        match self.block("finalized").await {
+            Err(RpcFailure::Refused { .. }) => Ok(None),
+            answer => answer,
+        }
+    }
 }
 
 impl fmt::Debug for Rpc {

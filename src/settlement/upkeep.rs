@@ -53,28 +53,40 @@ impl Engine {
         tokio::spawn(async move {
             let mut memory = Memory::default();
             while let Some(engine) = engine.upgrade() {
-                if let Err(error) = engine.look_after(&mut memory).await {
-                    tracing::warn!(%error, "open payments could not be looked after");
-                }
+                engine.look_after(&mut memory).await;
                 drop(engine);
                 let _ = timeout(interval, hint.notified()).await;
             }
         });
     }
 
-    /// One pass over everything open.
-    async fn look_after(self: &Arc<Self>, memory: &mut Memory) -> Result<(), FacilitatorError> {
+    /// One pass over everything open. What goes wrong with one part does not keep it from the others.
+    async fn look_after(self: &Arc<Self>, memory: &mut Memory) {
         let caught_up = *self.caught_up.borrow();
-        self.send_again(!caught_up).await?;
+        let failed = self.send_again(!caught_up).await;
+        // If no lane could be looked after, nothing would be learned of the payments either.
+        if failed < self.lanes.len()
+            && let Err(error) = self.look_at_open(caught_up).await
+        {
+            tracing::warn!(%error, "open payments could not be looked after");
+        }
+        if let Err(error) = self.follow_the_chain(&mut memory.horizon).await {
+            tracing::warn!(%error, "settled payments could not be looked after");
+        }
+        self.watch_the_tank(memory).await;
+    }
+
+    /// All open payments, those of an earlier process first. One that cannot be looked at now keeps nobody waiting: what is sent
+    /// for it anew can pay no more than once.
+    async fn look_at_open(self: &Arc<Self>, caught_up: bool) -> Result<(), FacilitatorError> {
         if !caught_up {
             self.each_open(&[SettlementState::Submitted, SettlementState::Unknown]).await?;
             self.caught_up.send_replace(true);
         }
-        if !self.is_closing() {
-            self.each_open(&OPEN).await?;
+        if self.is_closing() {
+            return Ok(());
         }
-        self.follow_the_chain(&mut memory.horizon).await?;
-        self.watch_the_tank(memory).await
+        self.each_open(&OPEN).await
     }
 
     /// Takes up all payments in these states that nobody looks after.
@@ -94,18 +106,22 @@ impl Engine {
             for record in page {
                 if self.check_backlog().is_err() {
                     // The rest is as good in the ledger.
-                    looks.join_all().await;
+                    while looks.join_next().await.is_some() {}
                     return Ok(());
                 }
                 if looks.len() >= AT_A_TIME {
-                    heed(looks.join_next().await)?;
+                    looks.join_next().await;
                 }
                 let engine = self.clone();
-                looks.spawn(async move { engine.take_up(record).await });
+                looks.spawn(async move {
+                    let (payer, nonce) = (record.key.payer, record.key.nonce);
+                    if let Err(error) = engine.take_up(record).await {
+                        tracing::warn!(%error, %payer, %nonce, "an open payment could not be looked after");
+                    }
+                });
             }
-            while let Some(look) = looks.join_next().await {
-                heed(Some(look))?;
-            }
+            // A panic is reported where it happens; the payment is looked at again.
+            while looks.join_next().await.is_some() {}
         }
     }
 
@@ -181,12 +197,16 @@ impl Engine {
     }
 
     /// Sends journalled transactions again that nobody watches: their process died, or the node lost them. The youngest are left to
-    /// whoever just sent them, unless it is `certain` that nobody did.
-    pub(super) async fn send_again(&self, certain: bool) -> Result<(), FacilitatorError> {
+    /// whoever just sent them, unless it is `certain` that nobody did. Returns for how many lanes it is not known what is on its way.
+    pub(super) async fn send_again(&self, certain: bool) -> usize {
+        let mut failed = 0;
         for lane in &self.lanes {
-            self.send_again_in(lane, certain).await?;
+            if let Err(error) = self.send_again_in(lane, certain).await {
+                tracing::warn!(%error, account = %lane.account(), "a key's transactions could not be looked after");
+                failed += 1;
+            }
         }
-        Ok(())
+        failed
     }
 
     async fn send_again_in(&self, lane: &Lane, certain: bool) -> Result<(), FacilitatorError> {
@@ -203,8 +223,9 @@ impl Engine {
             // Its process gave the nonce back and went away, or has nothing more to send.
             metrics::gap_filled(self.network);
             tracing::warn!(lane_nonce = next, "filling a gap in the nonces that others wait for");
-            let fees = self.fees.get(&self.rpc).await?;
-            self.fill_nonce(lane, next, fees).await?;
+            if let Err(error) = self.fill_gap(lane, next).await {
+                tracing::warn!(%error, lane_nonce = next, "a gap in the nonces cannot be filled");
+            }
         }
         waiting.retain(is_old);
         for submission in waiting.into_iter().filter(|submission| !self.watches(submission.hash)) {
@@ -215,11 +236,19 @@ impl Engine {
                 // Whether it is on its way must be known before its payments are judged.
                 return Err(RpcFailure::Silent.into());
             }
-            if submission.nonce == next && submission.at.saturating_add(NONCE_HELD_SECONDS) < now {
-                self.unblock(lane, &submission).await?;
+            if submission.nonce == next
+                && submission.at.saturating_add(NONCE_HELD_SECONDS) < now
+                && let Err(error) = self.unblock(lane, &submission).await
+            {
+                tracing::warn!(%error, lane_nonce = next, "a transaction that is stuck cannot be replaced");
             }
         }
         Ok(())
+    }
+
+    async fn fill_gap(&self, lane: &Lane, nonce: u64) -> Result<(), FacilitatorError> {
+        let fees = self.fees.get(&self.rpc).await?;
+        self.fill_nonce(lane, nonce, fees).await
     }
 
     /// A transaction that everything behind it waits for, and that nobody follows, is not included: a transfer of nothing takes its
@@ -248,32 +277,26 @@ impl Engine {
     }
 
     /// Warns before the key cannot pay for gas any more; looks only while it is used.
-    async fn watch_the_tank(&self, memory: &mut Memory) -> Result<(), FacilitatorError> {
+    async fn watch_the_tank(&self, memory: &mut Memory) {
         let stats = self.stats();
         let is_due = memory
             .tank
             .is_none_or(|(at, transactions)| at.elapsed() >= TANK_INTERVAL && stats.transactions > transactions);
         if stats.transactions == 0 || !is_due {
-            return Ok(());
+            return;
         }
         memory.tank = Some((Instant::now(), stats.transactions));
         let each = stats.spent / U256::from(stats.transactions);
         for lane in &self.lanes {
             let account = lane.account();
-            let balance = self.rpc.balance(account).await?;
+            let Ok(balance) = self.rpc.balance(account).await else {
+                tracing::warn!(%account, "what the settlement key holds could not be read");
+                continue;
+            };
             metrics::gas_tank(self.network, account, balance);
             if balance < each.saturating_mul(U256::from(TANK_LOW)) {
                 tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
             }
         }
-        Ok(())
-    }
-}
-
-fn heed(look: Option<Result<Result<(), FacilitatorError>, tokio::task::JoinError>>) -> Result<(), FacilitatorError> {
-    match look {
-        Some(Ok(result)) => result,
-        // A panic is reported where it happens; the payment is looked at again.
-        Some(Err(_)) | None => Ok(()),
     }
 }

@@ -153,7 +153,12 @@ async fn who_changes_its_mind_to_failed_is_not_believed() {
 #[tokio::test]
 async fn what_a_nonce_was_used_for_is_not_the_facilitators_to_say() {
     let stage = Stage::open().await;
-    for reason in ["invalid_exact_evm_nonce_already_used", "invalid_exact_evm_transaction_simulation_failed"] {
+    let reasons = [
+        "invalid_exact_evm_nonce_already_used",
+        "invalid_exact_evm_transaction_simulation_failed",
+        "invalid_transaction_state",
+    ];
+    for reason in reasons {
         let remote = stage.remote().settle_timeout(Duration::from_millis(1));
         let seller = stage.seller(remote, PaymentFlow::Authorization).await;
         let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use alloy_primitives::B256;
 use serde_json::json;
-use tower_x402::{ledger::Settlement, protocol::PaymentFlow};
+use tower_x402::{devnet::Fault, ledger::Settlement, protocol::PaymentFlow};
 
 use super::{
     honest::chain_url,
@@ -105,6 +105,33 @@ async fn what_a_stranger_executed_is_credited() {
     // The facilitator loses the request; somebody who saw the authorization executes it.
     stage.script([], Turn::Without(Reply::Status(502, "")));
     assert_eq!(seller.ask(&purchase).await.status, 503);
+    let transaction = execute(&stage, &purchase).await;
+    let answer = seller.insist(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.transaction()), (200, transaction));
+    break_even(&stage, &seller, 1).await;
+}
+
+#[tokio::test]
+async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
+    let stage = Stage::open().await;
+    let seller = confirming(&stage, PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    stage.script([], Turn::Without(Reply::Status(502, "")));
+    stage.chain.devnet.faults().set(|call| match call.method {
+        "eth_getBlockByNumber" if call.params[0] == "finalized" => {
+            Fault::Error { code: -39001, message: "finalized block not found".into() }
+        }
+        _ => Fault::None,
+    });
+    assert_eq!(seller.ask(&purchase).await.status, 503);
+    let transaction = execute(&stage, &purchase).await;
+    let answer = seller.insist(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.transaction()), (200, transaction));
+    break_even(&stage, &seller, 1).await;
+}
+
+/// Somebody who saw the authorization executes it.
+async fn execute(stage: &Stage, purchase: &Purchase) -> B256 {
     let relayer = stage.chain.relayer().await;
     let (authorization, signature) = (&purchase.authorization, purchase.by_key());
     let call = Token::transferWithAuthorization_0Call {
@@ -118,10 +145,7 @@ async fn what_a_stranger_executed_is_credited() {
         r: signature.r(),
         s: signature.s(),
     };
-    let transaction = relayer.send(&stage.chain, call).await.transaction_hash;
-    let answer = seller.insist(&purchase).await;
-    assert_eq!((answer.status.as_u16(), answer.transaction()), (200, transaction));
-    break_even(&stage, &seller, 1).await;
+    relayer.send(&stage.chain, call).await.transaction_hash
 }
 
 #[tokio::test]

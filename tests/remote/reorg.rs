@@ -6,14 +6,14 @@ use alloy_primitives::B256;
 use tower_x402::{
     devnet::Orphans,
     facilitator::{Facilitator as _, NotReady, RemoteFacilitator},
-    ledger::Settlement,
+    ledger::{Fulfilment, Settlement},
     protocol::PaymentFlow,
 };
 
 use super::{
     honest::chain_url,
     numbers::Recording,
-    stage::{Seller, Stage},
+    stage::{Seller, Stage, Turn, refusal},
     support::{
         chain::Chain as _,
         devnet::DevnetChain,
@@ -41,14 +41,25 @@ async fn settlement(seller: &Seller, purchase: &Purchase) -> Settlement {
 
 /// A seller who was paid, and whose node has been asked since how far the chain is.
 async fn paid(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase, B256) {
+    let (seller, purchase) = charged(stage, node).await;
+    let answer = seller.ask(&purchase).await;
+    assert_eq!(answer.status, 200);
+    until_followed(node).await;
+    (seller, purchase, answer.transaction())
+}
+
+/// A seller with a node of its own, and a payment for it that it has not seen yet.
+async fn charged(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase) {
     let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN).settle_timeout(OFTEN);
     let seller = stage.seller(remote, PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
-    let answer = seller.ask(&purchase).await;
-    assert_eq!(answer.status, 200);
+    (seller, purchase)
+}
+
+/// Returns when the node has been asked how far the chain is.
+async fn until_followed(node: &RpcProxy) {
     let seen = node.counts().of("eth_getBlockByNumber");
     until(async || node.counts().of("eth_getBlockByNumber") >= seen + 6).await;
-    (seller, purchase, answer.transaction())
 }
 
 #[tokio::test]
@@ -85,6 +96,23 @@ async fn a_facilitator_that_does_not_see_a_reorganization_is_not_believed() {
     assert_eq!(recording.read().total("x402_settlements_undone_total"), 1);
     assert_eq!((seller.handled(), seller.income(&stage).await), (1, 0));
     stage.assert_identical();
+}
+
+/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+#[tokio::test]
+async fn what_was_paid_by_a_replay_and_undone_is_asked_for_again() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let (seller, purchase) = charged(&stage, &node).await;
+    stage.script([Turn::Without(refusal("insufficient_funds"))], Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 402);
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    assert_eq!(seller.record(&purchase).await.unwrap().fulfilment, Fulfilment::Produced);
+    until_followed(&node).await;
+    let asked = stage.settles().len();
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    until(async || stage.settles().len() > asked).await;
 }
 
 #[tokio::test]

@@ -7,11 +7,11 @@ use alloy_provider::Provider as _;
 use futures_util::future::join_all;
 use tower_x402::{
     facilitator::{BatchSettler, Facilitator, Outcome, Prechecked},
-    ledger::Settlement,
+    ledger::{Settlement, SettlementStep},
     protocol::Reason,
 };
 
-use crate::stage::*;
+use crate::{settle::bury_the_first_transaction, stage::*};
 
 async fn with_settler(millis: u64) -> Arc<Stage> {
     let stage = Stage::with(every(millis), |b| b.block_time(Duration::from_millis(millis))).await;
@@ -132,6 +132,30 @@ async fn a_member_that_somebody_else_executed_first_is_credited_with_that_transa
     let transactions: Vec<_> = outcomes.iter().map(paid_by).collect();
     assert_eq!(transactions[3], foreign);
     assert_eq!((stage.received(), stage.facilitator.stats().credited), (10, 1));
+}
+
+#[tokio::test]
+async fn a_batch_that_hangs_is_replaced_though_one_of_its_payments_is_settled_by_then() {
+    let stage = with_settler(200).await;
+    let both = payments(&stage, 2);
+    let verified = join_all(both.iter().map(|payment| stage.admit(payment))).await;
+    let next_nonce = stage.next_nonce().await;
+    bury_the_first_transaction(&stage);
+    let settling = join_all(both.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified)));
+    let meanwhile = async {
+        until(async || !stage.record(&both[0]).await.transactions.is_empty()).await;
+        let theirs = stage.front_run(&both[0]);
+        let step = SettlementStep::Settle { transaction: theirs, block: None, fee: None };
+        stage.ledger.settle(&both[0].key(), &step).await.unwrap();
+        theirs
+    };
+    let (outcomes, theirs) = tokio::join!(settling, meanwhile);
+    assert_eq!(paid_by(&outcomes[0]), theirs);
+    assert_eq!(stage.record(&both[0]).await.transactions.len(), 1);
+    let signed = stage.record(&both[1]).await.transactions;
+    assert_eq!(signed.len(), 2);
+    assert_eq!(paid_by(&outcomes[1]), signed[1]);
+    assert_eq!((stage.received(), stage.next_nonce().await), (2, next_nonce + 1));
 }
 
 #[tokio::test]

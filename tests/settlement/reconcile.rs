@@ -83,24 +83,55 @@ async fn somebody_elses_transfer_is_found_after_a_restart() {
 
 #[tokio::test]
 async fn a_node_that_limits_log_ranges_is_asked_for_less() {
-    let stage = stage().await;
-    let payment = stage.payment(&stage.payer(1));
-    stage.admit(&payment).await;
-    for _ in 0..700 {
-        stage.devnet.mine();
+    for (limit, blocks) in [(500, 700), (10, 35)] {
+        let stage = stage().await;
+        let payment = stage.payment(&stage.payer(1));
+        stage.admit(&payment).await;
+        for _ in 0..blocks {
+            stage.devnet.mine();
+        }
+        let theirs = stage.front_run(&payment);
+        limit_log_ranges(&stage, limit);
+        assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs, "{limit} blocks at a time");
     }
-    let theirs = stage.front_run(&payment);
-    stage.devnet.faults().set(|call| {
+}
+
+/// A node that shows the logs of no more than so many blocks at a time.
+fn limit_log_ranges(stage: &Stage, limit: u64) {
+    stage.devnet.faults().set(move |call| {
         let number = |name: &str| {
             let text = call.params[0][name].as_str().unwrap().trim_start_matches("0x");
             u64::from_str_radix(text, 16).unwrap()
         };
         match call.method {
-            "eth_getLogs" if number("toBlock") - number("fromBlock") >= 500 => {
+            "eth_getLogs" if number("toBlock") - number("fromBlock") >= limit => {
                 Fault::Error { code: -32005, message: "block range is too wide".into() }
             }
             _ => Fault::None,
         }
     });
-    assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
+}
+
+#[tokio::test]
+async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
+    let stage = stage().await;
+    let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
+    for payment in &payments {
+        stage.admit(payment).await;
+    }
+    let theirs = stage.front_run(&payments[0]);
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getBlockByNumber" if call.params[0] == "finalized" => {
+            Fault::Error { code: -39001, message: "finalized block not found".into() }
+        }
+        _ => Fault::None,
+    });
+    assert_eq!(paid_by(&stage.reconcile(&payments[0]).await), theirs);
+    stage.clock.advance(VALID);
+    stage.devnet.mine();
+    let outcome = stage.reconcile(&payments[1]).await.unwrap();
+    assert!(
+        matches!(outcome, Outcome::Failed { dead: false, .. }),
+        "without a final block nothing is proven: {outcome:?}"
+    );
 }

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tower_x402::{
     devnet::{BlockTime, Fault},
     facilitator::Outcome,
-    ledger::Settlement,
+    ledger::{Settlement, SettlementStep},
     protocol::Reason,
 };
 
@@ -318,8 +318,28 @@ async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_f
     assert_eq!(stage.next_nonce().await, 1);
 }
 
+/// Its only payment needs it no more; what is behind its nonce does.
+#[tokio::test]
+async fn a_transaction_that_hangs_is_replaced_though_its_payment_is_settled_by_then() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    bury_the_first_transaction(&stage);
+    let meanwhile = async {
+        until(async || !stage.record(&payment).await.transactions.is_empty()).await;
+        let theirs = stage.front_run(&payment);
+        let step = SettlementStep::Settle { transaction: theirs, block: None, fee: None };
+        stage.ledger.settle(&payment.key(), &step).await.unwrap();
+        theirs
+    };
+    let (outcome, theirs) = tokio::join!(stage.settle(&payment, &verified), meanwhile);
+    assert_eq!(paid_by(&outcome), theirs);
+    assert_eq!(stage.record(&payment).await.transactions.len(), 1);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
 /// A node that says it has the first transaction it was sent, and never includes it.
-fn bury_the_first_transaction(stage: &Stage) {
+pub(crate) fn bury_the_first_transaction(stage: &Stage) {
     let buried = OnceLock::new();
     stage.devnet.faults().set(move |call| match call.method {
         "eth_sendRawTransactionSync" => Fault::Error { code: -32601, message: "method not found".into() },

@@ -5,11 +5,11 @@ use std::time::Duration;
 use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
 use alloy_network::TxSignerSync as _;
-use alloy_primitives::{B256, TxKind, U256};
+use alloy_primitives::{Address, B256, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::{Devnet, Fault, Orphans},
-    facilitator::{Facilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
+    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
 };
 
@@ -327,6 +327,91 @@ async fn nothing_is_signed_before_the_past_is_known() {
     until_settled(&stage, &past).await;
     assert_eq!(stage.received(), 2);
     assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
+}
+
+/// Another process on the ledger of the stage, with its key.
+fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
+    OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+}
+
+/// Settles a new payment with it, which must not wait for the past.
+async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = facilitator.settle(&payment, &verified);
+    let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
+    stage.ledger.settle(&payment.key(), &outcome.as_ref().unwrap().step()).await.unwrap();
+    paid_by(&outcome);
+}
+
+#[tokio::test]
+async fn a_past_payment_that_cannot_be_looked_at_holds_nobody_up() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let past = stage.payment(&stage.payer(1));
+    stage.produced(&past).await;
+    let transaction = journalled(&stage, &past, 1_000_000_000).await;
+    stage.devnet.faults().set(move |call| match call.method {
+        "eth_getTransactionReceipt" if call.params[0] == transaction.to_string() => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    // It looks once: a second look would leave out what the first one took.
+    let restarted = another(&stage).upkeep_interval(Duration::from_secs(3_600)).build().await.unwrap();
+    goes_on(&stage, &restarted).await;
+    stage.devnet.faults().clear();
+    // Until when the first look keeps others from it.
+    stage.clock.advance(3);
+    restarted.look_after_soon();
+    assert_eq!(until_settled(&stage, &past).await, transaction);
+    assert_eq!(stage.received(), 2);
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let past = stage.payment(&stage.payer(1));
+    stage.produced(&past).await;
+    let transaction = journalled(&stage, &past, 1_000_000_000).await;
+    let healthy = new_key();
+    stage.devnet.fund(healthy.address(), U256::from(ETHER));
+    stage.devnet.faults().set(|call| {
+        let account = || call.params[0].as_str().and_then(|account| account.parse::<Address>().ok());
+        match call.method {
+            "eth_getTransactionCount" if account() == Some(settlement_key().address()) => Fault::DropBefore,
+            _ => Fault::None,
+        }
+    });
+    let restarted = diligent(another(&stage).signer(healthy)).build().await.unwrap();
+    goes_on(&stage, &restarted).await;
+    assert_eq!(stage.received(), 1);
+    stage.devnet.faults().clear();
+    stage.clock.advance(3);
+    assert_eq!(until_settled(&stage, &past).await, transaction);
+    assert_eq!(stage.received(), 2);
+}
+
+#[tokio::test]
+async fn a_large_payment_that_a_stranger_executed_is_settled_when_its_block_is_deep_enough() {
+    let rarely = Duration::from_secs(3_600);
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).upkeep_interval(rarely)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let theirs = stage.front_run(&payment);
+    // What was verified long ago is looked at again.
+    stage.clock.advance(10);
+    let not_deep = Outcome::Unknown { transaction: Some(theirs) };
+    assert_eq!(stage.settle(&payment, &verified).await.unwrap(), not_deep);
+    assert_eq!(settlement(&stage, &payment).await, Settlement::Unknown);
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), not_deep);
+    for _ in 0..3 {
+        stage.devnet.mine();
+    }
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
+    assert_eq!(stage.facilitator.stats().credited, 1);
 }
 
 #[tokio::test]

@@ -158,12 +158,14 @@ pub(super) fn pause_of(answer: &Answer) -> Option<Duration> {
 }
 
 /// Whether this reason, given for a payment that was never given to anybody before, means that it is not executed. Others may
-/// hide an execution: a used nonce or a reverting simulation that the facilitator's, or a stranger's, own transaction left behind.
+/// hide an execution: a used nonce, a reverting simulation or a transaction that did not pay, which the facilitator's own earlier
+/// transaction, or that of a stranger who saw it and was faster, left behind.
 fn is_final(reason: &Reason) -> bool {
     !matches!(
         reason,
         Reason::NonceAlreadyUsed
             | Reason::SimulationFailed
+            | Reason::InvalidTransactionState
             | Reason::SettlementPending
             | Reason::DuplicateSettlement
             | Reason::UnexpectedVerifyError

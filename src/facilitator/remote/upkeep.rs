@@ -95,7 +95,8 @@ impl Remote {
     async fn is_owed(&self, record: &Record) -> Result<bool, FacilitatorError> {
         Ok(match record.fulfilment {
             Fulfilment::Delivered => true,
-            Fulfilment::Produced if record.deferred => true,
+            // Answered on credit, or paid for once and undone since: the answer was there to be had.
+            Fulfilment::Produced if record.deferred || record.settled_at.is_some() => true,
             Fulfilment::Produced => record.last_failure.is_none() && self.ledger.response(&record.key).await?.is_some(),
             Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
         })

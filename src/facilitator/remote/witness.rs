@@ -130,7 +130,7 @@ mod onchain {
             Ok(match credit::find(&self.rpc, &Expected::of_payment(payment), seen_unused, latest).await? {
                 Use::Paid { transaction, block } => Fate::Paid { transaction, block },
                 Use::Wasted { transaction, block } => {
-                    let finalized = self.rpc.block("finalized").await.ok().flatten();
+                    let finalized = self.rpc.finalized().await.ok().flatten();
                     let for_good = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
                     Fate::Spent {
                         reason: Reason::NonceAlreadyUsed,
@@ -178,12 +178,7 @@ mod onchain {
                 Some(seen) => self.rpc.block_at(seen.number).await?.is_some_and(|now| now.hash != seen.hash),
                 None => false,
             };
-            let finalized = match self.rpc.block("finalized").await {
-                Ok(block) => block.map_or(0, |block| block.number.saturating_to()),
-                // A node that does not know the word.
-                Err(RpcFailure::Refused { .. }) => 0,
-                Err(failure) => return Err(failure.into()),
-            };
+            let finalized = self.rpc.finalized().await?.map_or(0, |block| block.number.saturating_to());
             let head = Head { number: head.number.saturating_to(), hash: head.hash };
             Ok(Some(Chain { head, finalized, is_gone }))
         }
@@ -205,7 +200,7 @@ mod onchain {
                 }
             }
             // Final before newest: what is unused now was unused then.
-            let finalized = self.rpc.block("finalized").await?;
+            let finalized = self.rpc.finalized().await?;
             let (facts, _) = self.facts(payment).await?;
             if facts.used {
                 return self.used(payment, seen_unused, facts.block).await;

@@ -25,7 +25,8 @@ impl PaymentSignature {
 
     /// Hex that starts with `0x`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let digits = text.strip_prefix("0x")?;
+        // What decodes the digits would take off another prefix.
+        let digits = text.strip_prefix("0x").filter(|digits| !matches!(digits.as_bytes(), [_, b'x' | b'X', ..]))?;
         let mut short = [0; 65];
         match hex::decode_to_slice(digits, &mut short) {
             Ok(()) => Some(Self(Kept::Short(short))),
@@ -93,5 +94,21 @@ impl de::Visitor<'_> for Hex {
     fn visit_str<E: de::Error>(self, text: &str) -> Result<PaymentSignature, E> {
         let expected = "expected hex that starts with 0x, an even number of digits";
         PaymentSignature::parse(text).ok_or_else(|| E::custom(expected))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_hex_with_one_prefix() {
+        let digits = "ab".repeat(65);
+        let parse = |text: String| PaymentSignature::parse(&text).map(|signature| signature.as_bytes().to_vec());
+        assert_eq!(parse(format!("0x{digits}")), Some(vec![0xab; 65]));
+        assert_eq!(parse("0xABab".into()), Some(vec![0xab; 2]), "a wallet's may have any length");
+        for wrong in [digits.clone(), format!("0x0x{digits}"), "0x0Xabab".into(), "0xabc".into(), "0xzz".into()] {
+            assert_eq!(parse(wrong.clone()), None, "{wrong}");
+        }
     }
 }

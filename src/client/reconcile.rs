@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::{Bytes, U64};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
-use alloy_sol_types::{SolCall, sol};
+use alloy_sol_types::{SolCall, SolEvent as _, sol};
 use serde_json::json;
 
 use super::{
@@ -15,7 +15,8 @@ use super::{
 use crate::settlement::{
     credit::{self, Use},
     judge::Expected,
-    rpc::{Block, Rpc, RpcFailure},
+    rpc::{Block, Log, Receipt, Rpc, RpcFailure},
+    transfer::Token,
 };
 
 /// How long one request to the node may take.
@@ -62,7 +63,8 @@ impl From<RpcFailure> for ReconcileError {
 ///
 /// Whatever a server said or did not say, the chain knows: a payment was made if the token's logs show its authorization used
 /// with the transfer to the payee, and is void if a final block past `validBefore` shows it unused (or cancelled). The
-/// first becomes spent, the second is no longer reserved, and both leave the journal. Everything else stays as it is.
+/// first becomes spent, the second is no longer reserved, and both leave the journal. Everything else stays as it is, also an
+/// authorization that was used while the transfer cannot be told: this payer's signature can have paid nobody but the payee.
 /// It may be called at any time, also while payments are under way.
 ///
 /// ```no_run
@@ -120,9 +122,20 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
     let (_, to) = around(rpc, entry.valid_before, last).await?;
     Ok(match credit::find(rpc, &expected, from, to).await? {
         Use::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
-        Use::Wasted { .. } => Some(Proof::Void),
+        Use::Wasted { transaction, .. } => {
+            // The node just showed a log of this transaction.
+            let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
+            is_cancelled_by(&expected, &receipt).then_some(Proof::Void)
+        }
         Use::NotFound => None,
     })
+}
+
+/// Whether this transaction cancelled the authorization. Nothing else that is done with a nonce releases what it may have moved.
+fn is_cancelled_by(expected: &Expected, receipt: &Receipt) -> bool {
+    let cancelled = [Token::AuthorizationCanceled::SIGNATURE_HASH, expected.payer.into_word(), expected.nonce];
+    let is_it = |log: &Log| log.address == expected.token && !log.removed && log.topics == cancelled;
+    receipt.succeeded() && receipt.logs.iter().any(is_it)
 }
 
 /// Whether the nonce is used in that block; `None` if the token does not say.
@@ -158,4 +171,62 @@ async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFail
 async fn timestamp(rpc: &Rpc, number: u64) -> Result<u64, RpcFailure> {
     let block: Option<Block> = rpc.call("eth_getBlockByNumber", (U64::from(number), false)).await?;
     Ok(block.ok_or(RpcFailure::Silent)?.timestamp.saturating_to())
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{Address, B256, U256};
+
+    use super::*;
+
+    const TOKEN: Address = Address::repeat_byte(0xaa);
+
+    fn expected() -> Expected {
+        Expected {
+            token: TOKEN,
+            payer: Address::repeat_byte(1),
+            payee: Address::repeat_byte(2),
+            value: U256::from(1_000),
+            nonce: B256::repeat_byte(3),
+        }
+    }
+
+    fn log(event: B256, nonce: B256) -> Log {
+        Log {
+            address: TOKEN,
+            topics: vec![event, expected().payer.into_word(), nonce],
+            data: Bytes::new(),
+            block_number: None,
+            block_hash: None,
+            transaction_hash: None,
+            removed: false,
+        }
+    }
+
+    fn receipt(status: u64, log: Log) -> Receipt {
+        Receipt {
+            transaction_hash: B256::ZERO,
+            block_number: U64::from(1),
+            status: U64::from(status),
+            to: None,
+            gas_used: U64::ZERO,
+            effective_gas_price: U256::ZERO,
+            l1_fee: None,
+            logs: vec![log],
+        }
+    }
+
+    #[test]
+    fn only_a_cancellation_releases_a_nonce_that_is_used() {
+        let nonce = expected().nonce;
+        let releases = |status, log| is_cancelled_by(&expected(), &receipt(status, log));
+        let (cancelled, used) =
+            (Token::AuthorizationCanceled::SIGNATURE_HASH, Token::AuthorizationUsed::SIGNATURE_HASH);
+        assert!(releases(1, log(cancelled, nonce)));
+        assert!(!releases(1, log(used, nonce)), "a transfer that is not seen may have taken place");
+        assert!(!releases(1, log(cancelled, B256::repeat_byte(4))));
+        assert!(!releases(1, Log { address: Address::repeat_byte(9), ..log(cancelled, nonce) }));
+        assert!(!releases(1, Log { removed: true, ..log(cancelled, nonce) }));
+        assert!(!releases(0, log(cancelled, nonce)));
+    }
 }

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
+    network::Network,
     protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
     usdc::Usdc,
 };
@@ -87,6 +88,14 @@ pub enum EvaluateError {
         /// Who would be paid.
         asked: Address,
     },
+    /// The evaluator wants to be paid in a token, or on a chain, that its card does not accept. Nothing was signed.
+    #[error("the evaluator demands a payment in {asset} on {network}, which its card does not accept")]
+    TokenLie {
+        /// The chain that the 402 demands.
+        network: Network,
+        /// The token that the 402 demands.
+        asset: Address,
+    },
     /// The evaluator's 402 has no offer that can be read. Nothing was signed.
     #[error("the evaluator demands a payment, but makes no offer that can be read")]
     NoOffer,
@@ -133,9 +142,12 @@ impl EvaluateError {
             Self::Unreachable { receipt, .. }
             | Self::Answered { receipt, .. }
             | Self::InvalidEvaluation { receipt, .. } => receipt.as_deref(),
-            Self::NotOffered(_) | Self::PriceLie { .. } | Self::PayeeLie { .. } | Self::NoOffer | Self::NotPublic => {
-                None
-            }
+            Self::NotOffered(_)
+            | Self::PriceLie { .. }
+            | Self::PayeeLie { .. }
+            | Self::TokenLie { .. }
+            | Self::NoOffer
+            | Self::NotPublic => None,
         }
     }
 
@@ -231,7 +243,8 @@ impl EvaluationClient {
             .map_err(|error| EvaluateError::NotOffered(format!("the submission cannot be written: {error}")))?;
         let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
         let request = request.header(ACCEPT, "application/json").body(body);
-        let terms = Terms { price, pay_to: card.pay_to(), patience: self.ask_timeout, wanted: wanted.clone() };
+        let tokens = card.pricing().accepts.iter().map(|token| (token.network, token.asset)).collect();
+        let terms = Terms { price, pay_to: card.pay_to(), tokens, patience: self.ask_timeout, wanted: wanted.clone() };
         let response = request.with_extension(terms).send().await.map_err(sent)?;
         let receipt = response.receipt().cloned();
         let status = response.status();
@@ -312,6 +325,8 @@ fn detail(json: &[u8]) -> String {
 struct Terms {
     price: Usdc,
     pay_to: Address,
+    /// What is accepted, by chain and contract.
+    tokens: Arc<[(Network, Address)]>,
     /// How long it may take to come.
     patience: Duration,
     /// Whether the evaluation is waited for.
@@ -368,6 +383,11 @@ impl Terms {
             }
             if offer.pay_to != self.pay_to {
                 return Err(EvaluateError::PayeeLie { said: self.pay_to, asked: offer.pay_to });
+            }
+            // The payer may have other tokens, too, and of those the same amount may be worth more.
+            let (network, asset) = (offer.network(), offer.asset.address);
+            if !self.tokens.contains(&(network, asset)) {
+                return Err(EvaluateError::TokenLie { network, asset });
             }
         }
         Ok(())

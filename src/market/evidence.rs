@@ -47,6 +47,8 @@ pub enum Outcome {
     PriceLie,
     /// It wanted somebody else to be paid than its card says.
     PayeeLie,
+    /// It wanted to be paid in a token, or on a chain, that its card does not accept.
+    TokenLie,
 }
 
 impl Outcome {

@@ -156,7 +156,7 @@ fn sound(evidence: &Evidence) -> Result<Voice, VoiceError> {
     let is_in_range = match evidence.outcome {
         Outcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
         Outcome::Garbage | Outcome::Timeout => true,
-        Outcome::PriceLie | Outcome::PayeeLie => return Err(VoiceError::Outcome),
+        Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => return Err(VoiceError::Outcome),
     };
     if !is_in_range || evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
         return Err(VoiceError::OutOfRange);

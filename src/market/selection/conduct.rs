@@ -36,7 +36,7 @@ impl Conduct {
                     self.brier = self.brier * keep + miss * miss;
                 }
             }
-            Outcome::PriceLie | Outcome::PayeeLie => self.failed += LIE,
+            Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => self.failed += LIE,
             _ => self.failed += 1.0,
         }
     }

@@ -163,7 +163,7 @@ impl Account {
             }
             Outcome::Garbage => self.garbage += 1,
             Outcome::Timeout => self.timeouts += 1,
-            Outcome::PriceLie | Outcome::PayeeLie => self.lies += 1,
+            Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => self.lies += 1,
         }
     }
 }

@@ -228,6 +228,9 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
             price == Some(*asked)
         }
         EvaluateError::PayeeLie { .. } => false,
+        EvaluateError::TokenLie { network, asset } => {
+            card.pricing().accepts.iter().any(|token| (token.network, token.asset) == (*network, *asset))
+        }
         _ => card.endpoint() != hired.card.endpoint(),
     };
     let mut desk = inner.desk();

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     client::{PaymentError, Refusal},
     market::{EvaluateError, evidence::Outcome},
+    network::Network,
     usdc::Usdc,
 };
 
@@ -50,6 +51,14 @@ pub enum Failure {
         /// By the 402.
         asked: Address,
     },
+    /// It wanted to be paid in a token, or on a chain, that its card does not accept. Nothing was signed.
+    #[error("it wants {asset} on {network}, which its card does not accept")]
+    TokenLie {
+        /// The chain, by the 402.
+        network: Network,
+        /// The token, by the 402.
+        asset: Address,
+    },
     /// Its terms are others than those of the card that was known, as its new card says truly. Nothing was signed, and nothing is held
     /// against it.
     #[error("its terms have changed since its card was read")]
@@ -83,6 +92,7 @@ impl Failure {
             EvaluateError::NotOffered(what) => Self::NotPaid { detail: short(what) },
             EvaluateError::PriceLie { said, asked } => Self::PriceLie { said: *said, asked: asked.to_string() },
             EvaluateError::PayeeLie { said, asked } => Self::PayeeLie { said: *said, asked: *asked },
+            EvaluateError::TokenLie { network, asset } => Self::TokenLie { network: *network, asset: *asset },
             EvaluateError::NoOffer => Self::Garbage { detail: short(error) },
             EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: short(error) },
             EvaluateError::Payment(
@@ -115,6 +125,7 @@ impl Failure {
             Self::Garbage { .. } => Some(Outcome::Garbage),
             Self::PriceLie { .. } => Some(Outcome::PriceLie),
             Self::PayeeLie { .. } => Some(Outcome::PayeeLie),
+            Self::TokenLie { .. } => Some(Outcome::TokenLie),
             Self::TermsChanged | Self::NotPaid { .. } => None,
         }
     }
@@ -123,7 +134,10 @@ impl Failure {
     pub(super) const fn may_be_the_cards(&self) -> bool {
         matches!(
             self,
-            Self::PriceLie { .. } | Self::PayeeLie { .. } | Self::Declined { status: 404 | 405 | 410 | 421, .. }
+            Self::PriceLie { .. }
+                | Self::PayeeLie { .. }
+                | Self::TokenLie { .. }
+                | Self::Declined { status: 404 | 405 | 410 | 421, .. }
         )
     }
 }

@@ -6,6 +6,10 @@ use url::Url;
 
 use super::{agent_card::AgentCard, card_error::CardError, card_signature, pricing::Pricing};
 
+/// How many values a card may hold: each takes many times as much memory as text, and cards are kept. The largest that
+/// [`AgentCard::builder`] makes has less than a thousand.
+const MAX_VALUES: usize = 4_096;
+
 /// An evaluator's card, checked: its terms can be read, its endpoint is on its own origin, and it is signed with the key that is
 /// paid (unless whoever checked it did not insist). A signed one names its endpoint with the origin, so that a copy elsewhere is
 /// nobody's card.
@@ -35,6 +39,9 @@ impl VerifiedCard {
     /// The same, signed or not.
     pub(super) fn of_any(json: &[u8], url: &Url) -> Result<Self, CardError> {
         let raw: Value = serde_json::from_slice(json).map_err(|error| CardError::invalid(".", &error))?;
+        if count(&raw) > MAX_VALUES {
+            return Err(CardError::invalid(".", &format_args!("it has more than {MAX_VALUES} values")));
+        }
         let card: AgentCard = serde_path_to_error::deserialize(&raw).map_err(|error| {
             let at = error.path().to_string();
             CardError::invalid(at, &error.into_inner())
@@ -76,4 +83,14 @@ impl VerifiedCard {
     pub const fn is_signed(&self) -> bool {
         self.is_signed
     }
+}
+
+/// How many values there are, this one included. They nest no deeper than `serde_json` reads.
+fn count(value: &Value) -> usize {
+    let within = match value {
+        Value::Array(items) => items.iter().map(count).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(count).sum::<usize>(),
+        _ => 0,
+    };
+    1 + within
 }

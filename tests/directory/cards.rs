@@ -1,6 +1,12 @@
 //! Who is listed, for how long, and where the directory does not go.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
@@ -13,8 +19,8 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     facilitator::service::PeerAddress,
     market::{
-        CARD_PATH, CardError, CardFetcher, VerifiedCard,
-        directory::{CardQuery, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore},
+        CARD_PATH, CardError, CardFetcher, CardSource, VerifiedCard,
+        directory::{CardQuery, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards},
     },
 };
 use url::Url;
@@ -298,6 +304,43 @@ async fn one_host_does_not_fill_the_directory() {
     assert!(matches!(answer, Err(DirectoryError::Answered { status: 429, error, .. }) if error == "too_many_of_host"));
 }
 
+/// Else it would for as long as anybody has paid it once.
+#[tokio::test]
+async fn one_payee_does_not_fill_the_directory() {
+    let chain = DevnetChain::start(None).await;
+    let clock = Arc::new(ManualClock::at(1_000_000));
+    let stage = Stage::set_with(&chain, |directory| directory.max_cards_per_payee(2).clock(clock.clone())).await;
+    let first = stage.booth(&["prose"]).await;
+    let (second, third) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
+    for booth in [&second, &third] {
+        booth.show(&["prose"], &first.payee, PRICE).await;
+    }
+    assert_eq!(list(&stage.url, &second.url).await.0, 201);
+    let answer = stage.client().list(&third.url).await;
+    assert!(matches!(answer, Err(DirectoryError::Answered { status: 429, error, .. }) if error == "too_many_of_payee"));
+    clock.advance(61);
+    assert_eq!(list(&stage.url, &first.url).await.0, 200, "what is known may be renewed");
+    // Of another payee there may be cards.
+    third.show(&["prose"], &third.payee, PRICE).await;
+    assert_eq!(list(&stage.url, &third.url).await.0, 201);
+}
+
+/// Else whoever lists many cards would be all that a student looks at.
+#[tokio::test]
+async fn every_payee_is_named_before_the_second_card_of_any() {
+    let (_, directory) = directory().await;
+    let (first, second) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
+    let (third, other) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
+    for booth in [&second, &third] {
+        booth.show(&["prose"], &first.payee, PRICE).await;
+    }
+    for booth in [&first, &second, &third, &other] {
+        assert_eq!(list(&directory, &booth.url).await.0, 201);
+    }
+    let named = DirectoryClient::new(&directory).unwrap().evaluators().await.unwrap();
+    assert_eq!(named, [&first, &other, &second, &third].map(|booth| booth.url.join(CARD_PATH).unwrap()));
+}
+
 #[tokio::test]
 async fn hosts_that_are_not_everybodys_are_not_asked() {
     let booth = Booth::open(&["prose"]).await;
@@ -380,4 +423,35 @@ async fn a_reader_takes_no_card_on_the_directorys_word() {
     let dear = CardQuery { max_price: Some(Usdc::from_atomic(PRICE - 1)), ..CardQuery::default() };
     let cards = DirectoryClient::new(&directory).unwrap().cards(&dear).await.unwrap();
     assert!(cards.found.is_empty(), "what was asked for is looked at here, too");
+}
+
+/// What a reader finds whose directory has these cards on each page, and says that there are more; and how often it was asked.
+async fn read_without_end(cards: String) -> (FoundCards, usize) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    let page = async move || {
+        let after = counted.fetch_add(1, Ordering::SeqCst) + 1;
+        format!("{{\"cards\":[{cards}],\"after\":{after},\"more\":true}}")
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let directory: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/cards", get(page))).await });
+    let reader = DirectoryClient::new(&directory).unwrap();
+    let query = CardQuery::default();
+    let found = tokio::time::timeout(Duration::from_secs(60), reader.cards(&query)).await.expect("it ends").unwrap();
+    (found, asked.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn no_directory_keeps_a_reader_busy_with_empty_pages() {
+    let (cards, asked) = read_without_end(String::new()).await;
+    assert_eq!((cards.found.len(), cards.skipped, asked), (0, 0, 1));
+}
+
+#[tokio::test]
+async fn no_directory_has_a_reader_take_more_than_so_many_bytes_of_cards() {
+    let card = "a".repeat(1 << 20);
+    let entry = json!({ "id": 1, "url": "http://a.example/card.json", "payTo": Address::ZERO, "firstSeen": 1, "lastSeen": 2, "card": card });
+    let (cards, asked) = read_without_end(vec![entry.to_string(); 4].join(",")).await;
+    assert_eq!((cards.found.len(), cards.skipped, asked), (0, 64, 16), "64 MiB, at four a page");
 }

@@ -247,6 +247,26 @@ async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
     }
 }
 
+/// Behind one address there may be several nodes, of which one tells what is final and another one has no receipt yet.
+#[tokio::test]
+async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
+    let chain = DevnetChain::start_with(None, 4).await;
+    let mood = Arc::new(Mutex::new(Mood::Honest));
+    let (url, _) = moody(&chain, mood.clone()).await;
+    let alone = Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.witness(alone)).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    assert_eq!(stage.post(&said).await.0, 201);
+    (0..10).for_each(|_| chain.devnet.mine());
+    for now in [Mood::Forgetful, Mood::Forgetful, Mood::Honest] {
+        *mood.lock().unwrap() = now;
+        stage.service.tidy().await.unwrap();
+        assert_eq!(stage.count().await, 1, "{now:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_named_as_the_reason() {
     let chain = DevnetChain::start(None).await;
@@ -260,7 +280,7 @@ async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_n
     let unnamed = say(paid.record(evaluator), None, &payer).await;
     assert_eq!(narrow.check(&unnamed).await.unwrap().transaction, paid.transaction);
     assert!(searches.load(Ordering::Relaxed) <= 3, "two that are refused, and the newest hundred blocks");
-    *mood.lock().unwrap() = Mood::Narrow(10);
+    *mood.lock().unwrap() = Mood::Narrow(1);
     let error = narrow.check(&unnamed).await.unwrap_err();
     assert!(matches!(error, WitnessError::Unavailable(_)) && error.to_string().contains("transaction"), "{error}");
     assert!(narrow.check(&paid.said(evaluator, &payer).await).await.is_ok(), "it is not needed for that");

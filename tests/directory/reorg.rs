@@ -4,7 +4,7 @@ use tower_x402::devnet::Orphans;
 
 use crate::{
     stage::{PRICE, Stage},
-    support::devnet::DevnetChain,
+    support::{authorization::sign, chain::Chain, devnet::DevnetChain, token::transfer_vrs},
 };
 
 #[tokio::test]
@@ -43,4 +43,24 @@ async fn a_voice_whose_payment_is_undone_later_is_removed_and_the_others_stay() 
     assert_eq!(kept_ones, [kept.evidence.payment, moved.evidence.payment]);
     // It may be paid after all, and speak then.
     assert_eq!(stage.post(&lost).await, (409, "not_yet".into()));
+}
+
+/// Readers look at the transaction that a voice names.
+#[tokio::test]
+async fn a_payment_that_another_transaction_made_in_the_end_is_to_be_said_anew() {
+    let chain = DevnetChain::start_with(None, 4).await;
+    let stage = Stage::set(&chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+    chain.devnet.reorg(1, Orphans::Lost);
+    let signature = sign(&payer, &chain.asset(), &paid.message);
+    let receipt = chain.relayer().await.send(&chain, transfer_vrs(&paid.message, &signature)).await;
+    let again = stage.paid(paid.message.clone(), &receipt).await;
+    assert_ne!(again.transaction, paid.transaction);
+    (0..10).for_each(|_| chain.devnet.mine());
+    stage.service.tidy().await.unwrap();
+    assert_eq!(stage.count().await, 0);
+    assert_eq!(stage.post(&again.said(evaluator, &payer).await).await.0, 201);
 }

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::market::{
-    AgentCard, CARD_PATH, CardError, CardFetcher, EXTENSION_URI, VerifiedCard,
+    AgentCard, CARD_PATH, CardError, CardFetcher, EXTENSION_URI, Score, VerifiedCard,
     judge::ArithmeticJudge,
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
@@ -165,6 +165,29 @@ async fn fields_from_elsewhere_are_kept_and_signed() {
     let both = foreign.sign(&key).await.unwrap();
     assert_eq!(both.signatures.len(), 2);
     assert!(verify(&serde_json::to_value(&both).unwrap()).is_ok());
+}
+
+/// Each of its values would take many times as much memory as text.
+#[tokio::test]
+async fn a_card_of_very_many_values_is_refused_and_the_largest_that_can_be_built_is_not() {
+    let key = PrivateKeySigner::random();
+    let mut largest = card(ADDRESS.parse().unwrap(), key.address());
+    for number in 2..64 {
+        largest = largest.skill(format!("skill{number}"), "Marks it", Score::MAX);
+    }
+    let largest = largest.build().unwrap().sign(&key).await.unwrap();
+    let mut json = serde_json::to_value(&largest).unwrap();
+    assert!(verify(&json).is_ok());
+    for (values, is_good) in [(1_000, true), (4_096, false)] {
+        json["more"] = json!([{ "numbers": vec![0; values] }]);
+        let card: AgentCard = serde_json::from_value(json.clone()).unwrap();
+        let card = serde_json::to_value(card.sign(&key).await.unwrap()).unwrap();
+        match verify(&card) {
+            Ok(card) => assert!(is_good && card.is_signed(), "{values}"),
+            Err(CardError::Invalid { at, .. }) => assert!(!is_good && at == ".", "{values} {at}"),
+            Err(error) => panic!("{values} {error}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -72,6 +72,10 @@ impl Shared {
                 let detail = "as many cards of this host are known as may be";
                 Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
             }
+            Listed::TooManyOfPayee => {
+                let detail = "as many cards of this payee are known as may be";
+                Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_payee", detail))
+            }
             Listed::TooManySkills => {
                 let detail = "its evaluator has offered as many skills as may be";
                 Err(Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))

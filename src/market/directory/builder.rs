@@ -53,6 +53,7 @@ impl DirectoryBuilder {
             limits: Limits {
                 cards: 10_000,
                 cards_per_host: 32,
+                cards_per_payee: 8,
                 voices: 1_000_000,
                 voices_per_payer: 20_000,
                 voices_for: 180 * DAY,
@@ -89,9 +90,20 @@ impl DirectoryBuilder {
     /// more or of the longest unseen one of whose evaluator nobody has spoken; if there is none it is refused.
     ///
     /// A host is a name, an IPv4 address or an IPv6 network of 64 bits. Whoever owns a domain has as many names below it as it likes, so
-    /// this keeps nobody out who means it: what does is that evaluators nobody has paid make room for others.
+    /// this keeps nobody out who means it: what does is that evaluators nobody has paid make room for others, and that each payee has
+    /// [only so many cards](Self::max_cards_per_payee).
     pub fn max_cards(mut self, cards: u64, per_host: u64) -> Self {
         (self.limits.cards, self.limits.cards_per_host) = (cards, per_host);
+        self
+    }
+
+    /// How many cards of one payee are kept, at all of its URLs and listed or not; 8 unless set. Further ones are refused; those that are
+    /// known may still change.
+    ///
+    /// Once somebody has spoken of a payee, none of its cards that are listed makes room for others. This is how many places one payment
+    /// can hold.
+    pub fn max_cards_per_payee(mut self, cards: u64) -> Self {
+        self.limits.cards_per_payee = cards;
         self
     }
 

@@ -33,6 +33,8 @@ use crate::{
 const MAX_PAGE: usize = 8 << 20;
 /// How many cards are collected, over all pages.
 const MAX_CARDS: usize = 10_000;
+/// How many bytes of cards are read, over all pages; the page that goes beyond is the last.
+const MAX_TEXT: usize = 64 << 20;
 /// How many cards and voices are asked for at once.
 const CARDS_A_PAGE: u64 = 50;
 const VOICES_A_PAGE: u64 = 1_000;
@@ -42,7 +44,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
 /// Speaks to a directory: finds evaluators, publishes evidence and reads that of others.
 ///
-/// Bounded in every way: pages of 8 MiB, a time for each, a number of cards. Redirects are not followed. Every card and every
+/// Bounded in every way: pages of 8 MiB, a time for each, 10,000 cards and 64 MiB of them over all pages. Redirects are not followed. Every card and every
 /// signature is verified here; what does not hold is skipped and counted.
 ///
 /// ```no_run
@@ -236,7 +238,7 @@ impl DirectoryClient {
     /// # Errors
     /// If a page cannot be had.
     pub async fn cards(&self, query: &CardQuery) -> Result<FoundCards, DirectoryError> {
-        let (mut found, mut skipped, mut after) = (Vec::new(), 0, 0);
+        let (mut found, mut skipped, mut text, mut after) = (Vec::new(), 0, 0, 0);
         let mut seen = HashSet::new();
         loop {
             let mut url = self.cards.clone();
@@ -247,7 +249,9 @@ impl DirectoryClient {
                 .extend_pairs(query.network.iter().map(|network| ("network", network.to_string())))
                 .extend_pairs(query.max_price.iter().map(|price| ("maxPrice", price.atomic().to_string())));
             let page: CardPage = self.get(url).await?;
+            let is_empty = page.cards.is_empty();
             for entry in page.cards {
+                text += entry.card.get().len();
                 let read = |url: &str, card: &str| {
                     let url: Url = url.parse().ok()?;
                     let card = VerifiedCard::of(card.as_bytes(), &url).ok()?;
@@ -262,7 +266,8 @@ impl DirectoryClient {
                 }
             }
             // Whatever it says, it cannot keep us going round.
-            if !page.more || page.after <= after || found.len() + skipped >= MAX_CARDS {
+            let is_enough = found.len() + skipped >= MAX_CARDS || text >= MAX_TEXT;
+            if !page.more || is_empty || page.after <= after || is_enough {
                 return Ok(FoundCards { found, skipped });
             }
             after = page.after;

@@ -27,7 +27,8 @@
 //! Everything that is kept has a bound. Cards that do not answer for a day are not listed any more, and forgotten after a month; voices are
 //! forgotten after half a year, or when there are too many, those about the oldest payments first. A payment whose voice may have been
 //! forgotten has none any more, so none speaks twice. A voice whose payment is undone by a reorganization, however deep, is removed
-//! once all nodes agree that it is gone for good.
+//! once all nodes agree that it is gone for good: that its authorization is unused in a final block, at which they must answer calls, or
+//! was used by another transaction.
 //!
 //! # One of one's own
 //!

@@ -58,7 +58,7 @@ const PAGE_BYTES: usize = 1 << 20;
 /// | 409 | `payee_changed`; `spoken`: the payment has said something else; `not_yet`: the payment is not on the chain or not deep enough, come again |
 /// | 410 | `too_old`: what was said about payments of that time was forgotten |
 /// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee are known), `bad_voice`, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator ever asked, `not_paid`, `implausible_time` |
-/// | 429 | `too_many_requests`, `too_many_voices`, `too_many_of_host` |
+/// | 429 | `too_many_requests`, `too_many_voices`, `too_many_of_host`, `too_many_of_payee` |
 /// | 502 | `unreachable`: the card could not be fetched |
 /// | 503 | `unavailable`, `full`: nobody can tell now, or there is no room; nothing was lost |
 #[derive(Clone)]

@@ -3,7 +3,13 @@
 use std::{fmt, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
+#[cfg(feature = "directory")]
+use alloy_primitives::{Bytes, U64};
 use alloy_rpc_client::RpcClient;
+#[cfg(feature = "directory")]
+use alloy_sol_types::{SolCall as _, sol};
+#[cfg(feature = "directory")]
+use serde_json::json;
 use tokio::{
     sync::{OnceCell, Semaphore, SemaphorePermit},
     time::timeout,
@@ -24,13 +30,22 @@ use crate::{
 /// How long a check waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// So many blocks before and after its own a payment is looked for that was moved to another one; together they are one request.
+#[cfg(feature = "directory")]
+const NEAR: u64 = 1_000;
+
 const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in time");
+
+#[cfg(feature = "directory")]
+sol! {
+    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
+}
 
 /// Looks at a chain for the payments that evidence is about.
 ///
 /// A payment took place if one transaction, in a block that is deep enough, holds `AuthorizationUsed(payer, nonce)` of the token with
 /// exactly the matching `Transfer(payer → evaluator, paid)` right after it; the same rule by which sellers recognize that they
-/// were paid. `authorizationState` is not asked: cancelling sets it too.
+/// were paid. `authorizationState` does not prove it, since cancelling sets it too; but where it is not set, nothing was paid.
 ///
 /// Several nodes may be given: then all of them must say so, and one that lies can keep a voice out, but let none in, and have none
 /// removed.
@@ -268,7 +283,9 @@ impl Witness {
         if is_final < block {
             return Ok(None);
         }
-        let Some(receipt) = rpc.receipt(transaction).await? else { return Ok(Some(false)) };
+        let Some(receipt) = rpc.receipt(transaction).await? else {
+            return Ok(is_gone(rpc, expected, transaction, [block, is_final]).await.then_some(false));
+        };
         if receipt.transaction_hash != transaction || receipt.block() > is_final {
             return Ok(None);
         }
@@ -340,6 +357,29 @@ impl Witness {
     async fn check_network(&self, rpc: &Rpc) -> Result<(), WitnessError> {
         let is_it = rpc.chain_id().await? == self.network.chain_id();
         is_it.then_some(()).ok_or(WitnessError::Unavailable("the node is one of another chain"))
+    }
+}
+
+/// Whether a transaction that was in this block and has no receipt now is gone, as of that final block.
+///
+/// That there is no receipt proves nothing: behind one address there may be several nodes, of which the one that was asked for it is
+/// behind the others, or has forgotten. What proves it is an authorization that is unused in the final block, or that another
+/// transaction has used. A node that does not tell proves nothing either.
+#[cfg(feature = "directory")]
+async fn is_gone(rpc: &Rpc, expected: &Expected, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
+    let call = authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
+    let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
+    let Ok(answer) = rpc.call::<Bytes>("eth_call", (request, U64::from(is_final))).await else { return false };
+    match authorizationStateCall::abi_decode_returns(&answer) {
+        Ok(false) => true,
+        Ok(true) => {
+            let near = [block.saturating_sub(NEAR), block.saturating_add(NEAR).min(is_final)];
+            match credit::find(rpc, expected, near[0], near[1]).await {
+                Ok(Use::Paid { transaction: by, .. } | Use::Wasted { transaction: by, .. }) => by != transaction,
+                Ok(Use::NotFound) | Err(_) => false,
+            }
+        }
+        Err(_) => false,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Where evaluators are heard of.
 
-use std::{error::Error, sync::Arc};
+use std::{collections::HashMap, error::Error, sync::Arc};
 
+use alloy_primitives::Address;
 use async_trait::async_trait;
 use url::Url;
 
@@ -82,12 +83,22 @@ impl CardSource for DiscoveryClient {
     }
 }
 
-/// All whose cards the directory lists.
+/// All whose cards the directory lists: each payee's first card, then each one's second, and so on. A student looks at a limited number,
+/// and nobody takes more of that for listing more cards.
 #[async_trait]
 impl CardSource for DirectoryClient {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
         let cards = self.cards(&CardQuery::default()).await.map_err(SourceError::new)?;
-        Ok(cards.found.into_iter().map(|found| found.url).collect())
+        let mut named: HashMap<Address, usize> = HashMap::new();
+        let in_turn = cards.found.into_iter().map(|found| {
+            let turn = named.entry(found.card.pay_to()).or_default();
+            *turn += 1;
+            (*turn, found.url)
+        });
+        let mut in_turn: Vec<(usize, Url)> = in_turn.collect();
+        // Stable: within a turn the order stays the directory's.
+        in_turn.sort_by_key(|(turn, _)| *turn);
+        Ok(in_turn.into_iter().map(|(_, url)| url).collect())
     }
 }
 

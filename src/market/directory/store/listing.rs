@@ -33,6 +33,8 @@ pub(in crate::market::directory) enum Listed {
     PayeeChanged(Address),
     /// There are as many of this host as may be.
     TooManyOfHost,
+    /// There are as many of this payee as may be.
+    TooManyOfPayee,
     /// Its evaluator has offered as many skills as may be.
     TooManySkills,
     /// There are as many as may be, and all of them have been paid.
@@ -74,6 +76,11 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
             let of_host = ask(&work, "SELECT count(*) FROM cards WHERE host = ?", [&card.host])?;
             if of_host >= signed(limits.cards_per_host) {
                 return Ok(Listed::TooManyOfHost);
+            }
+            // One payment spares all cards of its payee: without a limit one payee could fill the directory for good.
+            let of_payee = ask(&work, "SELECT count(*) FROM cards WHERE pay_to = ?", [card.pay_to.as_slice()])?;
+            if of_payee >= signed(limits.cards_per_payee) {
+                return Ok(Listed::TooManyOfPayee);
             }
             if !make_room(&work, limits.cards)? {
                 return Ok(Listed::Full);

@@ -26,6 +26,7 @@ const STATEMENTS: usize = 64;
 pub(super) struct Limits {
     pub(super) cards: u64,
     pub(super) cards_per_host: u64,
+    pub(super) cards_per_payee: u64,
     pub(super) voices: u64,
     pub(super) voices_per_payer: u64,
     pub(super) voices_for: Duration,

@@ -25,6 +25,8 @@ pub(super) struct Beliefs {
     book: Book,
     claims: Vec<SkillSet>,
     conduct: Vec<Conduct>,
+    /// How many verdicts of each evaluator were audited by oneself. They do not fade.
+    audited: Vec<u16>,
     columns: Vec<Column>,
     /// Without and with the pool.
     views: [View; 2],
@@ -72,6 +74,7 @@ impl Beliefs {
             book: Book::new(config.evaluators),
             claims: Vec::new(),
             conduct: Vec::new(),
+            audited: Vec::new(),
             columns: Vec::new(),
             views: [view.clone(), view],
             pool: Pool::new(pool),
@@ -143,6 +146,12 @@ impl Beliefs {
         self.views[1].totals[number].as_flattened().iter().sum::<f32>() * self.scale
     }
 
+    /// How many verdicts of this evaluator one has audited oneself, of all skills. What others say can be bought, and so can their making
+    /// one forget; neither changes this.
+    pub(super) fn audited(&self, number: usize) -> f32 {
+        f32::from(self.audited[number])
+    }
+
     pub(super) fn conduct(&self, number: usize) -> &Conduct {
         &self.conduct[number]
     }
@@ -156,6 +165,7 @@ impl Beliefs {
         let number = self.enter(evaluator);
         self.conduct[number].learn(outcome, self.config.memory);
         let Outcome::Answered { right: Some(right), .. } = *outcome else { return };
+        self.audited[number] = self.audited[number].saturating_add(1);
         self.scale *= 1.0 - 1.0 / self.config.memory_all;
         self.patience = (self.patience + PATIENCE).min(4.0 * PATIENCE);
         let keep = 1.0 - 1.0 / self.config.memory;
@@ -211,7 +221,8 @@ impl Beliefs {
         let (count, limit) = (self.book.len(), self.config.evaluators);
         extend(&mut self.claims, count, limit);
         extend(&mut self.conduct, count, limit);
-        (self.claims[number], self.conduct[number]) = Default::default();
+        extend(&mut self.audited, count, limit);
+        (self.claims[number], self.conduct[number], self.audited[number]) = Default::default();
         for view in &mut self.views {
             extend(&mut view.totals, count, limit);
             view.totals[number] = Default::default();
@@ -318,6 +329,7 @@ impl Beliefs {
             + views
             + of(&self.claims)
             + of(&self.conduct)
+            + of(&self.audited)
             + self.book.bytes()
             + self.pool.bytes()
     }
@@ -452,6 +464,7 @@ mod tests {
         assert!(before < 0.25);
         near(beliefs.mean(0, skill(0)), 0.65);
         assert!(beliefs.seen(0) < 0.01 && beliefs.seen(1) < 51.0 && beliefs.scale > 1e-4);
+        assert_eq!((beliefs.audited(0), beliefs.audited(1)), (10.0, 1_000.0), "it is no stranger again");
     }
 
     #[test]
@@ -471,7 +484,7 @@ mod tests {
         for number in [0, 1] {
             near(beliefs.mean(number, skill(0)), 0.65);
             near(beliefs.mean(number, skill(1)), 0.55);
-            assert_eq!(beliefs.seen(number), 0.0);
+            assert_eq!((beliefs.seen(number), beliefs.audited(number)), (0.0, 0.0));
         }
     }
 }

@@ -43,7 +43,7 @@ pub struct ThompsonConfig {
     pub decoys: f64,
     /// What newcomers may cost, as a share of the budget; 0.1.
     pub newcomers: f64,
-    /// How many verdicts make a newcomer an acquaintance; 5.
+    /// How many audits of one's own make a newcomer an acquaintance; 5. What others say does not: it can be bought.
     pub acquaintance: f32,
     /// How many evaluators are remembered, those offered last; 1,024, at most 65,535. Candidates beyond that number are not looked
     /// at, so it should be more than are ever offered at once.

@@ -37,8 +37,8 @@
 //! - **Others' evidence** (`pool.rs`) counts as far as its payer agrees with one's own audits. However many say the same, they are
 //!   believed together no more than the most trusted of them. Nor do they, however many, make one forget what one has seen oneself.
 //! - **Pacing** (`pacing.rs`) moves λ so that the budget lasts until the last task and is used by then.
-//! - **Strangers**, who came after the student had begun, together cost at most a share of the budget, so that a bad evaluator
-//!   gains little from coming back under another name.
+//! - **Strangers**, who came after the student had begun and of whom it has audited too little itself, together cost at most a share
+//!   of the budget, so that a bad evaluator gains little from coming back under another name, however many praise it.
 //!
 //! Whether panel members agree with each other is not evidence here: two liars that are friends always do.
 

@@ -122,7 +122,8 @@ impl Thompson {
                 Some(payment) if !is_own(evidence) => self.hear(payment.payer, &observation),
                 _ => {
                     let first_seen = sightings.get(&evidence.evaluator).copied();
-                    let known = self.beliefs.number(evidence.evaluator).map_or(0.0, |number| self.beliefs.seen(number));
+                    let known =
+                        self.beliefs.number(evidence.evaluator).map_or(0.0, |number| self.beliefs.audited(number));
                     if first_seen > began && known < self.config.acquaintance {
                         self.newcomers.take(evidence.paid.atomic());
                     }
@@ -198,7 +199,7 @@ impl Thompson {
             };
             let expected = if decoy { drawn } else { score(self.beliefs.mean(number, job.skill)) };
             if expected > 0.0 || drawn > 0.0 {
-                let newcomer = candidate.first_seen > began && self.beliefs.seen(number) < self.config.acquaintance;
+                let newcomer = candidate.first_seen > began && self.beliefs.audited(number) < self.config.acquaintance;
                 self.worthwhile.push(Offer { position: position as u32, cost, newcomer, expected, drawn });
             }
         }
@@ -418,6 +419,29 @@ mod tests {
             assert!(on_newcomers <= budget / 10, "{on_newcomers}");
         }
         assert!(on_newcomers > 0);
+    }
+
+    #[test]
+    fn praise_that_can_be_bought_makes_nobody_an_acquaintance() {
+        let budget = 100_000_u64;
+        let (mut left, mut on_newcomer) = (budget, 0);
+        let (mut selector, mut panel) = (Thompson::seeded(5), Panel::default());
+        let market = [candidate(0, 100_000_000, 0), candidate(1, 100, 200)];
+        selector.select(&job(left, 500), &market[..1], &mut panel);
+        for sham in 0..20 {
+            (0..10).for_each(|_| selector.hear(Address::repeat_byte(100 + sham), &report(&market[1], Some(true))));
+        }
+        assert!(selector.estimate(market[1].evaluator, skill()).unwrap().verdicts > 5.0);
+        for task in 0..500_u64 {
+            selector.select(&job(left, 500 - task), &market, &mut panel);
+            for position in panel.all() {
+                left -= market[position].price.atomic();
+                on_newcomer += market[position].price.atomic();
+                selector.learn(&report(&market[position], None));
+            }
+            assert!(on_newcomer <= budget / 10, "{on_newcomer}");
+        }
+        assert!(on_newcomer > 0);
     }
 
     #[test]

@@ -182,8 +182,16 @@ impl Engine {
             }
         };
         if facts.used {
-            let outcome = self.look_for_use(&member.payment, member.seen_unused, &facts, None).await;
-            self.finish(member, outcome).await;
+            let outcome = match self.look_for_use(&member.payment, member.seen_unused, &facts, None).await {
+                Ok(outcome) => outcome,
+                // It may have paid: nobody can be told that nothing was charged.
+                Err(error) => {
+                    let key = member.key();
+                    tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "what used a payment was not found out");
+                    member.unknown()
+                }
+            };
+            self.finish(member, Ok(outcome)).await;
             return None;
         }
         if member.left_behind && rejection.is_some() {

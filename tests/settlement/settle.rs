@@ -320,6 +320,23 @@ async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_f
 
 /// Its only payment needs it no more; what is behind its nonce does.
 #[tokio::test]
+async fn a_front_run_payment_whose_transaction_cannot_be_found_is_not_called_unpaid() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let theirs = stage.front_run(&payment);
+    stage.clock.advance(10);
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getLogs" => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    let outcome = stage.settle(&payment, &verified).await;
+    assert!(matches!(outcome, Ok(Outcome::Unknown { .. })), "{outcome:?}");
+    stage.devnet.faults().clear();
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
+}
+
+#[tokio::test]
 async fn a_transaction_that_hangs_is_replaced_though_its_payment_is_settled_by_then() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));

@@ -342,6 +342,16 @@ async fn every_payee_is_named_before_the_second_card_of_any() {
 }
 
 #[tokio::test]
+async fn nobody_lists_one_card_under_many_names() {
+    let (_, directory) = directory().await;
+    let booth = Booth::open(&["prose"]).await;
+    let card = booth.url.join(CARD_PATH).unwrap();
+    for another in ["?1", "?", "#1"] {
+        assert_eq!(list(&directory, format!("{card}{another}")).await, (400, "bad_request".into()), "{another}");
+    }
+}
+
+#[tokio::test]
 async fn hosts_that_are_not_everybodys_are_not_asked() {
     let booth = Booth::open(&["prose"]).await;
     let store = DirectoryStore::in_memory().await.unwrap();

@@ -44,6 +44,10 @@ impl Shared {
         if url.as_str().len() > MAX_URL || !url.username().is_empty() || url.password().is_some() {
             return Err(bad("the URL is too long, or holds credentials"));
         }
+        // Most servers answer it alike with any: a stranger could list one card until its payee has no place left.
+        if url.query().or(url.fragment()).is_some() {
+            return Err(bad("the URL of a card has no query and no fragment"));
+        }
         if let Some(at) = self.store.checked_at(url.as_str()).await?
             && self.clock.now() < at.saturating_add(FRESH)
         {

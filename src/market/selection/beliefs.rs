@@ -177,6 +177,8 @@ impl Beliefs {
         // Whoever spoke of this cell was right or wrong about it; that changes what all they said is worth.
         self.pool.weigh(cell(skill.number(), number), own, self.scale);
         let columns = &mut self.columns;
+        // Of some cells nobody says anything any more, since others' evidence took the room.
+        columns.iter_mut().for_each(|column| column.said.fill(Said::default()));
         self.pool.sums(self.scale, |cell, (counts, trust)| {
             columns[cell as usize >> 16].said[cell as usize & 0xFFFF] = Said { counts, trust };
         });
@@ -432,6 +434,21 @@ mod tests {
         beliefs.learn(A, skill(0), &audit(false));
         beliefs.learn(A, skill(0), &audit(false));
         assert!(beliefs.trust_in(&B) < 0.4);
+    }
+
+    #[test]
+    fn what_was_said_goes_with_those_who_said_it() {
+        let mut beliefs = beliefs(ThompsonConfig { opinions: 2, ..plain() });
+        for _ in 0..4 {
+            beliefs.hear(A, skill(0), true, Address::repeat_byte(7));
+        }
+        assert!(beliefs.mean(0, skill(0)) > 0.7);
+        // Others have more to say about somebody else, and there is room for two.
+        for payer in [8, 9] {
+            (0..10).for_each(|_| beliefs.hear(B, skill(1), true, Address::repeat_byte(payer)));
+        }
+        beliefs.learn(B, skill(2), &audit(true));
+        near(beliefs.mean(0, skill(0)), 0.65);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
     generator::{self, Answers},
     hot_path,
     listening::Listening,
-    own::processor_time,
+    own::{processor_time, stolen_time},
     paced,
     payments::{Mint, Signed, keys},
     sellers,
@@ -82,6 +82,8 @@ async fn throughput(server: &Listening, payments: usize) -> Result<f64> {
 pub struct Driven {
     /// What the process had of the processors meanwhile.
     pub cpu: Duration,
+    /// What the machine's host withheld from all of them meanwhile.
+    pub stolen: Duration,
     /// From the first request to the last answer.
     pub took: Duration,
     /// How long each was answered after it was due.
@@ -110,8 +112,9 @@ pub async fn drive(
     let mut mint = Mint::asked(demand, keys(200));
     let requests: Vec<_> = (0..count).map(|_| generator::request(&mint.header(Signed::ByKey))).collect();
     let (address, every) = (server.address, rate.map(|rate| Duration::from_secs_f64(1.0 / rate)));
-    let before = processor_time("self");
+    let before = (processor_time("self"), stolen_time());
     let send = move || generator::send(address, connections, &requests, every);
     let Answers { times, refused, took } = tokio::task::spawn_blocking(send).await??;
-    Ok(Driven { cpu: processor_time("self").saturating_sub(before), took, times, refused })
+    let cpu = processor_time("self").saturating_sub(before.0);
+    Ok(Driven { cpu, stolen: stolen_time().saturating_sub(before.1), took, times, refused })
 }

@@ -6,7 +6,8 @@
 //! cargo run --release -- chain            requests to a node and time, 50 ms away
 //! cargo run --release -- copies           twenty copies of one payment at once
 //! cargo run --release -- load             paid requests a second over loopback, and how long they take at half of that
-//! cargo run --release -- paced            how long they take at 2,000 a second, and what of that is the machine's
+//! cargo run --release -- paced            how long they take at 2,000 a second, and what of that is the machine's; twelve turns
+//! cargo run --release -- paced 60         or so many
 //! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
@@ -52,7 +53,8 @@ fn main() -> Result {
         ["chain"] => chain::run(),
         ["copies"] => copies::run(),
         ["load"] => load::run(),
-        ["paced"] => paced::run(),
+        ["paced"] => paced::run(paced::TURNS),
+        ["paced", turns] => paced::run(turns.parse()?),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),

@@ -203,6 +203,13 @@ pub fn processor_time(process: &str) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
+/// What a virtual machine's host has kept of the processors since they started, all of them together, in ticks of 10 ms.
+pub fn stolen_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.split_whitespace().nth(8).and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
+    Duration::from_millis(10 * ticks)
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     /// With 200, a second.

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use alloy_primitives::{Bytes, U64};
+use alloy_primitives::U64;
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
-use alloy_sol_types::{SolCall, SolEvent as _, sol};
-use serde_json::json;
 
 use super::{
     Budget, JournalEntry,
@@ -15,8 +13,7 @@ use super::{
 use crate::settlement::{
     credit::{self, Use},
     judge::Expected,
-    rpc::{Block, Log, Receipt, Rpc, RpcFailure},
-    transfer::Token,
+    rpc::{Block, Rpc, RpcFailure},
 };
 
 /// How long one request to the node may take.
@@ -25,10 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SKEW: u64 = 900;
 /// A block is looked up no more exactly than this: one request for logs covers as many.
 const CLOSE_ENOUGH: u64 = 500;
-
-sol! {
-    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
-}
 
 /// Why the chain could not be looked at. What was resolved before that stays resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,11 +99,6 @@ where
 
 /// What blocks up to `last`, the newest final one, prove about a payment.
 async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Proof>, RpcFailure> {
-    let Some(used) = is_used(rpc, entry, last).await? else { return Ok(None) };
-    if !used {
-        let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
-        return Ok(expired.then_some(Proof::Void));
-    }
     let expected = Expected {
         token: entry.asset,
         payer: entry.payer,
@@ -118,6 +106,11 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         value: entry.amount.into(),
         nonce: entry.nonce,
     };
+    let Some(used) = credit::is_used(rpc, &expected, last.number.saturating_to()).await? else { return Ok(None) };
+    if !used {
+        let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
+        return Ok(expired.then_some(Proof::Void));
+    }
     let (from, _) = around(rpc, entry.signed_at.saturating_sub(SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
     Ok(match credit::find(rpc, &expected, from, to).await? {
@@ -125,25 +118,10 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         Use::Wasted { transaction, .. } => {
             // The node just showed a log of this transaction.
             let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
-            is_cancelled_by(&expected, &receipt).then_some(Proof::Void)
+            expected.is_cancelled_by(&receipt).then_some(Proof::Void)
         }
         Use::NotFound => None,
     })
-}
-
-/// Whether this transaction cancelled the authorization. Nothing else that is done with a nonce releases what it may have moved.
-fn is_cancelled_by(expected: &Expected, receipt: &Receipt) -> bool {
-    let cancelled = [Token::AuthorizationCanceled::SIGNATURE_HASH, expected.payer.into_word(), expected.nonce];
-    let is_it = |log: &Log| log.address == expected.token && !log.removed && log.topics == cancelled;
-    receipt.succeeded() && receipt.logs.iter().any(is_it)
-}
-
-/// Whether the nonce is used in that block; `None` if the token does not say.
-async fn is_used(rpc: &Rpc, entry: &JournalEntry, at: Block) -> Result<Option<bool>, RpcFailure> {
-    let call = authorizationStateCall { authorizer: entry.payer, nonce: entry.nonce };
-    let request = json!({ "to": entry.asset, "data": Bytes::from(call.abi_encode()) });
-    let answer: Bytes = rpc.call("eth_call", (request, at.number)).await?;
-    Ok(authorizationStateCall::abi_decode_returns(&answer).ok())
 }
 
 /// Two blocks that are close together, the first from before `time` and the second, if there is one yet, not from before it.
@@ -171,62 +149,4 @@ async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFail
 async fn timestamp(rpc: &Rpc, number: u64) -> Result<u64, RpcFailure> {
     let block: Option<Block> = rpc.call("eth_getBlockByNumber", (U64::from(number), false)).await?;
     Ok(block.ok_or(RpcFailure::Silent)?.timestamp.saturating_to())
-}
-
-#[cfg(test)]
-mod tests {
-    use alloy_primitives::{Address, B256, U256};
-
-    use super::*;
-
-    const TOKEN: Address = Address::repeat_byte(0xaa);
-
-    fn expected() -> Expected {
-        Expected {
-            token: TOKEN,
-            payer: Address::repeat_byte(1),
-            payee: Address::repeat_byte(2),
-            value: U256::from(1_000),
-            nonce: B256::repeat_byte(3),
-        }
-    }
-
-    fn log(event: B256, nonce: B256) -> Log {
-        Log {
-            address: TOKEN,
-            topics: vec![event, expected().payer.into_word(), nonce],
-            data: Bytes::new(),
-            block_number: None,
-            block_hash: None,
-            transaction_hash: None,
-            removed: false,
-        }
-    }
-
-    fn receipt(status: u64, log: Log) -> Receipt {
-        Receipt {
-            transaction_hash: B256::ZERO,
-            block_number: U64::from(1),
-            status: U64::from(status),
-            to: None,
-            gas_used: U64::ZERO,
-            effective_gas_price: U256::ZERO,
-            l1_fee: None,
-            logs: vec![log],
-        }
-    }
-
-    #[test]
-    fn only_a_cancellation_releases_a_nonce_that_is_used() {
-        let nonce = expected().nonce;
-        let releases = |status, log| is_cancelled_by(&expected(), &receipt(status, log));
-        let (cancelled, used) =
-            (Token::AuthorizationCanceled::SIGNATURE_HASH, Token::AuthorizationUsed::SIGNATURE_HASH);
-        assert!(releases(1, log(cancelled, nonce)));
-        assert!(!releases(1, log(used, nonce)), "a transfer that is not seen may have taken place");
-        assert!(!releases(1, log(cancelled, B256::repeat_byte(4))));
-        assert!(!releases(1, Log { address: Address::repeat_byte(9), ..log(cancelled, nonce) }));
-        assert!(!releases(1, Log { removed: true, ..log(cancelled, nonce) }));
-        assert!(!releases(0, log(cancelled, nonce)));
-    }
 }

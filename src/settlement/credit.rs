@@ -3,7 +3,11 @@
 //! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Such a
 //! transfer is credited if it came after the payment was reserved here; an earlier one may have paid for something else.
 
+#[cfg(feature = "client")]
+use alloy_primitives::Bytes;
 use alloy_primitives::{B256, U64};
+#[cfg(feature = "client")]
+use alloy_sol_types::SolCall as _;
 use alloy_sol_types::SolEvent;
 use serde_json::json;
 
@@ -27,6 +31,15 @@ pub(crate) enum Use {
     Wasted { transaction: B256, block: u64 },
     /// Not found in the blocks that could be searched.
     NotFound,
+}
+
+/// Whether the authorization is used, or cancelled, in that block; `None` if the token does not say.
+#[cfg(feature = "client")]
+pub(crate) async fn is_used(rpc: &Rpc, expected: &Expected, block: u64) -> Result<Option<bool>, RpcFailure> {
+    let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
+    let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
+    let answer: Bytes = rpc.call("eth_call", (request, U64::from(block))).await?;
+    Ok(Token::authorizationStateCall::abi_decode_returns(&answer).ok())
 }
 
 /// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization, the oldest first: it is used soon after it

@@ -54,6 +54,13 @@ impl Expected {
         logs.windows(2).any(|pair| self.is_use(&pair[0]) && self.is_transfer(&pair[1]))
     }
 
+    /// Whether this transaction cancelled the authorization. Nothing else that is done with a nonce releases what it may have moved.
+    #[cfg(feature = "client")]
+    pub(crate) fn is_cancelled_by(&self, receipt: &Receipt) -> bool {
+        let signature = Token::AuthorizationCanceled::SIGNATURE_HASH;
+        receipt.succeeded() && receipt.logs.iter().any(|log| self.is_done_to_nonce(signature, log))
+    }
+
     /// How many authorizations of the token this transaction executed: so many payments share its cost.
     pub(crate) fn count_uses(&self, receipt: &Receipt) -> usize {
         let is_use = |log: &&Log| {
@@ -63,9 +70,11 @@ impl Expected {
     }
 
     fn is_use(&self, log: &Log) -> bool {
-        log.address == self.token
-            && !log.removed
-            && log.topics == [Token::AuthorizationUsed::SIGNATURE_HASH, self.payer.into_word(), self.nonce]
+        self.is_done_to_nonce(Token::AuthorizationUsed::SIGNATURE_HASH, log)
+    }
+
+    fn is_done_to_nonce(&self, event: B256, log: &Log) -> bool {
+        log.address == self.token && !log.removed && log.topics == [event, self.payer.into_word(), self.nonce]
     }
 
     fn is_transfer(&self, log: &Log) -> bool {
@@ -111,6 +120,11 @@ mod tests {
         log(vec![Token::AuthorizationUsed::SIGNATURE_HASH, payer.into_word(), nonce], vec![])
     }
 
+    #[cfg(feature = "client")]
+    fn cancelled(nonce: B256) -> Log {
+        log(vec![Token::AuthorizationCanceled::SIGNATURE_HASH, expected().payer.into_word(), nonce], vec![])
+    }
+
     fn moved(to: Address, value: u64) -> Log {
         let topics = vec![Token::Transfer::SIGNATURE_HASH, expected().payer.into_word(), to.into_word()];
         log(topics, U256::from(value).to_be_bytes_vec())
@@ -147,5 +161,20 @@ mod tests {
         let mut reverted = receipt(TOKEN, vec![used(), moved(payee, 1_000)]);
         reverted.status = U64::ZERO;
         assert!(!expected().is_paid_by(&reverted));
+    }
+
+    #[test]
+    #[cfg(feature = "client")]
+    fn only_a_cancellation_releases_a_nonce_that_is_used() {
+        let releases = |log| expected().is_cancelled_by(&receipt(TOKEN, vec![log]));
+        let cancelled = || cancelled(expected().nonce);
+        assert!(releases(cancelled()));
+        assert!(!releases(used()), "a transfer that is not seen may have taken place");
+        assert!(!releases(self::cancelled(B256::repeat_byte(4))));
+        assert!(!releases(Log { address: Address::repeat_byte(9), ..cancelled() }));
+        assert!(!releases(Log { removed: true, ..cancelled() }));
+        let mut reverted = receipt(TOKEN, vec![cancelled()]);
+        reverted.status = U64::ZERO;
+        assert!(!expected().is_cancelled_by(&reverted));
     }
 }

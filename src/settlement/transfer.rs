@@ -10,6 +10,7 @@ sol! {
         event Transfer(address indexed from, address indexed to, uint256 value);
         event AuthorizationUsed(address indexed authorizer, bytes32 indexed nonce);
         event AuthorizationCanceled(address indexed authorizer, bytes32 indexed nonce);
+        function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
     }
 
     /// What EIP-3009 specifies.

@@ -3,13 +3,7 @@
 use std::{fmt, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
-#[cfg(feature = "directory")]
-use alloy_primitives::{Bytes, U64};
 use alloy_rpc_client::RpcClient;
-#[cfg(feature = "directory")]
-use alloy_sol_types::{SolCall as _, sol};
-#[cfg(feature = "directory")]
-use serde_json::json;
 use tokio::{
     sync::{OnceCell, Semaphore, SemaphorePermit},
     time::timeout,
@@ -35,11 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const NEAR: u64 = 1_000;
 
 const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in time");
-
-#[cfg(feature = "directory")]
-sol! {
-    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
-}
 
 /// Looks at a chain for the payments that evidence is about.
 ///
@@ -367,19 +356,16 @@ impl Witness {
 /// transaction has used. A node that does not tell proves nothing either.
 #[cfg(feature = "directory")]
 async fn is_gone(rpc: &Rpc, expected: &Expected, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
-    let call = authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
-    let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
-    let Ok(answer) = rpc.call::<Bytes>("eth_call", (request, U64::from(is_final))).await else { return false };
-    match authorizationStateCall::abi_decode_returns(&answer) {
-        Ok(false) => true,
-        Ok(true) => {
+    match credit::is_used(rpc, expected, is_final).await {
+        Ok(Some(false)) => true,
+        Ok(Some(true)) => {
             let near = [block.saturating_sub(NEAR), block.saturating_add(NEAR).min(is_final)];
             match credit::find(rpc, expected, near[0], near[1]).await {
                 Ok(Use::Paid { transaction: by, .. } | Use::Wasted { transaction: by, .. }) => by != transaction,
                 Ok(Use::NotFound) | Err(_) => false,
             }
         }
-        Err(_) => false,
+        Ok(None) | Err(_) => false,
     }
 }
 

@@ -214,7 +214,7 @@ impl Run<'_> {
         if let Some(hired) = hired {
             self.out.value[task] += 2.0 * accuracies[hired] - 1.0;
         }
-        for chosen in panel.all() {
+        for (chosen, choice) in panel.all().zip(panel.choices(&job, market)) {
             let candidate = &market[chosen];
             let price = candidate.price.atomic();
             self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
@@ -223,7 +223,9 @@ impl Run<'_> {
             let outcome = Outcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
             let observation =
                 Observation { evaluator: candidate.evaluator, skill, paid: candidate.price, at: now, outcome };
-            self.students[student].selector().learn(&observation);
+            let selector = self.students[student].selector();
+            selector.learn(&observation);
+            selector.settle(&choice, candidate.price);
             if self.pooled && audit {
                 let payer = address(Role::Student, student);
                 let others = self.students.iter_mut().enumerate().filter(|(other, _)| *other != student);

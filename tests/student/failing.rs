@@ -1,16 +1,29 @@
 //! Evaluators that fail, each in its own way.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_signer_local::PrivateKeySigner;
+use axum::{
+    Router,
+    body::Bytes,
+    extract::Request,
+    routing::{get, post},
+};
 use tower_x402::{
     client::{Payer, reconcile},
-    market::{Books, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+    market::{Books, CARD_PATH, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
+    server::RequirePaymentLayer,
 };
 
 use crate::{
     crowd::{Endpoint, failing, garbage, honestly, income, praise},
-    stage::{Booth, PRICE, Stage, honest, says, single},
+    stage::{Booth, PRICE, Stage, group, honest, says, single},
     support::chain::Chain,
 };
 
@@ -168,6 +181,47 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     assert_eq!(student.evaluate(&single("three")).await.unwrap().paid.atomic(), 3 * PRICE);
     assert_eq!(student.books().account(booth.payee, "prose").unwrap().lies, 0);
     balanced(&student.books(), 4 * PRICE);
+}
+
+#[tokio::test]
+async fn a_new_price_excuses_no_part_that_was_paid_for() {
+    let stage = Stage::set().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (key, address) = (PrivateKeySigner::random(), listener.local_addr().unwrap());
+    let shop = async |price: &'static str| {
+        let card = crate::stage::card(address, key.address()).price(price).max_outputs(1);
+        let card = crate::crowd::signed(card, &key).await;
+        let paywall = RequirePaymentLayer::builder().facilitator(stage.facilitator.clone());
+        let paywall = honestly(paywall, key.address()).price(price).build().unwrap();
+        let evaluate = post(async |_: Bytes| "what a nice submission").layer(paywall);
+        Router::new().route("/evaluate", evaluate).route(CARD_PATH, get(async move || card.clone()))
+    };
+    let (cheap, dear) = (shop("$0.001").await, shop("$0.002").await);
+    // Whoever comes first pays, and gets nothing for it; all others are told the new price after that.
+    let (came, served) = (Arc::new(AtomicUsize::new(0)), tokio::sync::watch::channel(false).0);
+    let dispatch = tower::service_fn(move |request: Request| {
+        let pays = request.headers().contains_key("payment-signature");
+        let is_first = request.uri().path() == "/evaluate" && !pays && came.fetch_add(1, Ordering::SeqCst) == 0;
+        let (cheap, dear, served) = (cheap.clone(), dear.clone(), served.clone());
+        async move {
+            if pays || is_first || (request.method() == "GET" && !*served.borrow()) {
+                let response = tower::ServiceExt::oneshot(cheap, request).await;
+                served.send_replace(pays);
+                return response;
+            }
+            let _ = served.subscribe().wait_for(|served| *served).await;
+            tower::ServiceExt::oneshot(dear, request).await
+        }
+    });
+    let (url, server) = crate::stage::serve(listener, Router::new().fallback_service(dispatch));
+    let booth = Booth { url, payee: key.address(), server };
+    let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
+    let feedback = student.evaluate(&group(&["one", "two", "three"])).await.unwrap();
+    assert_eq!((feedback.paid.atomic(), feedback.judged()), (PRICE, 0));
+    let account = student.books().account(booth.payee, "prose").unwrap().clone();
+    assert_eq!((account.garbage, account.lies), (1, 0), "{account:?}");
+    assert_eq!(student.evidence().find(&Query::default()).len(), 1);
+    balanced(&student.books(), PRICE);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tower_x402::{
 
 use crate::{
     crowd::{Endpoint, garbage},
-    stage::{PRICE, Stage, honest, single},
+    stage::{PRICE, Stage, group, honest, single},
 };
 
 #[tokio::test]
@@ -108,4 +108,34 @@ async fn no_number_of_strangers_makes_a_student_forget_what_it_saw_itself() {
     assert_eq!((&second.books().accounts, second.books().elsewhere.atomic()), (&books.accounts, 0));
     let recalled = second.believed(booth.payee, "prose").unwrap();
     assert!(recalled > 0.65, "{recalled}");
+}
+
+#[tokio::test]
+async fn what_is_sent_in_parts_weighs_as_much_after_a_restart() {
+    let stage = Stage::set().await;
+    let booth = stage.open_with(honest(), |card| card.max_outputs(1)).await;
+    let payer = stage.payer(1_000 * PRICE).await;
+    let start = |evidence: EvidenceLog| {
+        Student::builder(payer.clone())
+            .source(vec![booth.url.clone()])
+            .evidence(evidence)
+            .tasks(20)
+            .seed(1)
+            .build()
+            .unwrap()
+    };
+    let first = start(EvidenceLog::in_memory(100));
+    first.discover().await;
+    let outputs = group(&["a good one", "a poor one", "another good one"]);
+    first.evaluate_known(&outputs, &Truth::good([true, false, false])).await.unwrap();
+    first.settled().await;
+    assert_eq!(first.evidence().len(), 3);
+    let second = start(first.evidence().clone());
+    second.discover().await;
+    // Their selectors look at cards when they choose.
+    for student in [&first, &second] {
+        student.evaluate(&outputs).await.unwrap();
+    }
+    let [before, after] = [&first, &second].map(|student| student.believed(booth.payee, "prose").unwrap());
+    assert!((before - after).abs() < 0.01, "{before} {after}");
 }

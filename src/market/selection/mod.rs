@@ -128,13 +128,33 @@ impl Panel {
         self.hired.iter().chain(&self.examined).copied()
     }
 
+    /// The same, in the same order, as choices to be [settled](Selector::settle).
+    pub fn choices(&self, job: &Job, market: &[Candidate]) -> impl Iterator<Item = Choice> {
+        self.all().enumerate().filter_map(|(number, position)| {
+            let candidate = market.get(position)?;
+            let promised = candidate.price.checked_mul(u64::from(job.outputs))?;
+            Some(Choice { evaluator: candidate.evaluator, promised, examined: number >= self.hired.len() })
+        })
+    }
+
     fn clear(&mut self) {
         self.hired.clear();
         self.examined.clear();
     }
 }
 
-/// What became of sending one task to one evaluator.
+/// Someone who is sent a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Whom.
+    pub evaluator: Address,
+    /// What that may cost: the price of all outputs.
+    pub promised: Usdc,
+    /// Only to see how good it is ([`Panel::examined`]).
+    pub examined: bool,
+}
+
+/// What became of one request to one evaluator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
     /// Whom.
@@ -157,13 +177,13 @@ pub trait Selector: Send {
     /// Together they cost at most `job.remaining`.
     fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel);
 
-    /// Takes note of what became of a choice. Everyone on a panel is reported once, whatever happened, or withdrawn.
+    /// Takes note of what became of a request. A choice may take several, if its outputs are sent in parts, or none of which there is
+    /// anything to be said.
     fn learn(&mut self, observation: &Observation);
 
-    /// Takes back a choice: this evaluator was not asked after all, or did nothing that it could be blamed or praised for, and
-    /// got nothing.
-    fn withdraw(&mut self, evaluator: Address) {
-        let _ = evaluator;
+    /// Takes note of what a choice has cost in the end, which may be nothing. Every choice is settled once, whatever happened.
+    fn settle(&mut self, choice: &Choice, paid: Usdc) {
+        let _ = (choice, paid);
     }
 
     /// Takes in what another payer says it observed; that it paid for it must have been checked before. Unless this is overridden, it
@@ -201,8 +221,8 @@ impl<S: Selector + ?Sized> Selector for Box<S> {
         self.as_mut().learn(observation);
     }
 
-    fn withdraw(&mut self, evaluator: Address) {
-        self.as_mut().withdraw(evaluator);
+    fn settle(&mut self, choice: &Choice, paid: Usdc) {
+        self.as_mut().settle(choice, paid);
     }
 
     fn hear(&mut self, payer: Address, observation: &Observation) {

@@ -6,7 +6,7 @@ use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
 use super::{
-    Candidate, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
+    Candidate, Choice, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
     beliefs::Beliefs, pacing::Pacer,
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     usdc::Usdc,
 };
 
-/// How many unreported choices are kept in mind; the oldest beyond that are taken as paid.
+/// How many choices that are not settled are kept in mind; the oldest beyond that are taken as paid.
 const OPEN: usize = 1_024;
 
 /// Thompson sampling with a price of money; how it thinks is told [here](self::super).
@@ -29,8 +29,8 @@ pub struct Thompson {
     spent: u64,
     newcomers: Allowance,
     examinations: Allowance,
-    /// Chosen and not reported yet.
-    open: VecDeque<Choice>,
+    /// Chosen and not settled yet.
+    open: VecDeque<Promise>,
     /// Kept between choices for their memory.
     numbers: Vec<u32>,
     worthwhile: Vec<Offer>,
@@ -46,13 +46,11 @@ struct Offer {
     drawn: f32,
 }
 
-/// A promise to pay.
+/// What a choice may cost, and whose money it is.
 #[derive(Clone, Copy, Debug)]
-struct Choice {
-    evaluator: Address,
-    cost: u64,
+struct Promise {
+    choice: Choice,
     newcomer: bool,
-    examined: bool,
 }
 
 /// What is believed of an evaluator in a skill.
@@ -169,7 +167,7 @@ impl Thompson {
             + self.beliefs.bytes()
             + self.numbers.capacity() * size_of::<u32>()
             + self.worthwhile.capacity() * size_of::<Offer>()
-            + self.open.capacity() * size_of::<Choice>()
+            + self.open.capacity() * size_of::<Promise>()
     }
 
     /// Lists those who are worth their price, by expectation or by the draw.
@@ -221,36 +219,24 @@ impl Thompson {
         }
         let Offer { position, cost, newcomer, .. } = self.worthwhile.swap_remove(best?);
         let position = position as usize;
-        self.promise(Choice { evaluator: market[position].evaluator, cost, newcomer, examined });
+        let choice = Choice { evaluator: market[position].evaluator, promised: Usdc::from_atomic(cost), examined };
+        self.promise(Promise { choice, newcomer });
         Some(position)
     }
 
-    fn promise(&mut self, choice: Choice) {
-        self.spent = self.spent.saturating_add(choice.cost);
-        if choice.newcomer {
-            self.newcomers.take(choice.cost);
+    fn promise(&mut self, promise: Promise) {
+        let cost = promise.choice.promised.atomic();
+        self.spent = self.spent.saturating_add(cost);
+        if promise.newcomer {
+            self.newcomers.take(cost);
         }
-        if choice.examined {
-            self.examinations.take(choice.cost);
+        if promise.choice.examined {
+            self.examinations.take(cost);
         }
         if self.open.len() == OPEN {
             self.open.pop_front();
         }
-        self.open.push_back(choice);
-    }
-
-    /// Gives back what was promised and not paid.
-    fn give_back(&mut self, evaluator: Address, paid: Usdc) {
-        let Some(at) = self.open.iter().position(|choice| choice.evaluator == evaluator) else { return };
-        let Some(choice) = self.open.remove(at) else { return };
-        let unpaid = choice.cost.saturating_sub(paid.atomic());
-        self.spent = self.spent.saturating_sub(unpaid);
-        if choice.newcomer {
-            self.newcomers.give_back(unpaid);
-        }
-        if choice.examined {
-            self.examinations.give_back(unpaid);
-        }
+        self.open.push_back(promise);
     }
 }
 
@@ -282,12 +268,21 @@ impl Selector for Thompson {
     }
 
     fn learn(&mut self, observation: &Observation) {
-        self.give_back(observation.evaluator, observation.paid);
         self.beliefs.learn(observation.evaluator, observation.skill, &observation.outcome);
     }
 
-    fn withdraw(&mut self, evaluator: Address) {
-        self.give_back(evaluator, Usdc::ZERO);
+    /// Gives back what was promised and not paid.
+    fn settle(&mut self, choice: &Choice, paid: Usdc) {
+        let Some(at) = self.open.iter().position(|promise| promise.choice == *choice) else { return };
+        let Some(promise) = self.open.remove(at) else { return };
+        let unpaid = choice.promised.atomic().saturating_sub(paid.atomic());
+        self.spent = self.spent.saturating_sub(unpaid);
+        if promise.newcomer {
+            self.newcomers.give_back(unpaid);
+        }
+        if choice.examined {
+            self.examinations.give_back(unpaid);
+        }
     }
 
     fn hear(&mut self, payer: Address, observation: &Observation) {
@@ -464,8 +459,33 @@ mod tests {
         selector.select(&job(100_000, 100), &market, &mut panel);
         assert_eq!((panel.hired.len(), selector.spent), (1, 100));
         selector.learn(&Observation { paid: Usdc::ZERO, outcome: Outcome::PriceLie, ..report(&market[0], None) });
+        let choice = Choice { evaluator: market[0].evaluator, promised: market[0].price, examined: false };
+        selector.settle(&Choice { examined: true, ..choice }, Usdc::ZERO);
+        assert_eq!(selector.spent, 100, "that one was not made");
+        selector.settle(&choice, Usdc::ZERO);
         assert_eq!((selector.spent, selector.open.len()), (0, 0));
         assert!(selector.estimate(market[0].evaluator, skill()).unwrap().reliability < 0.8);
+    }
+
+    #[test]
+    fn what_one_choice_has_not_cost_is_not_given_back_for_another() {
+        let mut selector = Thompson::seeded(1);
+        let dear = candidate(0, 100_000_000, 0);
+        selector.select(&job(1_000_000, 100), &[dear], &mut Panel::default());
+        let (market, mut panel) = ([candidate(1, 100, 200)], Panel::default());
+        let jobs = [1, 9].map(|outputs| Job { outputs, ..job(1_000_000, 100) });
+        let mut made = Vec::new();
+        for job in &jobs {
+            selector.select(job, &market, &mut panel);
+            made.extend(panel.choices(job, &market));
+        }
+        assert_eq!((made.len(), selector.spent), (2, 1_000));
+        // The dearer one is answered, the other is not.
+        selector.settle(&made[1], made[1].promised);
+        selector.settle(&made[0], Usdc::ZERO);
+        assert_eq!(selector.spent, 900);
+        // A newcomer's share is a tenth: of 9,000 in all that is used up.
+        assert!(!selector.newcomers.grants(1, selector.spent, 8_100));
     }
 
     #[test]

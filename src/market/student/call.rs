@@ -17,7 +17,9 @@ use super::{
     feedback::{Hire, Paid},
 };
 use crate::{
-    market::{CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, evidence::Evidence},
+    market::{
+        CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard, evidence::Evidence,
+    },
     usdc::Usdc,
 };
 
@@ -120,18 +122,21 @@ async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, wanted: &Arc<Atomi
         parts = ask(inner, hired, &work.submission, wanted).await;
     }
     drop(permit);
-    let nothing_signed = |part: &Part| part.result.as_ref().is_err_and(|error| error.receipt().is_none());
-    let failure = match !is_wanted() && parts.iter().any(nothing_signed) {
-        true => Some(Failure::NotPaid { detail: "nobody waits for it any more".to_owned() }),
-        false => explain(inner, hired, &parts).await,
-    };
+    if is_wanted() {
+        explain(inner, hired, &mut parts).await;
+    } else {
+        let unsigned =
+            parts.iter_mut().filter(|part| part.result.as_ref().is_err_and(|error| error.receipt().is_none()));
+        let detail = "nobody waits for it any more";
+        unsigned.for_each(|part| part.excuse = Some(Failure::NotPaid { detail: detail.to_owned() }));
+    }
     let now = inner.clock.now();
     let name = &*work.submission.task.skill;
     let Finished { evidence, examination, failure, payments, in_time } =
-        inner.desk().finish(hired, name, &parts, work.truth.as_ref(), failure, now);
+        inner.desk().finish(hired, name, &parts, work.truth.as_ref(), now);
     record(inner, evidence, examination, now);
     let mut verdicts = vec![None; work.submission.outputs().len()];
-    for Part { range, result } in parts {
+    for Part { range, result, .. } in parts {
         let Some(bought) = result.ok().filter(|_| in_time) else { continue };
         let by = bought.evaluation.evaluator;
         for (slot, verdict) in verdicts[range].iter_mut().zip(Vec::from(bought.evaluation.verdicts)) {
@@ -164,7 +169,7 @@ async fn ask(inner: &Arc<Inner>, hired: &Hired, submission: &Submission, wanted:
         let (inner, card, is_strange, wanted) = (inner.clone(), hired.card.clone(), hired.is_strange, wanted.clone());
         requests.spawn(async move {
             let result = inner.client(is_strange).evaluate_while(&card, &submission, &wanted).await;
-            Part { range, result }
+            Part { range, result, excuse: None }
         });
     }
     let mut parts = requests.join_all().await;
@@ -188,17 +193,24 @@ fn split(submission: &Submission, most: usize) -> Vec<(Range<usize>, Submission)
     group.chunks(most).enumerate().filter_map(part).collect()
 }
 
-/// Looks whether a failure is explained by a new card, which is known from then on.
-async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure> {
-    let (outputs, error, failure) = parts.iter().find_map(|part| {
-        let error = part.result.as_ref().err()?;
-        let failure = Failure::of(error);
-        failure.may_be_the_cards().then_some((part.range.len(), error, failure))
-    })?;
-    let gone = || match &failure {
-        Failure::Declined { status, .. } => Failure::Unreachable { detail: format!("status {status}") },
-        other => other.clone(),
-    };
+/// Looks whether failures are explained by a new card, which is known from then on.
+async fn explain(inner: &Inner, hired: &Hired, parts: &mut [Part]) {
+    if !parts.iter().any(Part::may_be_the_cards) {
+        return;
+    }
+    let card = new_card(inner, hired).await;
+    for part in parts.iter_mut().filter(|part| part.may_be_the_cards()) {
+        let Err(error) = &part.result else { continue };
+        part.excuse = match (&card, Failure::of(error)) {
+            (Some(card), _) if is_explained(error, part.range.len(), &hired.card, card) => Some(Failure::TermsChanged),
+            (_, Failure::Declined { status, .. }) => Some(Failure::Unreachable { detail: format!("status {status}") }),
+            _ => None,
+        };
+    }
+}
+
+/// The card that it has now, if it was not asked for a moment ago.
+async fn new_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>> {
     let now = inner.clock.now();
     let evaluator = hired.card.pay_to();
     let may_look = inner.desk().roster.find(evaluator).is_some_and(|entry| {
@@ -209,7 +221,7 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
         may
     });
     if !may_look {
-        return Some(gone());
+        return None;
     }
     let card = match inner.card(&hired.url, hired.is_strange).await {
         Ok(card) => card,
@@ -218,24 +230,28 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &[Part]) -> Option<Failure
             if let Some(entry) = desk.roster.find(evaluator) {
                 entry.banned = true;
             }
-            return Some(gone());
+            return None;
         }
-        Err(_) => return Some(gone()),
-    };
-    let changed = match error {
-        EvaluateError::PriceLie { asked, .. } => {
-            let price: Option<U256> = card.pricing().price_of(outputs).map(Into::into);
-            price == Some(*asked)
-        }
-        EvaluateError::PayeeLie { .. } => false,
-        EvaluateError::TokenLie { network, asset } => {
-            card.pricing().accepts.iter().any(|token| (token.network, token.asset) == (*network, *asset))
-        }
-        _ => card.endpoint() != hired.card.endpoint(),
+        Err(_) => return None,
     };
     let mut desk = inner.desk();
     let desk = &mut *desk;
     // Its payee is the same, so there is room.
-    let _ = desk.roster.enter((hired.url.clone(), hired.is_strange), card, &desk.skills, || now);
-    Some(if changed { Failure::TermsChanged } else { gone() })
+    let _ = desk.roster.enter((hired.url.clone(), hired.is_strange), card.clone(), &desk.skills, || now);
+    Some(card)
+}
+
+/// Whether what was demanded for so many outputs, or that nobody was there, is what the new card says.
+fn is_explained(error: &EvaluateError, outputs: usize, old: &VerifiedCard, new: &VerifiedCard) -> bool {
+    match error {
+        EvaluateError::PriceLie { asked, .. } => {
+            let price: Option<U256> = new.pricing().price_of(outputs).map(Into::into);
+            price == Some(*asked)
+        }
+        EvaluateError::PayeeLie { .. } => false,
+        EvaluateError::TokenLie { network, asset } => {
+            new.pricing().accepts.iter().any(|token| (token.network, token.asset) == (*network, *asset))
+        }
+        _ => new.endpoint() != old.endpoint(),
+    }
 }

@@ -22,7 +22,7 @@ use crate::{
         EvaluateError, Submission, VerifiedCard,
         client::Bought,
         evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        selection::{Candidate, Job, Observation, Panel, Selector, Skill, Skills},
+        selection::{Candidate, Choice, Job, Observation, Panel, Selector, Skill, Skills},
     },
     usdc::Usdc,
 };
@@ -50,9 +50,8 @@ pub(super) struct Desk {
 /// A call under way.
 #[derive(Debug)]
 struct Open {
-    evaluator: Address,
+    choice: Choice,
     skill: Skill,
-    cost: Usdc,
     started: bool,
     /// Nobody waits for it any more, and the selector was told.
     overdue: bool,
@@ -90,6 +89,26 @@ pub(super) struct Hired {
 pub(super) struct Part {
     pub(super) range: std::ops::Range<usize>,
     pub(super) result: Result<Bought, EvaluateError>,
+    /// What is made of the error, if that is not what it looks like.
+    pub(super) excuse: Option<Failure>,
+}
+
+impl Part {
+    /// Whether another card might explain what became of it. Nothing was signed then.
+    pub(super) fn may_be_the_cards(&self) -> bool {
+        self.result.as_ref().is_err_and(|error| Failure::of(error).may_be_the_cards())
+    }
+
+    fn failure(&self, error: &EvaluateError) -> Failure {
+        self.excuse.clone().unwrap_or_else(|| Failure::of(error))
+    }
+
+    fn receipt(&self) -> Option<&Receipt> {
+        match &self.result {
+            Ok(bought) => bought.receipt.as_ref(),
+            Err(error) => error.receipt(),
+        }
+    }
 }
 
 /// What is left to do when a call has ended.
@@ -165,16 +184,13 @@ impl Desk {
         let job = Job { skill, outputs, seats, audit, remaining, tasks_left, now };
         self.selector.select(&job, &self.market, &mut self.panel);
         let mut hired = Vec::new();
-        for (number, position) in self.panel.all().enumerate() {
-            let (Some(candidate), Some(at)) = (self.market.get(position), self.positions.get(position)) else {
-                continue;
-            };
-            let (entry, cost) = (self.roster.get(*at), cost(candidate));
-            self.purse.promise(cost);
+        for (position, choice) in self.panel.all().zip(self.panel.choices(&job, &self.market)) {
+            let Some(at) = self.positions.get(position) else { continue };
+            let entry = self.roster.get(*at);
+            self.purse.promise(choice.promised);
             let ticket = self.next_ticket;
             self.next_ticket += 1;
-            let open = Open { evaluator: candidate.evaluator, skill, cost, started: false, overdue: false };
-            self.open.insert(ticket, open);
+            self.open.insert(ticket, Open { choice, skill, started: false, overdue: false });
             hired.push(Hired {
                 ticket,
                 card: entry.card.clone(),
@@ -182,7 +198,7 @@ impl Desk {
                 is_strange: entry.is_strange,
                 most: entry.most(per_payment),
                 skill,
-                examined: number >= self.panel.hired.len(),
+                examined: choice.examined,
                 alias: format!("{:016x}", self.rng.random::<u64>()),
             });
         }
@@ -201,102 +217,81 @@ impl Desk {
     pub(super) fn give_up(&mut self, ticket: u64, now: u64) {
         let Some(open) = self.open.get_mut(&ticket).filter(|open| !open.overdue) else { return };
         open.overdue = true;
-        let Open { evaluator, skill, cost, started, .. } = *open;
+        let Open { choice: Choice { evaluator, promised, .. }, skill, started, .. } = *open;
         if started {
             // It may yet be paid.
             let outcome = Outcome::Timeout;
-            self.selector.learn(&Observation { evaluator, skill, paid: cost, at: now, outcome });
-        } else {
-            self.selector.withdraw(evaluator);
+            self.selector.learn(&Observation { evaluator, skill, paid: promised, at: now, outcome });
         }
         if let Some(entry) = self.roster.find(evaluator) {
             entry.overdue += 1;
         }
     }
 
-    /// Enters what came of a call. `failure` replaces what would be made of the errors.
+    /// Enters what came of a call.
     pub(super) fn finish(
         &mut self,
         hired: &Hired,
         name: &str,
         parts: &[Part],
         truth: Option<&Truth>,
-        failure: Option<Failure>,
         now: u64,
     ) -> Finished {
-        let evaluator = hired.card.pay_to();
+        let (evaluator, skill) = (hired.card.pay_to(), hired.skill);
         let open = self.open.remove(&hired.ticket);
-        let (cost, overdue) = open.map_or((Usdc::ZERO, true), |open| (open.cost, open.overdue));
-        let (mut evidence, mut outcomes, mut signed) = (Vec::new(), Vec::new(), Usdc::ZERO);
-        let mut first = None;
+        let overdue = open.as_ref().is_none_or(|open| open.overdue);
+        let (mut evidence, mut signed, mut first) = (Vec::new(), Usdc::ZERO, None);
         for part in parts {
-            let receipt = receipt(&part.result);
             let outcome = match &part.result {
                 _ if overdue => Some(Outcome::Timeout),
-                Ok(bought) => {
-                    let verdicts = &bought.evaluation.verdicts;
-                    for verdict in verdicts.iter() {
-                        self.norms.learn(evaluator, hired.skill, verdict.score.get(), verdict.confidence.get());
-                    }
-                    let truth = truth.map(|truth| truth.part(&part.range));
-                    Some(truth::note(verdicts, truth.as_ref(), &mut self.rng))
-                }
+                Ok(bought) => Some(self.note(evaluator, skill, bought, truth.map(|truth| truth.part(&part.range)))),
                 Err(error) => {
-                    let failure = failure.clone().unwrap_or_else(|| Failure::of(error));
+                    let failure = part.failure(error);
                     let outcome = failure.outcome();
                     first.get_or_insert(failure);
                     outcome
                 }
             };
-            self.ledger.enter(evaluator, (hired.skill, name), outcome.as_ref(), receipt);
+            let receipt = part.receipt();
+            self.ledger.enter(evaluator, (skill, name), outcome.as_ref(), receipt);
             if let Some(receipt) = receipt {
                 super::books::add(&mut signed, receipt.amount);
             }
-            if let Some(outcome) = outcome {
-                let is_failure = part.result.is_err();
-                outcomes.push((is_failure, outcome));
-                let payment = receipt.map(|receipt| Voice { payer: receipt.payer, nonce: receipt.nonce });
-                let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
-                let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
-                evidence.push(Evidence { payment, evaluator, skill: name.to_owned(), at: now, paid, outcome });
+            let Some(outcome) = outcome else { continue };
+            let payment = receipt.map(|receipt| Voice { payer: receipt.payer, nonce: receipt.nonce });
+            let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
+            let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
+            let seen = Evidence { payment, evaluator, skill: name.to_owned(), at: now, paid, outcome };
+            // That it was late the selector was told when it was.
+            if !(overdue && evidence.is_empty()) {
+                self.selector.learn(&seen.observation(skill));
             }
+            evidence.push(seen);
         }
-        self.purse.settle(cost, signed);
-        if overdue {
-            if let Some(entry) = self.roster.find(evaluator) {
-                entry.overdue = entry.overdue.saturating_sub(1);
-            }
-        } else {
-            // A failure of a part is one of the whole; of several that went well any one is noted.
-            let failed = outcomes.iter().find(|(is_failure, _)| *is_failure);
-            let noted = match (failed, outcomes.len()) {
-                (Some(failed), _) => Some(failed.1),
-                (None, 0) => None,
-                (None, count) => Some(outcomes[self.rng.random_range(0..count)].1),
-            };
-            match noted {
-                Some(outcome) => {
-                    let skill = hired.skill;
-                    self.selector.learn(&Observation { evaluator, skill, paid: signed, at: now, outcome });
-                }
-                None => self.selector.withdraw(evaluator),
-            }
+        self.purse.settle(open.as_ref().map_or(Usdc::ZERO, |open| open.choice.promised), signed);
+        if let Some(open) = open {
+            self.selector.settle(&open.choice, signed);
         }
-        let payments = parts.iter().filter_map(|part| receipt(&part.result)).map(Paid::from).collect();
+        if overdue && let Some(entry) = self.roster.find(evaluator) {
+            entry.overdue = entry.overdue.saturating_sub(1);
+        }
+        let payments = parts.iter().filter_map(Part::receipt).map(Paid::from).collect();
         let examination = if hired.examined { signed } else { Usdc::ZERO };
         Finished { evidence, examination, failure: first, payments, in_time: !overdue }
+    }
+
+    /// What an evaluation says about who gave it.
+    fn note(&mut self, evaluator: Address, skill: Skill, bought: &Bought, truth: Option<Truth>) -> Outcome {
+        let verdicts = &bought.evaluation.verdicts;
+        for verdict in verdicts.iter() {
+            self.norms.learn(evaluator, skill, verdict.score.get(), verdict.confidence.get());
+        }
+        truth::note(verdicts, truth.as_ref(), &mut self.rng)
     }
 
     /// A hidden task to go along with a submission, if the dice say so.
     pub(super) fn draw_gold(&mut self, like: &Submission) -> Option<(Submission, Truth)> {
         let due = self.rng.random_bool(self.horizon.1);
         if due { self.golds.next(like, &mut self.rng) } else { None }
-    }
-}
-
-fn receipt(result: &Result<Bought, EvaluateError>) -> Option<&Receipt> {
-    match result {
-        Ok(bought) => bought.receipt.as_ref(),
-        Err(error) => error.receipt(),
     }
 }

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use alloy_primitives::{Address, B256};
@@ -99,6 +100,52 @@ async fn on_the_wire_a_hidden_task_is_like_any_other() {
     assert!(ids.len() == 10 && ids.iter().all(|id| id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit())));
     let account = student.books().account(nosy.payee, "prose").unwrap().clone();
     assert_eq!((account.answered, account.audited), (10, 5));
+}
+
+/// Judges well as long as something else is to be judged meanwhile: of a student that sends one after the other that would be a hidden
+/// task.
+fn wary() -> impl Judge {
+    let here = Arc::new(AtomicU64::new(0));
+    output_judge(move |_: Arc<Task>, output: String| {
+        let here = here.clone();
+        async move {
+            let before = here.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let alone = before == 0 && here.load(Ordering::SeqCst) == 1;
+            here.fetch_sub(1, Ordering::SeqCst);
+            Ok(verdict(if output.contains("good") == alone { 0.1 } else { 0.9 }))
+        }
+    })
+}
+
+#[tokio::test]
+async fn who_is_honest_only_while_two_are_asked_for_is_found_out() {
+    let stage = Stage::set().await;
+    let wary = stage.open(wary()).await;
+    let settings = |student: StudentBuilder| {
+        let student = (0..20).fold(student, |student, number| student.gold(gold(number)));
+        student.audit_rate(0.5).selector(Cheapest)
+    };
+    let student = stage.student(200 * PRICE, &[&wary], settings).await;
+    for _ in 0..20 {
+        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    }
+    student.settled().await;
+    let account = student.books().account(wary.payee, "prose").unwrap().clone();
+    assert!(account.audited >= 4 && account.right == 0, "{account:?}");
+}
+
+#[tokio::test]
+async fn a_hidden_task_leaves_the_money_for_what_it_goes_before() {
+    let stage = Stage::set().await;
+    let good = stage.open(honest()).await;
+    let settings = |student: StudentBuilder| student.gold(gold(1)).audit_rate(1.0).selector(Cheapest);
+    let student = stage.student(3 * PRICE, &[&good], settings).await;
+    let mut judged = 0;
+    while let Ok(feedback) = student.evaluate(&single("a good one")).await {
+        judged += feedback.judged();
+    }
+    assert_eq!((judged, student.books().audits, student.budget().remaining().atomic()), (2, 1, 0));
 }
 
 #[tokio::test]

@@ -122,7 +122,8 @@ impl StudentBuilder {
         self
     }
 
-    /// The share of submissions that a hidden task goes along with, if there is one for the skill, from 0 to 1; 0.05 if not set.
+    /// The share of submissions before which a hidden task is judged, if there is one for the skill, from 0 to 1; 0.05 if not set. It
+    /// takes at most half of what is left.
     pub fn audit_rate(mut self, share: f64) -> Self {
         self.audit_rate = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
         self

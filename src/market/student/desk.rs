@@ -65,6 +65,8 @@ pub(super) struct Wanted<'a> {
     pub(super) seats: usize,
     /// Whether the truth is known.
     pub(super) audit: bool,
+    /// Whether as much must remain as it costs.
+    pub(super) hidden: bool,
     pub(super) now: u64,
     pub(super) excluded: &'a [Address],
 }
@@ -170,7 +172,10 @@ impl Desk {
         let into = (&mut self.market, &mut self.positions);
         self.roster.candidates(wanted.skill, wanted.shape, per_payment, wanted.excluded, into);
         let outputs = u32::try_from(wanted.shape.outputs).unwrap_or(u32::MAX);
-        let remaining = self.purse.remaining();
+        let remaining = match wanted.hidden {
+            true => Usdc::from_atomic(self.purse.remaining().atomic() / 2),
+            false => self.purse.remaining(),
+        };
         let cost = |candidate: &Candidate| candidate.price.checked_mul(outputs.into()).unwrap_or(Usdc::MAX);
         if let Some(least) = self.market.iter().map(cost).min()
             && least > remaining
@@ -289,7 +294,7 @@ impl Desk {
         truth::note(verdicts, truth.as_ref(), &mut self.rng)
     }
 
-    /// A hidden task to go along with a submission, if the dice say so.
+    /// A hidden task to go before a submission, if the dice say so.
     pub(super) fn draw_gold(&mut self, like: &Submission) -> Option<(Submission, Truth)> {
         let due = self.rng.random_bool(self.horizon.1);
         if due { self.golds.next(like, &mut self.rng) } else { None }

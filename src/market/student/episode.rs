@@ -5,14 +5,14 @@ use std::sync::Arc;
 use alloy_primitives::Address;
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
     Failure, Feedback, Inner, Opinion, OutputFeedback, StudentError, Truth,
     aggregate::{self, Voice},
     call::{self, Answer, Waiting, Work},
-    desk::{Desk, Wanted},
+    desk::{Desk, Hired, Wanted},
     feedback::Hire,
     roster::Shape,
 };
@@ -21,7 +21,7 @@ use crate::{
     usdc::Usdc,
 };
 
-/// Has a submission judged.
+/// Has a submission judged, and sometimes a hidden task before it.
 pub(super) async fn run(
     inner: &Arc<Inner>,
     submission: &Submission,
@@ -29,6 +29,9 @@ pub(super) async fn run(
 ) -> Result<Feedback, StudentError> {
     let shape = Shape::of(submission);
     let audit = truth.is_some();
+    if !audit {
+        hidden(inner, submission).await;
+    }
     let work = Arc::new(Work { submission: submission.clone(), truth });
     let mut panel = {
         let mut desk = inner.desk();
@@ -39,7 +42,7 @@ pub(super) async fn run(
         }
         let skill = desk.skill(name, &inner.heard)?;
         let now = inner.clock.now();
-        let wanted = Wanted { skill, shape, seats: inner.seats, audit, now, excluded: &[] };
+        let wanted = Wanted { skill, shape, seats: inner.seats, audit, hidden: false, now, excluded: &[] };
         let hired = desk.hire(&wanted)?;
         desk.ledger.tasks += 1;
         desk.ledger.audits += u64::from(audit);
@@ -47,15 +50,9 @@ pub(super) async fn run(
         let (answers, inbox) = mpsc::channel(hired.len() + inner.replacements + 1);
         let (examined, hired): (Vec<_>, Vec<_>) = hired.into_iter().partition(|hired| hired.examined);
         let excluded = examined.iter().chain(&hired).map(|hired| hired.card.pay_to()).collect();
-        let audited = if audit { None } else { hidden(inner, &mut desk, skill, submission) };
         drop(desk);
         for hired in examined {
             call::start(inner, hired, &work, None);
-        }
-        if let Some((work, hired)) = audited {
-            for hired in hired {
-                call::start(inner, hired, &work, None);
-            }
         }
         let waiting = hired.into_iter().map(|hired| call::start(inner, hired, &work, Some(&answers))).collect();
         Panel { inner, work, skill, shape, audit, excluded, waiting, answers, inbox, said: Vec::new() }
@@ -64,16 +61,32 @@ pub(super) async fn run(
     Ok(panel.feedback())
 }
 
-/// Hires evaluators for a hidden task, sometimes. That there is no money for it is no reason to fail.
-fn hidden(
-    inner: &Inner,
-    desk: &mut Desk,
-    skill: Skill,
-    like: &Submission,
-) -> Option<(Arc<Work>, Vec<super::desk::Hired>)> {
+/// Has a hidden task judged, sometimes, and waits until that is done: of two submissions that come at once from a student that otherwise
+/// sends one after the other, one would be hidden. It comes first, since what follows at once upon an answer is not. That there is no
+/// money for it is no reason to fail.
+async fn hidden(inner: &Arc<Inner>, like: &Submission) {
+    let hired = {
+        let mut desk = inner.desk();
+        hire_hidden(inner, &mut desk, like)
+    };
+    let Some((work, hired)) = hired else { return };
+    let (answers, mut inbox) = mpsc::channel(hired.len());
+    for hired in hired {
+        // It is judged to the end, whatever becomes of the submission.
+        call::start(inner, hired, &work, Some(&answers)).over();
+    }
+    drop(answers);
+    let answered = async { while inbox.recv().await.is_some() {} };
+    // Whoever takes longer than that has failed.
+    let _ = timeout(inner.deadline, answered).await;
+}
+
+fn hire_hidden(inner: &Inner, desk: &mut Desk, like: &Submission) -> Option<(Arc<Work>, Vec<Hired>)> {
+    let name = &*like.task.skill;
+    let skill = desk.roster.judges(name).then(|| desk.skill(name, &inner.heard).ok())??;
     let (submission, truth) = desk.draw_gold(like)?;
     let (shape, now) = (Shape::of(&submission), inner.clock.now());
-    let wanted = Wanted { skill, shape, seats: inner.seats, audit: true, now, excluded: &[] };
+    let wanted = Wanted { skill, shape, seats: inner.seats, audit: true, hidden: true, now, excluded: &[] };
     let hired = desk.hire(&wanted).ok().filter(|hired| !hired.is_empty())?;
     desk.ledger.audits += 1;
     Some((Arc::new(Work { submission, truth: Some(truth) }), hired))
@@ -124,7 +137,8 @@ impl Panel<'_> {
     /// Hires someone else for a seat, if there is somebody and money for it.
     fn replace(&mut self) {
         let Self { inner, skill, shape, audit, .. } = *self;
-        let wanted = Wanted { skill, shape, seats: 1, audit, now: inner.clock.now(), excluded: &self.excluded };
+        let now = inner.clock.now();
+        let wanted = Wanted { skill, shape, seats: 1, audit, hidden: false, now, excluded: &self.excluded };
         let hired = inner.desk().hire(&wanted).unwrap_or_default();
         for hired in hired {
             self.excluded.push(hired.card.pay_to());

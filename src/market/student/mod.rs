@@ -77,12 +77,13 @@ use crate::{
 /// what the student calls its task, but a name drawn anew for each of them.
 ///
 /// A group of more outputs than an evaluator takes at once, or than the budget's limit per payment covers, is sent to it in
-/// several parts at the same time.
+/// several parts at the same time, each of which is paid, noted and learned from by itself.
 ///
 /// # The truth
 ///
 /// From ordinary submissions nothing is learned but who answers. So that accuracy is, give the student [gold](StudentBuilder::gold), which it hides
-/// among the others, or tell it what you know ([`evaluate_known`](Self::evaluate_known)).
+/// among the others, or tell it what you know ([`evaluate_known`](Self::evaluate_known)). A hidden task is judged before the submission that
+/// draws it and not at the same time, since of two that come at once one would be known to be hidden: that submission takes as much longer.
 ///
 /// # Clones and tasks
 ///

@@ -9,6 +9,7 @@ use super::operator::Payments;
 use crate::{
     ledger::{Fulfilment, LedgerError, Record},
     network::Network,
+    protocol::timestamp,
 };
 
 /// The columns of an export, in their order; also the names in JSON.
@@ -75,7 +76,7 @@ impl Entry {
     pub fn of(record: &Record) -> Self {
         let value = record.authorization.value;
         Self {
-            time: rfc3339(record.reserved_at),
+            time: timestamp::format(record.reserved_at),
             network: record.key.network,
             asset: record.key.asset,
             payer: record.key.payer,
@@ -94,7 +95,7 @@ impl Entry {
             transaction: record.settlement.paid_by(),
             block: record.settlement.block(),
             fee_wei: record.fee.map(|fee| fee.to_string()),
-            settled_at: record.settled_at.map(rfc3339),
+            settled_at: record.settled_at.map(timestamp::format),
             deferred: record.deferred,
         }
     }
@@ -190,41 +191,9 @@ fn six_places(units: U256) -> String {
     format!("{whole}.{fraction:0>6}", fraction = fraction.to_string())
 }
 
-/// Unix seconds as a date and time in UTC.
-fn rfc3339(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
-    // Years are counted from March, so that the leap day is the last: 719,468 days before 1970 began the year 0.
-    let days = days.saturating_add(719_468);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_those_of_the_calendar() {
-        // By `date -u -d @N +%FT%TZ`.
-        for (seconds, expected) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_164_800, "2024-02-29T00:00:00Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-            (1_772_323_200, "2026-03-01T00:00:00Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(rfc3339(seconds), expected);
-        }
-    }
 
     #[test]
     fn amounts_are_exact() {

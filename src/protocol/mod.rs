@@ -22,7 +22,7 @@ mod payment_id;
 pub mod payment_status;
 mod reason;
 mod schema;
-#[cfg(any(feature = "server", feature = "reqwest", test))]
+#[cfg(any(feature = "facilitator", feature = "reqwest", test))]
 pub(crate) mod timestamp;
 pub mod v1;
 mod verbatim;

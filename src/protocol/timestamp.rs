@@ -2,13 +2,19 @@
 
 const DAY: i64 = 86_400;
 
-/// Unix seconds as text, in UTC.
-#[cfg(any(feature = "server", test))]
+/// Unix seconds as text, in UTC; no later than the year 9999.
+#[cfg(any(feature = "facilitator", test))]
 pub(crate) fn format(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).min(253_402_300_799);
     let (days, time) = (seconds.div_euclid(DAY), seconds.rem_euclid(DAY));
     let (year, month, day) = civil(days);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.000Z", time / 3_600, time / 60 % 60, time % 60)
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3_600, time / 60 % 60, time % 60)
+}
+
+/// The same as JavaScript writes it, to the millisecond.
+#[cfg(any(feature = "server", test))]
+pub(crate) fn format_millis(seconds: u64) -> String {
+    format(seconds).replace('Z', ".000Z")
 }
 
 /// Unix seconds of a text such as `2026-11-21T10:15:30.250+01:00`; fractions are cut off. `None` if it is none, or before 1970.
@@ -75,16 +81,23 @@ mod tests {
     #[test]
     fn a_moment_is_written_as_it_is_read() {
         for (text, seconds) in [
-            ("1970-01-01T00:00:00.000Z", 0),
-            ("2000-02-29T23:59:59.000Z", 951_868_799),
-            ("2026-11-21T10:15:30.000Z", 1_795_256_130),
-            ("2100-03-01T00:00:00.000Z", 4_107_542_400),
+            // By `date -u -d @N +%FT%TZ`.
+            ("1970-01-01T00:00:00Z", 0),
+            ("2000-02-28T23:59:59Z", 951_782_399),
+            ("2000-02-29T00:00:00Z", 951_782_400),
+            ("2000-02-29T23:59:59Z", 951_868_799),
+            ("2024-12-31T23:59:59Z", 1_735_689_599),
+            ("2026-11-21T10:15:30Z", 1_795_256_130),
+            ("2100-03-01T00:00:00Z", 4_107_542_400),
         ] {
             assert_eq!((format(seconds).as_str(), parse(text)), (text, Some(seconds)));
         }
         for seconds in (0..4_102_444_800).step_by(12_345_677) {
             assert_eq!(parse(&format(seconds)), Some(seconds));
+            assert_eq!(parse(&format_millis(seconds)), Some(seconds));
         }
+        assert_eq!(format_millis(1_795_256_130), "2026-11-21T10:15:30.000Z");
+        assert_eq!(format(u64::MAX), "9999-12-31T23:59:59Z");
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl Listed {
         let mut item = self.item.clone();
         let accepts = self.accepts.iter().filter_map(|offer| serde_json::from_str(offer.text()).ok());
         item.insert("accepts".to_owned(), Value::Array(accepts.collect()));
-        item.insert("lastUpdated".to_owned(), timestamp::format(self.updated).into());
+        item.insert("lastUpdated".to_owned(), timestamp::format_millis(self.updated).into());
         Value::Object(item)
     }
 }

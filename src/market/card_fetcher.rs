@@ -1,8 +1,8 @@
 //! Fetches evaluators' cards, and remembers whom each of them had paid.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -55,8 +55,19 @@ pub struct CardFetcher {
 #[derive(Debug)]
 struct Known {
     payee: Address,
+    /// Told of: nobody but who told may have it forgotten.
+    is_told: bool,
     /// With what the server calls this version of it.
     card: Option<(HeaderValue, Arc<VerifiedCard>)>,
+}
+
+/// A card, and where it was. Nothing is remembered of it yet.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    url: Url,
+    /// What the server calls this version of it.
+    tag: Option<HeaderValue>,
+    pub(super) card: Arc<VerifiedCard>,
 }
 
 impl CardFetcher {
@@ -120,13 +131,15 @@ impl CardFetcher {
     /// [`CardError::PayeeChanged`] if another payee is known, [`CardError::TooManyEvaluators`], or [`CardError::Invalid`] if the URL
     /// is not one of HTTP.
     pub fn pin(&self, evaluator: &Url, payee: Address) -> Result<(), CardError> {
-        self.remember(card_url(evaluator)?, payee, None)
+        let url = card_url(evaluator)?;
+        let mut all = self.lock();
+        self.remember(&mut all, &url, payee)?.is_told = true;
+        Ok(())
     }
 
     /// Who is known to be paid by whom, to be remembered elsewhere: the URLs of cards and their payees.
     pub fn pins(&self) -> Vec<(Url, Address)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().map(|(url, known)| (url.clone(), known.payee)).collect()
+        self.lock().iter().map(|(url, known)| (url.clone(), known.payee)).collect()
     }
 
     /// Fetches and checks the card of the evaluator at `evaluator`: its base URL, or that of the card itself (`….json`).
@@ -134,7 +147,9 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError`].
     pub async fn fetch(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
-        self.fetch_in_time(evaluator, self.public_only).await
+        let fetched = self.look(evaluator, false).await?;
+        self.keep(&fetched)?;
+        Ok(fetched.card)
     }
 
     /// The same for a URL that a stranger named: from a host that is everybody's, or not at all, as with
@@ -143,7 +158,36 @@ impl CardFetcher {
     /// # Errors
     /// [`CardError`].
     pub async fn fetch_public(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
-        self.fetch_in_time(evaluator, true).await
+        let fetched = self.look(evaluator, true).await?;
+        self.keep(&fetched)?;
+        Ok(fetched.card)
+    }
+
+    /// The same for a URL that perhaps a stranger named, and nothing is remembered of it: there are as many URLs as somebody likes. Whom
+    /// it is known to have paid is compared all the same.
+    pub(super) async fn look(&self, evaluator: &Url, is_strange: bool) -> Result<Fetched, CardError> {
+        let url = card_url(evaluator)?;
+        let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, is_strange || self.public_only));
+        fetched.await.unwrap_or(Err(CardError::Late))
+    }
+
+    /// Pins the payee of a card, and remembers the card.
+    pub(super) fn keep(&self, fetched: &Fetched) -> Result<(), CardError> {
+        let mut all = self.lock();
+        let known = self.remember(&mut all, &fetched.url, fetched.card.pay_to())?;
+        known.card = fetched.tag.clone().map(|tag| (tag, fetched.card.clone()));
+        Ok(())
+    }
+
+    /// Forgets whom an evaluator had paid when its card was fetched, so that there is room for another one. What was told by
+    /// [`pin`](Self::pin) stays.
+    pub(super) fn forget(&self, evaluator: &Url) {
+        let Ok(url) = card_url(evaluator) else { return };
+        if let Entry::Occupied(known) = self.lock().entry(url)
+            && !known.get().is_told
+        {
+            known.remove();
+        }
     }
 
     /// The card and its own URL, for those who show it to others: as it was sent, but for what canonical JSON leaves open. Nothing
@@ -167,20 +211,11 @@ impl CardFetcher {
         Ok((url, json, card))
     }
 
-    async fn fetch_in_time(&self, evaluator: &Url, public_only: bool) -> Result<Arc<VerifiedCard>, CardError> {
-        let url = card_url(evaluator)?;
-        let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, public_only));
-        fetched.await.unwrap_or(Err(CardError::Late))
-    }
-
-    async fn fetch_card(&self, url: Url, public_only: bool) -> Result<Arc<VerifiedCard>, CardError> {
-        let kept = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.get(&url).and_then(|known| known.card.clone())
-        };
+    async fn fetch_card(&self, url: Url, public_only: bool) -> Result<Fetched, CardError> {
+        let kept = self.lock().get(&url).and_then(|known| known.card.clone());
         let (answered, response) = self.ask(&url, kept.as_ref().map(|(tag, _)| tag), public_only).await?;
         match (response.status(), kept) {
-            (StatusCode::NOT_MODIFIED, Some((_, card))) => return Ok(card),
+            (StatusCode::NOT_MODIFIED, Some((tag, card))) => return Ok(Fetched { url, tag: Some(tag), card }),
             (StatusCode::OK, _) => {}
             (other, _) => return Err(CardError::Status(other.as_u16())),
         }
@@ -193,9 +228,10 @@ impl CardFetcher {
         if !card.is_signed() && !card.card().signatures.is_empty() {
             return Err(CardError::BadSignature { pay_to: card.pay_to() });
         }
-        let card = Arc::new(card);
-        self.remember(url, card.pay_to(), tag.map(|tag| (tag, card.clone())))?;
-        Ok(card)
+        if let Some(known) = self.lock().get(&url) {
+            known.pays(card.pay_to())?;
+        }
+        Ok(Fetched { url, tag, card: Arc::new(card) })
     }
 
     /// Asks for the card, wherever on the same origin it is.
@@ -240,26 +276,33 @@ impl CardFetcher {
         Ok(self.public.get_or_init(|| http))
     }
 
-    fn remember(
+    /// Whom an evaluator has paid, from now on if nothing was known.
+    fn remember<'a>(
         &self,
-        url: Url,
+        all: &'a mut HashMap<Url, Known>,
+        url: &Url,
         payee: Address,
-        card: Option<(HeaderValue, Arc<VerifiedCard>)>,
-    ) -> Result<(), CardError> {
-        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> Result<&'a mut Known, CardError> {
         let is_full = all.len() >= self.max_evaluators;
-        match all.get_mut(&url) {
-            Some(known) if known.payee != payee => Err(CardError::PayeeChanged { pinned: known.payee, found: payee }),
-            Some(known) => {
-                known.card = card;
-                Ok(())
+        match all.entry(url.clone()) {
+            Entry::Occupied(known) => {
+                known.get().pays(payee)?;
+                Ok(known.into_mut())
             }
-            None if is_full => Err(CardError::TooManyEvaluators { limit: self.max_evaluators }),
-            None => {
-                all.insert(url, Known { payee, card });
-                Ok(())
-            }
+            Entry::Vacant(_) if is_full => Err(CardError::TooManyEvaluators { limit: self.max_evaluators }),
+            Entry::Vacant(new) => Ok(new.insert(Known { payee, is_told: false, card: None })),
         }
+    }
+
+    /// Nothing in there panics halfway through a change, so a poisoned lock guards sound data.
+    fn lock(&self) -> MutexGuard<'_, HashMap<Url, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn pays(&self, payee: Address) -> Result<(), CardError> {
+        if self.payee == payee { Ok(()) } else { Err(CardError::PayeeChanged { pinned: self.payee, found: payee }) }
     }
 }
 

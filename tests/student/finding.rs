@@ -2,14 +2,21 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use alloy_signer_local::PrivateKeySigner;
-use axum::{Router, extract::Path, http::StatusCode, routing::get};
+use axum::{
+    Router,
+    extract::{Path, Request},
+    http::StatusCode,
+    middleware::{Next, from_fn},
+    response::IntoResponse as _,
+    routing::get,
+};
 use tokio::net::TcpListener;
 use tower_x402::{
     Network,
@@ -204,6 +211,132 @@ async fn an_evaluator_that_wants_somebody_else_to_be_paid_is_no_longer_hired() {
     let report = student.discover().await;
     assert!(matches!(report.refused[0].reason, RefusedReason::Card(CardError::PayeeChanged { .. })), "{report:?}");
     assert!(student.evaluate(&single("a good one")).await.unwrap().hires.is_empty());
+}
+
+/// A list that changes, of those whom the student's owner knows.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<Vec<Url>>>);
+
+impl Names {
+    fn are(&self, urls: &[&Url]) {
+        *self.0.lock().unwrap() = urls.iter().copied().cloned().collect();
+    }
+}
+
+#[async_trait::async_trait]
+impl CardSource for Names {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+
+    fn names_strangers(&self) -> bool {
+        false
+    }
+}
+
+/// What somebody answers in place of everything.
+type Sign = Arc<Mutex<Option<(StatusCode, Vec<u8>)>>>;
+
+/// An evaluator of prose with this key, and the sign that may be put up there.
+async fn stall(stage: &Stage, key: &PrivateKeySigner) -> (Url, Sign) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let card = card(listener.local_addr().unwrap(), key.address()).build().unwrap().sign(key).await.unwrap();
+    let service = Evaluator::new(card, honest()).facilitator(stage.facilitator.clone()).build().unwrap();
+    let sign = Sign::default();
+    let read = sign.clone();
+    let door = from_fn(move |request: Request, next: Next| {
+        let answer = read.lock().unwrap().clone();
+        async move {
+            match answer {
+                Some(answer) => answer.into_response(),
+                None => next.run(request).await,
+            }
+        }
+    });
+    let (url, _) = serve(listener, Router::new().fallback_service(service).layer(door));
+    (url, sign)
+}
+
+#[tokio::test]
+async fn an_evaluator_that_moves_is_found_where_it_is() {
+    let stage = Stage::set().await;
+    for (gone, is_still_named) in [(404, true), (404, false), (503, true), (503, false)] {
+        let key = PrivateKeySigner::random();
+        let ((old, sign), (new, _)) = (stall(&stage, &key).await, stall(&stage, &key).await);
+        let names = Names::default();
+        let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).tasks(10).seed(1);
+        let student = student.build().unwrap();
+        names.are(&[&old]);
+        assert_eq!(student.discover().await.found.len(), 1);
+        // As long as it is where it was, it is nowhere else.
+        names.are(&[&new, &old][..1 + usize::from(is_still_named)]);
+        let report = student.discover().await;
+        let refused = &report.refused[0];
+        assert!(matches!(&refused.reason, RefusedReason::SamePayee(at) if *at == old), "{refused:?}");
+
+        *sign.lock().unwrap() = Some((StatusCode::from_u16(gone).unwrap(), Vec::new()));
+        let report = student.discover().await;
+        let found: Vec<_> = report.found.iter().map(|found| (&found.url, found.evaluator, found.is_new)).collect();
+        assert_eq!(found, [(&new, key.address(), false)], "{gone} {report:?}");
+        assert_eq!(student.known(), 1);
+        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().hires[0].url, new);
+    }
+}
+
+#[tokio::test]
+async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
+    let stage = Stage::set().await;
+    let keys = [PrivateKeySigner::random(), PrivateKeySigner::random()];
+    let (first, sign) = stall(&stage, &keys[0]).await;
+    let (second, _) = stall(&stage, &keys[1]).await;
+    let names = Names::default();
+    let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).max_evaluators(1).tasks(10);
+    let student = student.build().unwrap();
+    names.are(&[&first]);
+    assert_eq!(student.discover().await.found.len(), 1);
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    names.are(&[&first, &second]);
+    let report = student.discover().await;
+    assert!(matches!(report.refused[0].reason, RefusedReason::Full(1)), "{report:?}");
+
+    *sign.lock().unwrap() = Some((StatusCode::NOT_FOUND, Vec::new()));
+    let report = student.discover().await;
+    assert_eq!(report.found.iter().map(|found| &found.url).collect::<Vec<_>>(), [&second], "{report:?}");
+    assert_eq!(student.known(), 1);
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert_eq!((feedback.judged(), feedback.hires[0].evaluator), (1, keys[1].address()));
+    let books = student.books();
+    let answered = keys.each_ref().map(|key| books.account(key.address(), "prose").unwrap().answered);
+    assert_eq!(answered, [1, 1], "what was bought of the first one stays in the books");
+
+    // Its place is taken, but who was paid at its URL is not forgotten.
+    *sign.lock().unwrap() = None;
+    assert!(matches!(student.discover().await.refused[0].reason, RefusedReason::Full(1)));
+    let usurper = PrivateKeySigner::random();
+    let usurping = signed(card(first.socket_addrs(|| None).unwrap()[0], usurper.address()), &usurper).await;
+    *sign.lock().unwrap() = Some((StatusCode::OK, usurping));
+    let refused = student.discover().await.refused;
+    assert!(matches!(refused[0].reason, RefusedReason::Card(CardError::PayeeChanged { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn nobody_uses_up_the_places_of_others_by_having_many_urls() {
+    let stage = Stage::set().await;
+    let (url, _) = stall(&stage, &PrivateKeySigner::random()).await;
+    let (other, _) = stall(&stage, &PrivateKeySigner::random()).await;
+    let names = Names::default();
+    let cards = CardFetcher::new().unwrap().max_evaluators(3);
+    let told = url.join("/told/").unwrap();
+    cards.pin(&told, PrivateKeySigner::random().address()).unwrap();
+    let student = Student::builder(stage.payer(PRICE).await).source(names.clone()).cards(cards).build().unwrap();
+    let paths = ["/1/", "/2/", "/3/", "/4/"].map(|path| url.join(path).unwrap());
+    names.are(&paths.each_ref());
+    assert_eq!(student.discover().await.found.len(), 1);
+    names.are(&[&other, &told]);
+    let report = student.discover().await;
+    assert_eq!((report.found.len(), &report.found[0].url), (1, &other), "{report:?}");
+    // What the owner said of a URL is not forgotten.
+    assert!(matches!(report.refused[0].reason, RefusedReason::Card(CardError::PayeeChanged { .. })), "{report:?}");
 }
 
 #[tokio::test]

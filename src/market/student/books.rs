@@ -113,6 +113,11 @@ impl Ledger {
         add(&mut account.paid, evidence.paid);
     }
 
+    /// Whether this evaluator was ever asked for a verdict.
+    pub(super) fn knows(&self, evaluator: Address) -> bool {
+        self.accounts.keys().any(|(known, _)| *known == evaluator)
+    }
+
     /// Moves what was proven in the meantime, by whoever looked at the chain.
     pub(super) fn reconcile(&mut self, journal: &Journal) {
         let accounts = &mut self.accounts;

@@ -82,7 +82,8 @@ impl StudentBuilder {
         self
     }
 
-    /// Fetches cards, with limits and payees that are known already ([`CardFetcher::pin`]); [`CardFetcher::new`] if not set.
+    /// Fetches cards, with limits and payees that are known already ([`CardFetcher::pin`]); [`CardFetcher::new`] if not set. Of whoever
+    /// cannot be hired nothing is remembered.
     pub fn cards(mut self, cards: CardFetcher) -> Self {
         self.cards = Some(cards);
         self
@@ -165,7 +166,8 @@ impl StudentBuilder {
         self
     }
 
-    /// How many evaluators are remembered; 1,000 if not set. A selector may look at fewer.
+    /// How many evaluators are remembered; 1,000 if not set. Beyond that, a newcomer gets the place of one whose card is gone or no longer
+    /// to be believed. A selector may look at fewer.
     pub fn max_evaluators(mut self, evaluators: usize) -> Self {
         self.max_evaluators = evaluators;
         self

@@ -10,8 +10,8 @@ use alloy_primitives::Address;
 use tokio::{task::JoinSet, time::timeout};
 use url::Url;
 
-use super::{CardSource, Inner, SourceError, roster::NotEntered};
-use crate::market::{CardError, VerifiedCard};
+use super::{CardSource, Inner, SourceError, desk::Desk, roster::NotEntered};
+use crate::market::{CardError, card_fetcher::Fetched};
 
 /// How many cards are fetched at once.
 const AT_ONCE: usize = 16;
@@ -66,38 +66,129 @@ pub enum RefusedReason {
     /// It takes no token that the payer pays with.
     #[error("it takes none of the tokens that the payer pays with")]
     Token,
-    /// Another evaluator has the same payee.
+    /// Its payee is known by another URL, where its card still is.
     #[error("its payee is that of {0}")]
     SamePayee(Url),
-    /// No more evaluators are remembered.
+    /// No more evaluators are remembered, and the cards of all who are may be believed.
     #[error("{0} evaluators are known; no more are remembered")]
     Full(usize),
 }
 
+/// Where somebody was named, and whether by strangers only.
+type Place = (Url, bool);
+
 /// Asks all sources, and whoever they name for its card.
 pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
     let mut report = DiscoveryReport::default();
-    let mut urls = named(inner, &mut report).await.into_iter();
-    let mut fetches = JoinSet::new();
-    loop {
-        while fetches.len() < AT_ONCE
-            && let Some((url, is_strange)) = urls.next()
-        {
-            let inner = inner.clone();
-            fetches.spawn(async move { (inner.card(&url, is_strange).await, url, is_strange) });
+    let named = named(inner, &mut report).await;
+    let mut round = Round::new(inner);
+    let mut waiting = Vec::new();
+    look(inner, named, |place, looked| match round.see(&place, looked) {
+        // Whether somebody has left, or is gone for good, is known only when everybody was asked.
+        Ok(card) => match enter(inner, &place, &card) {
+            Err(RefusedReason::SamePayee(_) | RefusedReason::Full(_)) => waiting.push((place, card)),
+            entered => report.note(place, entered),
+        },
+        Err(error) => report.refused.push(Refused { url: place.0, reason: error.into() }),
+    })
+    .await;
+    let others: HashMap<Url, bool> = waiting.iter().filter_map(|((url, _), card)| round.unseen(url, card)).collect();
+    look(inner, others, |place, looked| {
+        if let Ok(card) = round.see(&place, looked) {
+            // Nobody has named it, so there is nothing to report.
+            let _ = enter(inner, &place, &card);
         }
-        let Some(fetched) = fetches.join_next().await else { break };
-        let Ok((card, url, is_strange)) = fetched else { continue };
-        match enter(inner, &url, is_strange, card) {
-            Ok(found) => report.found.push(found),
-            Err(reason) => report.refused.push(Refused { url, reason }),
-        }
+    })
+    .await;
+    for (place, card) in waiting {
+        round.make_way(&place, &card);
+        let entered = enter(inner, &place, &card);
+        report.note(place, entered);
     }
     report
 }
 
+impl DiscoveryReport {
+    fn note(&mut self, (url, _): Place, entered: Result<Found, RefusedReason>) {
+        match entered {
+            Ok(found) => self.found.push(found),
+            Err(reason) => self.refused.push(Refused { url, reason }),
+        }
+    }
+}
+
+/// What was seen while everybody was asked.
+struct Round<'a> {
+    inner: &'a Inner,
+    /// Where a card was asked for, and whether there was one.
+    seen: HashMap<Url, bool>,
+}
+
+impl<'a> Round<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        Self { inner, seen: HashMap::new() }
+    }
+
+    /// Notes what is at a place. Who shows no card, or a wrong one, is not hired any more; who could not be asked just now, is.
+    fn see(&mut self, (url, _): &Place, looked: Result<Fetched, CardError>) -> Result<Fetched, CardError> {
+        self.seen.insert(url.clone(), looked.is_ok());
+        looked.inspect_err(|error| {
+            let may_pass = matches!(
+                error,
+                CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599) | CardError::NotPublic
+            );
+            if !may_pass && let Some(entry) = self.inner.desk().roster.at(url) {
+                entry.banned = true;
+            }
+        })
+    }
+
+    /// Where else the payee of this card is known, if nobody has looked there yet.
+    fn unseen(&self, url: &Url, card: &Fetched) -> Option<Place> {
+        let desk = self.inner.desk();
+        let other = desk.roster.elsewhere(card.card.pay_to(), url)?;
+        (!self.seen.contains_key(&other.url)).then(|| (other.url.clone(), other.is_strange))
+    }
+
+    /// A payee whose card is not where it was is at this place now: only its own key signs that. As long as it is there, too, nobody who
+    /// shows a copy of it can take it elsewhere.
+    fn make_way(&self, place: &Place, card: &Fetched) {
+        let mut desk = self.inner.desk();
+        let payee = card.card.pay_to();
+        let Some(other) = desk.roster.elsewhere(payee, &place.0) else { return };
+        if other.banned || self.seen.get(&other.url) == Some(&false) {
+            let left = other.url.clone();
+            desk.roster.relocate(payee, place.clone());
+            leave(self.inner, &desk, &left, payee);
+        }
+    }
+}
+
+/// Looks what is at these places, a few at a time.
+async fn look(
+    inner: &Arc<Inner>,
+    places: impl IntoIterator<Item = Place>,
+    mut with: impl FnMut(Place, Result<Fetched, CardError>),
+) {
+    let mut places = places.into_iter();
+    let mut fetches = JoinSet::new();
+    loop {
+        while fetches.len() < AT_ONCE
+            && let Some((url, is_strange)) = places.next()
+        {
+            let inner = inner.clone();
+            fetches.spawn(async move { (inner.cards.look(&url, is_strange).await, (url, is_strange)) });
+        }
+        match fetches.join_next().await {
+            Some(Ok((looked, place))) => with(place, looked),
+            Some(Err(_)) => {}
+            None => return,
+        }
+    }
+}
+
 /// Everyone who is named, once, and whether by strangers only.
-async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<(Url, bool)> {
+async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
     let mut asked = JoinSet::new();
     for (number, (source, is_strange)) in inner.sources.iter().cloned().enumerate() {
         asked.spawn(async move {
@@ -128,21 +219,9 @@ async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<(Url, bo
     urls
 }
 
-fn enter(
-    inner: &Inner,
-    url: &Url,
-    is_strange: bool,
-    card: Result<Arc<VerifiedCard>, CardError>,
-) -> Result<Found, RefusedReason> {
-    let card = card.inspect_err(|error| {
-        let may_pass = matches!(
-            error,
-            CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599) | CardError::NotPublic
-        );
-        if !may_pass && let Some(entry) = inner.desk().roster.at(url) {
-            entry.banned = true;
-        }
-    })?;
+/// Enters whoever's card is at a place, if there is a place for it.
+fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<Found, RefusedReason> {
+    let (url, card) = (&place.0, &fetched.card);
     let accepts = &card.pricing().accepts;
     let is_ours = |token: &crate::market::AcceptedToken| {
         inner.payer.assets().iter().any(|asset| asset.network == token.network && asset.address == token.asset)
@@ -160,9 +239,32 @@ fn enter(
     };
     let mut desk = inner.desk();
     let desk = &mut *desk;
-    match desk.roster.enter((url.clone(), is_strange), card, &desk.skills, first_seen) {
-        Ok(is_new) => Ok(Found { url: url.clone(), evaluator, name, is_new }),
-        Err(NotEntered::Full(limit)) => Err(RefusedReason::Full(limit)),
-        Err(NotEntered::SamePayee(other)) => Err(RefusedReason::SamePayee(other)),
+    if let Some(other) = desk.roster.elsewhere(evaluator, url) {
+        return Err(RefusedReason::SamePayee(other.url.clone()));
+    }
+    if desk.roster.find(evaluator).is_none()
+        && let Some(leaving) = desk.roster.next_place()?
+    {
+        leave(inner, desk, &leaving.url, leaving.card.pay_to());
+    }
+    // Only now: who is refused may have as many URLs as it likes.
+    inner.cards.keep(fetched)?;
+    let is_new = desk.roster.enter(place.clone(), card.clone(), &desk.skills, first_seen)?;
+    Ok(Found { url: url.clone(), evaluator, name, is_new })
+}
+
+/// Forgets whom a place had paid that nobody is at any more, unless that was ever asked for a verdict.
+fn leave(inner: &Inner, desk: &Desk, place: &Url, payee: Address) {
+    if !desk.ledger.knows(payee) {
+        inner.cards.forget(place);
+    }
+}
+
+impl From<NotEntered> for RefusedReason {
+    fn from(reason: NotEntered) -> Self {
+        match reason {
+            NotEntered::Full(limit) => Self::Full(limit),
+            NotEntered::SamePayee(other) => Self::SamePayee(other),
+        }
     }
 }

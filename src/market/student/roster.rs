@@ -80,7 +80,33 @@ impl Roster {
         self.entries.iter_mut().find(|entry| entry.url == *url)
     }
 
-    /// Enters a card, or replaces the one that its payee had; `true` if it is a new one's.
+    /// Where a payee is known, if that is not at `url`.
+    pub(super) fn elsewhere(&self, evaluator: Address, url: &Url) -> Option<&Entry> {
+        self.by_payee.get(&evaluator).map(|position| &self.entries[*position]).filter(|entry| entry.url != *url)
+    }
+
+    /// Whose place a newcomer gets, if it is somebody's.
+    ///
+    /// # Errors
+    /// [`NotEntered::Full`] if there is no place for it.
+    pub(super) fn next_place(&self) -> Result<Option<&Entry>, NotEntered> {
+        if self.entries.len() < self.limit {
+            return Ok(None);
+        }
+        // Calls that nobody waits for are counted in the entry.
+        let may_go = |entry: &&Entry| entry.banned && entry.overdue == 0;
+        self.entries.iter().find(may_go).map(Some).ok_or(NotEntered::Full(self.limit))
+    }
+
+    /// A payee is at another place from now on.
+    pub(super) fn relocate(&mut self, evaluator: Address, (url, is_strange): (Url, bool)) {
+        if let Some(entry) = self.find(evaluator) {
+            (entry.url, entry.is_strange, entry.suspected) = (url, is_strange, None);
+        }
+    }
+
+    /// Enters a card, or replaces the one that its payee had; `true` if it is a new one's. If there is no room, somebody whose card is no
+    /// longer to be believed makes it.
     pub(super) fn enter(
         &mut self,
         (url, is_strange): (Url, bool),
@@ -89,7 +115,6 @@ impl Roster {
         first_seen: impl FnOnce() -> u64,
     ) -> Result<bool, NotEntered> {
         let payee = card.pay_to();
-        let is_full = self.entries.len() >= self.limit;
         if let Some(entry) = self.find(payee) {
             if entry.url != url {
                 return Err(NotEntered::SamePayee(entry.url.clone()));
@@ -100,16 +125,23 @@ impl Roster {
             entry.number_skills(skills);
             return Ok(false);
         }
-        if is_full {
-            return Err(NotEntered::Full(self.limit));
-        }
+        let leaving = self.next_place()?.map(|entry| entry.card.pay_to());
         let (claims, offers) = (SkillSet::default(), SkillSet::default());
         let first_seen = first_seen();
         let mut entry =
             Entry { url, is_strange, card, first_seen, suspected: None, overdue: 0, banned: false, claims, offers };
         entry.number_skills(skills);
-        self.by_payee.insert(payee, self.entries.len());
-        self.entries.push(entry);
+        let free = leaving.and_then(|leaving| self.by_payee.remove(&leaving));
+        match free.and_then(|position| Some((position, self.entries.get_mut(position)?))) {
+            Some((position, place)) => {
+                *place = entry;
+                self.by_payee.insert(payee, position);
+            }
+            None => {
+                self.by_payee.insert(payee, self.entries.len());
+                self.entries.push(entry);
+            }
+        }
         Ok(true)
     }
 

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -19,13 +19,16 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     facilitator::service::PeerAddress,
     market::{
-        CARD_PATH, CardError, CardFetcher, CardSource, VerifiedCard,
-        directory::{CardQuery, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards},
+        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, Score, VerifiedCard,
+        directory::{
+            CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
+        },
     },
 };
 use url::Url;
 
 use crate::{
+    evidence::evaluator,
     stage::{Booth, PRICE, Stage, post, serve, witness},
     support::{authorization::unix_now, devnet::DevnetChain},
 };
@@ -349,6 +352,60 @@ async fn nobody_lists_one_card_under_many_names() {
     for another in ["?1", "?", "#1"] {
         assert_eq!(list(&directory, format!("{card}{another}")).await, (400, "bad_request".into()), "{another}");
     }
+}
+
+/// Servers show a card below any path, and anybody may list any URL: else strangers would use up the places of its payee and its host.
+#[tokio::test]
+async fn one_evaluator_has_one_card_however_many_urls_show_it() {
+    let chain = DevnetChain::start(None).await;
+    let clock = Arc::new(ManualClock::at(1_000_000));
+    let adjust = |directory: DirectoryBuilder| directory.max_cards_per_payee(2).max_cards(100, 2).clock(clock.clone());
+    let stage = Stage::set_with(&chain, adjust).await;
+    let (base, payee) = evaluator(&chain).await;
+    let at = |path: &str| base.join(path).unwrap().join(&CARD_PATH[1..]).unwrap();
+    let listed = async || found(&stage.url, CardQuery::default()).await;
+    assert_eq!(list(&stage.url, at("/longer/1/")).await.0, 201);
+    for (path, expected) in [("/longer/2/", "/longer/1/"), ("/1/", "/1/"), ("/2/", "/1/"), ("/", "/"), ("/1/", "/")] {
+        assert_eq!(list(&stage.url, at(path)).await, (200, String::new()), "{path}");
+        assert_eq!(listed().await, [(at(expected), payee)], "{path}");
+    }
+    // Nor when the directory looks by itself.
+    clock.advance(2 * 3_600);
+    stage.service.tidy().await.unwrap();
+    assert_eq!(list(&stage.url, at("/3/")).await.0, 200);
+    assert_eq!(listed().await, [(at("/"), payee)]);
+}
+
+/// An evaluator whose card is elsewhere from now on, as a server with other paths has it.
+#[tokio::test]
+async fn a_card_that_is_gone_gives_way_to_another_url_of_its_evaluator() {
+    let clock = Arc::new(ManualClock::at(1_000_000));
+    let store = DirectoryStore::in_memory().await.unwrap();
+    let service = DirectoryService::builder(store).private_hosts(true).clock(clock.clone()).rate(1e6, 1e6).build();
+    let service = service.unwrap();
+    let directory = serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), service.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let key = PrivateKeySigner::random();
+    let card = AgentCard::builder("The judge", base.clone()).skill("prose", "Marks style", Score::MAX).price("$0.001");
+    let card = card.pay_to(Network::BASE_SEPOLIA, key.address()).build().unwrap().sign(&key).await.unwrap();
+    let card = serde_json::to_string(&card).unwrap();
+    let (other, is_gone) = (card.clone(), Arc::new(AtomicBool::new(false)));
+    let gone = is_gone.clone();
+    let first = async move || if gone.load(Ordering::SeqCst) { Err(StatusCode::NOT_FOUND) } else { Ok(card.clone()) };
+    let router = Router::new().route(CARD_PATH, get(first)).route("/a/judge.json", get(async move || other.clone()));
+    tokio::spawn(async { axum::serve(listener, router).await });
+
+    let [first, other] = [CARD_PATH, "/a/judge.json"].map(|path| base.join(path).unwrap());
+    let listed = async || found(&directory, CardQuery::default()).await;
+    assert_eq!(list(&directory, &first).await.0, 201);
+    assert_eq!(list(&directory, &other).await.0, 200);
+    assert_eq!(listed().await, [(first, key.address())]);
+    is_gone.store(true, Ordering::SeqCst);
+    clock.advance(2 * 3_600);
+    service.tidy().await.unwrap();
+    assert_eq!(list(&directory, &other).await.0, 200);
+    assert_eq!(listed().await, [(other, key.address())]);
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ on_every_chain! {
 }
 
 /// An evaluator that judges, on a port, with its settlement.
-async fn evaluator(chain: &dyn Chain) -> (Url, Address) {
+pub async fn evaluator(chain: &dyn Chain) -> (Url, Address) {
     let (settler, payee) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
     let facilitator = OnchainFacilitator::builder().rpc_url(chain.rpc_url()).network(Network::BASE_SEPOLIA);

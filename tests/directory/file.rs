@@ -38,7 +38,7 @@ async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
     for end in ["", "-wal"] {
         fs::copy(format!("{}{end}", path.display()), format!("{}{end}", old.display())).unwrap();
     }
-    sqlite_file::note_as_sqlx(&old, 2);
+    sqlite_file::note_as_sqlx(&old, 3);
     DirectoryStore::open(&old).await.expect("the first time").close().await;
     let again = open(&chain, &old).await;
     let read = async |stage: &Stage<'_>| {

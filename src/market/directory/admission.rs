@@ -53,21 +53,22 @@ impl Shared {
         {
             return Ok(Answer::json(StatusCode::OK, &json!({ "url": url.as_str() })));
         }
-        let (status, pay_to) = self.fetch(&url).await?;
-        Ok(Answer::json(status, &json!({ "url": url.as_str(), "payTo": pay_to })))
+        let (status, url, pay_to) = self.fetch(&url).await?;
+        Ok(Answer::json(status, &json!({ "url": url, "payTo": pay_to })))
     }
 
-    /// Fetches a card and keeps it.
-    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, Address), Answer> {
+    /// Fetches a card and keeps it. By which URL it is listed, and who is paid.
+    pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Answer> {
         let (url, json, card) = self.fetcher.fetch_to_show(url).await.map_err(refused_card)?;
         let pay_to = card.pay_to();
         let card = to_keep(&url, json, &card)?;
         match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
             Listed::New => {
                 tracing::info!(url = url.as_str(), %pay_to, "a new evaluator is listed");
-                Ok((StatusCode::CREATED, pay_to))
+                Ok((StatusCode::CREATED, card.url, pay_to))
             }
-            Listed::Renewed => Ok((StatusCode::OK, pay_to)),
+            Listed::Renewed => Ok((StatusCode::OK, card.url, pay_to)),
+            Listed::At(url) => Ok((StatusCode::OK, url, pay_to)),
             Listed::PayeeChanged(pinned) => {
                 let error = CardError::PayeeChanged { pinned, found: pay_to };
                 Err(Answer::problem(StatusCode::CONFLICT, "payee_changed", error))
@@ -177,6 +178,7 @@ fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer>
     Ok(Card {
         url: url.to_string(),
         host: host_of(url),
+        endpoint: card.pricing().endpoint.clone(),
         pay_to: card.pay_to(),
         price,
         json,

@@ -97,8 +97,11 @@ impl DirectoryBuilder {
         self
     }
 
-    /// How many cards of one payee are kept, at all of its URLs and listed or not; 8 unless set. Further ones are refused; those that are
-    /// known may still change.
+    /// How many cards of one payee are kept, with different endpoints and listed or not; 8 unless set. Further ones are refused; those that
+    /// are known may still change.
+    ///
+    /// Cards with the same endpoint are one, whoever lists how many URLs that show it: it is listed by the URL beside its endpoint
+    /// (`…/.well-known/agent-card.json` beside `…/evaluate`) or, if that is not known, by the shortest.
     ///
     /// Once somebody has spoken of a payee, none of its cards that are listed makes room for others. This is how many places one payment
     /// can hold.

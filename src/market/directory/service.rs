@@ -42,7 +42,7 @@ const PAGE_BYTES: usize = 1 << 20;
 ///
 /// | request | answer |
 /// |---|---|
-/// | `POST /cards {"url"}` | the directory fetches the card there, verifies it and lists it: 201 if it is new, 200 if it was known |
+/// | `POST /cards {"url"}` | the directory fetches the card there, verifies it and lists it: 201 if it is new, 200 if its evaluator was known, by the `url` in the answer |
 /// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page; with ETag. `maxPrice` is in atomic units per output |
 /// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is admitted, 200 if it was before |
 /// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [`Admitted`](super::Admitted) voices with their proofs, up to 1,000 a page |

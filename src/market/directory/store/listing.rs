@@ -2,12 +2,16 @@
 
 use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
+use url::Url;
 
 use super::{
     DirectoryStore, Limits, StoreError,
     columns::{address, ask, signed},
 };
-use crate::network::Network;
+use crate::{
+    market::agent_card::{CARD_PATH, below},
+    network::Network,
+};
 
 /// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
 const MAX_OFFERED: i64 = 256;
@@ -17,6 +21,8 @@ const MAX_OFFERED: i64 = 256;
 pub(in crate::market::directory) struct Card {
     pub(in crate::market::directory) url: String,
     pub(in crate::market::directory) host: String,
+    /// Where the evaluator is asked, as it was signed.
+    pub(in crate::market::directory) endpoint: String,
     pub(in crate::market::directory) pay_to: Address,
     pub(in crate::market::directory) price: u64,
     pub(in crate::market::directory) json: String,
@@ -25,10 +31,12 @@ pub(in crate::market::directory) struct Card {
 }
 
 /// What became of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::market::directory) enum Listed {
     New,
     Renewed,
+    /// Its evaluator is listed by this URL.
+    At(String),
     /// The URL is known by another payee.
     PayeeChanged(Address),
     /// There are as many of this host as may be.
@@ -66,9 +74,25 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
         .prepare_cached("SELECT id, pay_to FROM cards WHERE url = ?")?
         .query_row([&card.url], |row| Ok((row.get("id")?, address(row, "pay_to")?)))
         .optional()?;
-    let (id, listed) = match known {
-        Some((_, payee)) if payee != card.pay_to => return Ok(Listed::PayeeChanged(payee)),
-        Some((id, _)) => {
+    if let Some((_, payee)) = known
+        && payee != card.pay_to
+    {
+        return Ok(Listed::PayeeChanged(payee));
+    }
+    let (better, worse) = rivals(&work, card)?;
+    if let Some(better) = better {
+        // A card that is not looked at where it belongs takes no place.
+        if let Some((id, _)) = known {
+            work.prepare_cached("DELETE FROM cards WHERE id = ?")?.execute([id])?;
+            work.commit()?;
+        }
+        return Ok(Listed::At(better));
+    }
+    let (id, listed) = match known.map(|(id, _)| id).or(worse.first().copied()) {
+        Some(id) => {
+            for other in worse.into_iter().filter(|other| *other != id) {
+                work.prepare_cached("DELETE FROM cards WHERE id = ?")?.execute([other])?;
+            }
             renew(&work, id, card, now)?;
             (id, Listed::Renewed)
         }
@@ -104,18 +128,46 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
     Ok(listed)
 }
 
+/// The same evaluator by other URLs: the one that is better, if there is one, and those that are worse.
+///
+/// Servers show one card at many URLs, and anybody may list any of them. One that is not shown any more is worse than any that is.
+fn rivals(work: &Connection, card: &Card) -> Result<(Option<String>, Vec<i64>), rusqlite::Error> {
+    let select =
+        "SELECT id, url, listed AND last_seen = checked_at FROM cards WHERE pay_to = ? AND endpoint = ? AND url != ?";
+    let mut select = work.prepare_cached(select)?;
+    let mut rows = select.query((card.pay_to.as_slice(), &card.endpoint, &card.url))?;
+    let (mut better, mut worse) = (None, Vec::new());
+    while let Some(row) = rows.next()? {
+        let (id, url, is_shown): (i64, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        if is_shown && rank(&url, &card.endpoint) < rank(&card.url, &card.endpoint) {
+            better = Some(url);
+        } else {
+            worse.push(id);
+        }
+    }
+    Ok((better, worse))
+}
+
+/// How far a card is from where it belongs: directly beside its endpoint, or else at the shortest URL.
+fn rank<'a>(url: &'a str, endpoint: &str) -> (bool, usize, &'a str) {
+    let base = endpoint.parse::<Url>().ok().and_then(|endpoint| endpoint.join(".").ok());
+    let beside = base.and_then(|base| below(&base, CARD_PATH));
+    (beside.is_none_or(|beside| beside.as_str() != url), url.len(), url)
+}
+
 fn insert(work: &Connection, card: &Card, now: i64) -> Result<i64, rusqlite::Error> {
-    let insert = "INSERT INTO cards (url, host, pay_to, price, card, first_seen, last_seen, checked_at, listed) \
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?6, 1)";
-    let values = (&card.url, &card.host, card.pay_to.as_slice(), signed(card.price), &card.json, now);
+    let insert = "INSERT INTO cards (url, host, endpoint, pay_to, price, card, first_seen, last_seen, checked_at, listed) \
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?7, 1)";
+    let values = (&card.url, &card.host, &card.endpoint, card.pay_to.as_slice(), signed(card.price), &card.json, now);
     work.prepare_cached(insert)?.insert(values)
 }
 
-/// Writes a known card as it is now. What it has is written anew, too.
+/// Writes a known card as it is now, and where. What it has is written anew, too.
 fn renew(work: &Connection, id: i64, card: &Card, now: i64) -> Result<(), rusqlite::Error> {
-    let update = "UPDATE cards SET host = ?5, price = ?2, card = ?3, last_seen = ?4, checked_at = ?4, listed = 1 \
-        WHERE id = ?1";
-    work.prepare_cached(update)?.execute((id, signed(card.price), &card.json, now, &card.host))?;
+    let update = "UPDATE cards SET url = ?6, host = ?5, endpoint = ?7, price = ?2, card = ?3, last_seen = ?4, \
+        checked_at = ?4, listed = 1 WHERE id = ?1";
+    let values = (id, signed(card.price), &card.json, now, &card.host, &card.url, &card.endpoint);
+    work.prepare_cached(update)?.execute(values)?;
     for old in ["DELETE FROM card_skills WHERE card = ?", "DELETE FROM card_networks WHERE card = ?"] {
         work.prepare_cached(old)?.execute([id])?;
     }

@@ -4,7 +4,11 @@ use crate::sqlite::Schema;
 
 pub(super) const SCHEMA: Schema = Schema {
     table: "cards",
-    migrations: &[include_str!("migrations/0001_directory.sql"), include_str!("migrations/0002_prices.sql")],
+    migrations: &[
+        include_str!("migrations/0001_directory.sql"),
+        include_str!("migrations/0002_prices.sql"),
+        include_str!("migrations/0003_endpoints.sql"),
+    ],
 };
 
 #[cfg(test)]
@@ -12,6 +16,7 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
+    use crate::market::pricing::EXTENSION_URI;
 
     /// A file from before prices were kept, as it is opened now.
     #[test]
@@ -32,5 +37,26 @@ mod tests {
         let prices: Vec<(String, i64)> = prices.map(Result::unwrap).collect();
         let expected = [("lost", 0), ("old", 10), ("poetry", 10), ("prose", 1_000)];
         assert_eq!(prices, expected.map(|(skill, price)| (skill.to_owned(), price)));
+    }
+
+    /// A file from before endpoints were kept.
+    #[test]
+    fn the_endpoints_of_cards_are_read_from_what_was_kept_of_them() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        SCHEMA.migrations[..2].iter().for_each(|migration| connection.execute_batch(migration).unwrap());
+        let (ours, endpoint) = (EXTENSION_URI, "http://a.example/evaluate");
+        let card = format!(
+            r#"{{"capabilities": {{"extensions": [{{"uri": "other", "params": {{"endpoint": "elsewhere"}}}}, {{"uri": "{ours}",
+            "params": {{"endpoint": "{endpoint}"}}}}]}}}}"#
+        );
+        let insert = "INSERT INTO cards VALUES (?1, ?1, 'a', x'01', 1000, ?2, 0, 0, 0, 1)";
+        for (id, card) in [(1, &*card), (2, "{}")] {
+            connection.execute(insert, (id, card)).unwrap();
+        }
+        connection.pragma_update(None, "user_version", 2).unwrap();
+        SCHEMA.bring_up_to_date(&mut connection).unwrap();
+        let mut select = connection.prepare("SELECT endpoint FROM cards ORDER BY id").unwrap();
+        let endpoints = select.query_map([], |row| row.get::<_, String>(0)).unwrap();
+        assert_eq!(endpoints.map(Result::unwrap).collect::<Vec<_>>(), [endpoint, ""]);
     }
 }

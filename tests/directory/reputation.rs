@@ -1,15 +1,26 @@
 //! Voices that cost money and are lies, and why they move nobody who looks.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
+use axum::{Router, routing::get};
+use http::StatusCode;
+use serde_json::json;
+use tokio::net::TcpListener;
 use tower_x402::{
-    Usdc,
+    ManualClock, Usdc,
     market::{
+        directory::DirectoryClient,
         evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        reputation::{Reputation, Why, tell},
+        reputation::{PullError, Reputation, Why, tell},
         selection::{Skills, Thompson},
     },
 };
+use url::Url;
 
 use crate::{
     stage::{PRICE, Stage, say},
@@ -217,6 +228,40 @@ fn strangers_are_believed_a_little_and_none_more_for_being_many() {
     assert!(one.accuracy > 0.55 && many.accuracy < 0.80 && many.interval[0] < 0.45, "{one:?} {many:?}");
     assert_eq!(many.opinions.len(), 10);
     assert!(many.opinions.iter().all(|opinion| opinion.why == Why::Unknown));
+}
+
+/// Its voices are recorded, so that nobody says them again.
+#[tokio::test]
+async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again() {
+    let payer = PrivateKeySigner::random();
+    let mut said = Vec::new();
+    for number in 0..2 {
+        let mut record = record(2, number, address(1_001), true);
+        record.payment = record.payment.map(|voice| Voice { payer: payer.address(), ..voice });
+        said.push(say(record, None, &payer).await);
+    }
+    let page = |id: usize| {
+        let mut voice = serde_json::to_value(&said[id - 1]).unwrap();
+        (voice["id"], voice["block"], voice["blockTime"]) = (id.into(), 1.into(), NOW.into());
+        json!({ "voices": [voice], "after": id, "more": id == 1 }).to_string()
+    };
+    let (first, second) = (page(1), page(2));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let answer = async move || match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => Ok(first.clone()),
+        1 | 2 => Err(StatusCode::SERVICE_UNAVAILABLE),
+        _ => Ok(second.clone()),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/evidence", get(answer))).await });
+    let directory = DirectoryClient::new(&url).unwrap();
+    let mut others = Reputation::new(100, []).clock(Arc::new(ManualClock::at(NOW)));
+    for _ in 0..2 {
+        assert!(matches!(others.fetch(&directory).await, Err(PullError::Directory(_))));
+    }
+    let heard = others.fetch(&directory).await.unwrap().heard;
+    assert_eq!(heard, said.into_iter().map(|said| said.evidence).collect::<Vec<_>>());
 }
 
 /// Payers that nobody knows cost little. However many there are, they make nobody forget what it saw itself.

@@ -39,7 +39,7 @@ mod report;
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
+    fmt, mem,
     sync::Arc,
 };
 
@@ -68,6 +68,8 @@ pub struct Reputation {
     /// What others said.
     log: EvidenceLog,
     own: Vec<Address>,
+    /// What was taken into the log, and nobody was told yet.
+    untold: Vec<Evidence>,
     read: HashMap<String, Reading>,
     clock: Arc<dyn Clock>,
     #[cfg(feature = "onchain")]
@@ -86,7 +88,7 @@ struct Reading {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Pulled {
-    /// What is new, in the directory's order.
+    /// What is new, in the directory's order; first what was read when reading ended with an error.
     pub heard: Vec<Evidence>,
     /// How many voices were not believed: not signed by the payer, without a payment, about the payer itself.
     pub refused: usize,
@@ -126,6 +128,7 @@ impl Reputation {
         Self {
             log,
             own: own.into_iter().collect(),
+            untold: Vec::new(),
             read: HashMap::new(),
             clock: Arc::new(SystemClock),
             #[cfg(feature = "onchain")]
@@ -164,6 +167,7 @@ impl Reputation {
     ) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
         let done = self.fetch_into(directory, &mut pulled).await;
+        pulled.heard = mem::take(&mut self.untold);
         pulled.heard.iter().for_each(|evidence| tell(selector, skills, evidence));
         done.map(|()| pulled)
     }
@@ -172,13 +176,18 @@ impl Reputation {
     /// held meanwhile, and is told by [`tell`] afterwards.
     ///
     /// # Errors
-    /// [`PullError`]. What was read before it is in the [log](Self::log), and is not read again.
+    /// [`PullError`]. What was read before it is in the [log](Self::log), is not read again, and comes with the next fetch.
     pub async fn fetch(&mut self, directory: &DirectoryClient) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
-        self.fetch_into(directory, &mut pulled).await.map(|()| pulled)
+        self.fetch_into(directory, &mut pulled).await?;
+        pulled.heard = mem::take(&mut self.untold);
+        Ok(pulled)
     }
 
     async fn fetch_into(&mut self, directory: &DirectoryClient, pulled: &mut Pulled) -> Result<(), PullError> {
+        // Of what no fetch handed over, as much as the log keeps.
+        let forgotten = self.untold.len().saturating_sub(self.log.capacity());
+        self.untold.drain(..forgotten);
         let name = directory.url().to_string();
         if self.read.len() < MAX_DIRECTORIES {
             self.read.entry(name.clone()).or_default();
@@ -210,7 +219,7 @@ impl Reputation {
                 pulled.refused += too_many;
             }
             pulled.more = page.more;
-            if !page.more || pulled.heard.len() >= self.log.capacity() {
+            if !page.more || self.untold.len() >= self.log.capacity() {
                 break;
             }
         }
@@ -264,7 +273,7 @@ impl Reputation {
             }
         }
         match self.log.record(said.evidence.clone(), self.clock.now()) {
-            Ok(()) => pulled.heard.push(said.evidence.clone()),
+            Ok(()) => self.untold.push(said.evidence.clone()),
             Err(EvidenceError::Spoken | EvidenceError::TooOld) => pulled.known += 1,
             Err(EvidenceError::Future | EvidenceError::OutOfRange) => pulled.refused += 1,
             Err(error) => return Err(error.into()),

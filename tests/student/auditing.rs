@@ -75,31 +75,48 @@ async fn audits_recognize_a_coin_and_hire_whoever_is_right() {
 
 #[tokio::test]
 async fn on_the_wire_a_hidden_task_is_like_any_other() {
-    let stage = Stage::set().await;
-    let end = Endpoint::default();
-    let nosy = stage.answering(&end, praise).await;
-    let known = Task::new("prose", "Gold?").unwrap().with_id("gold").unwrap();
-    let known = known.with_reference("the truth").unwrap().with_context("a test").unwrap();
-    let gold = Gold::new(known).good("a good one").unwrap().bad("a poor one").unwrap();
-    let settings = |student: StudentBuilder| student.gold(gold).audit_rate(1.0).selector(Cheapest);
-    let student = stage.student(1_000 * PRICE, &[&nosy], settings).await;
-    let asked = Submission::single(task().with_rubric("Be kind.").unwrap(), "an answer").unwrap();
-    for _ in 0..5 {
-        student.evaluate(&asked).await.unwrap();
-        student.settled().await;
+    let known = |prompt: &str| Task::new("prose", prompt).unwrap().with_id("gold").unwrap();
+    let bare = known("Gold, bare?");
+    let referenced = known("Gold, with a reference?").with_reference("the truth").unwrap();
+    let whole = known("Gold?").with_reference("the truth").unwrap().with_context("a test").unwrap();
+    let asked = task().with_rubric("Be kind.").unwrap();
+    let with_context = asked.clone().with_context("a letter").unwrap();
+    // All of them go along with the first, and fewer with those that have more to show.
+    for (asked, hidden) in [
+        (asked.clone(), 3),
+        (asked.with_reference("like this").unwrap(), 2),
+        (with_context.clone(), 1),
+        (with_context.with_reference("like this").unwrap(), 1),
+    ] {
+        let stage = Stage::set().await;
+        let end = Endpoint::default();
+        let nosy = stage.answering(&end, praise).await;
+        let settings = |student: StudentBuilder| {
+            let golds = [&bare, &referenced, &whole].map(|task| Gold::new(task.clone()));
+            let golds = golds.map(|gold| gold.good("a good one").unwrap().bad("a poor one").unwrap());
+            golds.into_iter().fold(student, StudentBuilder::gold).audit_rate(1.0).selector(Cheapest)
+        };
+        let student = stage.student(1_000 * PRICE, &[&nosy], settings).await;
+        let asked = Submission::single(asked, "an answer").unwrap();
+        for _ in 0..6 {
+            student.evaluate(&asked).await.unwrap();
+            student.settled().await;
+        }
+        let seen = end.seen.lock().unwrap().clone();
+        let golds =
+            seen.iter().filter_map(|body| body["task"]["prompt"].as_str().filter(|text| text.starts_with("Gold")));
+        let golds: Vec<_> = golds.collect();
+        assert_eq!((seen.len(), golds.len(), golds.iter().collect::<HashSet<_>>().len()), (12, 6, hidden));
+        let shape = |body: &Value| {
+            let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+            (keys(body), keys(&body["task"]), body["task"]["rubric"].clone())
+        };
+        assert_eq!(seen.iter().map(shape).collect::<HashSet<_>>().len(), 1, "{seen:?}");
+        let ids: HashSet<_> = seen.iter().map(|body| body["task"]["id"].as_str().unwrap()).collect();
+        assert!(ids.len() == 12 && ids.iter().all(|id| id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit())));
+        let account = student.books().account(nosy.payee, "prose").unwrap().clone();
+        assert_eq!((account.answered, account.audited), (12, 6));
     }
-    let seen = end.seen.lock().unwrap().clone();
-    let is_gold = |body: &&Value| body["task"]["prompt"] == "Gold?";
-    assert_eq!((seen.len(), seen.iter().filter(is_gold).count()), (10, 5));
-    let shape = |body: &Value| {
-        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
-        (keys(body), keys(&body["task"]), body["task"]["rubric"].clone())
-    };
-    assert_eq!(seen.iter().map(shape).collect::<HashSet<_>>().len(), 1, "{seen:?}");
-    let ids: HashSet<_> = seen.iter().map(|body| body["task"]["id"].as_str().unwrap()).collect();
-    assert!(ids.len() == 10 && ids.iter().all(|id| id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit())));
-    let account = student.books().account(nosy.payee, "prose").unwrap().clone();
-    assert_eq!((account.answered, account.audited), (10, 5));
 }
 
 /// Judges well as long as something else is to be judged meanwhile: of a student that sends one after the other that would be a hidden

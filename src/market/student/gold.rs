@@ -11,7 +11,8 @@ use crate::market::{Input, LengthError, LongText, Outputs, Preference, Submissio
 ///
 /// From time to time one is sent to evaluators as if it were a submission like any other, and shaped like the one that it goes along with: as
 /// many outputs, drawn at random and in random order; for a pair a good one and a bad one. So it is well to have several of both, tasks
-/// that look like the real ones, and more of them than one evaluator is ever sent: each is used before any is used again.
+/// that look like the real ones, and more of them than one evaluator is ever sent: each is used before any is used again. One without a
+/// reference or a context goes along with no submission that has one; what real ones do not have is left out of it.
 ///
 /// ```
 /// use tower_x402::market::{Gold, Task};
@@ -54,8 +55,14 @@ impl Gold {
 
     /// A submission that looks like another one, if that can be made of this.
     fn shaped_like(&self, like: &Submission, rng: &mut impl Rng) -> Option<(Submission, Truth)> {
+        let (task, real) = (&self.task, &like.task);
         let is_prompt = |task: &Task| matches!(task.input, Input::Prompt(_));
-        if is_prompt(&self.task) != is_prompt(&like.task) {
+        // What the others always have can be taken from a task, but not be invented for it.
+        let lacks = |field: fn(&Task) -> bool| field(real) && !field(task);
+        if is_prompt(task) != is_prompt(real)
+            || lacks(|task| task.reference.is_some())
+            || lacks(|task| task.context.is_some())
+        {
             return None;
         }
         let mut drawn: Vec<_> = self.outputs.iter().collect();
@@ -82,7 +89,7 @@ impl Gold {
             }
         };
         let mut task = self.task.clone();
-        // A field that the others never have, or always, would give it away.
+        // A field that the others never have would give it away.
         task.reference = task.reference.filter(|_| like.task.reference.is_some());
         task.context = task.context.filter(|_| like.task.context.is_some());
         task.rubric = like.task.rubric.as_ref().map(|rubric| task.rubric.unwrap_or_else(|| rubric.clone()));
@@ -191,6 +198,10 @@ mod tests {
         let message = crate::market::Message::new("user", "x").unwrap();
         let chat = Submission::single(Task::chat("prose", [message]).unwrap(), "y").unwrap();
         assert_eq!(gold("?").shaped_like(&chat, &mut rng), None);
+        for richer in [task("x").with_reference("the truth"), task("x").with_context("a test")] {
+            let richer = Submission::single(richer.unwrap(), "y").unwrap();
+            assert_eq!(gold("?").shaped_like(&richer, &mut rng), None);
+        }
     }
 
     #[test]

@@ -268,6 +268,8 @@ async fn a_specialist_is_chosen_by_flag_and_found_by_its_card() {
         let card = CardFetcher::new().unwrap().fetch(&evaluator.url.parse::<Url>().unwrap().join(".").unwrap()).await;
         let card = card.expect("a card signed by the payee");
         assert!(card.card().has_skill(skill), "{judge}");
+        let most = if judge == "pairwise" { 8 } else { 64 };
+        assert_eq!(card.pricing().max_outputs, most, "as many as its judge takes");
         let task = Task::new(skill, "What is 2 + 2?").unwrap();
         let pair = Submission::pair(task, "Two and two are four. Answer: 4", "Answer: 5").unwrap();
         let client = EvaluationClient::new(Payer::builder(student.clone()).build()).unwrap();

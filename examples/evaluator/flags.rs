@@ -42,7 +42,7 @@ REQUEST AND ANSWER
     {\"evaluator\": {\"id\", \"version\"}, \"task\": \"t1\", \"verdicts\": [{\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
      \"critique\": {\"summary\", \"strengths\": [], \"issues\": [{\"severity\", \"description\", \"place\"?, \"suggestion\"?}]}}]}
     and, for one output, the fields of its verdict beside \"verdicts\". In place of \"output\", \"pair\": [a, b] or
-    \"outputs\": [up to 64] cost as many times the price
+    \"outputs\": [up to 64, or 2 to 8 with --judge pairwise] cost as many times the price
   GET /.well-known/agent-card.json, /.well-known/submission.v1.schema.json, /.well-known/evaluation.v1.schema.json
   GET /stats
     {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}, \"earned\": […]}

@@ -9,8 +9,8 @@ use clap::ValueEnum;
 use tower_x402::{
     Asset, Usdc,
     market::{
-        AgentCard, Score,
-        judge::{ArithmeticJudge, Judge, LlmJudge, PairwiseJudge, ProseJudge},
+        AgentCard, MAX_OUTPUTS, Score,
+        judge::{ArithmeticJudge, Judge, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge},
     },
 };
 use tracing::warn;
@@ -36,6 +36,8 @@ pub(crate) struct Specialist {
     description: String,
     /// How often its verdicts are right, by its own account.
     claim: f64,
+    /// How many outputs it judges at once.
+    max_outputs: usize,
 }
 
 impl Specialist {
@@ -47,6 +49,7 @@ impl Specialist {
             name: "Arithmetic evaluator",
             description: "Exact arithmetic and unit checking of a worked answer".to_owned(),
             claim: 0.99,
+            max_outputs: MAX_OUTPUTS,
         }
     }
 
@@ -62,6 +65,7 @@ impl Specialist {
                 name: "Prose evaluator",
                 description: "How easy English prose is to read, measured".to_owned(),
                 claim: 0.6,
+                max_outputs: MAX_OUTPUTS,
             },
             (Kind::Pairwise, Some(model)) => Self {
                 judge: Box::new(PairwiseJudge::new(model)),
@@ -69,6 +73,7 @@ impl Specialist {
                 name: "Pairwise evaluator",
                 description: format!("Which of several outputs is better at {specialty}, compared in both orders"),
                 claim: 0.75,
+                max_outputs: MAX_COMPARED,
             },
             (Kind::Pairwise, None) => Self {
                 judge: Box::new(PairwiseJudge::new(ProseJudge)),
@@ -76,6 +81,7 @@ impl Specialist {
                 name: "Pairwise evaluator",
                 description: "Which of several texts is easier to read, compared in both orders".to_owned(),
                 claim: 0.6,
+                max_outputs: MAX_COMPARED,
             },
             (Kind::Llm, model) => Self {
                 judge: Box::new(model.context("--judge llm needs --llm-url")?),
@@ -83,6 +89,7 @@ impl Specialist {
                 name: "Model evaluator",
                 description: format!("A language model judges {specialty}"),
                 claim: 0.75,
+                max_outputs: MAX_OUTPUTS,
             },
         };
         Ok(Self { skill: skill.unwrap_or(specialist.skill), ..specialist })
@@ -101,6 +108,7 @@ impl Specialist {
             .version(env!("CARGO_PKG_VERSION"))
             .skill(&*self.skill, &*self.description, Score::new(self.claim)?)
             .price(price)
+            .max_outputs(self.max_outputs)
             .pay_to_in(asset, pay_to)
             .build()?;
         match key.filter(|key| key.address() == pay_to) {

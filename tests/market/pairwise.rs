@@ -2,7 +2,7 @@
 
 use tower_x402::market::{
     Confidence, Score, Submission, Task, Verdict,
-    judge::{Judge, JudgeError, PairwiseJudge, judge_fn},
+    judge::{Judge, JudgeError, LlmJudge, PairwiseJudge, judge_fn},
 };
 
 fn task() -> Task {
@@ -56,6 +56,22 @@ async fn every_two_of_a_group_are_compared() {
     let group = Submission::group(task(), ["fivee", "a", "nine_nine"]).unwrap();
     let verdicts = PairwiseJudge::new(fair()).judge(&group).await.unwrap();
     assert_eq!(scores(&verdicts), [0.5, 0.1, 0.9]);
+}
+
+/// Else a student that has signed would be told so only then.
+#[tokio::test]
+async fn what_the_other_judge_does_not_take_in_pairs_is_not_taken() {
+    let model =
+        || LlmJudge::builder("http://127.0.0.1:1/v1".parse().unwrap(), "m").max_submission(200).build().unwrap();
+    let (short, long) = ("a".repeat(60), "b".repeat(120));
+    let group = |outputs: [&str; 3]| Submission::group(task(), outputs).unwrap();
+    let two_long = group([&short, &long, &long]);
+    model().takes(&two_long).expect("each by itself is short enough");
+    let judge = PairwiseJudge::new(model());
+    assert!(matches!(judge.takes(&two_long), Err(JudgeError::NotTaken(_))));
+    assert!(matches!(judge.judge(&two_long).await, Err(JudgeError::NotTaken(_))));
+    judge.takes(&group([&short, &long, &short])).expect("every two are short enough");
+    judge.takes(&Submission::pair(task(), &*short, &*long).unwrap()).unwrap();
 }
 
 #[tokio::test]

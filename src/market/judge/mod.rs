@@ -17,7 +17,7 @@ use async_trait::async_trait;
 pub use arithmetic::ArithmeticJudge;
 pub use function::{FunctionJudge, OutputJudge, judge_fn, output_judge};
 pub use llm::{LlmJudge, LlmJudgeBuilder, LlmJudgeError};
-pub use pairwise::PairwiseJudge;
+pub use pairwise::{MAX_COMPARED, PairwiseJudge};
 pub use prose::ProseJudge;
 
 use super::{LengthError, OutOfRange, Submission, Verdict};

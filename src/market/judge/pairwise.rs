@@ -24,8 +24,9 @@ use crate::market::{Confidence, Critique, Issue, LongText, Outputs, Score, Sever
 #[derive(Clone, Copy, Debug)]
 pub struct PairwiseJudge<J>(J);
 
-/// The largest group; the number of comparisons grows with its square.
-const MAX_GROUP: usize = 8;
+/// The largest group that a [`PairwiseJudge`] takes, for its card
+/// ([`max_outputs`](crate::market::AgentCardBuilder::max_outputs)); the number of comparisons grows with its square.
+pub const MAX_COMPARED: usize = 8;
 
 impl<J: Judge> PairwiseJudge<J> {
     /// Compares with the help of `judge`, which is given pairs.
@@ -56,9 +57,20 @@ impl<J: Judge> PairwiseJudge<J> {
 impl<J: Judge> Judge for PairwiseJudge<J> {
     fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
         match submission.outputs().len() {
-            2..=MAX_GROUP => self.0.takes(submission),
+            2..=MAX_COMPARED => {
+                // What the other judge is sent is pairs: it may take each output of a group, but not every two together.
+                let mut asked = submission.clone();
+                for (_, [first, second]) in pairs(submission) {
+                    for pair in [[first, second], [second, first]] {
+                        asked.outputs = Outputs::Pair(pair.map(Clone::clone));
+                        self.0.takes(&asked)?;
+                    }
+                }
+                Ok(())
+            }
             outputs => {
-                let detail = format!("{outputs} outputs: send a pair, or a group of 2 to {MAX_GROUP}, to be compared");
+                let detail =
+                    format!("{outputs} outputs: send a pair, or a group of 2 to {MAX_COMPARED}, to be compared");
                 Err(JudgeError::NotTaken(detail))
             }
         }
@@ -66,18 +78,25 @@ impl<J: Judge> Judge for PairwiseJudge<J> {
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         self.takes(submission)?;
-        let outputs = submission.outputs();
-        let mut collected: Vec<Vec<Verdict>> = outputs.iter().map(|_| Vec::new()).collect();
-        for (one, first) in outputs.iter().enumerate() {
-            for (other, second) in outputs.iter().enumerate().skip(one + 1) {
-                let [on_first, on_second] = self.compare(submission, [first, second]).await?;
-                for (at, verdict) in [(one, on_first), (other, on_second)] {
-                    collected.get_mut(at).into_iter().for_each(|verdicts| verdicts.push(verdict.clone()));
-                }
+        let mut collected: Vec<Vec<Verdict>> = submission.outputs().iter().map(|_| Vec::new()).collect();
+        for (places, pair) in pairs(submission) {
+            let verdicts = self.compare(submission, pair).await?;
+            for (at, verdict) in places.into_iter().zip(verdicts) {
+                collected.get_mut(at).into_iter().for_each(|verdicts| verdicts.push(verdict.clone()));
             }
         }
         collected.into_iter().map(averaged).collect()
     }
+}
+
+/// Every two outputs, and where they are.
+fn pairs(submission: &Submission) -> Vec<([usize; 2], [&LongText; 2])> {
+    let mut pairs = Vec::new();
+    for (one, first) in submission.outputs().iter().enumerate() {
+        let later = submission.outputs().iter().enumerate().skip(one + 1);
+        pairs.extend(later.map(|(other, second)| ([one, other], [first, second])));
+    }
+    pairs
 }
 
 fn two(verdicts: Vec<Verdict>) -> Result<[Verdict; 2], JudgeError> {

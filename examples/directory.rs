@@ -49,9 +49,12 @@ ENVIRONMENT
 
 TRY IT
   directory --listen 127.0.0.1:4023
-  # In another terminal, with rpc_url from the first one's line:
-  evaluator --listen 127.0.0.1:4021 --rpc-url http://127.0.0.1:(port)/ --pay-to 0x…
-  # And have it listed:
+  # In another terminal, with rpc_url from the first one's line: a key that everybody knows, ether for its gas, and an evaluator.
+  export SETTLEMENT_PRIVATE_KEY=0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80
+  curl -H 'content-type: application/json' -d '{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"devnet_fund\",
+      \"params\": [\"0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266\", \"0xde0b6b3a7640000\"]}' http://127.0.0.1:(port)/
+  evaluator --listen 127.0.0.1:4021 --rpc-url http://127.0.0.1:(port)/
+  # In a third one, have it listed:
   curl -d '{\"url\": \"http://127.0.0.1:4021\"}' http://127.0.0.1:4023/cards
   curl http://127.0.0.1:4023/cards"
 )]

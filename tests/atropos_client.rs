@@ -96,6 +96,17 @@ async fn joined(client: &AtroposClient) -> Environment {
 }
 
 #[tokio::test]
+async fn a_patience_without_end_waits_until_the_run_begins() {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let info = get(async move || match begun.fetch_add(1, Ordering::SeqCst) {
+        0 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        _ => Json(json!({ "batch_size": 8, "max_token_len": 64 })).into_response(),
+    });
+    let client = serve(registering().route("/info", info)).await;
+    client.register_env(&EnvRegistration::new("sums", 2, 64), Duration::MAX).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_push_that_fails_or_is_not_understood_is_unknown_and_not_sent_again() {
     let failures: [fn() -> Response; 5] = [
         || StatusCode::INTERNAL_SERVER_ERROR.into_response(),

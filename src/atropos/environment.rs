@@ -98,7 +98,8 @@ impl AtroposClient {
         environment: &EnvRegistration,
         patience: Duration,
     ) -> Result<Environment, AtroposError> {
-        let deadline = Instant::now() + patience;
+        // A patience beyond all time has no end.
+        let deadline = Instant::now().checked_add(patience);
         loop {
             let late = match self.try_register_env(environment).await {
                 Ok(Some(joined)) => return Ok(joined),
@@ -107,7 +108,7 @@ impl AtroposClient {
                 Err(error) => return Err(error),
             };
             let next = Instant::now() + LOOK;
-            if next > deadline {
+            if deadline.is_some_and(|deadline| next > deadline) {
                 return Err(late);
             }
             sleep_until(next).await;

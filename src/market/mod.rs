@@ -87,6 +87,8 @@
 //! | `expertise` | `{skill, claim}`: how often verdicts are right, by the evaluator's own account |
 //! | `schemas` | URLs of the schemas of `submission` and `evaluation` |
 
+use std::time::Duration;
+
 mod agent_card;
 mod bounded;
 mod card_error;
@@ -111,6 +113,9 @@ mod student;
 mod submission;
 mod task;
 mod verified_card;
+
+/// The longest that anything is waited for: longer than anybody has patience, and short enough to be added to any time.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 pub use agent_card::{
     AgentCard, AgentCardBuilder, AgentExtension, AgentInterface, AgentSkill, CARD_PATH, Capabilities,

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     client::{Outcome, PaymentMiddleware, ReceiptExt as _},
     market::{
-        Confidence, Critique, EvaluateError, Issue, Place, Preference, Score, Severity, Submission, Task, Verdict,
+        Confidence, Critique, EvaluateError, Evaluator, Issue, Place, Preference, Score, Severity, Submission, Task,
+        Verdict,
         judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
     },
     protocol::{MAX_REQUIRED_HEADER, decode_header},
@@ -208,6 +209,15 @@ async fn verdicts_for_other_outputs_are_not_sold() {
     assert!(matches!(one, Err(EvaluateError::Answered { status: 500, .. })), "{one:?}");
     student.evaluate(&card, &Submission::pair(task(), "", "").unwrap()).await.unwrap();
     assert_eq!(booth.income(&stage).await, 2 * PRICE);
+}
+
+#[tokio::test]
+async fn a_judge_may_have_all_the_time_there_is() {
+    let stage = Stage::set().await;
+    let limit = |evaluator: Evaluator| evaluator.time_limit(Duration::MAX);
+    let booth = stage.open_with(ArithmeticJudge, |card| card, limit).await;
+    let asked = reqwest::Client::new().post(booth.url.join("evaluate").unwrap()).send().await.unwrap();
+    assert_eq!(asked.status(), 402);
 }
 
 #[tokio::test]

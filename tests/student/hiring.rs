@@ -1,6 +1,6 @@
 //! The ordinary path.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use tower_x402::{
     Usdc,
@@ -89,6 +89,15 @@ async fn of_a_pair_the_better_one_is_preferred() {
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
     let pair = Submission::pair(task(), "a poor one", "a good one").unwrap();
     assert_eq!(student.evaluate(&pair).await.unwrap().preference(), Some(Preference::Second));
+}
+
+#[tokio::test]
+async fn a_student_may_be_as_patient_as_there_is_time() {
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    let patient = |student: StudentBuilder| student.deadline(Duration::MAX).card_ttl(Duration::MAX);
+    let student = stage.student(100 * PRICE, &[&booth], patient).await;
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use url::Url;
 pub use service::{EvaluatorFuture, EvaluatorService};
 pub use stats::{Earned, SkillStats, Stats};
 
-use super::{AgentCard, CardError, EvaluatorId, MAX_OUTPUTS, judge::Judge};
+use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
 use crate::{
     facilitator::Facilitator,
     network::Asset,
@@ -111,9 +111,9 @@ impl Evaluator {
         self
     }
 
-    /// How long judging a submission may take; then it is answered 504 and not charged.
+    /// How long judging a submission may take, a day at most; then it is answered 504 and not charged.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.limits.time = limit;
+        self.limits.time = limit.min(LONGEST_WAIT);
         self
     }
 

@@ -14,7 +14,7 @@ use crate::{
     client::{Payer, PaymentMiddleware},
     clock::{Clock, Nonces, OsNonces, SystemClock},
     market::{
-        CardFetcher, EvaluationClient,
+        CardFetcher, EvaluationClient, LONGEST_WAIT,
         evidence::{EvidenceLog, Outcome},
         selection::{Selector, Thompson},
     },
@@ -154,9 +154,9 @@ impl StudentBuilder {
         self
     }
 
-    /// How long a submission may take; 30 seconds if not set. Who has not answered by then has failed.
+    /// How long a submission may take, a day at most; 30 seconds if not set. Who has not answered by then has failed.
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.deadline = deadline.min(LONGEST_WAIT);
         self
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
+use tokio::time::timeout;
 
 use super::{engine::Engine, fees::Fees, lane::Lane, transfer};
 use crate::facilitator::FacilitatorError;
@@ -12,6 +13,8 @@ use crate::facilitator::FacilitatorError;
 /// What a simulation may fall short of: it reads the token's storage before the transfer, which makes that cheaper, and the
 /// payee's balance may be gone by the time of the real one. What is not used is not paid for.
 const GAS_MARGIN: u64 = 60_000;
+/// How long a signer may take. It may be a service, and while it is asked, a nonce and a place in the window wait with the caller.
+const SIGN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A signed transaction.
 pub(super) struct Signed {
@@ -34,11 +37,16 @@ impl Engine {
     }
 
     pub(super) async fn sign(&self, lane: &Lane, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
+        let signing = timeout(SIGN_LIMIT, lane.signer().sign_transaction(&mut transaction)).await;
+        let is_late = signing.is_err();
         // A signer's error may quote what it was asked to sign, or where its key service is.
-        let signature = lane.signer().sign_transaction(&mut transaction).await.map_err(|_| {
-            tracing::error!(account = %lane.account(), "the settlement key's signer failed");
-            FacilitatorError::Unreachable { what: "the settlement key's signer", retry_after: Duration::from_secs(5) }
-        })?;
+        let Ok(Ok(signature)) = signing else {
+            tracing::error!(account = %lane.account(), is_late, "the settlement key's signer failed");
+            return Err(FacilitatorError::Unreachable {
+                what: "the settlement key's signer",
+                retry_after: Duration::from_secs(5),
+            });
+        };
         let envelope = TxEnvelope::from(transaction.into_signed(signature));
         Ok(Signed { hash: *envelope.tx_hash(), raw: envelope.encoded_2718().into() })
     }

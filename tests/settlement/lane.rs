@@ -24,7 +24,7 @@ use crate::stage::*;
 const SYNC: &str = "eth_sendRawTransactionSync";
 
 /// Another process sends with the settlement key.
-async fn foreign(stage: &Stage, nonce: u64, max_fee_per_gas: u128) -> B256 {
+pub(crate) async fn foreign(stage: &Stage, nonce: u64, max_fee_per_gas: u128) -> B256 {
     let mut transaction = TxEip1559 {
         chain_id: stage.devnet.chain_id(),
         nonce,
@@ -111,6 +111,39 @@ async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
     // Four payments, and a transfer of nothing in the gap.
     assert_eq!(stage.next_nonce().await, 5);
     assert!(stage.record(&payments[0]).await.transactions.is_empty());
+}
+
+/// A key in a service that never answers its first request.
+struct SilentSigner(AtomicBool);
+
+#[async_trait::async_trait]
+impl TxSigner<Signature> for SilentSigner {
+    fn address(&self) -> Address {
+        settlement_key().address()
+    }
+
+    async fn sign_transaction(
+        &self,
+        transaction: &mut dyn SignableTransaction<Signature>,
+    ) -> alloy_signer::Result<Signature> {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        settlement_key().sign_transaction_sync(transaction)
+    }
+}
+
+#[tokio::test]
+async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() {
+    let stage = Stage::with_keys(|d| d, |b| b.signer(SilentSigner(AtomicBool::new(false))).in_flight(1)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("nobody waits for ever");
+    assert!(matches!(outcome, Err(FacilitatorError::Unreachable { .. })), "{outcome:?}");
+    assert!(stage.record(&payment).await.transactions.is_empty());
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
 #[tokio::test]

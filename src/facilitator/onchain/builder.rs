@@ -117,8 +117,8 @@ impl OnchainFacilitatorBuilder {
         self.client(client)
     }
 
-    /// A settlement key, which pays for gas: any alloy transaction signer. Further calls add further keys: each has its own
-    /// nonces, and so its own [window](Self::in_flight) of transactions. Processes on one
+    /// A settlement key, which pays for gas: any alloy transaction signer, which has five seconds for a signature. Further calls add
+    /// further keys: each has its own nonces, and so its own [window](Self::in_flight) of transactions. Processes on one
     /// ledger may share keys.
     pub fn signer(mut self, signer: impl TxSigner<Signature> + Send + Sync + 'static) -> Self {
         self.signers.push(Arc::new(signer));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use alloy_primitives::U128;
+use alloy_primitives::{U64, U128};
 use serde::Deserialize;
 use tokio::{sync::Mutex, time::Instant};
 
@@ -21,6 +21,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Offered at least, in wei: a tip that sequencers of the OP stack take.
 const LEAST_TIP: u128 = 1_000_000;
 
+/// From how many blocks it is learned what others tip.
+const BLOCKS: u64 = 20;
+
+/// The most that is tipped without being told to, in base fees. Where blocks are full the base fee soon rises, and where they are not,
+/// any tip will do.
+const MOST_TIP: u128 = 20;
+
+/// The lowest base fee that counts for that, in wei: Base's.
+const LEAST_BASE_FEE: u128 = 5_000_000;
+
 /// An EIP-1559 offer, in wei per gas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fees {
@@ -37,10 +47,17 @@ pub(crate) struct FeeCache {
 
 #[derive(Debug, Default)]
 struct Cached {
-    fees: Option<(Instant, Fees)>,
-    /// What a unit of gas cost then, tip included.
-    price: u128,
+    seen: Option<(Instant, Market)>,
     failed: Option<Instant>,
+}
+
+/// What gas costs, in wei per gas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Market {
+    /// The base fee of the next block.
+    base_fee: u128,
+    /// What others tip.
+    tip: u128,
 }
 
 #[derive(Deserialize)]
@@ -56,40 +73,44 @@ impl FeeCache {
         Self { ceiling, cached: Mutex::default() }
     }
 
-    /// What to offer now; of many callers one asks the node.
+    /// What to offer now.
     pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FacilitatorError> {
+        self.offer(self.look(rpc).await?)
+    }
+
+    /// What a unit of gas is likely to cost now, in wei.
+    pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FacilitatorError> {
+        let market = self.look(rpc).await?;
+        let fees = self.offer(market)?;
+        Ok(market.base_fee.saturating_add(fees.tip))
+    }
+
+    /// The fees have moved: look anew next time.
+    pub(crate) async fn forget(&self) {
+        self.cached.lock().await.seen = None;
+    }
+
+    /// What gas costs; of many callers one asks the node.
+    async fn look(&self, rpc: &Rpc) -> Result<Market, FacilitatorError> {
         let mut cached = self.cached.lock().await;
-        let known = |limit| cached.fees.filter(|(at, _)| at.elapsed() < limit).map(|(_, fees)| fees);
-        if let Some(fees) = known(TTL) {
-            return Ok(fees);
+        let known = |limit| cached.seen.filter(|(at, _)| at.elapsed() < limit).map(|(_, market)| market);
+        if let Some(market) = known(TTL) {
+            return Ok(market);
         }
         let stale = known(STALE);
         if cached.failed.is_some_and(|at| at.elapsed() < PAUSE) {
             return stale.ok_or_else(|| RpcFailure::Silent.into());
         }
         match look_up(rpc).await {
-            Ok(seen) => {
-                let fees = self.within_ceiling(seen)?;
-                let price = seen.0.saturating_add(seen.1);
-                *cached = Cached { fees: Some((Instant::now(), fees)), price, failed: None };
-                Ok(fees)
+            Ok(market) => {
+                *cached = Cached { seen: Some((Instant::now(), market)), failed: None };
+                Ok(market)
             }
             Err(failure) => {
                 cached.failed = Some(Instant::now());
                 stale.ok_or_else(|| failure.into())
             }
         }
-    }
-
-    /// What a unit of gas is likely to cost now, in wei.
-    pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FacilitatorError> {
-        self.get(rpc).await?;
-        Ok(self.cached.lock().await.price)
-    }
-
-    /// The fees have moved: look anew next time.
-    pub(crate) async fn forget(&self) {
-        self.cached.lock().await.fees = None;
     }
 
     /// A replacement for a transaction that offered `old`: nodes want at least a tenth more of both.
@@ -105,13 +126,18 @@ impl FeeCache {
         }
     }
 
-    fn within_ceiling(&self, (base_fee, tip): (u128, u128)) -> Result<Fees, FacilitatorError> {
-        let max_fee = base_fee.saturating_mul(2).saturating_add(tip);
-        match self.ceiling {
-            Some(ceiling) if base_fee.saturating_add(tip) > ceiling => Err(too_dear()),
-            Some(ceiling) => Ok(Fees { max_fee: max_fee.min(ceiling), tip }),
-            None => Ok(Fees { max_fee, tip }),
+    /// What to offer in such a market. A ceiling bounds the tip, too, and is a reason to refuse only if the least tip is too much.
+    fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FacilitatorError> {
+        let most = self.ceiling.map_or_else(
+            || base_fee.max(LEAST_BASE_FEE).saturating_mul(MOST_TIP),
+            |ceiling| ceiling.saturating_sub(base_fee),
+        );
+        if base_fee.saturating_add(LEAST_TIP) > self.ceiling.unwrap_or(u128::MAX) {
+            return Err(too_dear());
         }
+        let tip = tip.min(most);
+        let max_fee = base_fee.saturating_mul(2).saturating_add(tip);
+        Ok(Fees { max_fee: max_fee.min(self.ceiling.unwrap_or(u128::MAX)), tip })
     }
 }
 
@@ -119,31 +145,64 @@ fn too_dear() -> FacilitatorError {
     FacilitatorError::Busy { what: "gas costs more than is allowed here", retry_after: TTL }
 }
 
-/// The base fee of the next block, and the tip that half of the recent transactions stayed below.
-async fn look_up(rpc: &Rpc) -> Result<(u128, u128), RpcFailure> {
-    let history = rpc.call::<History>("eth_feeHistory", ("0x4", "latest", [50.0])).await;
+/// The base fee of the next block, and what is tipped in half of the recent ones.
+async fn look_up(rpc: &Rpc) -> Result<Market, RpcFailure> {
+    let history = rpc.call::<History>("eth_feeHistory", (U64::from(BLOCKS), "latest", [50.0])).await;
     let history = match history {
         Err(failure) if failure.is_method_missing() => {
             let price: u128 = rpc.call::<U128>("eth_gasPrice", [(); 0]).await?.to();
-            return Ok((price, LEAST_TIP));
+            return Ok(Market { base_fee: price, tip: LEAST_TIP });
         }
         other => other?,
     };
     let base_fee = history.base_fee_per_gas.last().ok_or(RpcFailure::Silent)?.to();
     let tips = history.reward.into_iter().flatten().filter_map(|block| block.first().map(|tip| tip.to::<u128>()));
-    Ok((base_fee, tips.max().unwrap_or_default().max(LEAST_TIP)))
+    Ok(Market { base_fee, tip: usual(tips.collect()).max(LEAST_TIP) })
+}
+
+/// The median of what blocks say, of which empty ones say nothing: what one transaction offers for its haste is not the price.
+fn usual(mut tips: Vec<u128>) -> u128 {
+    tips.retain(|tip| *tip > 0);
+    tips.sort_unstable();
+    tips.get(tips.len() / 2).copied().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const GWEI: u128 = 1_000_000_000;
+
+    fn offer(ceiling: Option<u128>, base_fee: u128, tip: u128) -> Option<(u128, u128)> {
+        match FeeCache::new(ceiling).offer(Market { base_fee, tip }) {
+            Ok(fees) => Some((fees.max_fee, fees.tip)),
+            Err(FacilitatorError::Busy { .. }) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn the_offer_covers_a_doubled_base_fee_up_to_the_ceiling() {
-        let unbounded = FeeCache::new(None).within_ceiling((100, 7)).unwrap();
-        assert_eq!(unbounded, Fees { max_fee: 207, tip: 7 });
-        let bounded = FeeCache::new(Some(150));
-        assert_eq!(bounded.within_ceiling((100, 7)).unwrap(), Fees { max_fee: 150, tip: 7 });
-        assert!(matches!(bounded.within_ceiling((144, 7)), Err(FacilitatorError::Busy { .. })));
+        assert_eq!(offer(None, GWEI, GWEI / 2), Some((5 * GWEI / 2, GWEI / 2)));
+        let ceiling = Some(2 * GWEI);
+        assert_eq!(offer(ceiling, GWEI, GWEI / 2), Some((2 * GWEI, GWEI / 2)));
+        assert_eq!(offer(ceiling, GWEI, 3 * GWEI), Some((2 * GWEI, GWEI)), "no more tip than fits below it");
+        assert_eq!(offer(ceiling, 2 * GWEI - LEAST_TIP, GWEI), Some((2 * GWEI, LEAST_TIP)));
+        assert_eq!(offer(ceiling, 2 * GWEI, LEAST_TIP), None);
+    }
+
+    #[test]
+    fn without_a_ceiling_a_tip_is_bounded_by_the_base_fee() {
+        assert_eq!(offer(None, LEAST_BASE_FEE, 100 * GWEI), Some((11 * GWEI / 100, GWEI / 10)));
+        assert_eq!(offer(None, 10, 100 * GWEI), Some((20 + GWEI / 10, GWEI / 10)), "where hardly any is charged");
+        assert_eq!(offer(None, GWEI, 100 * GWEI), Some((22 * GWEI, 20 * GWEI)));
+        assert_eq!(offer(None, LEAST_BASE_FEE, 10 * LEAST_BASE_FEE), Some((12 * LEAST_BASE_FEE, 10 * LEAST_BASE_FEE)));
+        assert_eq!(offer(Some(200 * GWEI), LEAST_BASE_FEE, 100 * GWEI).map(|(_, tip)| tip), Some(100 * GWEI));
+    }
+
+    #[test]
+    fn the_usual_tip_is_what_half_of_the_blocks_with_transactions_say() {
+        assert_eq!(usual(vec![0, 5, 100, 0, 6, 4, 0, 0, 7]), 6);
+        assert_eq!(usual(vec![0, 0]), 0);
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use alloy_primitives::U256;
+use alloy_provider::Provider as _;
 use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
@@ -15,7 +16,7 @@ use tower_x402::{
     protocol::Reason,
 };
 
-use crate::stage::*;
+use crate::{lane::foreign, stage::*};
 
 #[tokio::test]
 async fn a_warm_facilitator_verifies_and_settles_with_two_requests() {
@@ -248,9 +249,38 @@ async fn a_price_above_the_ceiling_is_not_paid_and_nothing_is_journalled() {
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     stage.devnet.set_base_fee(100_000_000);
-    assert!(stage.settle(&payment, &verified).await.is_err());
+    for _ in 0..3 {
+        assert!(stage.settle(&payment, &verified).await.is_err());
+    }
+    assert_eq!(stage.calls("eth_feeHistory"), 1, "it is known for a while");
     assert_eq!(stage.record(&payment).await.settlement, Settlement::Due);
     assert!(stage.record(&payment).await.transactions.is_empty());
+}
+
+/// What a unit of gas cost in the transaction that settled a new payment, in wei.
+async fn price_paid(stage: &Stage) -> u128 {
+    let transaction = paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    stage.provider().get_transaction_receipt(transaction).await.unwrap().unwrap().effective_gas_price
+}
+
+#[tokio::test]
+async fn what_one_transaction_offers_for_its_haste_is_not_the_price() {
+    const GWEI: u128 = 1_000_000_000;
+    let stage = stage().await;
+    // Half of each is a tip.
+    for (nonce, offer) in [GWEI / 20, GWEI / 20, GWEI / 20, 100 * GWEI, GWEI / 20, GWEI / 20].into_iter().enumerate() {
+        foreign(&stage, nonce as u64, offer).await;
+    }
+    let price = price_paid(&stage).await;
+    assert!(price < GWEI / 10, "{price}");
+}
+
+#[tokio::test]
+async fn a_tip_above_the_ceiling_is_cut_and_settling_goes_on() {
+    let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
+    foreign(&stage, 0, 1_000_000_000).await;
+    let price = price_paid(&stage).await;
+    assert!(price <= 50_000_000, "{price}");
 }
 
 #[tokio::test]

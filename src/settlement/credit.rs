@@ -21,6 +21,8 @@ use super::{
 const RANGES: [u64; 4] = [2_000, 500, 100, 10];
 /// Requests per search: in the smallest ranges, they reach over some 600 blocks.
 const MAX_REQUESTS: usize = 64;
+/// Of these, those for the oldest blocks where a use is expected soon; the others go to the newest.
+const FOR_THE_OLDEST: usize = MAX_REQUESTS / 2;
 
 /// What became of an authorization that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,23 +44,24 @@ pub(crate) async fn is_used(rpc: &Rpc, expected: &Expected, block: u64) -> Resul
     Ok(Token::authorizationStateCall::abi_decode_returns(&answer).ok())
 }
 
-/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization, the oldest first: it is used soon after it
-/// was seen, or never.
+/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization: first the oldest, since most are used soon
+/// after they were seen, then the newest, so that whoever looks again and again finds a later use, too, however few blocks a node
+/// searches at once.
 pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, latest: u64) -> Result<Use, RpcFailure> {
-    search(rpc, expected, [seen_unused.saturating_add(1), latest], false).await
+    search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST).await
 }
 
 /// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
 #[cfg(feature = "directory")]
 pub(crate) async fn find_newest(rpc: &Rpc, expected: &Expected, after: u64, latest: u64) -> Result<Use, RpcFailure> {
-    search(rpc, expected, [after.saturating_add(1), latest], true).await
+    search(rpc, expected, [after.saturating_add(1), latest], 0).await
 }
 
 async fn search(
     rpc: &Rpc,
     expected: &Expected,
     [mut first, mut last]: [u64; 2],
-    newest_first: bool,
+    for_the_oldest: usize,
 ) -> Result<Use, RpcFailure> {
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
@@ -67,10 +70,11 @@ async fn search(
     ]);
     let mut ranges = RANGES.into_iter();
     let mut range = ranges.next().unwrap_or(1);
-    for _ in 0..MAX_REQUESTS {
+    for request in 0..MAX_REQUESTS {
         if first > last {
             break;
         }
+        let newest_first = request >= for_the_oldest;
         let (from, to) = match newest_first {
             true => (first.max(last.saturating_sub(range - 1)), last),
             false => (first, last.min(first.saturating_add(range - 1))),

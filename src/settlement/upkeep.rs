@@ -36,6 +36,8 @@ const PAUSES: std::ops::RangeInclusive<u64> = 2..=30;
 const TANK_INTERVAL: Duration = Duration::from_secs(60);
 /// The tank is low when it does not pay for this many more transactions.
 const TANK_LOW: u64 = 200;
+/// A payment of which nobody heard for so long after it was reserved, in seconds, is not awaited any more with the next block.
+const LONG_AGO: u64 = 60;
 /// Gas for a transfer of nothing to oneself.
 const FILLER_GAS: u64 = 21_000;
 
@@ -138,8 +140,8 @@ impl Engine {
             // Should another process be as fast, the ledger takes one submission.
             return self.settle_if_owed(&record).await;
         }
-        let age = now.saturating_sub(record.reserved_at) / 4;
-        let until = now.saturating_add(age.clamp(*PAUSES.start(), *PAUSES.end()));
+        let age = now.saturating_sub(record.reserved_at);
+        let until = now.saturating_add((age / 4).clamp(*PAUSES.start(), *PAUSES.end()));
         match self.ledger.settle(&record.key, &SettlementStep::Take(Settling { by: self.process, until })).await {
             Ok(()) => {}
             // Another process was faster, or it is settled.
@@ -150,7 +152,7 @@ impl Engine {
             let outcome = self.reconcile(&record).await?;
             let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
             self.record(&record.key, outcome.step()).await;
-            if matches!(outcome, Outcome::Unknown { .. }) {
+            if matches!(outcome, Outcome::Unknown { .. }) && age < LONG_AGO {
                 // A transaction may be in the next block: that is soon.
                 let soon = Settling { by: self.process, until: self.clock.now().saturating_add(*PAUSES.start()) };
                 self.record(&record.key, SettlementStep::Take(soon)).await;

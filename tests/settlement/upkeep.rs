@@ -405,6 +405,28 @@ async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
 }
 
 #[tokio::test]
+async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
+    let rarely = Duration::from_secs(3_600);
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).upkeep_interval(rarely)).await;
+    let mut pauses = Vec::new();
+    for age in [20, 100] {
+        let payment = stage.payment(&stage.payer(1));
+        stage.produced(&payment).await;
+        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        // In a block, and not deep for long.
+        stage.front_run(&payment);
+        stage.clock.advance(age);
+        let looks = stage.calls("eth_getLogs");
+        stage.facilitator.look_after_soon();
+        until(async || stage.calls("eth_getLogs") > looks).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let settling = stage.record(&payment).await.settling.unwrap();
+        pauses.push(settling.until - tower_x402::Clock::now(&*stage.clock));
+    }
+    assert_eq!(pauses, [2, 25]);
+}
+
+#[tokio::test]
 async fn a_large_payment_that_a_stranger_executed_is_settled_when_its_block_is_deep_enough() {
     let rarely = Duration::from_secs(3_600);
     let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).upkeep_interval(rarely)).await;

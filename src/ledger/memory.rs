@@ -211,10 +211,10 @@ impl MemoryLedger {
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Brings back a nonce of an earlier process.
+    /// Brings back a transaction of an earlier process, of each nonce the oldest first.
     #[cfg(feature = "sqlite")]
-    pub(super) fn restore_nonce(&self, sender: Sender, number: u64, nonce: Nonce) {
-        lock(&self.nonces).restore(sender, number, nonce);
+    pub(super) fn restore_submission(&self, submission: Submission, is_free: bool) {
+        lock(&self.nonces).restore(submission, is_free);
     }
 
     /// A nonce as it is now.

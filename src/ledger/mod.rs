@@ -33,7 +33,7 @@
 //! 7. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
 //!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
 //! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
-//!    without bound: responses age out by count, bytes and time.
+//!    without bound: responses age out by count, bytes and time, and of the transactions of one nonce the newest are kept.
 //! 9. [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at the same time:
 //!    - the sum of all deferred payments that are not paid, this one included, is at most `total`;
 //!    - the same sum of this payer, on this network and in this token, is at most `per_payer`;

@@ -18,6 +18,9 @@ pub const NONCE_HELD_SECONDS: u64 = 60;
 pub(super) const MAX_NONCES: usize = 4096;
 /// How many transactions are listed at once.
 pub(super) const MAX_LISTED: usize = 256;
+/// How many transactions of one nonce are kept; the oldest go first. Only the newest is ever sent again, and each payment's record
+/// names all of its own.
+pub(super) const MAX_VERSIONS: usize = 16;
 
 /// An account that submits transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +83,15 @@ impl Nonce {
     pub(super) fn is_open_to(&self, by: u64, at: u64) -> bool {
         self.is_free || self.by == by || self.at.saturating_add(NONCE_HELD_SECONDS) < at
     }
+
+    /// The newest transaction of the nonce.
+    fn add(&mut self, submission: Submission) {
+        self.transactions.retain(|known| known.hash != submission.hash);
+        if self.transactions.len() >= MAX_VERSIONS {
+            self.transactions.remove(0);
+        }
+        self.transactions.push(submission);
+    }
 }
 
 impl Nonces {
@@ -99,16 +111,22 @@ impl Nonces {
     pub(super) fn insert(&mut self, submission: Submission) -> Option<u64> {
         let nonces = self.0.entry(submission.sender).or_default();
         let nonce = nonces.entry(submission.nonce).or_default();
+        if nonce.is_free {
+            // The last one is why it is free: no node took it. Those before may have reached one.
+            nonce.transactions.pop();
+        }
         (nonce.by, nonce.at, nonce.is_free) = (submission.by, submission.at, false);
-        nonce.transactions.retain(|known| known.hash != submission.hash);
-        nonce.transactions.push(submission);
+        nonce.add(submission);
         if nonces.len() > MAX_NONCES { nonces.pop_first().map(|(nonce, _)| nonce) } else { None }
     }
 
-    /// Brings back a nonce of an earlier process.
+    /// Brings back a transaction of an earlier process, which no other is newer than. The process is gone: whoever comes first may go on
+    /// with its nonce.
     #[cfg(feature = "sqlite")]
-    pub(super) fn restore(&mut self, sender: Sender, number: u64, nonce: Nonce) {
-        self.0.entry(sender).or_default().insert(number, nonce);
+    pub(super) fn restore(&mut self, submission: Submission, is_free: bool) {
+        let nonce = self.0.entry(submission.sender).or_default().entry(submission.nonce).or_default();
+        (nonce.by, nonce.at, nonce.is_free) = (0, 0, is_free);
+        nonce.add(submission);
     }
 
     #[cfg(feature = "sqlite")]
@@ -139,5 +157,46 @@ impl Nonces {
         let nonces = self.0.get(sender).into_iter().flat_map(|nonces| nonces.range(from..));
         let in_use = nonces.filter(|(_, nonce)| !nonce.is_free);
         in_use.filter_map(|(_, nonce)| nonce.transactions.last().cloned()).take(MAX_LISTED).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+
+    fn submission(n: u64) -> Submission {
+        let (hash, raw) = (B256::from(alloy_primitives::U256::from(n)), Bytes::new());
+        Submission { sender: SENDER, nonce: 4, hash, raw, payments: Vec::new(), by: 1, at: 0, until: 0 }
+    }
+
+    fn kept(nonces: &Nonces) -> Vec<u64> {
+        let of_nonce = nonces.0.get(&SENDER).and_then(|nonces| nonces.get(&4));
+        let last_byte = |submission: &Submission| u64::from(submission.hash[31]);
+        of_nonce.map_or_else(Vec::new, |nonce| nonce.transactions.iter().map(last_byte).collect())
+    }
+
+    #[test]
+    fn a_transaction_that_no_node_took_goes_with_the_next_and_the_others_stay() {
+        let mut nonces = Nonces::default();
+        nonces.insert(submission(1));
+        for n in 2..100 {
+            nonces.insert(submission(n));
+            assert_eq!(kept(&nonces), [1, n], "the first may have reached a node");
+            nonces.free(&SENDER, 4, 1);
+            assert!(nonces.list(&SENDER, 0).is_empty());
+        }
+    }
+
+    #[test]
+    fn of_the_transactions_of_a_nonce_the_newest_are_kept() {
+        let mut nonces = Nonces::default();
+        for n in 0..100 {
+            nonces.insert(submission(n));
+            nonces.insert(submission(n));
+        }
+        assert_eq!(kept(&nonces), (100 - MAX_VERSIONS as u64..100).collect::<Vec<_>>());
+        assert_eq!(nonces.list(&SENDER, 0), [submission(99)]);
     }
 }

@@ -99,6 +99,35 @@ async fn everything_is_there_after_a_restart() {
 }
 
 #[tokio::test]
+async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
+    const NONCES: [u64; 2] = [4, 5];
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+    for n in 0..100 {
+        for nonce in NONCES {
+            let (raw, payments, at) = (vec![n; 3].into(), Vec::new(), CLOCK_START);
+            let submission = Submission { sender, nonce, hash: hash(n), raw, payments, by: 1, at, until: at };
+            ledger.submit(submission).await.unwrap();
+        }
+        // No node took the one; the other is offered for more each time.
+        ledger.free_nonce(&sender, NONCES[0], 1).await.unwrap();
+    }
+    ledger.close().await;
+    let file = Connection::open(&path).unwrap();
+    let rows = NONCES.map(|nonce| -> i64 {
+        file.query_row("SELECT count(*) FROM transactions WHERE nonce = ?", [nonce.cast_signed()], |row| row.get(0))
+            .unwrap()
+    });
+    assert!(rows[0] == 1 && rows[1] < 20, "{rows:?}");
+    drop(file);
+    let ledger = open(&path).await;
+    let [left] = &ledger.submissions(&sender, 0).await.unwrap()[..] else { panic!("the other is free") };
+    assert_eq!((left.nonce, left.hash), (NONCES[1], hash(99)));
+}
+
+#[tokio::test]
 async fn an_id_is_taken_after_a_restart_too() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");

@@ -171,6 +171,26 @@ async fn submissions_of_the_same_payments_at_the_same_time_all_happen() {
     assert_eq!(replicas[1].submissions(&SENDER, 0).await.unwrap().len(), 10);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
+    let schema = Server::shared().new_schema();
+    let [ledger] = replicas(&schema).await;
+    for n in 0..100 {
+        for nonce in [4, 5] {
+            ledger.submit(submission(1, nonce, n, &[])).await.unwrap();
+            ledger.submit(submission(1, nonce, n, &[])).await.expect("once more");
+        }
+        // No node took the one; the other is offered for more each time.
+        ledger.free_nonce(&SENDER, 4, 1).await.unwrap();
+    }
+    let mut session = session(Server::shared().url(), &schema).await;
+    assert_eq!(number(&mut session, "SELECT count(*) FROM transactions WHERE nonce = 4").await, 1);
+    let replaced = number(&mut session, "SELECT count(*) FROM transactions WHERE nonce = 5").await;
+    assert!(replaced < 20, "{replaced}");
+    let [left] = &ledger.submissions(&SENDER, 0).await.unwrap()[..] else { panic!("the other is free") };
+    assert_eq!(*left, submission(1, 5, 99, &[]));
+}
+
 /// The connection is killed while the statement waits in its middle: one payment is locked, the other is not reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_submission_cut_off_in_its_middle_leaves_nothing_half_done() {

@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 use super::{
     super::{
         LedgerError, PaymentKey, Record, Sender, Submission,
-        submission::{MAX_LISTED, MAX_NONCES, Nonce},
+        submission::{MAX_LISTED, MAX_NONCES, MAX_VERSIONS, Nonce},
     },
     PostgresLedger,
     connections::Statement,
@@ -25,7 +25,8 @@ const READ: &str = "SELECT payments.* FROM payments \
      JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[]) AS asked (chain_id, asset, payer, nonce) \
        USING (chain_id, asset, payer, nonce)";
 /// All or nothing in one statement: each part happens only if the one before it did. Payments are locked in the order of their
-/// keys, so that two submissions that share some do not wait for each other in a circle.
+/// keys, so that two submissions that share some do not wait for each other in a circle. Of the nonce's earlier transactions the newest
+/// stay, but for the last one if that is why the nonce is free.
 const SUBMIT: &str = "WITH \
      asked AS (SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::text[], \
          $7::boolean[], $8::bigint[], $9::text[]) \
@@ -43,7 +44,13 @@ const SUBMIT: &str = "WITH \
        UPDATE payments SET stamp = $10, settlement = locked.settlement, is_resolved = locked.is_resolved, \
          settling_until = locked.settling_until, record = locked.record \
        FROM locked WHERE payments.chain_id = locked.chain_id AND payments.asset = locked.asset \
-         AND payments.payer = locked.payer AND payments.nonce = locked.nonce AND EXISTS (SELECT 1 FROM claimed)) \
+         AND payments.payer = locked.payer AND payments.nonce = locked.nonce AND EXISTS (SELECT 1 FROM claimed)), \
+     dropped AS (\
+       DELETE FROM transactions USING claimed \
+       WHERE chain_id = $11 AND sender = $12 AND nonce = $13 AND hash <> $19 AND (\
+         place <= (SELECT place FROM transactions WHERE chain_id = $11 AND sender = $12 AND nonce = $13 AND hash <> $19 \
+           ORDER BY place DESC OFFSET $23 LIMIT 1) \
+         OR $18 AND place = (SELECT max(place) FROM transactions WHERE chain_id = $11 AND sender = $12 AND nonce = $13))) \
      INSERT INTO transactions (chain_id, sender, nonce, hash, raw, payments, owner, submitted_at, apart_until) \
        SELECT $11, $12, $13, $19, $20, $21, $14, $15, $22 FROM claimed \
        ON CONFLICT (chain_id, sender, nonce, hash) DO UPDATE SET place = excluded.place, raw = excluded.raw, \
@@ -210,7 +217,8 @@ fn submit(
         .bind(submission.hash.to_vec())
         .bind(&submission.raw[..])
         .bind(members)
-        .bind(capped(submission.until)))
+        .bind(capped(submission.until))
+        .bind(i64::try_from(MAX_VERSIONS - 1).unwrap_or(i64::MAX)))
 }
 
 fn read(sender: &Sender, row: &PgRow) -> Result<Submission, LedgerError> {

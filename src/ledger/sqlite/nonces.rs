@@ -45,24 +45,21 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Brings all nonces into memory. The process that held them is gone: whoever comes first may go on with them.
+/// Brings all nonces into memory.
 pub(super) fn load(connection: &Connection, memory: &MemoryLedger) -> Result<(), LedgerError> {
     let select = "SELECT chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at FROM transactions \
          ORDER BY chain_id, sender, nonce, submitted_at, rowid";
     let mut select = connection.prepare(select).map_err(backend)?;
     let mut rows = select.query([]).map_err(backend)?;
     while let Some(row) = rows.next().map_err(backend)? {
-        let (number, is_free, submission) = read(row).map_err(backend)?.ok_or_else(unreadable)?;
-        let mut nonce = memory.nonce(&submission.sender, number).unwrap_or_default();
-        (nonce.by, nonce.at, nonce.is_free) = (0, 0, is_free);
-        let sender = submission.sender;
-        nonce.transactions.push(submission);
-        memory.restore_nonce(sender, number, nonce);
+        let (submission, is_free) = read(row).map_err(backend)?.ok_or_else(unreadable)?;
+        memory.restore_submission(submission, is_free);
     }
     Ok(())
 }
 
-fn read(row: &Row<'_>) -> Result<Option<(u64, bool, Submission)>, rusqlite::Error> {
+/// A transaction, and whether its nonce is free.
+fn read(row: &Row<'_>) -> Result<Option<(Submission, bool)>, rusqlite::Error> {
     let network = Network::eip155(row.get::<_, i64>(0)?.cast_unsigned());
     let (Ok(address), Ok(hash)) =
         (Address::try_from(&row.get::<_, Vec<u8>>(1)?[..]), B256::try_from(&row.get::<_, Vec<u8>>(3)?[..]))
@@ -70,10 +67,9 @@ fn read(row: &Row<'_>) -> Result<Option<(u64, bool, Submission)>, rusqlite::Erro
         return Ok(None);
     };
     let Ok(members) = serde_json::from_str::<Vec<Member>>(&row.get::<_, String>(5)?) else { return Ok(None) };
-    let number = row.get::<_, i64>(2)?.cast_unsigned();
     let submission = Submission {
         sender: Sender { network, address },
-        nonce: number,
+        nonce: row.get::<_, i64>(2)?.cast_unsigned(),
         hash,
         raw: row.get::<_, Vec<u8>>(4)?.into(),
         payments: members
@@ -84,5 +80,5 @@ fn read(row: &Row<'_>) -> Result<Option<(u64, bool, Submission)>, rusqlite::Erro
         at: row.get::<_, i64>(7)?.cast_unsigned(),
         until: 0,
     };
-    Ok(Some((number, row.get(6)?, submission)))
+    Ok(Some((submission, row.get(6)?)))
 }

@@ -109,9 +109,23 @@ impl Engine {
         let is_on_its_way = self.is_on_its_way(record).await?;
         match self.look_back(record).await? {
             // A transaction that no node has now, and that is sent again, may pay yet: nobody is to be told that it did not.
-            Outcome::Failed { dead: false, transaction, .. } if is_on_its_way => Ok(Outcome::Unknown { transaction }),
+            Outcome::Failed { dead: false, transaction, .. }
+                if is_on_its_way || self.is_being_settled(record).await? =>
+            {
+                Ok(Outcome::Unknown { transaction })
+            }
             outcome => Ok(outcome),
         }
+    }
+
+    /// Whether somebody settles it now: here, or in another process, whose transactions may be in nobody's sight yet. Asked last: who
+    /// began while the chain was looked at counts, too.
+    async fn is_being_settled(&self, record: &Record) -> Result<bool, FacilitatorError> {
+        if self.active.contains(&record.key) {
+            return Ok(true);
+        }
+        let now = self.ledger.get(&record.key).await?;
+        Ok(now.is_some_and(|record| !record.may_be_settled_by(self.process, self.clock.now())))
     }
 
     async fn look_back(&self, record: &Record) -> Result<Outcome, FacilitatorError> {

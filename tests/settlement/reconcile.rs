@@ -113,6 +113,39 @@ fn limit_log_ranges(stage: &Stage, limit: u64) {
 }
 
 #[tokio::test]
+async fn what_another_process_is_settling_has_not_failed() {
+    let stage = stage().await;
+    let key = new_key();
+    stage.devnet.fund(key.address(), alloy_primitives::U256::from(ETHER));
+    // Another process with another key: whose transaction it is cannot be told from its own journal.
+    let other = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(key)
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+        .build()
+        .await
+        .unwrap();
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_sendRawTransactionSync" => Fault::Delay(Duration::from_secs(1)),
+        _ => Fault::None,
+    });
+    let meanwhile = async {
+        until(async || !stage.record(&payment).await.transactions.is_empty()).await;
+        let record = stage.record(&payment).await;
+        (other.reconcile(&record).await.unwrap(), stage.reconcile(&payment).await.unwrap(), stage.received())
+    };
+    let (outcome, (theirs, ours, received)) = tokio::join!(stage.settle(&payment, &verified), meanwhile);
+    assert_eq!(received, 0, "it was on its way");
+    assert!(matches!(theirs, Outcome::Unknown { .. }), "{theirs:?}");
+    assert!(matches!(ours, Outcome::Unknown { .. }), "{ours:?}");
+    paid_by(&outcome);
+}
+
+#[tokio::test]
 async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
     let stage = stage().await;
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];

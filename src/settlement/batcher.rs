@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use alloy_primitives::U256;
 use tokio::{
     sync::oneshot,
     task::JoinSet,
@@ -49,12 +50,7 @@ impl Engine {
         verified: Verified,
         answer: Option<Answer>,
     ) -> Result<(), FacilitatorError> {
-        if self.is_closing() {
-            return Err(FacilitatorError::Busy {
-                what: "the settlement engine is shutting down",
-                retry_after: Duration::from_secs(5),
-            });
-        }
+        self.check_closing()?;
         self.check_backlog()?;
         let Some(active) = self.active.enter(payment.key()) else {
             return Err(FacilitatorError::Busy {
@@ -65,6 +61,29 @@ impl Engine {
         let member = Member::new(payment, verified, answer, Instant::now() + QUEUE_PATIENCE, active);
         if self.queue.push(member) {
             tokio::spawn(self.clone().serve());
+        }
+        Ok(())
+    }
+
+    /// Refuses what could not be settled, before any work is done for it. The node is not asked: what is not known yet is found out by
+    /// the settlement.
+    pub(crate) fn check_open(&self) -> Result<(), FacilitatorError> {
+        self.check_closing()?;
+        self.check_backlog()?;
+        self.fees.known_refusal()?;
+        let balances: Option<Vec<U256>> = self.lanes.iter().map(Lane::resting).collect();
+        match balances.and_then(|balances| balances.into_iter().max()) {
+            Some(balance) => Err(FacilitatorError::GasTank { balance }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_closing(&self) -> Result<(), FacilitatorError> {
+        if self.is_closing() {
+            return Err(FacilitatorError::Busy {
+                what: "the settlement engine is shutting down",
+                retry_after: Duration::from_secs(5),
+            });
         }
         Ok(())
     }

@@ -129,7 +129,7 @@ impl Engine {
                 let account = lane.account();
                 let balance = self.rpc.balance(account).await.unwrap_or_default();
                 tracing::error!(%account, %balance, "the settlement key cannot pay for gas");
-                lane.rest(EMPTY_TANK);
+                lane.rest(EMPTY_TANK, balance);
                 if self.lanes.len() > 1 {
                     return Ok(());
                 }

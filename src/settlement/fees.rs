@@ -90,6 +90,16 @@ impl FeeCache {
         self.cached.lock().await.seen = None;
     }
 
+    /// Why nothing can be offered now, as far as that is known without asking the node.
+    pub(crate) fn known_refusal(&self) -> Result<(), FacilitatorError> {
+        // Whoever holds the lock asks the node just now.
+        let seen = self.cached.try_lock().ok().and_then(|cached| cached.seen);
+        match seen.filter(|(at, _)| at.elapsed() < TTL) {
+            Some((_, market)) => self.offer(market).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// What gas costs; of many callers one asks the node.
     async fn look(&self, rpc: &Rpc) -> Result<Market, FacilitatorError> {
         let mut cached = self.cached.lock().await;

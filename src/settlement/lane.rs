@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
@@ -41,8 +41,8 @@ struct Inner {
     window: Arc<Semaphore>,
     /// Told whenever a place becomes free, here or in another lane.
     freed: Arc<Notify>,
-    /// Until when it is used only if there is no other.
-    resting: Mutex<Option<Instant>>,
+    /// Until when it is used only if there is no other, and what its key held when it could not pay for gas, in wei.
+    resting: Mutex<Option<(Instant, U256)>>,
     /// Whether a task fills its gaps.
     filling: AtomicBool,
     nonces: Mutex<Nonces>,
@@ -126,14 +126,25 @@ impl Lane {
         Some((lane.clone(), Place { permit: Some(permit), freed: lane.0.freed.clone() }))
     }
 
-    /// Uses other lanes for a while, where there are others.
-    pub(super) fn rest(&self, pause: Duration) {
-        *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + pause);
+    /// Its key holds so little that it cannot pay for gas: uses other lanes for a while, where there are others.
+    pub(super) fn rest(&self, pause: Duration, balance: U256) {
+        *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now() + pause, balance));
+    }
+
+    /// Its key holds so much now: it rests no longer if that is more than before.
+    pub(super) fn wake(&self, balance: U256) {
+        let mut resting = self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        *resting = resting.filter(|(_, before)| balance <= *before);
+    }
+
+    /// What its key held, in wei, if it could not pay for gas a moment ago.
+    pub(super) fn resting(&self) -> Option<U256> {
+        let resting = *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        resting.filter(|(until, _)| *until > Instant::now()).map(|(_, balance)| balance)
     }
 
     fn is_resting(&self) -> bool {
-        let until = *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| until > Instant::now())
+        self.resting().is_some()
     }
 
     /// Whether the caller is to fill the gaps: there are some, and nobody does.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::U256;
 use tokio::{sync::Mutex, time::Instant};
 
-use super::{engine::Engine, lane::Lane};
+use super::engine::Engine;
 use crate::{
     facilitator::{FacilitatorError, NotReady, Readiness},
     metrics,
@@ -48,11 +48,13 @@ impl Engine {
             note(NotReady::Backlog { waiting: self.active.count() });
         }
         let mut balance = U256::ZERO;
-        for account in self.lanes.iter().map(Lane::account) {
+        for lane in &self.lanes {
+            let account = lane.account();
             let Ok(wei) = self.rpc.balance(account).await else {
                 note(NotReady::Node);
                 return readiness;
             };
+            lane.wake(wei);
             metrics::gas_tank(self.network, account, wei);
             balance = balance.max(wei);
         }

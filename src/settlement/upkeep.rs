@@ -76,6 +76,7 @@ impl Engine {
             tracing::warn!(%error, "settled payments could not be looked after");
         }
         self.watch_the_tank(memory).await;
+        self.wake_who_was_refilled().await;
     }
 
     /// All open payments, those of an earlier process first. One that cannot be looked at now keeps nobody waiting: what is sent
@@ -276,6 +277,15 @@ impl Engine {
         }
         self.node.resend(&self.rpc, &signed.raw).await;
         Ok(())
+    }
+
+    /// A key that could not pay for gas is used again as soon as it holds more.
+    async fn wake_who_was_refilled(&self) {
+        for lane in self.lanes.iter().filter(|lane| lane.resting().is_some()) {
+            if let Ok(balance) = self.rpc.balance(lane.account()).await {
+                lane.wake(balance);
+            }
+        }
     }
 
     /// Warns before the key cannot pay for gas any more; looks only while it is used.

@@ -152,7 +152,7 @@ async fn an_empty_tank_submits_nothing_and_leaves_the_payment_due() {
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-async fn empty(stage: &Stage) {
+pub(crate) async fn empty(stage: &Stage) {
     use alloy_provider::Provider as _;
     let provider = stage.provider();
     provider

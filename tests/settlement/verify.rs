@@ -10,7 +10,7 @@ use tower_x402::{
     protocol::{ExactOffer, Reason},
 };
 
-use crate::stage::*;
+use crate::{faults::empty, stage::*};
 
 #[tokio::test]
 async fn a_payment_is_verified_with_one_request() {
@@ -189,6 +189,51 @@ async fn a_node_that_fails_is_not_the_payers_fault() {
         let error = stage.verify(&payment).await.unwrap_err();
         assert!(matches!(error, VerifyError::Unavailable(FacilitatorError::Unreachable { .. })), "{error:?}");
     }
+}
+
+/// Why nothing is verified now, which the node was not asked for.
+async fn unavailable(stage: &Stage) -> FacilitatorError {
+    let payment = stage.payment(&stage.payer(1));
+    stage.devnet.faults().reset();
+    match stage.verify(&payment).await {
+        Err(VerifyError::Unavailable(error)) => {
+            assert_eq!(stage.requests(), 0);
+            error
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_facilitator_that_shuts_down_verifies_nothing_new() {
+    let stage = stage().await;
+    assert!(stage.facilitator.drain(std::time::Duration::from_secs(5)).await);
+    let error = unavailable(&stage).await;
+    assert!(matches!(error, FacilitatorError::Busy { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn while_gas_costs_more_than_is_allowed_nothing_is_verified() {
+    let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    stage.devnet.set_base_fee(100_000_000);
+    stage.settle(&payment, &verified).await.unwrap_err();
+    let error = unavailable(&stage).await;
+    assert!(matches!(error, FacilitatorError::Busy { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn while_no_key_can_pay_for_gas_nothing_is_verified() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(std::time::Duration::from_millis(50))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    empty(&stage).await;
+    stage.settle(&payment, &verified).await.unwrap_err();
+    let refused = stage.verify(&payment).await;
+    assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::GasTank { .. }))), "{refused:?}");
+    stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
+    until(async || stage.verify(&payment).await.is_ok()).await;
 }
 
 #[tokio::test]

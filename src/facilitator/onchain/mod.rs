@@ -42,6 +42,8 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 ///   once; more queue. A nonce that was given back is used by the next payment, or by a transfer of nothing to the key itself
 ///   if none comes, so that nothing waits behind a gap. Other processes should not use the key; if one does, the nonces are
 ///   read from the chain again.
+/// - **No work in vain.** While as many payments wait as may, no key can pay for gas, gas is known to cost more than is allowed, or
+///   the facilitator shuts down, nothing new is verified.
 /// - **Gas is spent once on a payer's trick.** A payer two of whose payments were sent and did not pay has to wait, ever
 ///   longer, before anything is verified or sent for it again.
 /// - **Outcomes** come from the logs of receipts only: [`Outcome::Settled`] means `AuthorizationUsed` and exactly the
@@ -207,7 +209,7 @@ impl Facilitator for OnchainFacilitator {
 impl OnchainFacilitator {
     async fn look_at(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let authorization = payment.authorization();
-        self.engine.check_backlog()?;
+        self.engine.check_open()?;
         if authorization.value.is_zero() {
             return Err(Rejection::new(Reason::Value, "an authorization of nothing pays nothing").into());
         }

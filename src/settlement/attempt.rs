@@ -224,9 +224,13 @@ impl Engine {
         loop {
             let is_awaited = members.iter().any(Member::is_awaited);
             let deadline = if is_awaited { answer_at.min(look_at) } else { look_at };
-            // A last look that hangs must not keep the callers.
-            let watch = timeout_at(deadline + GRACE, flight.watch(&self.rpc, &self.node, &self.pace, deadline));
-            match watch.await.unwrap_or(Seen::NotYet) {
+            let watch = flight.watch(&self.rpc, &self.node, &self.pace, deadline);
+            let seen = match is_awaited {
+                // A last look that hangs must not keep the callers; one that is slow is waited for until then.
+                true => timeout_at(answer_at + GRACE, watch).await.unwrap_or(Seen::NotYet),
+                false => watch.await,
+            };
+            match seen {
                 Seen::Included(receipt) => return self.included(members, slot, &receipt, started).await,
                 Seen::Displaced => {
                     tracing::warn!(lane_nonce = slot.nonce(), "another transaction took the nonce");

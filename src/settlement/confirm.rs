@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use alloy_primitives::{B256, Bytes};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use super::{
     broadcast::{Broadcaster, Sent},
     pace::Pace,
-    rpc::{Receipt, Rpc},
+    rpc::{Receipt, Rpc, RpcFailure},
 };
 
 /// How often a node must say that the nonce is used, without a receipt of ours, before we believe that it is another's.
@@ -73,11 +76,9 @@ impl Flight {
         let mut pause = pace.poll_interval();
         let patient_from = Instant::now() + (4 * pace.block_time()).max(Duration::from_secs(4));
         loop {
-            for hash in &self.hashes {
-                // A failed look is as good as none: the next one tells.
-                if let Ok(Some(receipt)) = rpc.receipt(*hash).await {
-                    return Seen::Included(receipt);
-                }
+            // A failed look is as good as none: the next one tells.
+            if let Ok(Some(receipt)) = self.receipt(rpc).await {
+                return Seen::Included(receipt);
             }
             if self.nonce_used >= CONVINCING {
                 return Seen::Displaced;
@@ -100,5 +101,26 @@ impl Flight {
                 pause = (pause + pause / 8).min(MAX_PAUSE);
             }
         }
+    }
+
+    /// The receipt of whichever has one, all asked for at once; `None` only if the node says of all that they have none.
+    async fn receipt(&self, rpc: &Rpc) -> Result<Option<Receipt>, RpcFailure> {
+        if let [hash] = self.hashes[..] {
+            return rpc.receipt(hash).await;
+        }
+        let mut looks = JoinSet::new();
+        for hash in self.hashes.iter().copied() {
+            let rpc = rpc.clone();
+            looks.spawn(async move { rpc.receipt(hash).await });
+        }
+        let mut answer = Ok(None);
+        while let Some(look) = looks.join_next().await {
+            match look.unwrap_or(Err(RpcFailure::Silent)) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(failure) => answer = Err(failure),
+            }
+        }
+        answer
     }
 }

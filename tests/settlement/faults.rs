@@ -61,6 +61,21 @@ async fn a_broadcast_whose_answer_was_lost_settles_once() {
     .await;
 }
 
+/// Slower than the pause between two looks at why a transaction is in no block.
+#[tokio::test]
+async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {
+    let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match call.method {
+        SYNC => error(-32601, "method not found"),
+        "eth_getTransactionReceipt" => Fault::Delay(Duration::from_millis(2_700)),
+        _ => Fault::None,
+    });
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
 #[tokio::test]
 async fn a_broadcast_that_timed_out_in_the_pool_is_found() {
     for code in [4, 5] {

@@ -93,22 +93,19 @@ impl Engine {
         let limit = SYNC_LIMIT.min(self.confirm_timeout).min(self.look_interval());
         match self.node.send(&self.rpc, &signed.raw, signed.hash, limit).await {
             Sent::Included(receipt) => self.included(members, slot, &receipt, started).await,
-            sent @ (Sent::Pooled | Sent::Perhaps) => {
+            // The nonce may be used by this very transaction: a retry below us may have sent it twice.
+            sent @ (Sent::Pooled | Sent::Perhaps | Sent::NonceUsed) => {
                 let certainly = matches!(sent, Sent::Pooled);
                 let flight = Flight::new(signed.raw, signed.hash, certainly, &self.pace);
                 self.follow(members, slot, flight, (transaction, fees), started).await;
             }
-            sent @ (Sent::NonceUsed | Sent::NonceContested) => {
-                // A retry below us may have sent it twice.
+            Sent::NonceContested => {
                 if let Ok(Some(receipt)) = self.rpc.receipt(signed.hash).await {
                     return self.included(members, slot, &receipt, started).await;
                 }
                 tracing::warn!(lane_nonce, "another process uses the settlement key");
-                match sent {
-                    Sent::NonceUsed => slot.consumed_by_another(),
-                    _ => slot.displaced(),
-                }
-                members.iter_mut().for_each(|member| member.spent.push(signed.hash));
+                slot.displaced();
+                members.iter_mut().for_each(Member::displaced);
                 self.again(members).await;
             }
             refusal => {
@@ -235,9 +232,7 @@ impl Engine {
                 Seen::Displaced => {
                     tracing::warn!(lane_nonce = slot.nonce(), "another transaction took the nonce");
                     slot.consumed_by_another();
-                    for member in &mut members {
-                        member.spent.clone_from(&member.journalled);
-                    }
+                    members.iter_mut().for_each(Member::displaced);
                     // Whoever was told "unknown" asks again, or the upkeep does, and decides what happens next.
                     let (awaited, alone): (Vec<_>, Vec<_>) = members.into_iter().partition(Member::is_awaited);
                     self.again(awaited).await;

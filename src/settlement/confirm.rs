@@ -1,6 +1,6 @@
 //! Waiting for a receipt.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use alloy_primitives::{B256, Bytes};
 use tokio::{
@@ -14,8 +14,12 @@ use super::{
     rpc::{Receipt, Rpc, RpcFailure},
 };
 
-/// How often a node must say that the nonce is used, without a receipt of ours, before we believe that it is another's.
+/// How often a node must say that the nonce is used, and that there is no receipt of ours, before we believe that it is another's.
 const CONVINCING: u32 = 4;
+/// How long it must have been saying so, in blocks, within these bounds: of several nodes behind one address, one that is asked for
+/// receipts may be behind one that takes transactions.
+const CONVINCING_BLOCKS: u32 = 2;
+const CONVINCING_TIME: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(10);
 /// The longest pause between two looks.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause between two broadcasts.
@@ -31,7 +35,8 @@ pub(crate) struct Flight {
     /// When the newest is sent again.
     rebroadcast_at: Instant,
     rebroadcast_pause: Duration,
-    nonce_used: u32,
+    /// Since when the node says that the nonce is used, and how often while there was no receipt.
+    nonce_used: Option<(Instant, u32)>,
 }
 
 /// What came of waiting.
@@ -55,7 +60,7 @@ impl Flight {
             hashes: vec![hash],
             rebroadcast_at: Instant::now() + pause,
             rebroadcast_pause: pause,
-            nonce_used: 0,
+            nonce_used: None,
         }
     }
 
@@ -77,21 +82,26 @@ impl Flight {
         let patient_from = Instant::now() + (4 * pace.block_time()).max(Duration::from_secs(4));
         loop {
             // A failed look is as good as none: the next one tells.
-            if let Ok(Some(receipt)) = self.receipt(rpc).await {
-                return Seen::Included(receipt);
-            }
-            if self.nonce_used >= CONVINCING {
+            let is_missing = match self.receipt(rpc).await {
+                Ok(Some(receipt)) => return Seen::Included(receipt),
+                Ok(None) => true,
+                Err(_) => false,
+            };
+            if is_missing && self.is_displaced(pace) {
                 return Seen::Displaced;
             }
             let now = Instant::now();
             if now >= deadline {
                 return Seen::NotYet;
             }
-            if self.nonce_used > 0 || now >= self.rebroadcast_at {
-                match node.resend(rpc, &self.raw).await {
-                    Sent::NonceUsed => self.nonce_used += 1,
-                    _ => self.nonce_used = 0,
-                }
+            if self.nonce_used.is_some_and(|(_, times)| times < CONVINCING) || now >= self.rebroadcast_at {
+                self.nonce_used = match node.resend(rpc, &self.raw).await {
+                    Sent::NonceUsed => {
+                        let (since, times) = self.nonce_used.unwrap_or((now, 0));
+                        Some((since, times + u32::from(is_missing)))
+                    }
+                    _ => None,
+                };
                 self.rebroadcast_pause = (2 * self.rebroadcast_pause).min(MAX_REBROADCAST);
                 self.rebroadcast_at = Instant::now() + self.rebroadcast_pause;
             }
@@ -122,5 +132,10 @@ impl Flight {
             }
         }
         answer
+    }
+
+    fn is_displaced(&self, pace: &Pace) -> bool {
+        let time = (CONVINCING_BLOCKS * pace.block_time()).clamp(*CONVINCING_TIME.start(), *CONVINCING_TIME.end());
+        self.nonce_used.is_some_and(|(since, times)| times >= CONVINCING && since.elapsed() >= time)
     }
 }

@@ -89,6 +89,13 @@ impl Member {
         batch::Member::of(&self.payment).ok()
     }
 
+    /// Another transaction has the nonce of its own, which cannot pay any more. It is looked at again before it is signed for anew: should
+    /// that other transaction have paid it, nothing is spent on it.
+    pub(super) fn displaced(&mut self) {
+        self.spent.clone_from(&self.journalled);
+        self.verified.gas = None;
+    }
+
     /// Tells whoever waits; the outcome comes back if nobody does.
     pub(super) fn answer(
         &mut self,

@@ -61,6 +61,23 @@ async fn a_broadcast_whose_answer_was_lost_settles_once() {
     .await;
 }
 
+#[tokio::test]
+async fn a_nonce_is_not_called_anothers_before_a_receipt_was_looked_for_in_vain() {
+    settles_in_spite_of(|method, index| match (method, index) {
+        (SYNC, _) => Fault::DropAfter,
+        ("eth_getTransactionReceipt", 0..12) => Fault::DropBefore,
+        _ => Fault::None,
+    })
+    .await;
+    // Something on the way sent it twice, and the second answer is the one that arrives.
+    settles_in_spite_of(|method, index| match (method, index) {
+        (SYNC, _) => Fault::ErrorAfter { code: -32000, message: "nonce too low".into() },
+        ("eth_getTransactionReceipt", 0..3) => Fault::DropBefore,
+        _ => Fault::None,
+    })
+    .await;
+}
+
 /// Slower than the pause between two looks at why a transaction is in no block.
 #[tokio::test]
 async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {

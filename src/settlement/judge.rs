@@ -8,10 +8,14 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_sol_types::SolEvent;
 
 use super::{
+    deploy::BatchSettler,
     rpc::{Log, Receipt},
     transfer::Token,
 };
 use crate::{eip3009::Authorization, facilitator::Prechecked};
+
+/// What an execution is known by.
+const EVENTS: [B256; 2] = [Token::AuthorizationUsed::SIGNATURE_HASH, Token::Transfer::SIGNATURE_HASH];
 
 /// What must have moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +46,8 @@ impl Expected {
     ///
     /// EIP-3009's reference marks the nonce and then moves the tokens, so in a transaction that does many things only a
     /// `Transfer` right after `AuthorizationUsed` counts: an earlier or later transfer of the same amount may belong to
-    /// something else. A transaction that calls the token itself does one thing, in whatever order.
+    /// something else. A transaction that calls the token itself does one thing, in whatever order. So does each call in a batch,
+    /// and there the token's order is told by its first and last log; each transfer belongs to one payment in either.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
         if !receipt.succeeded() {
             return false;
@@ -51,7 +56,17 @@ impl Expected {
         if receipt.to == Some(self.token) {
             return logs.iter().any(|log| self.is_use(log)) && logs.iter().any(|log| self.is_transfer(log));
         }
-        logs.windows(2).any(|pair| self.is_use(&pair[0]) && self.is_transfer(&pair[1]))
+        let [of_use, of_transfer] = if self.moves_first(receipt) { [1, 0] } else { [0, 1] };
+        logs.windows(2).any(|pair| self.is_use(&pair[of_use]) && self.is_transfer(&pair[of_transfer]))
+    }
+
+    /// Whether this is a batch on a token that moves first and marks the nonce then.
+    fn moves_first(&self, receipt: &Receipt) -> bool {
+        let event = |log: &Log| log.topics.first().filter(|_| log.address == self.token).copied();
+        let is_either = |event: &B256| EVENTS.contains(event);
+        let mut events = receipt.logs.iter().filter_map(event).filter(is_either);
+        let ends = (events.next(), events.next_back());
+        receipt.to == Some(BatchSettler::ADDRESS) && ends == (Some(EVENTS[1]), Some(EVENTS[0]))
     }
 
     /// Whether this transaction cancelled the authorization. Nothing else that is done with a nonce releases what it may have moved.
@@ -161,6 +176,34 @@ mod tests {
         let mut reverted = receipt(TOKEN, vec![used(), moved(payee, 1_000)]);
         reverted.status = U64::ZERO;
         assert!(!expected().is_paid_by(&reverted));
+    }
+
+    #[test]
+    fn in_a_batch_each_transfer_pays_once_in_the_tokens_order() {
+        let (payee, other) = (expected().payee, Address::repeat_byte(9));
+        // Payments of one payer that differ in nothing but their nonce.
+        let second = Expected { nonce: B256::repeat_byte(4), ..expected() };
+        let used_by = |expected: Expected| {
+            log(vec![Token::AuthorizationUsed::SIGNATURE_HASH, expected.payer.into_word(), expected.nonce], vec![])
+        };
+        let paid = |logs: Vec<Log>| {
+            let receipt = receipt(BatchSettler::ADDRESS, logs);
+            [expected(), second].map(|expected| expected.is_paid_by(&receipt))
+        };
+        let (first, then, moved_it) = (|| used_by(expected()), || used_by(second), || moved(payee, 1_000));
+        assert_eq!(paid(vec![first(), moved_it(), then(), moved_it()]), [true, true]);
+        assert_eq!(paid(vec![moved_it(), first(), moved_it(), then()]), [true, true]);
+        // Marked and not moved, or moved elsewhere.
+        assert_eq!(paid(vec![first(), moved_it(), then()]), [true, false]);
+        assert_eq!(paid(vec![first(), then(), moved_it()]), [false, true]);
+        assert_eq!(paid(vec![moved_it(), first(), then()]), [true, false]);
+        assert_eq!(paid(vec![moved_it(), first(), moved(other, 1_000), then()]), [true, false]);
+        assert_eq!(paid(vec![moved(other, 1_000), first(), moved_it(), then()]), [false, true]);
+        // Logs of other contracts tell nothing of the token's order.
+        let foreign = || Log { address: other, ..moved_it() };
+        assert_eq!(paid(vec![foreign(), first(), moved_it(), then(), moved_it(), foreign()]), [true, true]);
+        let elsewhere = receipt(other, vec![moved_it(), first()]);
+        assert!(!expected().is_paid_by(&elsewhere), "who knows what else was done there");
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! What the chain does to settlements that somebody else made, and what the operator of a seller sees of it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256, U256};
 use tower_x402::{
-    devnet::Orphans,
-    facilitator::{Facilitator as _, NotReady, RemoteFacilitator},
-    ledger::{Fulfilment, Settlement},
-    protocol::PaymentFlow,
+    Network,
+    devnet::{Devnet, Orphans},
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::{Facilitator as _, NotReady, RemoteFacilitator, Terms, Window, precheck},
+    ledger::{Fingerprint, Fulfilment, Ledger, MemoryLedger, Record, Settlement, SettlementStep},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
 use super::{
@@ -130,6 +132,46 @@ async fn only_with_a_node_is_a_settlement_ever_final() {
     until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
     assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
     assert!(matches!(settlement(&blind, &trusted).await, Settlement::Settled { block: None, .. }));
+}
+
+/// A payment on another network, settled by whatever transaction.
+async fn settled_on(network: Network, ledger: &dyn Ledger) {
+    let asset = network.usdc().unwrap();
+    let (pay_to, amount, flow) = (Address::repeat_byte(0xee), U256::from(PRICE), PaymentFlow::Authorization);
+    let terms = Terms::new(ExactOffer { asset, amount, pay_to, max_timeout_seconds: 60, flow });
+    let authorization = Authorization {
+        from: Address::repeat_byte(1),
+        to: pay_to,
+        value: amount,
+        valid_after: U256::ZERO,
+        valid_before: U256::from(60),
+        nonce: B256::ZERO,
+    };
+    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payment = precheck(Arc::new(terms), payload, Window { remaining: 0, skew: 0 }, 30).unwrap();
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    ledger.reserve(&Record::new(&payment, request, 30, 60)).await.unwrap();
+    let step = SettlementStep::Settle { transaction: B256::ZERO, block: Some(1), fee: None };
+    ledger.settle(&payment.key(), &step).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_is_down_keeps_nobody_from_another_chain() {
+    let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
+    let (node, elsewhere) = (RpcProxy::start(chain_url(&stage)).await, Devnet::builder().chain_id(8453).start().await);
+    let port = elsewhere.unwrap().serve("127.0.0.1:0").await.unwrap();
+    let down = RpcProxy::start(port.url().to_string()).await;
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    settled_on(Network::BASE, &*ledger).await;
+    let remote = stage.remote().confirm(Network::BASE, down.url()).confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let seller = stage.seller_on(ledger, remote, |layer| layer).await;
+    down.judge(|_| Fate::Status(500));
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
 }
 
 #[tokio::test]

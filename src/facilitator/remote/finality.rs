@@ -23,27 +23,38 @@ pub(super) type Horizons = HashMap<Network, (Head, u64)>;
 
 impl Remote {
     /// Records what has become final, and notices what a reorganization undid: at once if the newest block that was seen is gone,
-    /// and at the latest when what was settled should be final.
-    pub(super) async fn follow_the_chains(self: &Arc<Self>, horizons: &mut Horizons) -> Result<(), FacilitatorError> {
+    /// and at the latest when what was settled should be final. A node that is down keeps nobody from the chains of others.
+    pub(super) async fn follow_the_chains(self: &Arc<Self>, horizons: &mut Horizons) {
         for (network, witness) in &self.witnesses {
-            if self.settled(*network, None, None, 1).await?.is_empty() {
-                horizons.remove(network);
-                continue;
+            if let Err(error) = self.follow_the_chain(*network, witness.as_ref(), horizons).await {
+                tracing::warn!(%error, %network, "settled payments could not be looked after");
             }
-            let seen = horizons.get(network).copied();
-            let Some(Chain { head, finalized, is_gone }) = witness.chain(seen.map(|(head, _)| head)).await? else {
-                continue;
-            };
-            if is_gone {
-                tracing::warn!(%network, head = head.number, "the chain was reorganized");
-                self.check_settled(*network, witness.as_ref(), None).await?;
-            }
-            if seen.is_none_or(|(_, known)| finalized > known) {
-                self.check_settled(*network, witness.as_ref(), Some(finalized)).await?;
-            }
-            // Not before all of that is done, or a failure on the way would make it forgotten.
-            horizons.insert(*network, (head, finalized));
         }
+    }
+
+    async fn follow_the_chain(
+        self: &Arc<Self>,
+        network: Network,
+        witness: &dyn Witness,
+        horizons: &mut Horizons,
+    ) -> Result<(), FacilitatorError> {
+        if self.settled(network, None, None, 1).await?.is_empty() {
+            horizons.remove(&network);
+            return Ok(());
+        }
+        let seen = horizons.get(&network).copied();
+        let Some(Chain { head, finalized, is_gone }) = witness.chain(seen.map(|(head, _)| head)).await? else {
+            return Ok(());
+        };
+        if is_gone {
+            tracing::warn!(%network, head = head.number, "the chain was reorganized");
+            self.check_settled(network, witness, None).await?;
+        }
+        if seen.is_none_or(|(_, known)| finalized > known) {
+            self.check_settled(network, witness, Some(finalized)).await?;
+        }
+        // Not before all of that is done, or a failure on the way would make it forgotten.
+        horizons.insert(network, (head, finalized));
         Ok(())
     }
 

@@ -27,9 +27,7 @@ impl Remote {
                 if let Err(error) = remote.each_open().await {
                     tracing::warn!(%error, "open payments could not be looked after");
                 }
-                if let Err(error) = remote.follow_the_chains(&mut horizons).await {
-                    tracing::warn!(%error, "settled payments could not be looked after");
-                }
+                remote.follow_the_chains(&mut horizons).await;
                 drop(remote);
                 let _ = timeout(interval, hint.notified()).await;
             }

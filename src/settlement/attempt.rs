@@ -215,7 +215,8 @@ impl Engine {
         started: Instant,
     ) {
         let answer_at = started + self.confirm_timeout;
-        let mut look_at = started + self.look_interval();
+        let stop_at = started + WATCH_LIMIT;
+        let mut look_at = stop_at.min(started + self.look_interval());
         let mut raised = Vec::new();
         let mut looks = 0;
         loop {
@@ -247,13 +248,13 @@ impl Engine {
                     drop(member.answer(Ok(Outcome::Unknown { transaction: Some(flight.hash()) })));
                 }
             }
-            if started.elapsed() >= WATCH_LIMIT {
+            if Instant::now() >= stop_at {
                 return slot.displaced();
             }
             if Instant::now() < look_at {
                 continue;
             }
-            (look_at, looks) = (Instant::now() + self.look_interval(), looks + 1);
+            (look_at, looks) = (stop_at.min(Instant::now() + self.look_interval()), looks + 1);
             let reasons =
                 Reasons { price: is_awaited || looks % PATIENT_LOOKS == 0, stuck: STUCK_LOOKS.contains(&looks) };
             if raised.len() >= MAX_RAISES {

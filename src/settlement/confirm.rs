@@ -53,8 +53,10 @@ pub(crate) enum Seen {
 impl Flight {
     /// A transaction just handed over; `certainly` if a node confirmed that it has it.
     pub(crate) fn new(raw: Bytes, hash: B256, certainly: bool, pace: &Pace) -> Self {
-        let pause =
-            if certainly { (8 * pace.block_time()).max(Duration::from_secs(2)) } else { 2 * pace.poll_interval() };
+        let pause = match certainly {
+            true => (8 * pace.block_time()).clamp(Duration::from_secs(2), MAX_REBROADCAST),
+            false => 2 * pace.poll_interval(),
+        };
         Self {
             raw,
             hashes: vec![hash],
@@ -137,5 +139,17 @@ impl Flight {
     fn is_displaced(&self, pace: &Pace) -> bool {
         let time = (CONVINCING_BLOCKS * pace.block_time()).clamp(*CONVINCING_TIME.start(), *CONVINCING_TIME.end());
         self.nonce_used.is_some_and(|(since, times)| times >= CONVINCING && since.elapsed() >= time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn on_a_slow_chain_a_transaction_is_sent_again_as_often_as_elsewhere() {
+        let pace = Pace::new(Some(Duration::from_secs(3_600)));
+        let flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
+        assert_eq!(flight.rebroadcast_pause, MAX_REBROADCAST);
     }
 }

@@ -9,6 +9,8 @@ use tokio::time::Instant;
 
 /// Nothing measured yet, nothing configured: what Base promises.
 const ASSUMED: Duration = Duration::from_secs(2);
+/// What takes longer is no pace, but a chain that stood still for a while.
+const SLOWEST: Duration = Duration::from_secs(15);
 /// Observations closer together than this say little.
 const BASELINE: Duration = Duration::from_secs(2);
 
@@ -41,7 +43,7 @@ impl Pace {
         let elapsed = now.duration_since(at);
         let blocks = number.saturating_sub(first);
         if elapsed >= BASELINE && blocks > 0 {
-            measured.block_time = Some(elapsed / u32::try_from(blocks).unwrap_or(u32::MAX));
+            measured.block_time = Some((elapsed / u32::try_from(blocks).unwrap_or(u32::MAX)).min(SLOWEST));
             // Start anew now and then, so that a change of pace is noticed.
             if elapsed > 30 * BASELINE {
                 measured.since = Some((number, now));
@@ -75,5 +77,17 @@ mod tests {
         assert_eq!(pace.block_time(), Duration::from_millis(200));
         assert_eq!(pace.poll_interval(), Duration::from_millis(50));
         assert_eq!(Pace::new(Some(Duration::from_secs(1))).poll_interval(), Duration::from_millis(250));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_chain_that_stood_still_is_not_a_slow_one() {
+        let pace = Pace::new(None);
+        pace.observe(100);
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        pace.observe(101);
+        assert_eq!(pace.block_time(), SLOWEST);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        pace.observe(103);
+        assert_eq!(pace.block_time(), Duration::from_secs(2));
     }
 }

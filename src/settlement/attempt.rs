@@ -129,7 +129,7 @@ impl Engine {
         for member in members {
             gas.admit(member.verified.gas);
         }
-        let packed: Vec<_> = members.iter().filter_map(Member::packed).collect();
+        let packed: Vec<_> = members.iter().filter_map(|member| member.packed(self.batch_gas_cap)).collect();
         let token = members.first().map_or(Address::ZERO, |member| member.expected().token);
         Call {
             to: BatchSettler::ADDRESS,

@@ -80,6 +80,11 @@ impl Member {
     }
 }
 
+/// The gas that a payment's call may take in a batch whose simulation took so much.
+pub(crate) const fn needed(simulated: u64) -> u64 {
+    simulated.saturating_add(simulated / 16).saturating_add(COLD)
+}
+
 /// The calldata of a batch on one token, in which each payment's call may use `gas_cap`. Payments to one payee stay in
 /// order and follow each other; payees come in the order of their first payment.
 pub(crate) fn encode(token: Address, gas_cap: u32, members: &[Member]) -> Bytes {
@@ -136,7 +141,7 @@ impl GasLimit {
     /// Adds a payment whose simulated call took `simulated` gas; of one that was not simulated the whole gas cap is expected.
     /// `false` if no transaction may use so much: the batch is full without it.
     pub(crate) fn admit(&mut self, simulated: Option<u64>) -> bool {
-        let call = simulated.map_or(self.gas_cap, |gas| gas.saturating_add(gas / 16).saturating_add(COLD));
+        let call = simulated.map_or(self.gas_cap, needed);
         let limit = self.limit + call.min(self.gas_cap) + BESIDE_CALL;
         if limit > MAX_TRANSACTION_GAS {
             return false;

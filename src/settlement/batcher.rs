@@ -171,7 +171,8 @@ impl Engine {
         }
         if together {
             // Some turned out to need a transaction of their own.
-            let (shared, mut alone): (Vec<_>, Vec<_>) = fit.into_iter().partition(|member| member.packed().is_some());
+            let (shared, mut alone): (Vec<_>, Vec<_>) =
+                fit.into_iter().partition(|member| member.packed(self.batch_gas_cap).is_some());
             fit = shared;
             if fit.is_empty() && !alone.is_empty() {
                 fit.push(alone.remove(0));

@@ -81,9 +81,10 @@ impl Member {
         Expected::of_payment(&self.payment)
     }
 
-    /// Its place in a batch, if it may share a transaction with others.
-    pub(super) fn packed(&self) -> Option<batch::Member> {
-        if self.left_behind || self.verified.contract_wallet {
+    /// Its place in a batch whose payments may use so much gas each, if it may share a transaction with others.
+    pub(super) fn packed(&self, gas_cap: u32) -> Option<batch::Member> {
+        let needs_more = self.verified.gas.is_some_and(|gas| batch::needed(gas) > u64::from(gas_cap));
+        if self.left_behind || self.verified.contract_wallet || needs_more {
             return None;
         }
         batch::Member::of(&self.payment).ok()

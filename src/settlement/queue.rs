@@ -77,7 +77,7 @@ impl Queue {
     pub(super) fn take(&self, most: usize, gas_cap: u32) -> Vec<Member> {
         let mut waiting = self.lock();
         let Some(first) = waiting.members.pop_front() else { return Vec::new() };
-        if most <= 1 || first.packed().is_none() {
+        if most <= 1 || first.packed(gas_cap).is_none() {
             return vec![*first];
         }
         let token = first.key().asset;
@@ -88,7 +88,7 @@ impl Queue {
         while let Some(member) = waiting.members.pop_front() {
             let fits = taken.len() < most
                 && member.key().asset == token
-                && member.packed().is_some()
+                && member.packed(gas_cap).is_some()
                 && gas.admit(member.verified.gas);
             if fits {
                 taken.push(*member);

@@ -66,6 +66,16 @@ async fn a_lone_payment_is_a_call_of_the_token() {
 }
 
 #[tokio::test]
+async fn who_needs_more_gas_than_a_batch_gives_is_settled_alone_from_the_start() {
+    let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50)).batch_gas_cap(30_000)).await;
+    stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let stage = Arc::new(stage);
+    settle_at_once(&stage, &payments(&stage, 6)).await;
+    let stats = stage.facilitator.stats();
+    assert_eq!((stage.received(), stats.transactions, stats.reverted), (6, 7, 0));
+}
+
+#[tokio::test]
 async fn a_chain_without_the_contract_settles_one_by_one() {
     let stage = Arc::new(Stage::with(every(50), |b| b).await);
     settle_at_once(&stage, &payments(&stage, 20)).await;

@@ -111,7 +111,7 @@ pub struct Lease {
 }
 
 /// A digest of the request a payment was first used for: the seller's configured place and name, method, path, query,
-/// `Authorization` and `Cookie`.
+/// `Authorization`, `Cookie` and whatever other headers its price depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// SHA-256 over these parts.

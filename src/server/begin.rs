@@ -86,7 +86,7 @@ impl Purchase {
         };
         Box::new(Self {
             key: payment.key(),
-            request: Fingerprint::of(parts, catalogue.seller()),
+            request: Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by()),
             id,
             payment,
             refusal,

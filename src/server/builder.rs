@@ -4,18 +4,20 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use http::{StatusCode, Uri, request, response};
+use http::{HeaderName, StatusCode, Uri, request, response};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::{
+    claim::{PAYMENT_SIGNATURE, X_PAYMENT},
     config::{Classifier, Config, Limits, UNPROVEN},
     deferred::DeferredPolicy,
+    fingerprint::HEADERS,
     frames::Frames,
     layer::RequirePaymentLayer,
     offer::{Catalogue, Location, Way},
     page::BrowserPage,
-    price::{Price, PriceError, Quote},
+    price::{Price, PriceError, Pricing, Quote},
     wait::InProgress,
 };
 use crate::{
@@ -33,6 +35,7 @@ use crate::{
 /// Describes a [`RequirePaymentLayer`]. A price, a payee and a facilitator are needed; everything else has a default.
 pub struct RequirePaymentLayerBuilder {
     price: Option<Result<Price, ParseUsdcError>>,
+    priced_by: Vec<HeaderName>,
     payees: Vec<(Result<Asset, Network>, Address)>,
     flows: Vec<PaymentFlow>,
     facilitators: Vec<Arc<dyn Facilitator>>,
@@ -55,6 +58,7 @@ impl Default for RequirePaymentLayerBuilder {
     fn default() -> Self {
         Self {
             price: None,
+            priced_by: Vec::new(),
             payees: Vec::new(),
             flows: Vec::new(),
             facilitators: Vec::new(),
@@ -85,6 +89,11 @@ impl RequirePaymentLayerBuilder {
 
     /// A price that depends on the request's head. Called for unpaid and paid requests alike, so keep it quick.
     ///
+    /// It sees what a payment is bound to: method, path, query, `Authorization`, `Cookie`, the payment itself, and the headers that
+    /// [`priced_by`](Self::priced_by) names. Other headers, and a host in the URI, are kept from it: what is paid for and still owed may
+    /// be asked for again with any of those, and is worked on at the price it was paid at, whatever it costs now. What layers above
+    /// put into the request's extensions is all there; go by it only where it follows from what a payment is bound to.
+    ///
     /// ```
     /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
     /// let builder = RequirePaymentLayer::builder().price_with(|request| {
@@ -104,7 +113,8 @@ impl RequirePaymentLayerBuilder {
     /// A price that depends on the request's body, which is read whole first, up to
     /// [`max_request_body`](Self::max_request_body), within 30 s, and as many at once as
     /// [`max_concurrent`](Self::max_concurrent) says. Called for unpaid and paid requests alike, so keep it quick. What cannot be
-    /// priced, such as a body that nobody could work on, is refused before anything is paid.
+    /// priced, such as a body that nobody could work on, is refused before anything is paid. Of the request's head it sees as much as
+    /// [`price_with`](Self::price_with).
     ///
     /// ```
     /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
@@ -119,6 +129,28 @@ impl RequirePaymentLayerBuilder {
         F: Future<Output = Result<Quote, PriceError>> + Send + 'static,
     {
         self.price = Some(Ok(Price::OfBody(Arc::new(move |request, body| Box::pin(price(request, body))))));
+        self
+    }
+
+    /// The headers that a computed price depends on: the price sees them, and a payment is bound to their values like to the path. With
+    /// `Host` the price sees the host in the URI too, which is where HTTP/2 has it. A payment that is presented again with another
+    /// value is refused with 409. Call it again to name more.
+    ///
+    /// ```
+    /// # use http::HeaderName;
+    /// # use tower_x402::{Usdc, server::RequirePaymentLayer};
+    /// let tier = HeaderName::from_static("x-tier");
+    /// let builder = RequirePaymentLayer::builder().priced_by([tier.clone()]).price_with(move |request| {
+    ///     let is_dear = request.headers.get(&tier).is_some_and(|tier| tier == "dear");
+    ///     async move { Ok(Usdc::from_atomic(if is_dear { 1_000_000 } else { 1_000 }).into()) }
+    /// });
+    /// ```
+    pub fn priced_by(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        let is_seen = |name: &HeaderName| HEADERS.contains(name) || [&PAYMENT_SIGNATURE, &X_PAYMENT].contains(&name);
+        self.priced_by.extend(headers.into_iter().filter(|name| !is_seen(name)));
+        // In whichever order they are named, fingerprints are the same.
+        self.priced_by.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+        self.priced_by.dedup();
         self
     }
 
@@ -387,7 +419,9 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::NoPublicUrl);
         }
         let extensions = declarations(self.asks_for_ids, self.status_url.as_deref(), self.discovery.as_ref())?;
-        let catalogue = Catalogue::new(price, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
+        let pricing = Pricing { price, headers: self.priced_by.into() };
+        let catalogue =
+            Catalogue::new(pricing, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
         if let Some(offers) = catalogue.fixed() {
             let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
             if size > MAX_DEMAND {

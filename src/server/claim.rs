@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-static PAYMENT_SIGNATURE: HeaderName = HeaderName::from_static(header_name::PAYMENT_SIGNATURE);
-static X_PAYMENT: HeaderName = HeaderName::from_static(header_name::X_PAYMENT);
+pub(super) static PAYMENT_SIGNATURE: HeaderName = HeaderName::from_static(header_name::PAYMENT_SIGNATURE);
+pub(super) static X_PAYMENT: HeaderName = HeaderName::from_static(header_name::X_PAYMENT);
 
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]

@@ -2,17 +2,20 @@
 
 use alloy_primitives::B256;
 use http::{
-    header::{AUTHORIZATION, COOKIE, HeaderName},
+    header::{AUTHORIZATION, COOKIE, HOST, HeaderName},
     request::Parts,
 };
 use sha2::{Digest, Sha256};
 
 use crate::ledger::{BodyDigest, Fingerprint};
 
+/// The headers that every fingerprint holds.
+pub(super) static HEADERS: [HeaderName; 2] = [AUTHORIZATION, COOKIE];
+
 impl Fingerprint {
-    /// The fingerprint of a request's head, presented to this seller. Every part is preceded by its length, so that none can
-    /// pass for another.
-    pub(super) fn of(parts: &Parts, seller: [&str; 2]) -> Self {
+    /// The fingerprint of a request's head, presented to this seller, whose prices depend on the headers `priced_by` too. Every
+    /// part is preceded by its length, so that none can pass for another.
+    pub(super) fn of(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_be_bytes());
@@ -29,11 +32,21 @@ impl Fingerprint {
             None => add(b"\0none"),
         }
         let mut names_caller = false;
-        for name in [AUTHORIZATION, COOKIE] {
+        for name in &HEADERS {
             add(name.as_str().as_bytes());
-            for value in parts.headers.get_all(HeaderName::from(&name)) {
+            for value in parts.headers.get_all(name) {
                 add(value.as_bytes());
                 names_caller = true;
+            }
+        }
+        for name in priced_by {
+            let values = parts.headers.get_all(name);
+            add(name.as_str().as_bytes());
+            add(&values.iter().count().to_be_bytes());
+            values.iter().for_each(|value| add(value.as_bytes()));
+            // HTTP/2 names the host in its URI.
+            if *name == HOST {
+                add(parts.uri.authority().map_or("", |authority| authority.as_str()).as_bytes());
             }
         }
         Self { digest: B256::from_slice(&hash.finalize()), names_caller }
@@ -55,11 +68,15 @@ mod tests {
     use super::*;
 
     fn fingerprint(method: &str, uri: &str, headers: &[(&str, &str)]) -> Fingerprint {
+        priced_by(&[], method, uri, headers)
+    }
+
+    fn priced_by(names: &[HeaderName], method: &str, uri: &str, headers: &[(&str, &str)]) -> Fingerprint {
         let mut request = Request::builder().method(method).uri(uri);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        Fingerprint::of(&request.body(()).unwrap().into_parts().0, ["https://api.example", ""])
+        Fingerprint::of(&request.body(()).unwrap().into_parts().0, ["https://api.example", ""], names)
     }
 
     #[test]
@@ -82,6 +99,29 @@ mod tests {
         }
         assert_eq!(requests[0], fingerprint("POST", "/a", &[("user-agent", "x"), ("payment-signature", "y")]));
         assert_eq!(requests.iter().filter(|request| request.names_caller).count(), 3);
+    }
+
+    #[test]
+    fn headers_that_the_price_depends_on_count_too() {
+        let names = [HOST, HeaderName::from_static("x-plan"), HeaderName::from_static("x-tier")];
+        let requests = [
+            priced_by(&names, "POST", "/a", &[]),
+            priced_by(&names, "POST", "/a", &[("x-tier", "dear")]),
+            priced_by(&names, "POST", "/a", &[("x-tier", "dear"), ("x-tier", "dear")]),
+            priced_by(&names, "POST", "/a", &[("x-tier", "cheap")]),
+            priced_by(&names, "POST", "/a", &[("x-tier", "x-tier")]),
+            priced_by(&names, "POST", "/a", &[("x-plan", "x-tier")]),
+            priced_by(&names, "POST", "/a", &[("host", "a.example")]),
+            priced_by(&names, "POST", "https://a.example/a", &[]),
+            priced_by(&names, "POST", "https://b.example/a", &[]),
+        ];
+        for (i, one) in requests.iter().enumerate() {
+            for other in &requests[i + 1..] {
+                assert_ne!(one, other);
+            }
+        }
+        assert_eq!(requests[0], priced_by(&names, "POST", "/a", &[("user-agent", "x")]));
+        assert_eq!(fingerprint("POST", "/a", &[]), fingerprint("POST", "https://b.example/a", &[("x-tier", "dear")]));
     }
 
     #[test]

@@ -32,7 +32,8 @@
 //! the facilitator settles on its own.
 //!
 //! The price is fixed, or a function of the request's head ([`price_with`](RequirePaymentLayerBuilder::price_with)), or of its body
-//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)), which is then read before anything is demanded.
+//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)), which is then read before anything is demanded. What a price
+//! goes by, a payment is bound to: headers that it depends on are [named](RequirePaymentLayerBuilder::priced_by).
 //!
 //! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
 //! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with

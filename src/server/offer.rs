@@ -4,14 +4,14 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use http::{HeaderValue, Uri, request::Parts};
+use http::{HeaderName, HeaderValue, Uri, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
     blank::Blank,
     claim::Offered,
     offer_v1::InV1,
-    price::{Price, PriceError, Quote},
+    price::{Price, PriceError, Pricing, Quote},
     spellings::Spellings,
 };
 use crate::{
@@ -50,7 +50,7 @@ pub(super) enum Location {
 
 /// Everything on sale.
 pub(super) struct Catalogue {
-    price: Price,
+    pricing: Pricing,
     ways: Vec<Way>,
     max_timeout_seconds: u64,
     resource: ResourceInfo,
@@ -98,7 +98,7 @@ pub(super) struct Demand {
 
 impl Catalogue {
     pub(super) fn new(
-        price: Price,
+        pricing: Pricing,
         ways: Vec<Way>,
         max_timeout_seconds: u64,
         resource: ResourceInfo,
@@ -108,7 +108,7 @@ impl Catalogue {
     ) -> Self {
         let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
         let mut catalogue = Self {
-            price,
+            pricing,
             ways,
             max_timeout_seconds,
             resource,
@@ -118,7 +118,7 @@ impl Catalogue {
             fixed: None,
             prebuilt: None,
         };
-        if let Price::Fixed(amount) = catalogue.price {
+        if let Price::Fixed(amount) = catalogue.pricing.price {
             let offers = catalogue.offers_at(amount);
             catalogue.prebuilt = catalogue.prebuild(&offers);
             catalogue.fixed = Some(offers);
@@ -136,19 +136,19 @@ impl Catalogue {
         self.fixed.as_ref()
     }
 
+    /// The headers that the price of a request depends on.
+    pub(super) fn priced_by(&self) -> &[HeaderName] {
+        &self.pricing.headers
+    }
+
     /// Whether a request must be read whole before it can be priced.
     pub(super) fn reads_body(&self) -> bool {
-        matches!(self.price, Price::OfBody(_))
+        matches!(self.pricing.price, Price::OfBody(_))
     }
 
     /// What is on offer for this request; `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
-    pub(super) async fn offers(&self, request: &Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
-        let quote = match &self.price {
-            Price::Fixed(amount) => Quote::Amount(*amount),
-            Price::Of(price) => price(request).await?,
-            Price::OfBody(price) => price(request, body).await?,
-        };
-        match quote {
+    pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
+        match self.pricing.quote(request, body).await? {
             Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
             Quote::Amount(_) | Quote::Free => Ok(None),
         }
@@ -239,6 +239,9 @@ impl Catalogue {
 
 impl fmt::Debug for Catalogue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Catalogue").field("price", &self.price).field("ways", &self.ways).finish_non_exhaustive()
+        f.debug_struct("Catalogue")
+            .field("price", &self.pricing.price)
+            .field("ways", &self.ways)
+            .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,14 @@
 //! What a request costs.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
+use std::{fmt, future::Future, mem, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{StatusCode, request::Parts};
+use http::{HeaderMap, HeaderName, StatusCode, Uri, header::HOST, request::Parts};
+
+use super::{
+    claim::{PAYMENT_SIGNATURE, X_PAYMENT},
+    fingerprint::HEADERS,
+};
 
 use crate::usdc::Usdc;
 
@@ -42,6 +47,43 @@ pub(super) enum Price {
     Fixed(Usdc),
     Of(Arc<dyn Fn(&Parts) -> QuoteFuture + Send + Sync>),
     OfBody(Arc<PriceOfBody>),
+}
+
+/// A price, and the headers that it may depend on besides those of every [fingerprint](HEADERS) and the payment itself.
+#[derive(Debug)]
+pub(super) struct Pricing {
+    pub(super) price: Price,
+    pub(super) headers: Box<[HeaderName]>,
+}
+
+impl Pricing {
+    /// What the request costs. Prices are told no more of it than a payment is bound to: whatever else they went by, a payment for a
+    /// cheap request could be presented again with a dear one.
+    pub(super) async fn quote(&self, request: &mut Parts, body: &Bytes) -> Result<Quote, PriceError> {
+        match &self.price {
+            Price::Fixed(amount) => Ok(Quote::Amount(*amount)),
+            Price::Of(price) => self.ask(request, |request| price(request)).await,
+            Price::OfBody(price) => self.ask(request, |request| price(request, body)).await,
+        }
+    }
+
+    fn ask(&self, request: &mut Parts, price: impl FnOnce(&Parts) -> QuoteFuture) -> QuoteFuture {
+        let mut told = HeaderMap::new();
+        for name in HEADERS.iter().chain([&PAYMENT_SIGNATURE, &X_PAYMENT]).chain(&self.headers) {
+            for value in request.headers.get_all(name) {
+                told.append(name, value.clone());
+            }
+        }
+        let headers = mem::replace(&mut request.headers, told);
+        let uri = request.uri.clone();
+        if !self.headers.contains(&HOST) {
+            // HTTP/2 names the host here.
+            request.uri = uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from);
+        }
+        let quote = price(request);
+        (request.headers, request.uri) = (headers, uri);
+        quote
+    }
 }
 
 impl fmt::Debug for Price {

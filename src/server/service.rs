@@ -120,12 +120,12 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let work = match read_to_price(&config, body).await {
         Ok(work) => work,
         Err(answer) => return Ok(answer.into_response()),
     };
-    let offers = match config.catalogue.offers(&parts, work.whole()).await {
+    let offers = match config.catalogue.offers(&mut parts, work.whole()).await {
         Ok(offers) => offers,
         Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };

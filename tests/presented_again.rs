@@ -7,16 +7,21 @@ mod support;
 use std::{
     future::ready,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
+use alloy_primitives::B256;
 use axum::body::Body;
 use http::{HeaderName, Request, Response, StatusCode, header::HOST};
 use support::{
-    scripted::{Scripted, customer, layer, serve},
+    authorization::unix_now,
+    scripted::{Scripted, customer, key, layer, serve},
     shop::{demand, send},
 };
 use tower_x402::{
-    Usdc,
+    ManualClock, Usdc,
+    facilitator::Outcome,
+    ledger::{MemoryLedger, ResponseLimits, SettlementStep},
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
 };
@@ -87,3 +92,25 @@ async fn a_price_does_not_see_what_a_payment_is_not_bound_to() {
     }
 }
 
+#[tokio::test]
+async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let mut scripted = Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) });
+    scripted.ledger = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), |_, _| ready(Response::new(Body::from("x"))));
+    let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
+    let purchase = customer().pay(&app, get()).await;
+    assert_eq!(send(&app, purchase.on(get())).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    clock.advance(70);
+    let transaction = B256::repeat_byte(0x77);
+    let settled = SettlementStep::Settle { transaction, block: Some(1), fee: None };
+    facilitator.ledger.settle(&key(&purchase), &settled).await.unwrap();
+    let found = send(&app, purchase.on(get())).await;
+    assert_eq!((found.status, found.text(), found.transaction()), (StatusCode::OK, "x", transaction));
+    // From then on anybody may have read it on the chain.
+    clock.advance(61);
+    let late = send(&app, purchase.on(get())).await;
+    assert_eq!((late.status, late.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}

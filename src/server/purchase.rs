@@ -334,7 +334,9 @@ impl Purchase {
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let has_secret = record.request.names_caller || record.id.is_some();
         let names_caller = has_secret || record.body.is_some_and(|body| body.length > 0);
-        let age = now.saturating_sub(record.produced_at.unwrap_or(0));
+        // Nobody has it before it is settled, however long that takes.
+        let since = record.produced_at.max(record.settled_at).unwrap_or(0);
+        let age = now.saturating_sub(since);
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(sale::answered_before(record));
         }

@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    convert::Infallible,
     future::ready,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -12,12 +13,16 @@ use std::{
 
 use alloy_primitives::B256;
 use axum::body::Body;
+use bytes::Bytes;
+use futures_util::stream;
 use http::{HeaderName, Request, Response, StatusCode, header::HOST};
+use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
-    scripted::{Scripted, customer, key, layer, serve},
-    shop::{demand, send},
+    scripted::{Scripted, customer, echo, key, layer, serve},
+    shop::{demand, evaluate, send},
 };
+use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, Usdc,
     facilitator::Outcome,
@@ -113,4 +118,88 @@ async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks
     let late = send(&app, purchase.on(get())).await;
     assert_eq!((late.status, late.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
     assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+/// With a length that is known before, and in pieces.
+fn bodies(text: &str) -> [Body; 2] {
+    let pieces: Vec<_> = text.as_bytes().chunks(7).map(Bytes::copy_from_slice).map(Ok::<_, Infallible>).collect();
+    [Body::from(text.to_owned()), Body::from_stream(stream::iter(pieces))]
+}
+
+fn requests(text: &str) -> [Request<Body>; 2] {
+    bodies(text).map(|body| Request::post("/evaluate").body(body).unwrap())
+}
+
+#[tokio::test]
+async fn a_body_too_long_to_be_kept_finds_its_answer_again() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).max_request_body(10), echo);
+    let text = "a body that streams";
+    for first in 0..2 {
+        let purchase = customer().pay(&app, evaluate("x")).await;
+        let mut all = Vec::from(requests(text));
+        assert_eq!(send(&app, purchase.on(all.swap_remove(first))).await.text(), text);
+        for again in requests(text) {
+            let answer = send(&app, purchase.on(again)).await;
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, text));
+        }
+        for other in ["a body that streamt", "a body that stream", "a body that streams on", "few", ""] {
+            for other in requests(other) {
+                assert_eq!(send(&app, purchase.on(other)).await.status, StatusCode::CONFLICT);
+            }
+        }
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 2));
+}
+
+#[tokio::test]
+async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
+    let facilitator = Arc::new(Scripted::new());
+    let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begun, told) = (working.clone(), go_on.clone());
+    let (app, handled) = serve(layer(&facilitator).max_request_body(10), move |run, request| {
+        let (begun, told) = (begun.clone(), told.clone());
+        async move {
+            begun.notify_one();
+            told.notified().await;
+            echo(run, request).await
+        }
+    });
+    let text = "a body that streams";
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let sent = |request| {
+        let (app, request) = (app.clone(), purchase.on(request));
+        tokio::spawn(async move { send(&app, request).await })
+    };
+    let [first, _] = requests(text);
+    let mut answers = vec![sent(first)];
+    working.notified().await;
+    answers.extend(requests(text).map(sent));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    go_on.notify_one();
+    for answer in answers {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, text));
+    }
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn work_is_not_begun_again_with_a_body_too_long_to_be_compared_first() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).max_request_body(10), |_, request| async move {
+        request.into_body().collect().await.unwrap();
+        Response::builder().status(500).body(Body::empty()).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let text = "a body that streams";
+    let [first, _] = requests(text);
+    assert_eq!(send(&app, purchase.on(first)).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    for again in requests(text) {
+        assert_eq!(send(&app, purchase.on(again)).await.status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    for other in requests("another one that streams") {
+        assert_eq!(send(&app, purchase.on(other)).await.status, StatusCode::CONFLICT);
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 0));
 }

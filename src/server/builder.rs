@@ -332,9 +332,9 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// The largest request body that is read whole, in bytes: in the `upfront` flow, when a payment is presented again, and where
-    /// the [price depends on it](Self::price_with_body).
-    /// Default 1 MiB.
+    /// The largest request body that is read whole, in bytes: in the `upfront` flow, where the work for a payment is begun again, and
+    /// where the [price depends on it](Self::price_with_body). When a payment is presented again for its answer, a longer body is
+    /// compared as it passes. Default 1 MiB.
     pub fn max_request_body(mut self, bytes: usize) -> Self {
         self.limits.request_body = bytes;
         self

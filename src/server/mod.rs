@@ -143,6 +143,7 @@ mod service;
 mod settle;
 mod spellings;
 mod status;
+mod unread;
 mod usual_payload;
 mod wait;
 

@@ -15,15 +15,15 @@ use tracing::{Instrument as _, field::Empty};
 
 use super::{
     answer::{Answer, mark_paid},
-    body::read_whole,
-    config::Config,
+    body::ReadError,
     detached::{Detached, Panicked},
     job::{Held, Job, Work},
     lease::{Claimed, LeaseClaim},
-    request_body::{RequestBody, digest_of},
+    request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
     settle::{resolve, settle_due},
+    unread::Unread,
     wait::{Busy, TooMany},
 };
 use crate::{
@@ -170,24 +170,24 @@ impl Purchase {
                 // Time has passed, for one that waited.
                 self.refusal = self.payment.check_window(config.limits.window(), config.clock.now()).err();
             }
-            let (busy, record) = match &self.refusal {
-                None => {
-                    let (busy, claimed) = LeaseClaim::first(&ledger, self.new_record(body.digest()), busy).await;
-                    match claimed.map_err(|error| sale::ledger_failed(&error))? {
-                        Claimed::Granted(record) => {
-                            self.busy = Some(busy);
-                            return Ok(Decision::Work(record, body.into_work()));
-                        }
-                        Claimed::Known(known) => (busy, known),
-                        Claimed::TooLate => continue,
+            let (busy, record) = if self.refusal.is_none() && body.is_workable() {
+                let (busy, claimed) = LeaseClaim::first(&ledger, self.new_record(body.digest()), busy).await;
+                match claimed.map_err(|error| sale::ledger_failed(&error))? {
+                    Claimed::Granted(record) => {
+                        self.busy = Some(busy);
+                        return Ok(Decision::Work(record, body.into_work()));
                     }
+                    Claimed::Known(known) => (busy, known),
+                    Claimed::TooLate => continue,
                 }
+            } else {
                 // Let in because it is known. If it is not any more, it is new, and must not be reserved under terms or
-                // in a window that are not offered to this request.
-                Some(refusal) => match ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))? {
-                    Some(known) => (busy, Box::new(known)),
-                    None => return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
-                },
+                // in a window that are not offered to this request, or for work that could not have its body.
+                match (ledger.get(&self.key).await.map_err(|error| sale::ledger_failed(&error))?, &self.refusal) {
+                    (Some(known), _) => (busy, Box::new(known)),
+                    (None, Some(refusal)) => return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal)),
+                    (None, None) => return Err(sale::unread(&ReadError::TooLarge)),
+                }
             };
             let by = deadline.by(config.limits.wait);
             match Box::pin(self.follow(record, busy, &mut body, by)).await? {
@@ -209,8 +209,8 @@ impl Purchase {
         let known = self.facilitator.ledger().get(&self.key).await;
         if let Some(record) = known.map_err(|error| sale::ledger_failed(&error))? {
             self.compare(&record)?;
-            // Whoever waits must have the whole request, to compare it once there is an answer.
-            body.whole().await?;
+            // It is compared once there is an answer; until then its client may send it.
+            body.read().await?;
         }
         wait_until(deadline, waiting.ended()).await
     }
@@ -229,7 +229,7 @@ impl Purchase {
         self.compare(&record)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
         self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
-        body.whole().await?;
+        body.read().await?;
         let now = self.sale.config.clock.now();
         match self.judge(&record, now) {
             Verdict::Wait => {
@@ -237,7 +237,7 @@ impl Purchase {
                 wait_until(deadline, tokio::time::sleep(POLL)).await?;
             }
             Verdict::Replay => {
-                body.compare(&record)?;
+                body.compare(&record).await?;
                 if let Some(response) = self.replay(&record, now).await? {
                     return Ok(Followed::Replay(Box::new(response)));
                 }
@@ -245,7 +245,8 @@ impl Purchase {
                 wait_until(deadline, tokio::time::sleep(POLL)).await?;
             }
             Verdict::Resume => {
-                body.compare(&record)?;
+                body.compare(&record).await?;
+                body.whole().await?;
                 // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
                 if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
                     return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
@@ -258,7 +259,7 @@ impl Purchase {
                 }
             }
             Verdict::SettleThenReplay => {
-                body.compare(&record)?;
+                body.compare(&record).await?;
                 match self.kept(&record, now).await? {
                     Kept::Whole(_) => settle_due(self, record, busy).await?,
                     Kept::NotYet => {
@@ -388,48 +389,4 @@ async fn wait_until(deadline: Instant, event: impl Future<Output = ()>) -> Resul
         return Err(sale::in_progress());
     }
     tokio::time::timeout_at(deadline, event).await.map_err(|_| sale::in_progress())
-}
-
-/// A request body that is read only if it must be, unless it was already.
-struct Unread<B> {
-    config: Arc<Config>,
-    body: Option<B>,
-    whole: Option<Bytes>,
-}
-
-impl<B: Body<Data = Bytes>> Unread<B> {
-    fn new(work: Work<B>, config: Arc<Config>) -> Self {
-        match work {
-            Work::Streaming(body) => Self { config, body: Some(body), whole: None },
-            Work::Whole(bytes) => Self { config, body: None, whole: Some(bytes) },
-        }
-    }
-
-    /// What was read, if it was.
-    fn digest(&self) -> Option<BodyDigest> {
-        self.whole.as_deref().map(digest_of)
-    }
-
-    async fn whole(&mut self) -> Result<(), Answer> {
-        if let Some(body) = self.body.take() {
-            let limits = &self.config.limits;
-            let bytes = read_whole(body, limits.request_body, limits.body_deadline).await;
-            self.whole = Some(bytes.map_err(|error| sale::unread(&error))?);
-        }
-        Ok(())
-    }
-
-    /// Refuses another body than the one first presented.
-    fn compare(&self, record: &Record) -> Result<(), Answer> {
-        let whole = self.whole.as_deref().unwrap_or_default();
-        if record.body.is_none_or(|read| read.matches(whole)) { Ok(()) } else { Err(sale::other_request()) }
-    }
-
-    fn into_work(self) -> Work<B> {
-        match (self.whole, self.body) {
-            (Some(bytes), _) => Work::Whole(bytes),
-            (None, Some(body)) => Work::Streaming(body),
-            (None, None) => Work::Whole(Bytes::new()),
-        }
-    }
 }

@@ -88,7 +88,8 @@ impl Payer {
         self.0.clock.now()
     }
 
-    /// Signs a payment for a 402 with these headers that answered `method` on `url`; `None` if the 402 is not x402's.
+    /// Signs a payment for a 402 with these headers that answered `method` on `url`; `None` if the 402 is not x402's, or if the method
+    /// is `HEAD`: its answer holds nothing to pay for, and no server charges for it.
     ///
     /// `body` is that of the 402. It is only looked at where there is no `PAYMENT-REQUIRED`, as in x402 v1, and only if it has no
     /// more than [`MAX_REQUIRED_BODY`](crate::protocol::MAX_REQUIRED_BODY) bytes; a 402 whose body is not JSON, longer or
@@ -107,6 +108,9 @@ impl Payer {
         headers: &HeaderMap,
         body: Option<&[u8]>,
     ) -> Result<Option<Payment>, PaymentError> {
+        if method == Method::HEAD {
+            return Ok(None);
+        }
         match Demand::read(headers, body).map_err(PaymentError::Unreadable)? {
             Some(demand) => self.meet(demand, method, url).await.map(Some),
             None => Ok(None),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::reqwest::{Body, Client, Request, Response, ResponseBuilderExt as _, StatusCode, Url, redirect};
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{Extensions, HeaderMap};
+use http::{Extensions, HeaderMap, Method};
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next as Chain};
 
 use super::{
@@ -28,7 +28,8 @@ use crate::protocol::{
 ///
 /// A 402 without `PAYMENT-REQUIRED` may be one of x402 v1, which makes its offers in the body: JSON is read for that, up to 64 KiB
 /// and for no longer than an attempt takes (ten seconds at most). What turns out not to be x402's is returned as it
-/// came, as is the answer to a request that already carries a payment header of the caller's.
+/// came, as is the answer to a request that already carries a payment header of the caller's, and to a `HEAD`, whose answer holds
+/// nothing to pay for.
 ///
 /// # Redirects
 ///
@@ -107,7 +108,8 @@ impl Middleware for PaymentMiddleware {
         extensions: &mut Extensions,
         chain: Chain<'_>,
     ) -> reqwest_middleware::Result<Response> {
-        if [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name)) {
+        let is_paid = [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name));
+        if is_paid || request.method() == Method::HEAD {
             return chain.run(request, extensions).await;
         }
         let url = request.url().clone();

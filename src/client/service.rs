@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, HeaderMap, Request, Response, StatusCode, Uri};
+use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
 use tower_service::Service;
 use url::Url;
@@ -111,7 +111,8 @@ where
     B: Clone + Send,
     R: Body<Data = Bytes, Error: Send> + Send,
 {
-    if [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name)) {
+    let is_paid = [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| request.headers().contains_key(*name));
+    if is_paid || request.method() == Method::HEAD {
         let response = inner.call(request).await.map_err(AddPaymentError::Inner)?;
         return Ok(response.map(ResponseBody::untouched));
     }

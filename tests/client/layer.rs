@@ -82,6 +82,11 @@ async fn what_is_free_not_x402s_or_paid_by_the_caller_passes_through() {
     let call_us = Request::get(server.url()).body(Full::default()).unwrap();
     assert_eq!(client(&budget).oneshot(call_us).await.unwrap().status(), 402);
 
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    let head = Request::head(server.url()).body(Full::default()).unwrap();
+    let unpaid = client(&budget).oneshot(head).await.unwrap();
+    assert_eq!((unpaid.status(), unpaid.receipt(), server.seen().len()), (StatusCode::PAYMENT_REQUIRED, None, 1));
+
     let server = Server::paid(required(&[offer(1_000)]), vec![status(402)]).await;
     let mut own = post(&server);
     own.headers_mut().insert("payment-signature", HeaderValue::from_static("mine"));

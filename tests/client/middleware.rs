@@ -10,7 +10,7 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
     body::Body,
-    http::{StatusCode, header},
+    http::{Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use reqwest_middleware::ClientWithMiddleware;
@@ -199,6 +199,19 @@ async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
     let response = client(&budget(10_000)).get(server.url()).header("payment-signature", "mine").send().await.unwrap();
     assert_eq!(response.status(), 402);
     assert_eq!(server.payments(), ["mine"]);
+}
+
+#[tokio::test]
+async fn a_head_is_answered_402_and_not_paid_for() {
+    let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
+    let budget = budget(10_000);
+    let response = client(&budget).head(server.url()).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), response.receipt()), (402, None));
+    let (url, headers) = (server.url().parse().unwrap(), response.headers());
+    assert!(payer(&budget).pay(&Method::HEAD, &url, headers, None).await.unwrap().is_none());
+    assert_eq!((server.seen().len(), budget.remaining()), (1, budget.total()));
+    assert!(budget.journal().unresolved().is_empty());
+    assert!(payer(&budget).pay(&Method::GET, &url, headers, None).await.unwrap().is_some(), "what it costs is said");
 }
 
 #[tokio::test]

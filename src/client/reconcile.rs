@@ -20,10 +20,12 @@ use crate::settlement::{
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How far the clock that signed may have been ahead of the chain's, in seconds.
 const SKEW: u64 = 900;
+/// After how many payments in a row for which the node was silent the others are left for another time.
+const MOST_SILENT: usize = 3;
 /// A block is looked up no more exactly than this: one request for logs covers as many.
 const CLOSE_ENOUGH: u64 = 500;
 
-/// Why the chain could not be looked at. What was resolved before that stays resolved.
+/// Why the chain could not be looked at. Nothing is resolved then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReconcileError {
@@ -58,7 +60,8 @@ impl From<RpcFailure> for ReconcileError {
 /// with the transfer to the payee, and is void if a final block past `validBefore` shows it unused (or cancelled). The
 /// first becomes spent, the second is no longer reserved, and both leave the journal. Everything else stays as it is, also an
 /// authorization that was used while the transfer cannot be told: this payer's signature can have paid nobody but the payee.
-/// It may be called at any time, also while payments are under way.
+/// It may be called at any time, also while payments are under way. A payment that cannot be looked at is left as it is and counted
+/// ([`unseen`](Reconciliation::unseen)); it does not keep the others open.
 ///
 /// ```no_run
 /// # async fn example(budget: tower_x402::client::Budget) -> Result<(), Box<dyn std::error::Error>> {
@@ -72,7 +75,7 @@ impl From<RpcFailure> for ReconcileError {
 /// ```
 ///
 /// # Errors
-/// See [`ReconcileError`].
+/// [`ReconcileError`] if no payment could be looked at.
 pub async fn reconcile<P, N>(budget: &Budget, provider: &P) -> Result<Reconciliation, ReconcileError>
 where
     P: Provider<N>,
@@ -87,14 +90,33 @@ where
     let rpc = Rpc::new(RpcClient::new(client.transport().clone(), client.is_local()), PATIENCE);
     let chain_id = rpc.chain_id().await?;
     let last = rpc.block("finalized").await?.ok_or(ReconcileError::NoFinality)?;
+    let (mut seen, mut silent, mut failure) = (0, 0, None);
     for entry in entries {
-        let proof = match entry.network.chain_id() == chain_id {
-            true => prove(&rpc, &entry, last).await?,
-            false => None,
-        };
-        found.enter(budget, &entry, proof).await;
+        if entry.network.chain_id() != chain_id {
+            found.enter(budget, &entry, None).await;
+            continue;
+        }
+        if silent >= MOST_SILENT {
+            found.enter_unseen();
+            continue;
+        }
+        match prove(&rpc, &entry, last).await {
+            Ok(proof) => {
+                (seen, silent) = (seen + 1, 0);
+                found.enter(budget, &entry, proof).await;
+            }
+            Err(error) => {
+                tracing::debug!(?error, nonce = %entry.nonce, "a payment could not be looked at");
+                silent = if matches!(error, RpcFailure::Silent) { silent + 1 } else { 0 };
+                failure.get_or_insert(error);
+                found.enter_unseen();
+            }
+        }
     }
-    Ok(found)
+    match failure {
+        Some(error) if seen == 0 => Err(error.into()),
+        _ => Ok(found),
+    }
 }
 
 /// What blocks up to `last`, the newest final one, prove about a payment.

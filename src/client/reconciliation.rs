@@ -19,6 +19,8 @@ pub struct Reconciliation {
     pub released: Usdc,
     /// Payments that stay open: nobody who was asked can tell yet, or is to be believed.
     pub open: usize,
+    /// Those of them that could not be looked at; ask again, or somebody else.
+    pub unseen: usize,
 }
 
 /// What closes a payment.
@@ -33,6 +35,13 @@ pub(super) enum Proof {
 }
 
 impl Reconciliation {
+    /// Enters a payment that could not be looked at.
+    #[cfg(feature = "onchain")]
+    pub(super) const fn enter_unseen(&mut self) {
+        self.open += 1;
+        self.unseen += 1;
+    }
+
     /// Enters what was found out about a payment in the budget's books and here.
     pub(super) async fn enter(&mut self, budget: &Budget, entry: &JournalEntry, proof: Option<Proof>) {
         let Some(proof) = proof else {

@@ -7,7 +7,10 @@ use alloy_signer_local::PrivateKeySigner;
 use serde_json::json;
 use tower_x402::{
     ManualClock, Usdc,
-    client::{Budget, Journal, Outcome, Payer, PaymentError, PaymentMiddleware, ReceiptExt, Reconciliation, reconcile},
+    client::{
+        Budget, Journal, Outcome, Payer, PaymentError, PaymentMiddleware, ReceiptExt, ReconcileError, Reconciliation,
+        reconcile,
+    },
     devnet::Devnet,
     protocol::ExactPayload,
 };
@@ -18,6 +21,8 @@ use super::{
     support::{
         authorization::{CancelAuthorization, sign},
         chain::{Chain, on_every_chain},
+        devnet::DevnetChain,
+        rpc_proxy::{Fate, RpcProxy},
         token::{Token, cancel_vrs},
     },
 };
@@ -167,6 +172,39 @@ fn failed() -> Vec<Reply> {
         "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532",
     });
     vec![with_settlement(402, failed)]
+}
+
+#[tokio::test]
+async fn a_payment_that_cannot_be_looked_at_keeps_no_other_open() {
+    let chain = DevnetChain::start(None).await;
+    let buyer = Buyer::new(&chain, Journal::in_memory()).await;
+    let (_, one) = buyer.buy(vec![cut()]).await;
+    let (_, other) = buyer.buy(vec![cut()]).await;
+    // They are looked at in the order of their nonces.
+    let is_first = one.authorization.nonce < other.authorization.nonce;
+    let (used, unused) = if is_first { (one, other) } else { (other, one) };
+    buyer.execute(&used).await;
+    let valid_before: u64 = unused.authorization.valid_before.max(used.authorization.valid_before).to();
+    chain.set_next_timestamp(valid_before + 100).await;
+    for _ in 0..65 {
+        chain.mine().await;
+    }
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    proxy.judge(|methods| match methods.iter().any(|method| method == "eth_getLogs") {
+        true => Fate::Error(-32_005),
+        false => Fate::Pass,
+    });
+    let node = ProviderBuilder::new().connect_http(proxy.url().parse().unwrap());
+    let found = reconcile(&buyer.budget, &node).await.unwrap();
+    assert_eq!((found.paid, found.void, found.open, found.unseen), (0, 1, 1, 1));
+    assert_eq!(buyer.books(), (0, 1_000));
+
+    let nothing = reconcile(&buyer.budget, &node).await;
+    assert!(matches!(nothing, Err(ReconcileError::Refused { code: -32_005, .. })), "{nothing:?}");
+    proxy.judge(|_| Fate::Pass);
+    let found = reconcile(&buyer.budget, &node).await.unwrap();
+    assert_eq!((found.paid, found.open, found.unseen), (1, 0, 0));
+    assert_eq!(buyer.books(), (1_000, 0));
 }
 
 #[tokio::test]

@@ -9,8 +9,14 @@ use super::extensions::is_same;
 
 /// How deep schemas and values may be nested, references included.
 const MAX_DEPTH: usize = 48;
-/// How many schemas are applied to how many values, at most.
-const MAX_STEPS: usize = 20_000;
+/// How much may be done, in [steps](Checker::charge).
+const MAX_STEPS: usize = 320_000;
+/// What it takes to apply a schema to a value, not counting what both hold.
+const APPLYING: usize = 16;
+/// How many steps it takes to write what is looked at in one.
+const WRITING: usize = 4;
+/// As many bytes of text are looked at in one step.
+const TEXT: usize = 64;
 /// Keywords that say something about the value and that are not understood here. All others that are not below say nothing.
 const NOT_UNDERSTOOD: [&str; 17] = [
     "$dynamicRef",
@@ -90,9 +96,15 @@ struct Checker<'a> {
 type Checked = Result<(), SchemaError>;
 
 impl<'a> Checker<'a> {
+    /// Counts steps before they are taken. A step is about as long as it takes to look at a number.
+    fn charge(&mut self, steps: usize) -> Checked {
+        self.steps = self.steps.saturating_add(steps);
+        if self.steps > MAX_STEPS { Err(SchemaError::TooLarge) } else { Ok(()) }
+    }
+
     fn check(&mut self, schema: &'a Value, value: &Value, path: &str, depth: usize) -> Checked {
-        self.steps += 1;
-        if self.steps > MAX_STEPS || depth > MAX_DEPTH {
+        self.charge(APPLYING + path.len() / TEXT)?;
+        if depth > MAX_DEPTH {
             return Err(SchemaError::TooLarge);
         }
         let schema = match schema {
@@ -105,17 +117,78 @@ impl<'a> Checker<'a> {
             return Err(SchemaError::NotUnderstood((*keyword).to_owned()));
         }
         if let Some(reference) = schema.get("$ref") {
+            self.charge(weight(reference))?;
             let target = reference.as_str().and_then(|text| self.root.pointer(text.strip_prefix('#')?));
             let target = target.ok_or_else(|| SchemaError::NotUnderstood("$ref".to_owned()))?;
             self.check(target, value, path, depth + 1)?;
         }
-        check_plain(schema, value, path)?;
+        self.check_plain(schema, value, path)?;
         self.check_combined(schema, value, path, depth)?;
         match value {
             Value::Object(members) => self.check_object(schema, members, path, depth),
             Value::Array(items) => self.check_array(schema, items, path, depth),
             _ => Ok(()),
         }
+    }
+
+    /// What can be told of a value without looking into it.
+    fn check_plain(&mut self, schema: &Map<String, Value>, value: &Value, path: &str) -> Checked {
+        if let Some(kind) = schema.get("type") {
+            let is_met = match kind {
+                Value::String(kind) => is_of(kind, value),
+                Value::Array(kinds) => {
+                    self.charge(kinds.len())?;
+                    kinds.iter().filter_map(Value::as_str).any(|kind| is_of(kind, value))
+                }
+                _ => return Err(SchemaError::NotASchema("type")),
+            };
+            if !is_met {
+                return Err(mismatch(path, "type"));
+            }
+        }
+        if let Some(expected) = schema.get("const")
+            && !self.is_same(expected, value)?
+        {
+            return Err(mismatch(path, "const"));
+        }
+        if let Some(allowed) = schema.get("enum") {
+            let allowed = allowed.as_array().ok_or(SchemaError::NotASchema("enum"))?;
+            let mut is_met = false;
+            for allowed in allowed {
+                is_met = self.is_same(allowed, value)?;
+                if is_met {
+                    break;
+                }
+            }
+            if !is_met {
+                return Err(mismatch(path, "enum"));
+            }
+        }
+        if let Value::String(text) = value {
+            self.charge(text.len() / TEXT)?;
+            check_size(schema, text.chars().count(), path, "minLength", "maxLength")?;
+        }
+        let Some(number) = value.as_f64() else { return Ok(()) };
+        for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
+            let Some(bound) = schema.get(keyword) else { continue };
+            let bound = bound.as_f64().ok_or(SchemaError::NotASchema(keyword))?;
+            let is_met = match keyword {
+                "minimum" => number >= bound,
+                "maximum" => number <= bound,
+                "exclusiveMinimum" => number > bound,
+                _ => number < bound,
+            };
+            if !is_met {
+                return Err(mismatch(path, keyword));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether two values mean the same. No more is looked at than there is of the expected one.
+    fn is_same(&mut self, expected: &Value, value: &Value) -> Result<bool, SchemaError> {
+        self.charge(weight(expected))?;
+        Ok(is_same(expected, value))
     }
 
     fn check_combined(&mut self, schema: &'a Map<String, Value>, value: &Value, path: &str, depth: usize) -> Checked {
@@ -158,8 +231,10 @@ impl<'a> Checker<'a> {
         depth: usize,
     ) -> Checked {
         check_size(schema, members.len(), path, "minProperties", "maxProperties")?;
+        self.charge(members.iter().map(|(name, _)| 1 + name.len() / TEXT).sum())?;
         if let Some(required) = schema.get("required") {
             let required = required.as_array().ok_or(SchemaError::NotASchema("required"))?;
+            self.charge(required.len())?;
             for name in required {
                 let name = name.as_str().ok_or(SchemaError::NotASchema("required"))?;
                 if !members.contains_key(name) {
@@ -172,11 +247,11 @@ impl<'a> Checker<'a> {
             None => None,
         };
         for (name, member) in members {
-            let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+            let path = || format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
             match (properties.and_then(|properties| properties.get(name)), schema.get("additionalProperties")) {
-                (Some(schema), _) => self.check(schema, member, &path, depth + 1)?,
-                (None, Some(Value::Bool(false))) => return Err(mismatch(&path, "additionalProperties")),
-                (None, Some(schema)) => self.check(schema, member, &path, depth + 1)?,
+                (Some(schema), _) => self.check(schema, member, &path(), depth + 1)?,
+                (None, Some(Value::Bool(false))) => return Err(mismatch(&path(), "additionalProperties")),
+                (None, Some(schema)) => self.check(schema, member, &path(), depth + 1)?,
                 (None, None) => {}
             }
         }
@@ -196,8 +271,10 @@ impl<'a> Checker<'a> {
         }
         if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
             // Of unequal items many have unequal texts; comparing all pairs of a long list takes too long.
-            let texts: HashSet<String> = items.iter().map(Value::to_string).collect();
             let are_few = items.len() <= 64;
+            let compared = if are_few { items.len() } else { 0 };
+            self.charge(items.iter().map(weight).sum::<usize>().saturating_mul(WRITING + compared))?;
+            let texts: HashSet<String> = items.iter().map(Value::to_string).collect();
             let is_pair = |(index, item): (usize, &Value)| items[..index].iter().any(|other| is_same(other, item));
             if texts.len() < items.len() || (are_few && items.iter().enumerate().any(is_pair)) {
                 return Err(mismatch(path, "uniqueItems"));
@@ -208,47 +285,6 @@ impl<'a> Checker<'a> {
         }
         Ok(())
     }
-}
-
-/// What can be told of a value without looking into it.
-fn check_plain(schema: &Map<String, Value>, value: &Value, path: &str) -> Checked {
-    if let Some(kind) = schema.get("type") {
-        let is_met = match kind {
-            Value::String(kind) => is_of(kind, value),
-            Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| is_of(kind, value)),
-            _ => return Err(SchemaError::NotASchema("type")),
-        };
-        if !is_met {
-            return Err(mismatch(path, "type"));
-        }
-    }
-    if schema.get("const").is_some_and(|expected| !is_same(expected, value)) {
-        return Err(mismatch(path, "const"));
-    }
-    if let Some(allowed) = schema.get("enum") {
-        let allowed = allowed.as_array().ok_or(SchemaError::NotASchema("enum"))?;
-        if !allowed.iter().any(|allowed| is_same(allowed, value)) {
-            return Err(mismatch(path, "enum"));
-        }
-    }
-    if let Value::String(text) = value {
-        check_size(schema, text.chars().count(), path, "minLength", "maxLength")?;
-    }
-    let Some(number) = value.as_f64() else { return Ok(()) };
-    for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
-        let Some(bound) = schema.get(keyword) else { continue };
-        let bound = bound.as_f64().ok_or(SchemaError::NotASchema(keyword))?;
-        let is_met = match keyword {
-            "minimum" => number >= bound,
-            "maximum" => number <= bound,
-            "exclusiveMinimum" => number > bound,
-            _ => number < bound,
-        };
-        if !is_met {
-            return Err(mismatch(path, keyword));
-        }
-    }
-    Ok(())
 }
 
 fn check_size(
@@ -282,6 +318,18 @@ fn is_of(kind: &str, value: &Value) -> bool {
         "number" => value.is_number(),
         "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
         _ => false,
+    }
+}
+
+/// How many steps it takes to look at all of a value.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => 1 + text.len() / TEXT,
+        Value::Array(items) => 1 + items.iter().map(weight).sum::<usize>(),
+        Value::Object(members) => {
+            1 + members.iter().map(|(name, member)| 1 + name.len() / TEXT + weight(member)).sum::<usize>()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
 
@@ -344,5 +392,30 @@ mod tests {
         assert_eq!(check(&deep, &json!(1)), Err(SchemaError::TooLarge));
         let long: Vec<u32> = (0..1_000).collect();
         assert_eq!(check(&json!({ "uniqueItems": true }), &json!(long)), Err(SchemaError::TooLarge));
+    }
+
+    #[test]
+    fn a_schema_that_looks_at_much_is_not_followed_as_far_as_one_that_looks_at_little() {
+        let often = |what: &Value| {
+            let many = |name: &str, times| vec![json!({ "$ref": format!("#/$defs/{name}") }); times];
+            json!({ "anyOf": many("a", 90), "$defs": { "a": { "anyOf": many("b", 100) }, "b": what } })
+        };
+        assert_eq!(check(&often(&json!({ "type": "integer" })), &json!(1)), Ok(()));
+        let members: Map<String, Value> = (0..900).map(|number| (number.to_string(), json!(0))).collect();
+        let mut required = vec!["1"; 2_000];
+        required.push("none");
+        let (mut list, mut other) = (vec![vec![0; 9]; 400], vec![vec![0; 9]; 400]);
+        (list[399][8], other[399][8]) = (1, 2);
+        for (what, value) in [
+            (json!({ "uniqueItems": true }), json!(vec![0; 4_500])),
+            (json!({ "required": required }), json!(members)),
+            (json!({ "properties": {} }), json!(members)),
+            (json!({ "minLength": 8_001 }), json!("x".repeat(8_000))),
+            (json!({ "enum": vec![1; 4_000] }), json!(0)),
+            (json!({ "type": vec!["null"; 1_000] }), json!(0)),
+            (json!({ "const": list }), json!(other)),
+        ] {
+            assert_eq!(check(&often(&what), &value), Err(SchemaError::TooLarge), "{what}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use http::{HeaderName, Request, Response, StatusCode, header::HOST};
 use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
-    scripted::{Scripted, customer, echo, key, layer, serve},
+    scripted::{Scripted, customer, echo, key, layer, paid, record, serve},
     shop::{demand, evaluate, send},
 };
 use tokio::sync::Notify;
@@ -117,6 +117,7 @@ async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks
     clock.advance(61);
     let late = send(&app, purchase.on(get())).await;
     assert_eq!((late.status, late.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+    assert_eq!(late.transaction(), transaction, "whoever paid is told so where clients look for it");
     assert_eq!(handled.load(Ordering::SeqCst), 1);
 }
 
@@ -202,4 +203,38 @@ async fn work_is_not_begun_again_with_a_body_too_long_to_be_compared_first() {
         assert_eq!(send(&app, purchase.on(other)).await.status, StatusCode::CONFLICT);
     }
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 0));
+}
+
+#[tokio::test]
+async fn whoever_paid_for_work_that_never_succeeds_is_told_so_where_clients_read_it() {
+    let facilitator = Arc::new(Scripted::new());
+    for (flow, is_paid) in [(PaymentFlow::Upfront, true), (PaymentFlow::Authorization, false)] {
+        let (app, _) = serve(layer(&facilitator).flow(flow).max_attempts(1), failing);
+        let purchase = customer().pay(&app, evaluate("x")).await;
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::NOT_FOUND);
+        let refused = send(&app, purchase.on(evaluate("x"))).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (StatusCode::CONFLICT, "attempts_exhausted"));
+        assert_eq!(refused.settlement().is_some(), is_paid);
+        if is_paid {
+            assert_eq!(refused.transaction(), B256::repeat_byte(0x77));
+        }
+    }
+}
+
+#[tokio::test]
+async fn work_that_panics_says_whether_it_was_paid_for() {
+    let facilitator = Arc::new(Scripted::new().settle(|_, _| ready(Ok(paid()))));
+    for (flow, is_paid) in [(PaymentFlow::Upfront, true), (PaymentFlow::Authorization, false)] {
+        let (app, _) = serve(layer(&facilitator).flow(flow), |run, request| async move {
+            assert!(run > 0, "as told");
+            echo(run, request).await
+        });
+        let purchase = customer().pay(&app, evaluate("x")).await;
+        let failed = send(&app, purchase.on(evaluate("x"))).await;
+        assert_eq!((failed.status, failed.settlement().is_some()), (StatusCode::INTERNAL_SERVER_ERROR, is_paid));
+        let detail = failed.json()["detail"].as_str().unwrap().to_owned();
+        assert_eq!(detail.contains("charges nothing more"), is_paid, "{detail}");
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+        assert!(record(&facilitator, &purchase).await.unwrap().settlement.paid_by().is_some());
+    }
 }

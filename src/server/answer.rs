@@ -89,8 +89,13 @@ impl Answer {
     }
 
     /// Says how the payment was settled, or not.
-    pub(super) fn with_settlement(mut self, settlement: &SettlementResponse, version: Version) -> Self {
-        if let Some(receipt) = Receipt::of(settlement, version) {
+    pub(super) fn with_settlement(self, settlement: &SettlementResponse, version: Version) -> Self {
+        self.with_receipt(Receipt::of(settlement, version))
+    }
+
+    /// The same, where that is written already.
+    pub(super) fn with_receipt(mut self, receipt: Option<Receipt>) -> Self {
+        if let Some(receipt) = receipt {
             receipt.attach(&mut self.0.headers);
         }
         self

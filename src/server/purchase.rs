@@ -16,6 +16,7 @@ use tracing::{Instrument as _, field::Empty};
 use super::{
     answer::{Answer, mark_paid},
     body::ReadError,
+    crashed::Witness,
     detached::{Detached, Panicked},
     job::{Held, Job, Work},
     lease::{Claimed, LeaseClaim},
@@ -70,11 +71,12 @@ where
             };
             match purchase.decide(work).instrument(span.clone()).await {
                 Ok(Decision::Work(record, work)) => {
+                    let witness = Witness::of(&purchase);
                     let job = Job { held: Held::new(record, &purchase), purchase, parts, work, inner };
                     // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
                     match Detached::new(job.run().instrument(span.clone())).await {
                         Ok(response) => response,
-                        Err(Panicked) => Ok(sale::crashed().into_response()),
+                        Err(Panicked) => Ok(Box::pin(witness.crashed()).await.into_response()),
                     }
                 }
                 Ok(Decision::Replay(response)) => {
@@ -246,7 +248,7 @@ impl Purchase {
             }
             Verdict::Resume => {
                 body.compare(&record).await?;
-                body.whole().await?;
+                body.whole().await.map_err(|answer| answer.with_receipt(self.sale.receipt(&record)))?;
                 // What is paid for is owed; anything else is begun on what is offered to this request now, and in time.
                 if let Some(refusal) = self.refusal.as_ref().filter(|_| is_untouched(&record)) {
                     return Err(self.sale.reject(StatusCode::PAYMENT_REQUIRED, refusal));
@@ -267,7 +269,7 @@ impl Purchase {
                         wait_until(deadline, tokio::time::sleep(POLL)).await?;
                     }
                     // It is owed for, and will be settled: its response left before.
-                    Kept::Gone if record.deferred => return Err(sale::answered_before(&record)),
+                    Kept::Gone if record.deferred => return Err(self.sale.answered_before(&record)),
                     Kept::Gone => return Err(sale::not_kept()),
                 }
             }
@@ -276,7 +278,7 @@ impl Purchase {
                     return Err(self.sale.pending(&record, None));
                 }
             }
-            Verdict::Exhausted => return Err(sale::exhausted(&record)),
+            Verdict::Exhausted => return Err(self.sale.exhausted(&record)),
             Verdict::Dead => {
                 let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
                 return Err(self.sale.not_settled(&record, reason, "this payment can never be settled", None));
@@ -339,10 +341,10 @@ impl Purchase {
         let since = record.produced_at.max(record.settled_at).unwrap_or(0);
         let age = now.saturating_sub(since);
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
-            return Err(sale::answered_before(record));
+            return Err(self.sale.answered_before(record));
         }
         let (Some(stored), Some(receipt)) = (stored, self.sale.receipt(record)) else {
-            return Err(sale::answered_before(record));
+            return Err(self.sale.answered_before(record));
         };
         let mut response =
             Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone().map(Box::new)));

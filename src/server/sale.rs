@@ -142,6 +142,24 @@ impl Sale {
             .with_settlement(&settlement_of(record, self.payer, Ok(transaction)), self.version)
     }
 
+    /// Answered before, and the answer is no longer kept, or not for whoever asks.
+    pub(super) fn answered_before(&self, record: &Record) -> Answer {
+        let detail = "this payment was used and its response is no longer available";
+        Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, record.settlement.paid_by())
+            .with_receipt(self.receipt(record))
+    }
+
+    /// The work failed as often as it may.
+    pub(super) fn exhausted(&self, record: &Record) -> Answer {
+        let transaction = record.settlement.paid_by();
+        let detail = match transaction {
+            Some(_) => "paid, but the work failed every time it was tried; contact the seller",
+            None => "the work failed every time it was tried; nothing was charged",
+        };
+        Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
+            .with_receipt(self.receipt(record))
+    }
+
     /// Not known whether the payment moved.
     pub(super) fn pending(&self, record: &Record, transaction: Option<B256>) -> Answer {
         let transaction = transaction.or_else(|| record.transactions.last().copied());
@@ -167,26 +185,10 @@ pub(super) fn other_id() -> Answer {
     Answer::problem(StatusCode::CONFLICT, "payment_identifier_conflict", detail, None)
 }
 
-/// Answered before, and the answer is no longer kept, or not for whoever asks.
-pub(super) fn answered_before(record: &Record) -> Answer {
-    let detail = "this payment was used and its response is no longer available";
-    Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, record.settlement.paid_by())
-}
-
 /// The work is done, but its response is gone before it was paid for: charging for it now would charge for nothing.
 pub(super) fn not_kept() -> Answer {
     let detail = "the response to this payment is no longer available, so the payment is not settled; make another one";
     Answer::problem(StatusCode::CONFLICT, "response_not_kept", detail, None)
-}
-
-pub(super) fn exhausted(record: &Record) -> Answer {
-    let (detail, transaction) = match record.settlement.paid_by() {
-        Some(transaction) => {
-            ("paid, but the work failed every time it was tried; contact the seller", Some(transaction))
-        }
-        None => ("the work failed every time it was tried; nothing was charged", None),
-    };
-    Answer::problem(StatusCode::CONFLICT, "attempts_exhausted", detail, transaction)
 }
 
 /// The request has no price.
@@ -226,11 +228,6 @@ pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
                 .retry_after(RETRY_LEDGER)
         }
     }
-}
-
-pub(super) fn crashed() -> Answer {
-    let detail = "the work failed; presenting the same payment again charges nothing more";
-    Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None)
 }
 
 pub(super) fn unread(error: &ReadError) -> Answer {

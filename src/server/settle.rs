@@ -7,6 +7,7 @@ use tracing::Instrument as _;
 
 use super::{
     answer::Answer,
+    crashed::Witness,
     detached::{Detached, Panicked},
     purchase::Purchase,
     sale::{self, Sale},
@@ -96,13 +97,17 @@ impl Settler<'_> {
 pub(super) async fn settle_due(purchase: &mut Purchase, mut record: Box<Record>, busy: Busy) -> Result<(), Answer> {
     let (sale, facilitator) = (purchase.sale.clone(), purchase.facilitator.clone());
     let (payment, mut permit) = (purchase.payment.clone(), purchase.permit.take());
+    let witness = Witness::of(purchase);
     let settling = async move {
         let _busy = busy;
         let settler = Settler { sale: &sale, facilitator: &facilitator, payment: &payment, permit: &mut permit };
         // Nothing that was verified then is worth anything now; the facilitator looks again.
         settler.settle(&mut record, &Verified::default()).await
     };
-    Detached::new(settling.in_current_span()).await.unwrap_or_else(|Panicked| Err(sale::crashed()))
+    match Detached::new(settling.in_current_span()).await {
+        Ok(settled) => settled,
+        Err(Panicked) => Err(witness.crashed().await),
+    }
 }
 
 /// Asks what became of a payment and records it. Whether that is now known.

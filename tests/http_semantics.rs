@@ -296,7 +296,15 @@ async fn a_description_that_cannot_work_says_what_to_change() {
     assert!(matches!(refused(shop.layer().public_origin("api.example")), BuildError::Url(_)));
     assert!(matches!(refused(shop.layer().resource_url("ftp://api.example")), BuildError::Url(_)));
     assert_eq!(refused(shop.layer().tags(["a", "b", "c", "d", "e", "f"])), BuildError::TooManyTags(6));
-    assert!(matches!(refused(shop.layer().description("x".repeat(10_000))), BuildError::DemandTooLarge { .. }));
+    let long = || shop.layer().description("x".repeat(10_000));
+    let priced = long().price_with(|_| std::future::ready(Ok(Quote::Free)));
+    let by_body = long().price_with_body(|_, _| std::future::ready(Ok(Quote::Free)));
+    for layer in [long(), priced, by_body] {
+        assert!(matches!(refused(layer), BuildError::DemandTooLarge { .. }));
+    }
+    // Offers are made in whole seconds, and 75 of them are needed.
+    let halves = shop.layer().max_timeout(Duration::from_millis(75_500));
+    assert!(matches!(refused(halves), BuildError::TimeoutTooShort { .. }));
     for error in [BuildError::NoPrice, BuildError::NoPayee, BuildError::NoFacilitator] {
         assert!(error.to_string().contains("call ."), "{error}");
     }

@@ -422,11 +422,10 @@ impl RequirePaymentLayerBuilder {
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let catalogue =
             Catalogue::new(pricing, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
-        if let Some(offers) = catalogue.fixed() {
-            let size = catalogue.demand(&Uri::default(), offers, None).map_or(usize::MAX, |demand| demand.header.len());
-            if size > MAX_DEMAND {
-                return Err(BuildError::DemandTooLarge { size });
-            }
+        let longest = catalogue.demand(&Uri::default(), &catalogue.longest(), None);
+        let size = longest.map_or(usize::MAX, |demand| demand.header.len());
+        if size > MAX_DEMAND {
+            return Err(BuildError::DemandTooLarge { size });
         }
         Ok(RequirePaymentLayer::new(Config {
             catalogue,
@@ -469,8 +468,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {
     let needed = limits.handler_deadline.saturating_add(limits.settlement_margin);
-    if limits.max_timeout <= needed {
-        return Err(BuildError::TimeoutTooShort { max_timeout: limits.max_timeout, needed });
+    // Offers are made in whole seconds.
+    let max_timeout = Duration::from_secs(limits.max_timeout.as_secs());
+    if max_timeout <= needed {
+        return Err(BuildError::TimeoutTooShort { max_timeout, needed });
     }
     if limits.concurrent == 0 || limits.attempts == 0 {
         return Err(BuildError::ZeroLimit);
@@ -551,7 +552,7 @@ pub enum BuildError {
         "max_timeout is {max_timeout:?}, but handler_deadline and settlement_margin need {needed:?}: raise the first or lower the others"
     )]
     TimeoutTooShort {
-        /// What was set.
+        /// What was set, without a fraction of a second.
         max_timeout: Duration,
         /// What must be exceeded.
         needed: Duration,

@@ -146,6 +146,11 @@ impl Catalogue {
         matches!(self.pricing.price, Price::OfBody(_))
     }
 
+    /// What takes as much room in a 402 as anything that is on offer.
+    pub(super) fn longest(&self) -> Arc<[OnOffer]> {
+        self.fixed.clone().unwrap_or_else(|| self.offers_at(Usdc::MAX))
+    }
+
     /// What is on offer for this request; `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
     pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
         match self.pricing.quote(request, body).await? {

@@ -93,13 +93,22 @@ impl Demand {
         }
     }
 
-    /// Why the server asks (again): a code, in v1 perhaps with a sentence after it.
-    pub(super) fn reason(&self) -> Option<Reason> {
+    /// Why the server asks (again), in its words.
+    pub(super) fn error(&self) -> Option<&str> {
         let text = match self {
-            Self::V1(asked) => asked.error.as_str().and_then(|text| text.split(':').next()).map(str::trim),
+            Self::V1(asked) => asked.error.as_str(),
             Self::V2(asked) => asked.error.as_deref(),
         };
-        text.filter(|text| !text.is_empty()).map(Reason::from)
+        text.filter(|text| !text.trim().is_empty())
+    }
+
+    /// The code in these words. Some servers put a sentence after it or before it; most say with any 402 that a payment is
+    /// required, which is no reason.
+    pub(super) fn reason(&self) -> Option<Reason> {
+        let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        // No known code is a single word of a language.
+        let is_code = |text: &&str| text.contains('_') && text.bytes().all(is_letter);
+        self.error()?.split(':').map(str::trim).find(is_code).map(Reason::from)
     }
 
     /// The first offers, in the server's order.
@@ -216,6 +225,13 @@ mod tests {
         for (error, reason) in [
             (json!("insufficient_funds"), Some(Reason::InsufficientFunds)),
             (json!("insufficient_funds: 7 of 8"), Some(Reason::InsufficientFunds)),
+            (json!("Verification failed: insufficient_funds"), Some(Reason::InsufficientFunds)),
+            (json!("a_code_of_2027"), Some(Reason::from("a_code_of_2027"))),
+            (json!("Payment required"), None),
+            (json!("X-PAYMENT header is required"), None),
+            (json!("PAYMENT_REQUIRED"), None),
+            (json!("Verification failed: the payer has 0 of 1000"), None),
+            (json!("required"), None),
             (json!(""), None),
             (json!({}), None),
             (json!(null), None),

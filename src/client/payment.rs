@@ -95,7 +95,8 @@ impl Payment {
         let transient = status.is_server_error()
             || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
             || matches!(&claim, Claim::Failed { reason: Reason::SettlementPending, .. });
-        let refusal = if status == StatusCode::PAYMENT_REQUIRED { refusal_reason(headers, body) } else { None };
+        let refusal =
+            if status == StatusCode::PAYMENT_REQUIRED { Refused::read(headers, body) } else { Refused::default() };
         self.note(claim, status, refusal);
         if transient { Next::Again { after: retry_after } } else { Next::Stop }
     }
@@ -123,7 +124,7 @@ impl Payment {
         receipt
     }
 
-    fn note(&mut self, claim: Claim, status: StatusCode, refusal: Option<Reason>) {
+    fn note(&mut self, claim: Claim, status: StatusCode, refusal: Refused) {
         let (outcome, transaction, reason) = match claim {
             Claim::Paid { transaction } => {
                 let outcome = if transaction.is_some() { Outcome::Settled } else { Outcome::Accepted };
@@ -136,9 +137,12 @@ impl Payment {
             }
             Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
                 match refusal {
-                    Some(reason) => (outcome_of(&reason), None, Some(reason.to_string())),
+                    Refused { reason: Some(reason), .. } => (outcome_of(&reason), None, Some(reason.to_string())),
                     // Whoever asks again without a word about what it was given may have used it.
-                    None => (Outcome::Unknown, None, Some("the server asked again".into())),
+                    Refused { error: Some(error), .. } => {
+                        (Outcome::Unknown, None, Some(format!("the server asked again: {error}")))
+                    }
+                    Refused { error: None, .. } => (Outcome::Unknown, None, Some("the server asked again".into())),
                 }
             }
             // In a flow where work comes first only a 2xx is charged; where payment comes first the header is always there.
@@ -221,14 +225,29 @@ impl Claim {
     }
 }
 
-/// The reason that another 402 gives.
-fn refusal_reason(headers: &HeaderMap, body: Option<&[u8]>) -> Option<Reason> {
-    Demand::read(headers, body).ok()??.reason().map(shortened)
+/// What another 402 says of the payment.
+#[derive(Default)]
+struct Refused {
+    /// Its code, if it gives one.
+    reason: Option<Reason>,
+    /// In its own words.
+    error: Option<String>,
+}
+
+impl Refused {
+    fn read(headers: &HeaderMap, body: Option<&[u8]>) -> Self {
+        let Ok(Some(demand)) = Demand::read(headers, body) else { return Self::default() };
+        Self {
+            reason: demand.reason().map(shortened),
+            error: demand.error().map(|error| error.chars().take(LONGEST).collect()),
+        }
+    }
 }
 
 /// Receipts are kept and logged; a server does not decide how long they are.
+const LONGEST: usize = 200;
+
 fn shortened(reason: Reason) -> Reason {
-    const LONGEST: usize = 200;
     match reason {
         Reason::Other(text) => Reason::Other(text.chars().take(LONGEST).collect()),
         known => known,

@@ -95,9 +95,19 @@ async fn a_second_402_never_leads_to_a_second_signature() {
     assert_eq!(server.payments().len(), 1);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
 
-    let (_, receipt, _, server) = outcome(vec![required_again(1_000)]).await;
-    assert_eq!(receipt.outcome, Outcome::Unknown, "it does not say that anything failed");
-    assert_eq!(server.payments().len(), 1);
+    let asked_again = |error: &str| -> Reply {
+        let error = encode(json!({ "x402Version": 2, "error": error, "accepts": [] }));
+        Box::new(move |_| Answer::Response(required_402(&error)))
+    };
+    for reply in [required_again(1_000), asked_again("Payment required"), asked_again("payment required")] {
+        let (_, receipt, _, server) = outcome(vec![reply]).await;
+        assert_eq!(receipt.outcome, Outcome::Unknown, "it does not say that anything failed: {receipt:?}");
+        assert_eq!(server.payments().len(), 1);
+    }
+    for error in ["insufficient_funds", "Verification failed: insufficient_funds"] {
+        let (_, receipt, ..) = outcome(vec![asked_again(error)]).await;
+        assert_eq!((receipt.outcome, receipt.reason.as_deref()), (Outcome::Failed, Some("insufficient_funds")));
+    }
 }
 
 #[tokio::test]

@@ -161,6 +161,7 @@ async fn a_second_402_never_leads_to_a_second_signature() {
         (json!("insufficient_funds: the payer has 7 units"), Outcome::Failed, Some("insufficient_funds")),
         (json!("invalid_exact_evm_nonce_already_used"), Outcome::Unknown, Some("invalid_exact_evm_nonce_already_used")),
         (json!({}), Outcome::Unknown, Some("the server asked again")),
+        (json!("Pay again"), Outcome::Unknown, Some("the server asked again: Pay again")),
     ] {
         for price in [1_000, 9_000] {
             let replies = |bank: &Bank| vec![bank.then(required_again_v1(price, error.clone())), settled_in_v1()];

@@ -319,6 +319,31 @@ async fn an_upgrade_that_may_be_paid_for_is_charged() {
 }
 
 #[tokio::test]
+async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+        assert!(!["upgrade", "http2-settings"].iter().any(|name| request.headers().contains_key(*name)));
+        Response::new(Body::from("x"))
+    });
+    let offering = |protocols: &[&str]| {
+        let mut request = Request::get("/evaluate?k=1").header("connection", "upgrade, http2-settings");
+        for protocol in protocols {
+            request = request.header("upgrade", *protocol);
+        }
+        request.header("http2-settings", "AAMAAABkAAQAoAAAAAIAAAAA").body(Body::empty()).unwrap()
+    };
+    for offered in [&["h2c"][..], &["H2C , h2c"], &["h2c", "h2c"]] {
+        let purchase = customer().pay(&app, offering(offered)).await;
+        assert_eq!(send(&app, purchase.on(offering(offered))).await.status, StatusCode::OK, "{offered:?}");
+    }
+    for other in [&["websocket"][..], &["h2c, websocket"], &["h2c", "websocket"], &[""]] {
+        let refused = send(&app, offering(other)).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (StatusCode::BAD_REQUEST, "upgrade_not_payable"));
+    }
+    assert_eq!(handled.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
 async fn copies_of_one_payment_leave_places_to_others() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {

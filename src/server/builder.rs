@@ -267,7 +267,8 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Lets requests for a protocol upgrade be paid for; they are refused otherwise.
+    /// Lets requests for a protocol upgrade be paid for; they are refused otherwise, but for those that could do without: an offer to go on
+    /// in HTTP/2 (`h2c`) is taken off and the request answered as it is.
     pub fn allow_upgrades(mut self, allow: bool) -> Self {
         self.allow_upgrades = allow;
         self

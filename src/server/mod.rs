@@ -84,7 +84,7 @@
 //! | status | when | what the client should do |
 //! |---|---|---|
 //! | 402 | no payment; not on offer; verification or settlement failed | pay the offer in `PAYMENT-REQUIRED` |
-//! | 400 | the payment header, or an identifier in it, cannot be read; two payment headers; paid HEAD; upgrade | correct the request |
+//! | 400 | the payment header, or an identifier in it, cannot be read; two payment headers; paid HEAD; upgrade, but to HTTP/2 | correct the request |
 //! | 409 | the payment was used for another request, or its response is gone | read the reason: it was used, or (`response_not_kept`) never charged; if it was paid, `PAYMENT-RESPONSE` says so |
 //! | 409 | the payment or its identifier was presented with another one | present what was presented first |
 //! | 409 with `Retry-After` | another worker is still at it | repeat the request |

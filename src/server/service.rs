@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    Method, Request, Response, StatusCode,
+    HeaderMap, HeaderName, Method, Request, Response, StatusCode,
     header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, UPGRADE},
 };
 use http_body::Body;
@@ -27,6 +27,8 @@ use super::{
     sale::{self, Sale},
 };
 use crate::metrics::{self, Ended};
+
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
 /// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
 ///
@@ -66,7 +68,10 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if !self.config.allow_upgrades {
+            decline_http2(request.headers_mut());
+        }
         let headers = request.headers();
         let is_preflight = request.method() == Method::OPTIONS
             && headers.contains_key(ORIGIN)
@@ -103,6 +108,17 @@ where
             }
             None => ResponseFuture::paid(Box::pin(charge(config.clone(), self.inner.clone(), request, is_paid)), cors),
         }
+    }
+}
+
+/// Whoever can go on in HTTP/2 says so with any request, and expects to be answered in HTTP/1.1 where nobody takes that up (RFC 9110,
+/// section 7.8). Other protocols are asked for by those who need them.
+fn decline_http2(headers: &mut HeaderMap) {
+    let is_http2 = |name: &[u8]| name.trim_ascii().eq_ignore_ascii_case(b"h2c");
+    let mut offered = headers.get_all(UPGRADE).iter().flat_map(|names| names.as_bytes().split(|byte| *byte == b','));
+    if headers.contains_key(UPGRADE) && offered.all(is_http2) {
+        headers.remove(UPGRADE);
+        headers.remove(HTTP2_SETTINGS);
     }
 }
 

@@ -13,6 +13,7 @@ use url::Url;
 
 use super::{
     Outcome, Receipt,
+    budget::Reservation,
     journal_file::JournalFile,
     promise::{Promise, Tally, host_of},
 };
@@ -81,20 +82,22 @@ impl Journal {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, JournalError> {
         let path = path.as_ref();
         let (file, text) = JournalFile::open(path).map_err(|source| JournalError::Io { path: path.into(), source })?;
-        let mut state = State::default();
+        let mut read = State::default();
         for (index, line) in text.lines().enumerate() {
             let record = serde_json::from_str(line).map_err(|source| JournalError::Line {
                 path: path.into(),
                 line: index + 1,
                 column: source.column(),
             })?;
-            state.apply(record);
+            read.apply(record);
         }
         let mut file = OpenFile { fold_at: FOLD_AT.max(4 * file.length()), file };
-        if text.lines().count() > state.lines() {
-            file.fold(&mut state);
+        let is_foldable = text.lines().count() > read.lines();
+        let state = Mutex::new(read);
+        if is_foldable {
+            file.fold(&state);
         }
-        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state: Mutex::new(state) })))
+        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state })))
     }
 
     /// Payments that were signed and of which nobody has proven that they were made or never will be, in the order of
@@ -130,24 +133,41 @@ impl Journal {
         self.state().note_fate(nonce, paid);
     }
 
-    /// Returns when the payment is recorded and may be sent.
-    pub(super) async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
+    /// Returns when the payment is recorded and may be sent. What is set aside for it is held from then on; if it cannot be
+    /// recorded, it is given back, also if nobody waits any more to hear of it.
+    pub(super) async fn signed_for(
+        &self,
+        entry: JournalEntry,
+        mut reservation: Reservation,
+    ) -> io::Result<Reservation> {
         let this = self.clone();
         let write = move || {
-            let record = Record::Signed(entry);
-            // The file stays locked until the state knows the payment: folding writes what the state knows.
-            let _file = match &this.0.file {
-                Some(file) => {
-                    let mut file = lock(file);
-                    file.append(&record, true, &this.0.state)?;
-                    Some(file)
+            // From here on the signature may survive this process; losing sight of it must not free the money.
+            reservation.hold();
+            match this.write_signed(entry) {
+                Ok(()) => Ok(reservation),
+                Err(error) => {
+                    reservation.release();
+                    Err(error)
                 }
-                None => None,
-            };
-            this.state().apply(record);
-            Ok(())
+            }
         };
         self.wherever_it_may_wait(write).await
+    }
+
+    fn write_signed(&self, entry: JournalEntry) -> io::Result<()> {
+        let record = Record::Signed(entry);
+        // The file stays locked until the state knows the payment: folding writes what the state knows.
+        let _file = match &self.0.file {
+            Some(file) => {
+                let mut file = lock(file);
+                file.append(&record, true, &self.0.state)?;
+                Some(file)
+            }
+            None => None,
+        };
+        self.state().apply(record);
+        Ok(())
     }
 
     /// Enters an outcome, and returns the payment if this closed it.
@@ -167,7 +187,10 @@ impl Journal {
         self.wherever_it_may_wait(write).await
     }
 
-    async fn wherever_it_may_wait(&self, write: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    async fn wherever_it_may_wait<T: Send + 'static>(
+        &self,
+        write: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
         match self.0.file {
             Some(_) => tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?,
             None => write(),
@@ -193,15 +216,16 @@ impl fmt::Debug for Journal {
 impl OpenFile {
     fn append(&mut self, record: &Record, durable: bool, state: &Mutex<State>) -> io::Result<()> {
         if self.file.length() >= self.fold_at {
-            self.fold(&mut lock(state));
+            self.fold(state);
         }
         self.file.append(&line(record)?, durable)
     }
 
-    /// Rewrites the file as what it adds up to. One that cannot be rewritten goes on as it is.
-    fn fold(&mut self, state: &mut State) {
-        state.paid.thin();
-        let folded = state.records().iter().map(line).collect::<io::Result<Vec<_>>>();
+    /// Rewrites the file as what it adds up to. One that cannot be rewritten goes on as it is. Nobody who asks for the state waits
+    /// for the disk: what is entered meanwhile is written when this is done, by whoever entered it.
+    fn fold(&mut self, state: &Mutex<State>) {
+        let records = lock(state).folded();
+        let folded = records.iter().map(line).collect::<io::Result<Vec<_>>>();
         if let Err(error) = folded.and_then(|lines| self.file.replace(&lines.concat())) {
             tracing::warn!(%error, "the journal could not be made shorter");
         }
@@ -256,7 +280,9 @@ impl State {
         usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len()
     }
 
-    fn records(&self) -> Vec<Record> {
+    /// What it adds up to, as records.
+    fn folded(&mut self) -> Vec<Record> {
+        self.paid.thin();
         let paid = (!self.paid.is_empty()).then(|| Record::Paid(self.paid.clone()));
         let open = self.open.values().cloned().map(Record::Signed);
         let failed = self.failed.iter().map(|(_, nonce)| Record::Outcome {
@@ -388,6 +414,8 @@ pub enum JournalError {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::client::Budget;
 
@@ -440,6 +468,13 @@ mod tests {
         let record = Record::from(&receipt);
         journal.close(&record);
         journal.closed(record).await.unwrap();
+    }
+
+    impl Journal {
+        async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
+            let budget = Budget::builder().per_payment(entry.amount).build();
+            self.signed_for(entry.clone(), budget.reserve(entry.promise(), 0).unwrap()).await.map(drop)
+        }
     }
 
     #[tokio::test]
@@ -543,6 +578,34 @@ mod tests {
         assert!(std::fs::read_to_string(&path.0).unwrap().starts_with(&whole));
         let open: Vec<_> = Journal::open(&path.0).unwrap().unresolved().iter().map(|entry| entry.nonce[0]).collect();
         assert_eq!(open, [1, 3]);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_recorded_is_given_back_also_if_nobody_waits_for_it() {
+        let path = TempPath::new("given-up");
+        let journal = Journal::open(&path.0).unwrap();
+        let budget = Budget::builder().journal(journal.clone()).build();
+        let good = {
+            let mut file = lock(journal.0.file.as_ref().unwrap());
+            let good = file.file.swap(std::fs::File::open(&path.0).unwrap());
+            let reservation = budget.reserve(entry(1, 5).promise(), 0).unwrap();
+            let recording = journal.signed_for(entry(1, 5), reservation);
+            assert!(recording.now_or_never().is_none(), "the file is in use");
+            assert_eq!(budget.reserved().atomic(), 5, "it may be recorded yet");
+            good
+        };
+        for _ in 0..1_000 {
+            if budget.reserved() == Usdc::ZERO {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        assert_eq!(budget.reserved(), Usdc::ZERO);
+
+        lock(journal.0.file.as_ref().unwrap()).file.swap(good);
+        let reservation = budget.reserve(entry(2, 5).promise(), 0).unwrap();
+        drop(journal.signed_for(entry(2, 5), reservation).await.unwrap());
+        assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Payer {
     /// Signs what is demanded.
     pub(super) async fn meet(&self, mut demand: Demand, method: &Method, url: &Url) -> Result<Payment, PaymentError> {
         let now = self.now();
-        let (choice, mut reservation) = self.reserve(&demand, url, now)?;
+        let (choice, reservation) = self.reserve(&demand, url, now)?;
         demand.name(self.0.nonces.as_ref())?;
         let window = choice.offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
         let valid_before = now.saturating_add(window);
@@ -158,13 +158,8 @@ impl Payer {
         let mut header = HeaderValue::from_str(&entry.payment).map_err(PaymentError::encode)?;
         header.set_sensitive(true);
 
-        // From here on the signature may survive this process; losing sight of it must not free the money.
-        reservation.hold();
         let journal = self.0.budget.journal().clone();
-        if let Err(error) = journal.signed(entry.clone()).await {
-            reservation.release();
-            return Err(PaymentError::Journal(error));
-        }
+        let reservation = journal.signed_for(entry.clone(), reservation).await.map_err(PaymentError::Journal)?;
         Ok(Payment::new(header, entry, reservation, journal, self.0.clock.clone()))
     }
 

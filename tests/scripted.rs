@@ -344,6 +344,27 @@ async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
 }
 
 #[tokio::test]
+async fn what_has_become_free_takes_no_payment_and_shows_it_to_nobody() {
+    let facilitator = Arc::new(Scripted::new());
+    let price = Arc::new(AtomicU64::new(1_000));
+    let now = price.clone();
+    let layer = layer(&facilitator).price_with(move |_| {
+        let units = now.load(Ordering::SeqCst);
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, |_, request| async move {
+        assert!(!["payment-signature", "x-payment"].iter().any(|name| request.headers().contains_key(*name)));
+        Response::new(Body::from("x"))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    price.store(0, Ordering::SeqCst);
+    for request in [purchase.on(evaluate("x")), purchase.on_v1(evaluate("x"))] {
+        assert_eq!(send(&app, request).await.text(), "x");
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 0));
+}
+
+#[tokio::test]
 async fn copies_of_one_payment_leave_places_to_others() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {

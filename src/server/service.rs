@@ -26,7 +26,10 @@ use super::{
     response_body::ResponseBody,
     sale::{self, Sale},
 };
-use crate::metrics::{self, Ended};
+use crate::{
+    metrics::{self, Ended},
+    protocol::header_name,
+};
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
@@ -147,6 +150,9 @@ where
     };
     let Some(offers) = offers else {
         metrics::request(Ended::Free);
+        // What is not taken is still money until it expires; a handler that logs its headers must not log it.
+        parts.headers.remove(header_name::PAYMENT_SIGNATURE);
+        parts.headers.remove(header_name::X_PAYMENT);
         let request = Request::from_parts(parts, work.unhashed());
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };

@@ -24,7 +24,7 @@ use tower_x402::{
     facilitator::{RemoteFacilitator, service::FacilitatorService},
     market::{
         AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, Evaluator,
-        RefusedReason, SourceError, Student,
+        RefusedReason, SourceError, Student, selection::Cheapest,
     },
 };
 use url::Url;
@@ -264,7 +264,7 @@ async fn an_evaluator_that_moves_is_found_where_it_is() {
         let key = PrivateKeySigner::random();
         let ((old, sign), (new, _)) = (stall(&stage, &key).await, stall(&stage, &key).await);
         let names = Names::default();
-        let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).tasks(10).seed(1);
+        let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).selector(Cheapest);
         let student = student.build().unwrap();
         names.are(&[&old]);
         assert_eq!(student.discover().await.found.len(), 1);
@@ -290,8 +290,8 @@ async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
     let (first, sign) = stall(&stage, &keys[0]).await;
     let (second, _) = stall(&stage, &keys[1]).await;
     let names = Names::default();
-    let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).max_evaluators(1).tasks(10);
-    let student = student.build().unwrap();
+    let student = Student::builder(stage.payer(100 * PRICE).await).source(names.clone()).selector(Cheapest);
+    let student = student.max_evaluators(1).build().unwrap();
     names.are(&[&first]);
     assert_eq!(student.discover().await.found.len(), 1);
     assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);

@@ -95,7 +95,7 @@ async fn of_a_pair_the_better_one_is_preferred() {
 async fn a_student_may_be_as_patient_as_there_is_time() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
-    let patient = |student: StudentBuilder| student.deadline(Duration::MAX).card_ttl(Duration::MAX);
+    let patient = |student: StudentBuilder| student.selector(Cheapest).deadline(Duration::MAX).card_ttl(Duration::MAX);
     let student = stage.student(100 * PRICE, &[&booth], patient).await;
     assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
 }

@@ -130,7 +130,7 @@ async fn what_another_process_is_settling_has_not_failed() {
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     stage.devnet.faults().set(|call| match call.method {
-        "eth_sendRawTransactionSync" => Fault::Delay(Duration::from_secs(1)),
+        "eth_sendRawTransactionSync" => Fault::Delay(Duration::from_secs(2)),
         _ => Fault::None,
     });
     let meanwhile = async {

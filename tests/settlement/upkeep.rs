@@ -408,8 +408,7 @@ async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
 async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
     let rarely = Duration::from_secs(3_600);
     let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).upkeep_interval(rarely)).await;
-    let mut pauses = Vec::new();
-    for age in [20, 100] {
+    for (age, pause) in [(20, 2), (100, 25)] {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
         stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
@@ -419,11 +418,12 @@ async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
         let looks = stage.calls("eth_getLogs");
         stage.facilitator.look_after_soon();
         until(async || stage.calls("eth_getLogs") > looks).await;
+        let until_when = async || stage.record(&payment).await.settling.map(|settling| settling.until);
+        let expected = Some(tower_x402::Clock::now(&*stage.clock) + pause);
+        until(async || until_when().await == expected).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let settling = stage.record(&payment).await.settling.unwrap();
-        pauses.push(settling.until - tower_x402::Clock::now(&*stage.clock));
+        assert_eq!(until_when().await, expected, "{age} seconds after it was reserved");
     }
-    assert_eq!(pauses, [2, 25]);
 }
 
 #[tokio::test]

@@ -500,3 +500,12 @@ impl Ledger for SlowLedger {
         self.0.response_limit()
     }
 }
+
+#[tokio::test]
+async fn times_without_end_are_no_panic() {
+    let facilitator = Arc::new(Scripted::new());
+    let patient = layer(&facilitator).max_timeout(Duration::from_secs(200_000)).handler_deadline(Duration::MAX);
+    let (app, _) = serve(patient.settlement_margin(Duration::MAX).max_wait(Duration::MAX), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+}

@@ -309,15 +309,15 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// How long the handler may take; then the request is answered 504. Nothing is charged for it, or, in the flow
-    /// `upfront`, nothing more if the same payment is presented again. Default 60 s.
+    /// `upfront`, nothing more if the same payment is presented again. Default 60 s, at most a day.
     pub fn handler_deadline(mut self, deadline: Duration) -> Self {
-        self.limits.handler_deadline = deadline;
+        self.limits.handler_deadline = deadline.min(LONGEST);
         self
     }
 
-    /// How long before `validBefore` a settlement must begin. Default 15 s.
+    /// How long before `validBefore` a settlement must begin. Default 15 s, at most a day.
     pub fn settlement_margin(mut self, margin: Duration) -> Self {
-        self.limits.settlement_margin = margin;
+        self.limits.settlement_margin = margin.min(LONGEST);
         self
     }
 
@@ -350,7 +350,7 @@ impl RequirePaymentLayerBuilder {
 
     /// How long a copy of a payment waits for the first one's answer, before 409. Default 90 s, at most a day.
     pub fn max_wait(mut self, wait: Duration) -> Self {
-        self.limits.wait = wait.min(LONGEST_WAIT);
+        self.limits.wait = wait.min(LONGEST);
         self
     }
 
@@ -464,8 +464,8 @@ impl fmt::Debug for RequirePaymentLayerBuilder {
 
 /// Some clients stop reading headers near 8 KB in all.
 const MAX_DEMAND: usize = 6 * 1024;
-/// The longest that a copy can be told to wait; a clock's end is far beyond.
-const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
+/// The longest that anything can be told to take; a clock's end is far beyond.
+const LONGEST: Duration = Duration::from_secs(86_400);
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {
     let needed = limits.handler_deadline.saturating_add(limits.settlement_margin);

@@ -9,10 +9,10 @@ use crate::market::{Input, LengthError, LongText, Outputs, Preference, Submissio
 
 /// A task with outputs that are known to be good or bad.
 ///
-/// From time to time one is sent to evaluators as if it were a submission like any other, and shaped like the one that it goes along with: as
+/// From time to time one is sent to evaluators as if it were a submission like any other, and shaped like the one that it goes before: as
 /// many outputs, drawn at random and in random order; for a pair a good one and a bad one. So it is well to have several of both, tasks
 /// that look like the real ones, and more of them than one evaluator is ever sent: each is used before any is used again. One without a
-/// reference or a context goes along with no submission that has one; what real ones do not have is left out of it.
+/// reference or a context goes before no submission that has one; what real ones do not have is left out of it.
 ///
 /// ```
 /// use tower_x402::market::{Gold, Task};

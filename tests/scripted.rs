@@ -17,14 +17,15 @@ use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
     scripted::{Scripted, away, customer, echo, layer, not_yet, paid, record, serve},
-    shop::{evaluate, send, try_send},
+    shop::{app, evaluate, send, try_send},
 };
 use tokio::sync::Notify;
+use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
     ManualClock, Network, Usdc,
     facilitator::{Authenticity, Outcome, Rejection, Verified},
@@ -33,6 +34,7 @@ use tower_x402::{
         Sender, Settlement, SettlementStep, StoredResponse, Submission,
     },
     protocol::{PaymentFlow, Reason},
+    server::{Quote, RequestBody},
 };
 
 /// A body that says when it is read, and ends when it is told to.
@@ -344,7 +346,7 @@ async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
 }
 
 #[tokio::test]
-async fn what_has_become_free_takes_no_payment_and_shows_it_to_nobody() {
+async fn what_has_become_free_takes_no_payment_and_writes_it_nowhere() {
     let facilitator = Arc::new(Scripted::new());
     let price = Arc::new(AtomicU64::new(1_000));
     let now = price.clone();
@@ -353,7 +355,9 @@ async fn what_has_become_free_takes_no_payment_and_shows_it_to_nobody() {
         async move { Ok(Usdc::from_atomic(units).into()) }
     });
     let (app, handled) = serve(layer, |_, request| async move {
-        assert!(!["payment-signature", "x-payment"].iter().any(|name| request.headers().contains_key(*name)));
+        let mut payments =
+            ["payment-signature", "x-payment"].into_iter().filter_map(|name| request.headers().get(name));
+        assert!(payments.next().is_some_and(HeaderValue::is_sensitive));
         Response::new(Body::from("x"))
     });
     let purchase = customer().pay(&app, evaluate("x")).await;
@@ -362,6 +366,19 @@ async fn what_has_become_free_takes_no_payment_and_shows_it_to_nobody() {
         assert_eq!(send(&app, request).await.text(), "x");
     }
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 0));
+}
+
+#[tokio::test]
+async fn what_is_free_at_one_layer_is_paid_for_at_one_below() {
+    let facilitator = Arc::new(Scripted::new());
+    let (below, handled) = serve(layer(&facilitator), echo);
+    let free = layer(&facilitator).price_with(|_| async { Ok(Quote::Free) }).build().unwrap();
+    let app = app(free.layer(tower::service_fn(move |request: Request<RequestBody<Body>>| {
+        below.clone().oneshot(request.map(Body::new))
+    })));
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
 #[tokio::test]

@@ -150,9 +150,13 @@ where
     };
     let Some(offers) = offers else {
         metrics::request(Ended::Free);
-        // What is not taken is still money until it expires; a handler that logs its headers must not log it.
-        parts.headers.remove(header_name::PAYMENT_SIGNATURE);
-        parts.headers.remove(header_name::X_PAYMENT);
+        // What is not taken is still money until it expires; a handler that logs its headers must not log it. It may be for somebody
+        // below.
+        for name in [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT] {
+            if let http::header::Entry::Occupied(mut payments) = parts.headers.entry(name) {
+                payments.iter_mut().for_each(|payment| payment.set_sensitive(true));
+            }
+        }
         let request = Request::from_parts(parts, work.unhashed());
         return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
     };

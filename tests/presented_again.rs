@@ -154,6 +154,38 @@ async fn a_body_too_long_to_be_kept_finds_its_answer_again() {
 }
 
 #[tokio::test]
+async fn a_body_that_says_that_it_is_another_is_not_waited_for() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).max_request_body(10), echo);
+    let purchase = customer().pay(&app, evaluate("short")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("short"))).await.text(), "short");
+    let silent = http_body_util::StreamBody::new(stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>());
+    let endless = Announced(Body::new(silent), 2_000_000);
+    let refused = send(&app, purchase.on(evaluate("").map(|_| Body::new(endless))));
+    let refused = tokio::time::timeout(Duration::from_secs(5), refused).await.unwrap();
+    assert_eq!((refused.status, refused.settlement().is_some()), (StatusCode::CONFLICT, false));
+}
+
+/// A body and how long it says that it is.
+struct Announced(Body, u64);
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        std::pin::Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.1)
+    }
+}
+
+#[tokio::test]
 async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
     let facilitator = Arc::new(Scripted::new());
     let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -215,6 +247,8 @@ async fn whoever_paid_for_work_that_never_succeeds_is_told_so_where_clients_read
         let refused = send(&app, purchase.on(evaluate("x"))).await;
         assert_eq!((refused.status, refused.reason().as_str()), (StatusCode::CONFLICT, "attempts_exhausted"));
         assert_eq!(refused.settlement().is_some(), is_paid);
+        let other = send(&app, purchase.on(evaluate("y"))).await;
+        assert_eq!((other.status, other.settlement().is_some()), (StatusCode::CONFLICT, false));
         if is_paid {
             assert_eq!(refused.transaction(), B256::repeat_byte(0x77));
         }

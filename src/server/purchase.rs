@@ -278,7 +278,10 @@ impl Purchase {
                     return Err(self.sale.pending(&record, None));
                 }
             }
-            Verdict::Exhausted => return Err(self.sale.exhausted(&record)),
+            Verdict::Exhausted => {
+                body.compare(&record).await?;
+                return Err(self.sale.exhausted(&record));
+            }
             Verdict::Dead => {
                 let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
                 return Err(self.sale.not_settled(&record, reason, "this payment can never be settled", None));
@@ -337,8 +340,9 @@ impl Purchase {
         let replays = ledger.count_replay(&self.key).await.map_err(|error| sale::ledger_failed(&error))?;
         let has_secret = record.request.names_caller || record.id.is_some();
         let names_caller = has_secret || record.body.is_some_and(|body| body.length > 0);
-        // Nobody has it before it is settled, however long that takes.
-        let since = record.produced_at.max(record.settled_at).unwrap_or(0);
+        // Unless it was deferred, nobody has it before it is settled, however long that takes.
+        let settled_at = record.settled_at.filter(|_| !record.deferred);
+        let since = record.produced_at.max(settled_at).unwrap_or(0);
         let age = now.saturating_sub(since);
         if !names_caller && (replays > limits.anonymous_replays || age > limits.anonymous_replay_age.as_secs()) {
             return Err(self.sale.answered_before(record));

@@ -79,6 +79,13 @@ impl<B: Body<Data = Bytes>> Unread<B> {
     /// Refuses another body than the one first presented.
     pub(super) async fn compare(&mut self, record: &Record) -> Result<(), Answer> {
         let Some(read) = &record.body else { return Ok(()) };
+        // What says that it is longer or shorter need not come.
+        if let Content::Untouched(body) = &self.content {
+            let says = body.size_hint();
+            if (read.complete && says.lower() > read.length) || says.upper().is_some_and(|most| most < read.length) {
+                return Err(sale::other_request());
+            }
+        }
         self.read().await?;
         if let Content::Untouched(_) = self.content
             && let Content::Untouched(body) = std::mem::replace(&mut self.content, Content::Whole(Bytes::new()))
@@ -87,8 +94,12 @@ impl<B: Body<Data = Bytes>> Unread<B> {
         }
         let is_same = match &mut self.content {
             Content::Long(long) => {
-                // As much time as the handler had to read it.
-                let within = self.config.limits.body_deadline.max(self.config.limits.handler_deadline);
+                let limits = &self.config.limits;
+                // What was long had as much time as the handler.
+                let within = match read.length > limits.request_body as u64 {
+                    true => limits.body_deadline.max(limits.handler_deadline),
+                    false => limits.body_deadline,
+                };
                 let compared = tokio::time::timeout(within, long.is_as(read)).await;
                 compared.unwrap_or(Err(ReadError::TooSlow)).map_err(|error| sale::unread(&error))?
             }

@@ -107,7 +107,7 @@ impl Demand {
     pub(super) fn reason(&self) -> Option<Reason> {
         let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         // No known code is a single word of a language.
-        let is_code = |text: &&str| text.contains('_') && text.bytes().all(is_letter);
+        let is_code = |text: &&str| text.contains('_') && *text != "payment_required" && text.bytes().all(is_letter);
         self.error()?.split(':').map(str::trim).find(is_code).map(Reason::from)
     }
 
@@ -230,6 +230,7 @@ mod tests {
             (json!("Payment required"), None),
             (json!("X-PAYMENT header is required"), None),
             (json!("PAYMENT_REQUIRED"), None),
+            (json!("payment_required"), None),
             (json!("Verification failed: the payer has 0 of 1000"), None),
             (json!("required"), None),
             (json!(""), None),

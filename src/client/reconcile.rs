@@ -1,6 +1,6 @@
 //! What the chain says about payments that nobody answered for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alloy_primitives::U64;
 use alloy_provider::Provider;
@@ -100,6 +100,7 @@ where
             found.enter_unseen();
             continue;
         }
+        let asked = Instant::now();
         match prove(&rpc, &entry, last).await {
             Ok(proof) => {
                 (seen, silent) = (seen + 1, 0);
@@ -107,7 +108,9 @@ where
             }
             Err(error) => {
                 tracing::debug!(?error, nonce = %entry.nonce, "a payment could not be looked at");
-                silent = if matches!(error, RpcFailure::Silent) { silent + 1 } else { 0 };
+                // A node that has forgotten something says so at once.
+                let is_late = matches!(error, RpcFailure::Silent) && asked.elapsed() >= PATIENCE;
+                silent = if is_late { silent + 1 } else { 0 };
                 failure.get_or_insert(error);
                 found.enter_unseen();
             }

@@ -208,6 +208,33 @@ async fn a_payment_that_cannot_be_looked_at_keeps_no_other_open() {
 }
 
 #[tokio::test]
+async fn payments_that_a_node_has_forgotten_keep_no_other_open_however_many() {
+    let chain = DevnetChain::start(None).await;
+    let buyer = Buyer::new(&chain, Journal::in_memory()).await;
+    let mut payments = Vec::new();
+    for _ in 0..4 {
+        payments.push(buyer.buy(vec![cut()]).await.1);
+    }
+    payments.sort_by_key(|payment| payment.authorization.nonce);
+    let valid_before = payments.iter().map(|payment| payment.authorization.valid_before).max().unwrap().to::<u64>();
+    for used in &payments[..3] {
+        buyer.execute(used).await;
+    }
+    chain.set_next_timestamp(valid_before + 100).await;
+    for _ in 0..65 {
+        chain.mine().await;
+    }
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    proxy.judge(|methods| match methods.iter().any(|method| method == "eth_getLogs") {
+        true => Fate::DropBefore,
+        false => Fate::Pass,
+    });
+    let node = ProviderBuilder::new().connect_http(proxy.url().parse().unwrap());
+    let found = reconcile(&buyer.budget, &node).await.unwrap();
+    assert_eq!((found.paid, found.void, found.open, found.unseen), (0, 1, 3, 3));
+}
+
+#[tokio::test]
 async fn nothing_is_decided_before_it_is_final_or_by_another_chain() {
     let server = Server::paid(required(&[offer(1_000)]), failed()).await;
     let purse = purse(10_000);

@@ -19,10 +19,10 @@ use super::{
 
 /// Blocks per `eth_getLogs`, the largest first; providers differ in what they allow.
 const RANGES: [u64; 4] = [2_000, 500, 100, 10];
-/// Requests per search: in the smallest ranges, they reach over some 600 blocks.
-const MAX_REQUESTS: usize = 64;
+/// Requests per search: in the smallest ranges, they reach over some 900 blocks.
+const MAX_REQUESTS: usize = 96;
 /// Of these, those for the oldest blocks where a use is expected soon; the others go to the newest.
-const FOR_THE_OLDEST: usize = MAX_REQUESTS / 2;
+const FOR_THE_OLDEST: usize = 64;
 
 /// What became of an authorization that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,6 +45,8 @@ use crate::{
 pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a key that could not pay for gas is used only if there is no other.
 const EMPTY_TANK: Duration = Duration::from_secs(30);
+/// What a payment alone may use, and more.
+const LONE_GAS: u128 = 200_000;
 /// How long a transaction out of sight keeps its nonce.
 pub(super) const WATCH_LIMIT: Duration = Duration::from_secs(1_800);
 
@@ -128,6 +130,11 @@ impl Engine {
             Sent::NoGas => {
                 let account = lane.account();
                 let balance = self.rpc.balance(account).await.unwrap_or_default();
+                // Nodes set aside for what is in flight as much as it may cost at most: with the next block there is more.
+                if lane.in_flight() > 0 && self.pays_for_one(balance).await {
+                    tokio::time::sleep(self.pace.block_time().min(Duration::from_secs(1))).await;
+                    return Ok(());
+                }
                 tracing::error!(%account, %balance, "the settlement key cannot pay for gas");
                 lane.rest(EMPTY_TANK, balance);
                 if self.lanes.len() > 1 {
@@ -144,11 +151,21 @@ impl Engine {
                 tracing::error!(words, "the node refuses the transaction");
                 Err(FacilitatorError::Misconfigured(format!("the node refuses the transaction: {words}")))
             }
+            Sent::Underpriced => {
+                self.fees.insisted_on().await;
+                Ok(())
+            }
             _ => {
                 self.fees.forget().await;
                 Ok(())
             }
         }
+    }
+
+    /// Whether that is enough for a payment alone, as far as is known.
+    async fn pays_for_one(&self, balance: U256) -> bool {
+        let fees = self.fees.get(&self.rpc).await;
+        fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(LONE_GAS)))
     }
 
     pub(super) fn account(&self, receipt: &Receipt, started: Instant) {

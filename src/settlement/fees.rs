@@ -1,6 +1,6 @@
 //! What to offer for gas.
 
-use std::time::Duration;
+use std::{sync::PoisonError, time::Duration};
 
 use alloy_primitives::{U64, U128};
 use serde::Deserialize;
@@ -28,6 +28,9 @@ const BLOCKS: u64 = 20;
 /// any tip will do.
 const MOST_TIP: u128 = 20;
 
+/// How long what others tip is no longer bounded after a node wanted more.
+const INSISTED: Duration = Duration::from_secs(600);
+
 /// The lowest base fee that counts for that, in wei: Base's.
 const LEAST_BASE_FEE: u128 = 5_000_000;
 
@@ -43,6 +46,8 @@ pub(crate) struct Fees {
 pub(crate) struct FeeCache {
     ceiling: Option<u128>,
     cached: Mutex<Cached>,
+    /// When a node wanted more than was offered.
+    insisted: std::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +75,7 @@ struct History {
 
 impl FeeCache {
     pub(crate) fn new(ceiling: Option<u128>) -> Self {
-        Self { ceiling, cached: Mutex::default() }
+        Self { ceiling, cached: Mutex::default(), insisted: std::sync::Mutex::default() }
     }
 
     /// What to offer now.
@@ -90,11 +95,18 @@ impl FeeCache {
         self.cached.lock().await.seen = None;
     }
 
+    /// A node took less for too little: what others tip is what it wants.
+    pub(crate) async fn insisted_on(&self) {
+        *self.insisted.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.forget().await;
+    }
+
     /// Why nothing can be offered now, as far as that is known without asking the node.
     pub(crate) fn known_refusal(&self) -> Result<(), FacilitatorError> {
         // Whoever holds the lock asks the node just now.
         let seen = self.cached.try_lock().ok().and_then(|cached| cached.seen);
-        match seen.filter(|(at, _)| at.elapsed() < TTL) {
+        // The upkeep looks again before that.
+        match seen.filter(|(at, _)| at.elapsed() < STALE) {
             Some((_, market)) => self.offer(market).map(drop),
             None => Ok(()),
         }
@@ -138,10 +150,12 @@ impl FeeCache {
 
     /// What to offer in such a market. A ceiling bounds the tip, too, and is a reason to refuse only if the least tip is too much.
     fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FacilitatorError> {
-        let most = self.ceiling.map_or_else(
-            || base_fee.max(LEAST_BASE_FEE).saturating_mul(MOST_TIP),
-            |ceiling| ceiling.saturating_sub(base_fee),
-        );
+        let insisted = *self.insisted.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = match self.ceiling {
+            Some(ceiling) => ceiling.saturating_sub(base_fee),
+            None if insisted.is_some_and(|at| at.elapsed() < INSISTED) => u128::MAX,
+            None => base_fee.max(LEAST_BASE_FEE).saturating_mul(MOST_TIP),
+        };
         if base_fee.saturating_add(LEAST_TIP) > self.ceiling.unwrap_or(u128::MAX) {
             return Err(too_dear());
         }
@@ -208,6 +222,15 @@ mod tests {
         assert_eq!(offer(None, GWEI, 100 * GWEI), Some((22 * GWEI, 20 * GWEI)));
         assert_eq!(offer(None, LEAST_BASE_FEE, 10 * LEAST_BASE_FEE), Some((12 * LEAST_BASE_FEE, 10 * LEAST_BASE_FEE)));
         assert_eq!(offer(Some(200 * GWEI), LEAST_BASE_FEE, 100 * GWEI).map(|(_, tip)| tip), Some(100 * GWEI));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_wants_what_others_tip_gets_it() {
+        let fees = FeeCache::new(None);
+        let market = Market { base_fee: 10, tip: 25 * GWEI };
+        assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
+        fees.insisted_on().await;
+        assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
     }
 
     #[test]

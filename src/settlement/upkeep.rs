@@ -77,6 +77,10 @@ impl Engine {
         }
         self.watch_the_tank(memory).await;
         self.wake_who_was_refilled().await;
+        if self.fees.known_refusal().is_err() {
+            // Until somebody looks, nothing is verified.
+            let _ = self.fees.get(&self.rpc).await;
+        }
     }
 
     /// All open payments, those of an earlier process first. One that cannot be looked at now keeps nobody waiting: what is sent

@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
+use alloy_consensus::Transaction as _;
 use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
 use alloy_eips::Encodable2718 as _;
 use alloy_network::{TxSigner, TxSignerSync as _};
-use alloy_primitives::{Address, B256, Signature, TxKind};
+use alloy_primitives::{Address, B256, Signature, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::Fault,
@@ -182,4 +183,40 @@ async fn a_key_with_a_history_goes_on_where_the_chain_is() {
     foreign(&stage, 0, 100_000_000).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn a_key_whose_money_is_set_aside_for_what_is_in_flight_is_not_empty() {
+    let stage = stage().await;
+    let key = stage.payer(3);
+    let payments: Vec<_> = (0..3).map(|_| stage.payment(&key)).collect();
+    let mut verified = Vec::new();
+    for payment in &payments[..2] {
+        verified.push(stage.admit(payment).await);
+    }
+    stage.devnet.stall(true);
+    let first = stage.settle(&payments[0], &verified[0]);
+    let others = async {
+        let sent = async || stage.record(&payments[0]).await.transactions.first().copied();
+        until(async || sent().await.is_some()).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let sent = sent().await.unwrap();
+        let sent = stage.provider().get_transaction_by_hash(sent).await.unwrap().unwrap();
+        // Enough for any one payment, not for two at the most that they may cost.
+        let most = U256::from(sent.gas_limit()) * U256::from(sent.max_fee_per_gas());
+        let tank = most * U256::from(9) / U256::from(5);
+        let set = ("anvil_setBalance".into(), (settlement_key().address(), tank));
+        stage.provider().raw_request::<_, ()>(set.0, set.1).await.unwrap();
+        let devnet = stage.devnet.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            devnet.stall(false);
+        });
+        let second = stage.settle(&payments[1], &verified[1]).await;
+        (second, stage.facilitator.verify(&payments[2]).await)
+    };
+    let (first, (second, third)) = tokio::join!(first, others);
+    paid_by(&first);
+    paid_by(&second);
+    assert!(third.is_ok(), "{third:?}");
 }

@@ -139,7 +139,7 @@ impl OnchainFacilitatorBuilder {
 
     /// The most that is offered for a unit of gas, in wei. While the chain asks for more, payments are not settled, and nothing new
     /// is verified: [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy) says so. If not set, only the tip is bounded: by 20
-    /// times the base fee, or 0.1 gwei if that is more. On chains whose nodes want higher tips it has to be set.
+    /// times the base fee, or 0.1 gwei if that is more. A node that wants more gets what others tip.
     pub fn max_gas_price(mut self, wei: u128) -> Self {
         self.max_gas_price = Some(wei);
         self

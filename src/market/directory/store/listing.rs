@@ -79,7 +79,7 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
     {
         return Ok(Listed::PayeeChanged(payee));
     }
-    let (better, worse) = rivals(&work, card)?;
+    let Rivals { better, away, worse } = rivals(&work, card)?;
     if let Some(better) = better {
         // A card that is not looked at where it belongs takes no place.
         if let Some((id, _)) = known {
@@ -109,7 +109,7 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
             if !make_room(&work, limits.cards)? {
                 return Ok(Listed::Full);
             }
-            (insert(&work, card, now)?, Listed::New)
+            (insert(&work, card, now)?, if away { Listed::Renewed } else { Listed::New })
         }
     };
     for skill in &card.skills {
@@ -128,24 +128,33 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
     Ok(listed)
 }
 
-/// The same evaluator by other URLs: the one that is better, if there is one, and those that are worse.
-///
-/// Servers show one card at many URLs, and anybody may list any of them. One that is not shown any more is worse than any that is.
-fn rivals(work: &Connection, card: &Card) -> Result<(Option<String>, Vec<i64>), rusqlite::Error> {
-    let select =
-        "SELECT id, url, listed AND last_seen = checked_at FROM cards WHERE pay_to = ? AND endpoint = ? AND url != ?";
+/// The same evaluator by other URLs.
+#[derive(Default)]
+struct Rivals {
+    /// One where its card belongs rather than where it was seen now.
+    better: Option<String>,
+    /// Whether there is one that is not listed at present. It is asked for again, and takes its place back.
+    away: bool,
+    /// Those that are not needed any more.
+    worse: Vec<i64>,
+}
+
+/// Servers show one card at many URLs, and anybody may list any of them.
+fn rivals(work: &Connection, card: &Card) -> Result<Rivals, rusqlite::Error> {
+    let select = "SELECT id, url, listed FROM cards WHERE pay_to = ? AND endpoint = ? AND url != ?";
     let mut select = work.prepare_cached(select)?;
     let mut rows = select.query((card.pay_to.as_slice(), &card.endpoint, &card.url))?;
-    let (mut better, mut worse) = (None, Vec::new());
+    let mut rivals = Rivals::default();
     while let Some(row) = rows.next()? {
-        let (id, url, is_shown): (i64, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        if is_shown && rank(&url, &card.endpoint) < rank(&card.url, &card.endpoint) {
-            better = Some(url);
-        } else {
-            worse.push(id);
+        let (id, url, is_listed): (i64, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let is_better = rank(&url, &card.endpoint) < rank(&card.url, &card.endpoint);
+        match (is_better, is_listed) {
+            (true, true) => rivals.better = Some(url),
+            (true, false) => rivals.away = true,
+            (false, _) => rivals.worse.push(id),
         }
     }
-    Ok((better, worse))
+    Ok(rivals)
 }
 
 /// How far a card is from where it belongs: directly beside its endpoint, or else at the shortest URL.

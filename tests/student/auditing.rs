@@ -153,6 +153,24 @@ async fn who_is_honest_only_while_two_are_asked_for_is_found_out() {
 }
 
 #[tokio::test]
+async fn who_holds_a_hidden_task_back_is_late_and_asked_for_nothing_meanwhile() {
+    let stage = Stage::set().await;
+    let end = Endpoint::holding();
+    let sly = stage.answering(&end, praise).await;
+    let settings = |student: StudentBuilder| {
+        student.gold(gold(1)).audit_rate(1.0).selector(Cheapest).deadline(Duration::from_millis(300))
+    };
+    let student = stage.student(100 * PRICE, &[&sly], settings).await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(feedback.hires.is_empty(), "{feedback:?}");
+    end.let_go.notify_one();
+    student.settled().await;
+    assert_eq!(end.seen.lock().unwrap().len(), 1);
+    let account = student.books().account(sly.payee, "prose").unwrap().clone();
+    assert_eq!((account.timeouts, account.answered, account.audited), (1, 0, 0), "{account:?}");
+}
+
+#[tokio::test]
 async fn a_hidden_task_leaves_the_money_for_what_it_goes_before() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use tower_x402::{
     Usdc,
-    market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, selection::Cheapest},
+    market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::Query, selection::Cheapest},
 };
 
 use crate::{
@@ -73,6 +73,10 @@ async fn a_group_that_is_too_large_for_an_evaluator_is_sent_in_parts() {
     assert_eq!((feedback.hires.len(), feedback.hires[0].payments.len()), (1, 22));
     assert_eq!(feedback.paid.atomic(), 64 * PRICE);
     assert_eq!((student.books().paid.atomic(), stage.income(&narrow).await), (64 * PRICE, 64 * PRICE));
+    // Of one size, so that none is too small to be compared.
+    student.evaluate(&group(&["a good one"; 4])).await.unwrap();
+    let sizes: Vec<_> = student.evidence().find(&Query::default()).iter().rev().take(2).map(|seen| seen.paid).collect();
+    assert_eq!(sizes, [Usdc::from_atomic(2 * PRICE); 2]);
     // A pair would be no pair in parts.
     let single_minded = stage.open_with(honest(), |card| card.max_outputs(1)).await;
     let student = stage.student(1_000 * PRICE, &[&single_minded], |student| student).await;

@@ -29,9 +29,8 @@ const SECONDS: f64 = 5.0;
 pub const TURNS: usize = 12;
 /// What the slowest hundredth may take, in milliseconds.
 const AIM: f64 = 5.0;
-/// In a turn of which its host kept so little, the machine was a machine of two processors: no more than the slowest hundredth of the
-/// requests can have come while one of them was away.
-const UNDISTURBED: Duration = Duration::from_millis(50);
+/// In a turn of which its host kept no more than that, a hundredth of the processors' time, the machine was one of two processors.
+const UNDISTURBED: Duration = Duration::from_millis(100);
 
 pub fn run(turns: usize) -> Result {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all(turns))

@@ -15,6 +15,7 @@ use super::{
     Failure, Inner, Truth,
     desk::{Finished, Hired, Part},
     feedback::{Hire, Paid},
+    roster::Entry,
 };
 use crate::{
     market::{
@@ -182,7 +183,9 @@ fn split(submission: &Submission, most: usize) -> Vec<(Range<usize>, Submission)
     let Outputs::Group(group) = &submission.outputs else {
         return vec![(0..submission.outputs().len(), submission.clone())];
     };
-    let most = most.max(1);
+    // Of one size: who compares outputs with each other can do nothing with one that is left over.
+    let parts = group.len().div_ceil(most.max(1)).max(1);
+    let most = group.len().div_ceil(parts).max(1);
     let part = |(number, outputs): (usize, &[_])| {
         let texts = outputs.iter().cloned().map(String::from);
         let start = number * most;
@@ -213,7 +216,9 @@ async fn explain(inner: &Inner, hired: &Hired, parts: &mut [Part]) {
 async fn new_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>> {
     let now = inner.clock.now();
     let evaluator = hired.card.pay_to();
-    let may_look = inner.desk().roster.find(evaluator).is_some_and(|entry| {
+    // It may have moved meanwhile.
+    let is_there = |entry: &&mut Entry| entry.url == hired.url;
+    let may_look = inner.desk().roster.find(evaluator).filter(is_there).is_some_and(|entry| {
         let may = entry.suspected.is_none_or(|at| at.saturating_add(inner.card_ttl) <= now);
         if may {
             entry.suspected = Some(now);
@@ -224,15 +229,15 @@ async fn new_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>> {
         return None;
     }
     let card = match inner.card(&hired.url, hired.is_strange).await {
-        Ok(card) => card,
+        Ok(card) if card.pay_to() == evaluator => card,
         Err(CardError::PayeeChanged { .. } | CardError::BadSignature { .. } | CardError::Unsigned) => {
             let mut desk = inner.desk();
-            if let Some(entry) = desk.roster.find(evaluator) {
+            if let Some(entry) = desk.roster.find(evaluator).filter(is_there) {
                 entry.banned = true;
             }
             return None;
         }
-        Err(_) => return None,
+        Ok(_) | Err(_) => return None,
     };
     let mut desk = inner.desk();
     let desk = &mut *desk;

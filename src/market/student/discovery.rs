@@ -1,7 +1,7 @@
 //! Finds out who can be hired.
 
 use std::{
-    collections::{HashMap, hash_map},
+    collections::{HashMap, HashSet, hash_map},
     sync::Arc,
     time::Duration,
 };
@@ -13,6 +13,8 @@ use url::Url;
 use super::{CardSource, Inner, SourceError, desk::Desk, roster::NotEntered};
 use crate::market::{CardError, card_fetcher::Fetched};
 
+/// How many times in a row somebody's card must have been out of reach to be taken for gone.
+const MISSES: u32 = 3;
 /// How many cards are fetched at once.
 const AT_ONCE: usize = 16;
 /// How long a source may think.
@@ -120,25 +122,31 @@ impl DiscoveryReport {
 /// What was seen while everybody was asked.
 struct Round<'a> {
     inner: &'a Inner,
-    /// Where a card was asked for, and whether there was one.
-    seen: HashMap<Url, bool>,
+    /// Where a card was asked for.
+    seen: HashSet<Url>,
 }
 
 impl<'a> Round<'a> {
     fn new(inner: &'a Inner) -> Self {
-        Self { inner, seen: HashMap::new() }
+        Self { inner, seen: HashSet::new() }
     }
 
     /// Notes what is at a place. Who shows no card, or a wrong one, is not hired any more; who could not be asked just now, is.
     fn see(&mut self, (url, _): &Place, looked: Result<Fetched, CardError>) -> Result<Fetched, CardError> {
-        self.seen.insert(url.clone(), looked.is_ok());
+        self.seen.insert(url.clone());
         looked.inspect_err(|error| {
             let may_pass = matches!(
                 error,
-                CardError::Unreachable(_) | CardError::Late | CardError::Status(500..=599) | CardError::NotPublic
+                CardError::Unreachable(_)
+                    | CardError::Late
+                    | CardError::Status(408 | 429 | 500..=599)
+                    | CardError::NotPublic
             );
-            if !may_pass && let Some(entry) = self.inner.desk().roster.at(url) {
-                entry.banned = true;
+            if let Some(entry) = self.inner.desk().roster.at(url) {
+                match may_pass {
+                    true => entry.missed = entry.missed.saturating_add(1),
+                    false => entry.banned = true,
+                }
             }
         })
     }
@@ -147,16 +155,16 @@ impl<'a> Round<'a> {
     fn unseen(&self, url: &Url, card: &Fetched) -> Option<Place> {
         let desk = self.inner.desk();
         let other = desk.roster.elsewhere(card.card.pay_to(), url)?;
-        (!self.seen.contains_key(&other.url)).then(|| (other.url.clone(), other.is_strange))
+        (!self.seen.contains(&other.url)).then(|| (other.url.clone(), other.is_strange))
     }
 
-    /// A payee whose card is not where it was is at this place now: only its own key signs that. As long as it is there, too, nobody who
-    /// shows a copy of it can take it elsewhere.
+    /// A payee whose card is not where it was is at this place now: only its own key signs that. As long as it is there, too, or was a
+    /// moment ago, nobody who shows what it once signed can take it elsewhere.
     fn make_way(&self, place: &Place, card: &Fetched) {
         let mut desk = self.inner.desk();
         let payee = card.card.pay_to();
         let Some(other) = desk.roster.elsewhere(payee, &place.0) else { return };
-        if other.banned || self.seen.get(&other.url) == Some(&false) {
+        if other.banned || other.missed >= MISSES {
             let left = other.url.clone();
             desk.roster.relocate(payee, place.clone());
             leave(self.inner, &desk, &left, payee);

@@ -71,14 +71,20 @@ async fn hidden(inner: &Arc<Inner>, like: &Submission) {
     };
     let Some((work, hired)) = hired else { return };
     let (answers, mut inbox) = mpsc::channel(hired.len());
-    for hired in hired {
-        // It is judged to the end, whatever becomes of the submission.
-        call::start(inner, hired, &work, Some(&answers)).over();
-    }
+    // It is judged to the end, whatever becomes of the submission.
+    let started = hired.into_iter().map(|hired| {
+        let mut waiting = call::start(inner, hired, &work, Some(&answers));
+        waiting.over();
+        waiting.ticket()
+    });
+    let tickets: Vec<_> = started.collect();
     drop(answers);
     let answered = async { while inbox.recv().await.is_some() {} };
-    // Whoever takes longer than that has failed.
-    let _ = timeout(inner.deadline, answered).await;
+    if timeout(inner.deadline, answered).await.is_err() {
+        // Whoever takes longer than that has failed, and is asked for nothing meanwhile.
+        let (now, mut desk) = (inner.clock.now(), inner.desk());
+        tickets.into_iter().for_each(|ticket| desk.give_up(ticket, now));
+    }
 }
 
 fn hire_hidden(inner: &Inner, desk: &mut Desk, like: &Submission) -> Option<(Arc<Work>, Vec<Hired>)> {

@@ -133,7 +133,8 @@ impl Student {
     /// Evaluators that fail are no errors: where nobody gave a verdict, the feedback says so, and why.
     ///
     /// # Errors
-    /// [`StudentError`] if nobody could be asked at all; nothing was paid then.
+    /// [`StudentError`] if nobody could be asked at all; nothing was paid for this submission then. A hidden task may have been paid before
+    /// it, and clones may have spent meanwhile what was left.
     pub async fn evaluate(&self, submission: &Submission) -> Result<Feedback, StudentError> {
         episode::run(&self.0, submission, None).await
     }
@@ -246,7 +247,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Why nobody was asked. Nothing was paid.
+/// Why nobody was asked. Nothing was paid for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StudentError {

@@ -34,6 +34,8 @@ pub(super) struct Entry {
     pub(super) overdue: usize,
     /// Its card is no longer to be believed.
     pub(super) banned: bool,
+    /// How many times in a row its card could not be had.
+    pub(super) missed: u32,
     claims: SkillSet,
     offers: SkillSet,
 }
@@ -101,7 +103,7 @@ impl Roster {
     /// A payee is at another place from now on.
     pub(super) fn relocate(&mut self, evaluator: Address, (url, is_strange): (Url, bool)) {
         if let Some(entry) = self.find(evaluator) {
-            (entry.url, entry.is_strange, entry.suspected) = (url, is_strange, None);
+            (entry.url, entry.is_strange, entry.suspected, entry.missed) = (url, is_strange, None, 0);
         }
     }
 
@@ -121,15 +123,25 @@ impl Roster {
             }
             entry.is_strange &= is_strange;
             entry.card = card;
-            entry.banned = false;
+            (entry.banned, entry.missed) = (false, 0);
             entry.number_skills(skills);
             return Ok(false);
         }
         let leaving = self.next_place()?.map(|entry| entry.card.pay_to());
         let (claims, offers) = (SkillSet::default(), SkillSet::default());
         let first_seen = first_seen();
-        let mut entry =
-            Entry { url, is_strange, card, first_seen, suspected: None, overdue: 0, banned: false, claims, offers };
+        let mut entry = Entry {
+            url,
+            is_strange,
+            card,
+            first_seen,
+            suspected: None,
+            overdue: 0,
+            banned: false,
+            missed: 0,
+            claims,
+            offers,
+        };
         entry.number_skills(skills);
         let free = leaving.and_then(|leaving| self.by_payee.remove(&leaving));
         match free.and_then(|position| Some((position, self.entries.get_mut(position)?))) {

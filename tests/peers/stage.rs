@@ -103,7 +103,9 @@ pub async fn an_empty_account_is_refused(seller: Seller, bank: Bank, why: &str) 
     let output = timeout(PATIENCE, student.output()).await.expect("the student ends").unwrap();
     let lines = String::from_utf8(output.stdout).unwrap();
     let purchase: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
-    assert_eq!((&purchase["status"], &purchase["outcome"]), (&json!(402), &json!("failed")), "{purchase}");
+    // r402's server gives no code but words, as other servers do with any demand: to the student they are no failure.
+    let outcome = if matches!(seller, Seller::R402) { "unknown" } else { "failed" };
+    assert_eq!((&purchase["status"], &purchase["outcome"]), (&json!(402), &json!(outcome)), "{purchase}");
     assert!(purchase["error"].as_str().unwrap().contains(why), "{purchase}");
     assert_eq!(server.stats().await["handled"], 0);
     assert!(chain.token_transfers(server.pay_to).await.is_empty());

@@ -10,6 +10,7 @@ use tower_x402::ledger::SqliteLedger;
 use crate::{
     Result,
     at_once::Checks,
+    awake::Awake,
     generator::{self, Answers},
     hot_path,
     listening::Listening,
@@ -26,6 +27,7 @@ const TURNS: usize = 3;
 const FEW: usize = 1_000;
 
 pub fn run() -> Result {
+    let _awake = Awake::keep_if_possible();
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all())
 }
 

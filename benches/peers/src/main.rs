@@ -27,6 +27,7 @@ mod rpc_proxy;
 mod thread_time;
 
 mod at_once;
+mod awake;
 mod chain;
 mod copies;
 mod generator;

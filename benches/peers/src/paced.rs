@@ -15,7 +15,9 @@ use tempfile::TempDir;
 use tower_x402::{SystemClock, ledger::SqliteLedger};
 
 use crate::{
-    Result, hot_path,
+    Result,
+    awake::Awake,
+    hot_path,
     listening::Listening,
     load::{CONNECTIONS, Driven, drive, median},
     plain_file::PlainFile,
@@ -33,6 +35,7 @@ const AIM: f64 = 5.0;
 const UNDISTURBED: Duration = Duration::from_millis(100);
 
 pub fn run(turns: usize) -> Result {
+    let _awake = Awake::keep_if_possible();
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all(turns))
 }
 

@@ -8,6 +8,7 @@
 //! cargo run --release -- load             paid requests a second over loopback, and how long they take at half of that
 //! cargo run --release -- paced            how long they take at 2,000 a second, and what of that is the machine's; twelve turns
 //! cargo run --release -- paced 60         or so many
+//! cargo run --release -- paced 60 sqlite  those with the ledger on disk alone
 //! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
@@ -56,6 +57,7 @@ fn main() -> Result {
         ["load"] => load::run(),
         ["paced"] => paced::run(paced::TURNS),
         ["paced", turns] => paced::run(turns.parse()?),
+        ["paced", turns, "sqlite"] => paced::run_sqlite(turns.parse()?),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),

@@ -29,14 +29,26 @@ const RATE: f64 = 2_000.0;
 /// How long a turn is: a ledger's file tidies up several times meanwhile.
 const SECONDS: f64 = 5.0;
 pub const TURNS: usize = 12;
+/// What takes turns: the ledger on disk first.
+const ROWS: usize = 5;
 /// What the slowest hundredth may take, in milliseconds.
 const AIM: f64 = 5.0;
 /// In a turn of which its host kept no more than that, a hundredth of the processors' time, the machine was one of two processors.
 const UNDISTURBED: Duration = Duration::from_millis(100);
 
+/// In turns with all that it is compared with.
 pub fn run(turns: usize) -> Result {
+    take_turns(turns, ROWS)
+}
+
+/// The ledger on disk alone, for more of its turns in the same time.
+pub fn run_sqlite(turns: usize) -> Result {
+    take_turns(turns, 1)
+}
+
+fn take_turns(turns: usize, rows: usize) -> Result {
     let _awake = Awake::keep_if_possible();
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all(turns))
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all(turns, rows))
 }
 
 /// At half of what goes, once.
@@ -50,7 +62,7 @@ pub async fn half(rate: f64) -> Result {
     Ok(())
 }
 
-async fn all(count: usize) -> Result {
+async fn all(count: usize, rows: usize) -> Result {
     let handler = post(async |_: Bytes| hot_path::WORK);
     let (_directory, durable) = durable().await?;
     let in_memory = sellers::ours_with(&handler, hot_path::AtOnce::in_memory(Arc::new(SystemClock)))?;
@@ -74,9 +86,9 @@ async fn all(count: usize) -> Result {
         ("tower-x402, in memory", in_memory),
         ("the handler alone, no payments", alone),
     ];
-    let mut turns: [Vec<Turn>; 5] = Default::default();
+    let mut turns: [Vec<Turn>; ROWS] = Default::default();
     for _ in 0..count {
-        for ((name, server), turns) in servers.iter().zip(&mut turns) {
+        for ((name, server), turns) in servers.iter().zip(&mut turns).take(rows) {
             let turn = turn(server, &demand, RATE).await?;
             eprintln!("{name}: p99 {:.2} ms, {:?} stolen", turn.p99, turn.stolen);
             turns.push(turn);
@@ -87,7 +99,7 @@ async fn all(count: usize) -> Result {
         "| | p50 | p99: least | median | most | below {AIM} | undisturbed: median | below {AIM} | µs of the processors |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
-    for ((name, _), turns) in servers.iter().zip(&turns) {
+    for ((name, _), turns) in servers.iter().zip(&turns).take(rows) {
         let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value).collect());
         let least = turns.iter().map(|turn| turn.p99).fold(f64::INFINITY, f64::min);
         let most = turns.iter().map(|turn| turn.p99).fold(0.0, f64::max);

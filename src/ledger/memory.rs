@@ -36,6 +36,8 @@ pub struct MemoryLedger {
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
+    /// Whose turn it is to forget, beside that of who reserves.
+    turns: AtomicUsize,
     clock: Arc<dyn Clock>,
 }
 
@@ -57,18 +59,35 @@ impl MemoryLedger {
             limits: responses,
             records: AtomicUsize::new(0),
             max_records,
+            turns: AtomicUsize::new(0),
             clock,
         }
     }
 
     /// Reserves, and says which records were forgotten on the occasion.
     pub(super) fn reserve_and_age(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
+        let (mut reservation, mut forgotten) = self.reserve_among_its_own(record);
+        if matches!(reservation, Ok(Reservation::Known(_))) {
+            return (reservation, forgotten);
+        }
+        // Payers who come no more have nobody else to forget theirs.
+        forgotten.extend(self.age(self.turns.fetch_add(1, Ordering::Relaxed) % SHARDS));
+        if matches!(reservation, Err(LedgerError::Full)) {
+            forgotten.extend((0..SHARDS).flat_map(|index| self.age(index)));
+            let (again, more) = self.reserve_among_its_own(record);
+            reservation = again;
+            forgotten.extend(more);
+        }
+        (reservation, forgotten)
+    }
+
+    /// The same with nobody forgotten but payers of the same shard.
+    fn reserve_among_its_own(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
         let mut shard = self.shard(&record.key);
         if let Some(known) = shard.records.get(&record.key) {
             return (Ok(Reservation::Known(Box::new(known.clone()))), Vec::new());
         }
-        let forgotten = shard.age(self.clock.now());
-        self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        let forgotten = self.age_locked(&mut shard);
         if let Some(key) = shard.holder_of_id(record) {
             return (Err(LedgerError::IdTaken { key }), forgotten);
         }
@@ -241,6 +260,16 @@ impl MemoryLedger {
         if let Some(shard) = self.shards.first() {
             lock(shard).settled_and_forgotten = settled;
         }
+    }
+
+    fn age(&self, index: usize) -> Vec<PaymentKey> {
+        self.age_locked(&mut lock(&self.shards[index]))
+    }
+
+    fn age_locked(&self, shard: &mut Shard) -> Vec<PaymentKey> {
+        let forgotten = shard.age(self.clock.now());
+        self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
+        forgotten
     }
 
     fn shard(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {

@@ -123,7 +123,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// [`LedgerError::Unknown`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError>;
 
-    /// Forgets a reservation for which no work was done and nothing was submitted.
+    /// Forgets a reservation for which no work was done and nothing was submitted, and which was never taken over
+    /// ([`Record::is_discardable`]).
     ///
     /// # Errors
     /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].

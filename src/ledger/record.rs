@@ -346,9 +346,11 @@ impl Record {
         }
     }
 
-    /// Whether forgetting it loses nothing: no work was done and nothing was submitted.
+    /// Whether forgetting it loses nothing: no work was done, nothing was submitted, and nobody had it before. Who had it may still
+    /// believe to have it, and would have a new reservation's lease.
     pub fn is_discardable(&self) -> bool {
         self.fulfilment == Fulfilment::Reserved
+            && self.epoch == 0
             && self.attempts == 0
             && matches!(self.settlement, Settlement::None | Settlement::Due)
             && self.transactions.is_empty()

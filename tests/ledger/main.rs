@@ -16,7 +16,7 @@ mod sqlite_file;
 #[allow(dead_code, unreachable_pub)]
 mod support;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, U256};
 use backends::{CLOCK_START, TestLedger, on_every_ledger};
@@ -25,12 +25,13 @@ use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
 use proptest::{prelude::*, sample::select};
 use tower_x402::{
-    Network,
+    ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Terms, Window, precheck},
     ledger::{
-        Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, PaymentKey,
-        Record, Reservation, Settlement, SettlementStep, Settling, StoredResponse,
+        Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, MemoryLedger,
+        PaymentKey, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
+        StoredResponse,
     },
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
@@ -43,6 +44,7 @@ on_every_ledger! {
     who_lost_the_lease_changes_nothing,
     work_that_begins_late_has_a_whole_lease,
     what_was_released_and_leased_anew_is_its_owners,
+    who_had_it_before_has_nothing_of_a_later_reservation,
     of_many_who_take_over_one_wins,
     what_is_in_flight_stays_within_the_balance,
     a_balance_read_before_a_transfer_still_counts_it,
@@ -214,6 +216,23 @@ async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, di
     assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))), "its attempt counts");
     ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
     assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some(), "given back");
+}
+
+async fn who_had_it_before_has_nothing_of_a_later_reservation(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
+    let first = reserve(&*ledger, record(1, 1)).await;
+    let late = CLOCK_START + 31;
+    let second = ledger.take_over(&first.key, 0, late, late + 30).await.unwrap().expect("it ran out");
+    // Forgotten, it could be reserved with the lease that the first owner believes to have.
+    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))));
+    ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
+    let third = ledger.take_over(&first.key, 1, late, late + 30).await.unwrap().expect("released");
+    admit(&*ledger, &third, 1_000, 1).await.unwrap();
+    for step in [FulfilmentStep::Start { until: 0 }, FulfilmentStep::Release { body: None }] {
+        assert!(matches!(ledger.fulfil(&first, &step).await, Err(LedgerError::LeaseLost)));
+    }
+    ledger.fulfil(&third, &FulfilmentStep::Start { until: 0 }).await.unwrap();
 }
 
 async fn of_many_who_take_over_one_wins(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
@@ -408,6 +427,42 @@ async fn an_id_is_free_again_when_its_record_is_gone(TestLedger { ledger, clock,
     clock.advance(7_200);
     reserve(&*ledger, with_id(1, record(1, 4))).await;
     assert!(ledger.get(&released.key).await.unwrap().is_none(), "aged out");
+}
+
+/// In memory and in a file: they forget when something comes.
+#[tokio::test]
+async fn what_has_expired_makes_room_for_whoever_comes() {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let memory = Arc::new(MemoryLedger::with(ResponseLimits::default(), 4, clock.clone()));
+    let sqlite = SqliteLedger::open_with(&path, ResponseLimits::default(), 4, clock.clone()).await.unwrap();
+    let ledgers: [Arc<dyn Ledger>; 2] = [memory, Arc::new(sqlite)];
+    for ledger in &ledgers {
+        for nonce in 0..4 {
+            reserve(&**ledger, record(1, nonce)).await;
+        }
+        assert!(matches!(ledger.reserve(&record(2, 0)).await, Err(LedgerError::Full)));
+    }
+    clock.advance(VALID_BEFORE - CLOCK_START + 7_200);
+    for ledger in &ledgers {
+        // Who filled it never comes again.
+        reserve(&**ledger, record(2, 0)).await;
+        assert!(ledger.get(&record(1, 0).key).await.unwrap().is_none());
+    }
+    drop(ledgers);
+    let sqlite = reopened(&path, clock).await;
+    assert_eq!(sqlite.counts().await.unwrap().pending, 1, "forgotten in the file, too");
+}
+
+/// Once whoever had it before has let go of it.
+async fn reopened(path: &Path, clock: Arc<ManualClock>) -> SqliteLedger {
+    loop {
+        match SqliteLedger::open_with(path, ResponseLimits::default(), 4, clock.clone()).await {
+            Ok(ledger) => return ledger,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
 }
 
 fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {

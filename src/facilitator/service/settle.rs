@@ -16,8 +16,8 @@ use crate::{
         flights::NoLanding,
     },
     ledger::{
-        Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation,
-        Settlement, SettlementStep,
+        Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation, Settlement,
+        SettlementStep,
     },
     protocol::Reason,
 };
@@ -230,8 +230,7 @@ async fn look(
 /// Gives a payment back that was not settled. It is forgotten if nothing was sent for it; otherwise it can be asked for again,
 /// and is not settled unasked.
 async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
-    let is_new = record.attempts == 0 && record.epoch == 0 && record.fulfilment == Fulfilment::Reserved;
-    let result = match if is_new { ledger.discard(lease).await } else { Err(LedgerError::Unknown) } {
+    let result = match if record.is_discardable() { ledger.discard(lease).await } else { Err(LedgerError::Unknown) } {
         Ok(()) => Ok(()),
         Err(_) => ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await,
     };

@@ -119,11 +119,11 @@ impl Budget {
 
     /// Enters what is proven about a payment; `false` if it was closed in the meantime.
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
-    pub(super) async fn resolve(&self, proven: super::journal::Record) -> bool {
+    pub(super) async fn resolve(&self, proven: super::journal_record::Record) -> bool {
         let Some(entry) = self.0.journal.close(&proven) else { return false };
-        self.0.journal.note_fate(entry.nonce, !matches!(proven, super::journal::Record::Void { .. }));
+        self.0.journal.note_fate(entry.nonce, !matches!(proven, super::journal_record::Record::Void { .. }));
         match proven {
-            super::journal::Record::Void { .. } => self.books().release(&entry.promise()),
+            super::journal_record::Record::Void { .. } => self.books().release(&entry.promise()),
             _ => self.books().spend(&entry.promise()),
         }
         if let Err(error) = self.0.journal.closed(proven).await {

@@ -35,6 +35,7 @@ mod discovery;
 mod error;
 mod journal;
 pub(crate) mod journal_file;
+mod journal_record;
 #[cfg(feature = "local-signer")]
 pub mod key;
 mod layer;
@@ -63,7 +64,8 @@ pub use discovery::{
     Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,
 };
 pub use error::{OfferRefusal, PaymentError, Refusal};
-pub use journal::{Journal, JournalEntry, JournalError};
+pub use journal::{Journal, JournalError};
+pub use journal_record::JournalEntry;
 pub use layer::AddPaymentLayer;
 #[cfg(feature = "reqwest")]
 pub use listed::ListedResource;

@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, demand::Demand, journal::Record};
+use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, demand::Demand, journal_record::Record};
 use crate::{
     clock::Clock,
     network::Network,

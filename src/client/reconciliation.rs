@@ -2,7 +2,7 @@
 
 use alloy_primitives::B256;
 
-use super::{Budget, JournalEntry, Outcome, journal::Record};
+use super::{Budget, JournalEntry, Outcome, journal_record::Record};
 use crate::usdc::Usdc;
 
 /// What a look at open payments resolved.

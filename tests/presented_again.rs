@@ -19,12 +19,12 @@ use http::{HeaderName, Request, Response, StatusCode, header::HOST};
 use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
-    scripted::{Scripted, customer, echo, key, layer, paid, record, serve},
+    scripted::{Scripted, customer, echo, key, layer, not_yet, paid, record, serve},
     shop::{demand, evaluate, send},
 };
 use tokio::sync::Notify;
 use tower_x402::{
-    ManualClock, Usdc,
+    ManualClock, SystemClock, Usdc,
     facilitator::Outcome,
     ledger::{MemoryLedger, ResponseLimits, SettlementStep},
     protocol::PaymentFlow,
@@ -119,6 +119,75 @@ async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks
     assert_eq!((late.status, late.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
     assert_eq!(late.transaction(), transaction, "whoever paid is told so where clients look for it");
     assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn who_pays_by_asking_again_gets_the_answer_where_nothing_is_replayed() {
+    let first_in_vain = |call, _| ready(Ok(if call == 0 { not_yet() } else { paid() }));
+    let facilitator = Arc::new(Scripted::new().settle(first_in_vain));
+    let layer = layer(&facilitator).anonymous_replays(0, Duration::from_secs(60));
+    let (app, handled) = serve(layer, |_, _| ready(Response::new(Body::from("x"))));
+    let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
+    let purchase = customer().pay(&app, get()).await;
+    assert_eq!(send(&app, purchase.on(get())).await.status, StatusCode::PAYMENT_REQUIRED);
+    let found = send(&app, purchase.on(get())).await;
+    assert_eq!((found.status, found.text()), (StatusCode::OK, "x"));
+    assert_eq!(found.transaction(), B256::repeat_byte(0x77));
+    assert_eq!(found.headers["cache-control"], "private");
+    let again = send(&app, purchase.on(get())).await;
+    assert_eq!((again.status, again.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
+}
+
+#[tokio::test]
+async fn who_pays_by_asking_again_gets_an_answer_that_is_pushed_out_meanwhile() {
+    let (settling, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begun, told) = (settling.clone(), go_on.clone());
+    let mut scripted = Scripted::new().settle(move |call, _| {
+        let (begun, told) = (begun.clone(), told.clone());
+        async move {
+            match call {
+                0 => return Ok(not_yet()),
+                1 => {
+                    begun.notify_one();
+                    told.notified().await;
+                }
+                _ => {}
+            }
+            Ok(paid())
+        }
+    });
+    let limits = ResponseLimits { count: 1, ..ResponseLimits::default() };
+    scripted.ledger = Arc::new(MemoryLedger::with(limits, 100, Arc::new(SystemClock)));
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
+    let again = tokio::spawn(async move { send(&other_app, request).await });
+    settling.notified().await;
+    let other = customer().pay(&app, evaluate("y")).await;
+    assert_eq!(send(&app, other.on(evaluate("y"))).await.text(), "y");
+    assert!(facilitator.ledger.response(&key(&purchase)).await.unwrap().is_none(), "only one is kept");
+    go_on.notify_one();
+    let again = again.await.unwrap();
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"));
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 3));
+}
+
+/// They were given it already, so that asking again is a replay like any other, although the money is moved anew.
+#[tokio::test]
+async fn an_answer_that_was_given_before_is_not_given_to_anybody_for_settling_it_anew() {
+    let facilitator = Arc::new(Scripted::new());
+    let layer = layer(&facilitator).anonymous_replays(0, Duration::from_secs(60));
+    let (app, _) = serve(layer, |_, _| ready(Response::new(Body::from("x"))));
+    let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
+    let purchase = customer().pay(&app, get()).await;
+    assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Undo).await.unwrap();
+    let again = send(&app, purchase.on(get())).await;
+    assert_eq!((again.status, again.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
+    assert_eq!(facilitator.settlements(), 2);
 }
 
 /// With a length that is known before, and in pieces.

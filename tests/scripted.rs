@@ -7,7 +7,7 @@ mod support;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -150,6 +150,24 @@ async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again()
 }
 
 #[tokio::test]
+async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
+    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let fails = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, _| {
+        fails.go_away(call > 0);
+        async move { Ok(if call == 0 { not_yet() } else { paid() }) }
+    });
+    scripted.ledger = ledger.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!(again.transaction(), B256::repeat_byte(0x77));
+}
+
+#[tokio::test]
 async fn a_response_that_was_not_kept_is_not_charged_for_later() {
     let facilitator =
         Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
@@ -259,7 +277,7 @@ async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
 #[tokio::test]
 async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
-    scripted.ledger = Arc::new(SlowLedger(MemoryLedger::new()));
+    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
     let facilitator = Arc::new(scripted);
     let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
@@ -271,7 +289,7 @@ async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind
 #[tokio::test]
 async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
-    scripted.ledger = Arc::new(SlowLedger(MemoryLedger::new()));
+    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
     let facilitator = Arc::new(scripted);
     let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), |run, request| async move {
         if run == 0 {
@@ -441,80 +459,100 @@ async fn a_replay_repeats_no_header_of_the_first_connection() {
     }
 }
 
-/// Answers as late as a database does.
+/// Answers as late as a database does, or not at all.
 #[derive(Debug)]
-struct SlowLedger(MemoryLedger);
+struct BadLedger {
+    inner: MemoryLedger,
+    delay: Duration,
+    /// Whether nobody can ask for a payment, or say what became of one.
+    is_away: AtomicBool,
+}
 
-const DELAY: Duration = Duration::from_millis(50);
+impl BadLedger {
+    fn late(delay: Duration) -> Self {
+        Self { inner: MemoryLedger::new(), delay, is_away: AtomicBool::new(false) }
+    }
+
+    fn go_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::SeqCst);
+    }
+
+    fn check(&self) -> Result<(), LedgerError> {
+        if self.is_away.load(Ordering::SeqCst) { Err(LedgerError::Backend("away".into())) } else { Ok(()) }
+    }
+}
 
 #[async_trait]
-impl Ledger for SlowLedger {
+impl Ledger for BadLedger {
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        let reservation = self.0.reserve(record).await;
-        tokio::time::sleep(DELAY).await;
+        self.check()?;
+        let reservation = self.inner.reserve(record).await;
+        tokio::time::sleep(self.delay).await;
         reservation
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        self.0.get(key).await
+        self.check()?;
+        self.inner.get(key).await
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let lease = self.0.take_over(key, seen, now, until).await;
-        tokio::time::sleep(DELAY).await;
+        let lease = self.inner.take_over(key, seen, now, until).await;
+        tokio::time::sleep(self.delay).await;
         lease
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.0.fulfil(lease, step).await
+        self.inner.fulfil(lease, step).await
     }
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.0.settle(key, step).await
+        self.check()?;
+        self.inner.settle(key, step).await
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.0.discard(lease).await
+        self.inner.discard(lease).await
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.0.store_response(key, response).await
+        self.inner.store_response(key, response).await
     }
 
     async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.0.response(key).await
+        self.inner.response(key).await
     }
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.0.count_replay(key).await
+        self.inner.count_replay(key).await
     }
 
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.0.submit(submission).await
+        self.inner.submit(submission).await
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.0.free_nonce(sender, nonce, by).await
+        self.inner.free_nonce(sender, nonce, by).await
     }
 
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.0.forget_nonces(sender, below).await
+        self.inner.forget_nonces(sender, below).await
     }
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        self.0.submissions(sender, from).await
+        self.inner.submissions(sender, from).await
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        self.0.list(listing).await
+        self.inner.list(listing).await
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
-        self.0.counts().await
+        self.inner.counts().await
     }
 
     fn response_limit(&self) -> usize {
-        self.0.response_limit()
+        self.inner.response_limit()
     }
 }
 

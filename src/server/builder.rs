@@ -361,7 +361,8 @@ impl RequirePaymentLayerBuilder {
     }
 
     /// How often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
-    /// `Cookie`, no payment identifier) is replayed. Default 3 times within 60 s.
+    /// `Cookie`, no payment identifier) is replayed. Default 3 times within 60 s. Whoever asks again for what could not be settled
+    /// at first, and is charged by that, gets the response in any case.
     pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
         self.limits.anonymous_replays = times;
         self.limits.anonymous_replay_age = within;

@@ -20,6 +20,7 @@ use super::{
     detached::{Detached, Panicked},
     job::{Held, Job, Work},
     lease::{Claimed, LeaseClaim},
+    receipt::Receipt,
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
@@ -263,7 +264,14 @@ impl Purchase {
             Verdict::SettleThenReplay => {
                 body.compare(&record).await?;
                 match self.kept(&record, now).await? {
-                    Kept::Whole(_) => settle_due(self, record, busy).await?,
+                    Kept::Whole(response) => {
+                        let is_unseen = is_unseen(&record);
+                        let record = settle_due(self, record, busy).await?;
+                        // Whoever pays for it gets it, whatever has become of what the ledger keeps.
+                        if is_unseen && let Some(receipt) = self.sale.receipt(&record) {
+                            return Ok(Followed::Replay(Box::new(replayed(&response, receipt))));
+                        }
+                    }
                     Kept::NotYet => {
                         drop(busy);
                         wait_until(deadline, tokio::time::sleep(POLL)).await?;
@@ -350,13 +358,7 @@ impl Purchase {
         let (Some(stored), Some(receipt)) = (stored, self.sale.receipt(record)) else {
             return Err(self.sale.answered_before(record));
         };
-        let mut response =
-            Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone().map(Box::new)));
-        *response.status_mut() = stored.status;
-        *response.headers_mut() = stored.headers.clone();
-        let (mut parts, body) = response.into_parts();
-        mark_paid(&mut parts, receipt);
-        Ok(Some(Response::from_parts(parts, body)))
+        Ok(Some(replayed(&stored, receipt)))
     }
 
     fn new_record(&self, body: Option<BodyDigest>) -> Box<Record> {
@@ -379,6 +381,21 @@ impl Purchase {
 /// Whether nothing was submitted for it: not to serve it costs the payer nothing.
 fn is_untouched(record: &Record) -> bool {
     matches!(record.settlement, Settlement::None | Settlement::Due) && record.transactions.is_empty()
+}
+
+/// Whether nobody has its response: until it is settled for the first time, it is given to nobody without credit.
+fn is_unseen(record: &Record) -> bool {
+    record.fulfilment == Fulfilment::Produced && !record.deferred && record.settled_at.is_none()
+}
+
+/// The stored response, and how it was paid for.
+fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
+    let mut response = Response::new(ResponseBody::replay(stored.body.clone(), stored.trailers.clone().map(Box::new)));
+    *response.status_mut() = stored.status;
+    *response.headers_mut() = stored.headers.clone();
+    let (mut parts, body) = response.into_parts();
+    mark_paid(&mut parts, receipt);
+    Response::from_parts(parts, body)
 }
 
 /// Until when somebody waits, from when it first may have to: most payments wait for nobody, and need no clock for it.

@@ -93,8 +93,12 @@ impl Settler<'_> {
     }
 }
 
-/// Settles a payment whose work is done and whose first settlement failed; detached like the work.
-pub(super) async fn settle_due(purchase: &mut Purchase, mut record: Box<Record>, busy: Busy) -> Result<(), Answer> {
+/// Settles a payment whose work is done and whose first settlement failed; detached like the work. Returns the record as it is then.
+pub(super) async fn settle_due(
+    purchase: &mut Purchase,
+    mut record: Box<Record>,
+    busy: Busy,
+) -> Result<Box<Record>, Answer> {
     let (sale, facilitator) = (purchase.sale.clone(), purchase.facilitator.clone());
     let (payment, mut permit) = (purchase.payment.clone(), purchase.permit.take());
     let witness = Witness::of(purchase);
@@ -102,7 +106,8 @@ pub(super) async fn settle_due(purchase: &mut Purchase, mut record: Box<Record>,
         let _busy = busy;
         let settler = Settler { sale: &sale, facilitator: &facilitator, payment: &payment, permit: &mut permit };
         // Nothing that was verified then is worth anything now; the facilitator looks again.
-        settler.settle(&mut record, &Verified::default()).await
+        settler.settle(&mut record, &Verified::default()).await?;
+        Ok(record)
     };
     match Detached::new(settling.in_current_span()).await {
         Ok(settled) => settled,

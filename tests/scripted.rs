@@ -168,6 +168,52 @@ async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
 }
 
 #[tokio::test]
+async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_told() {
+    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let fails = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, _| {
+        fails.go_away(call == 0);
+        async move { if call == 0 { Err(away()) } else { Ok(paid()) } }
+    });
+    scripted.ledger = ledger.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    ledger.go_away(false);
+    // Whoever looks after what is open settles such a one.
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Due, None));
+    assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
+}
+
+/// Another process may have begun meanwhile.
+#[tokio::test]
+async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let others = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |_, payment| {
+        let others = others.clone();
+        async move {
+            let submitted = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
+            others.settle(&payment.key(), &submitted).await.unwrap();
+            Err(away())
+        }
+    });
+    scripted.ledger = ledger;
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Submitted, None));
+}
+
+#[tokio::test]
 async fn a_response_that_was_not_kept_is_not_charged_for_later() {
     let facilitator =
         Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));

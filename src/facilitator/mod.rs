@@ -68,7 +68,8 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// [`VerifyError::Invalid`] says what is wrong with the payment; [`VerifyError::Unavailable`] that nobody could tell.
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError>;
 
-    /// Moves the money of a payment that was verified and admitted.
+    /// Moves the money of a payment that was verified and admitted. Of one that this process settles already it tells the outcome of
+    /// that, or [`Outcome::Unknown`].
     ///
     /// # Errors
     /// [`FacilitatorError`] if nothing was submitted: the payment stays due and may be settled later.

@@ -46,8 +46,8 @@ impl<'a> Settler<'a> {
         let outcome = match self.facilitator.as_ref().settle(self.payment, verified).await {
             Ok(outcome) => outcome,
             Err(error) => {
-                self.let_go(record).await;
-                return Err(sale::unavailable(&error));
+                let unavailable = sale::unavailable(&error);
+                return Err(if self.let_go(record).await { unavailable } else { self.sale.pending(record, None) });
             }
         };
         let step = outcome.step();
@@ -77,19 +77,23 @@ impl<'a> Settler<'a> {
 
 impl Settler<'_> {
     /// Nothing was sent for work that is done. Whoever is told so may buy it elsewhere: as after a failure, it is charged for only if it
-    /// is asked for again.
-    async fn let_go(&self, record: &mut Record) {
+    /// is asked for again. Whether it may be told so: what the ledger does not know to have failed is settled without being asked.
+    async fn let_go(&self, record: &mut Record) -> bool {
+        if record.fulfilment != Fulfilment::Produced {
+            return true;
+        }
         let ledger = self.facilitator.ledger().as_ref();
         // What is under way by now, in another process, is not a failure.
         let is_due = async || {
             let known = ledger.get(&record.key).await;
             known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due))
         };
-        if record.fulfilment == Fulfilment::Produced && is_due().await {
-            let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
-            record_step(ledger, &record.key, &step).await;
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
+        let is_told = is_due().await && record_step(ledger, &record.key, &step).await;
+        if is_told {
             let _ = record.settle(&step, self.sale.config.clock.now());
         }
+        is_told
     }
 }
 

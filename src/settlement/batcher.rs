@@ -38,31 +38,33 @@ impl Engine {
         verified: Verified,
     ) -> Result<Outcome, FacilitatorError> {
         let (sender, outcome) = oneshot::channel();
-        self.begin(payment, verified, Some(sender))?;
+        // The upkeep was faster, and nobody can be told that nothing is charged: the ledger learns what becomes of it.
+        if !self.begin(payment, verified, Some(sender))? {
+            return Ok(Outcome::Unknown { transaction: None });
+        }
         // It is answered unless the runtime shuts down; then nobody can tell how far it came.
         outcome.await.unwrap_or(Ok(Outcome::Unknown { transaction: None }))
     }
 
-    /// Puts a payment in line. Without somebody to answer, the ledger learns what became of it.
+    /// Puts a payment in line, unless it is being settled already: whether that was done. Without somebody to answer, the ledger
+    /// learns what became of it.
     pub(super) fn begin(
         self: &Arc<Self>,
         payment: Prechecked,
         verified: Verified,
         answer: Option<Answer>,
-    ) -> Result<(), FacilitatorError> {
+    ) -> Result<bool, FacilitatorError> {
+        // First of all: what is being settled is not refused, whatever is in the way of others.
+        let Some(active) = self.active.enter(payment.key()) else { return Ok(false) };
         self.check_closing()?;
-        self.check_backlog()?;
-        let Some(active) = self.active.enter(payment.key()) else {
-            return Err(FacilitatorError::Busy {
-                what: "this payment, which is being settled",
-                retry_after: Duration::from_secs(1),
-            });
-        };
+        if self.active.count() > self.backlog {
+            return Err(full());
+        }
         let member = Member::new(payment, verified, answer, Instant::now() + QUEUE_PATIENCE, active);
         if self.queue.push(member) {
             tokio::spawn(self.clone().serve());
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Refuses what could not be settled, before any work is done for it. The node is not asked: what is not known yet is found out by
@@ -90,13 +92,7 @@ impl Engine {
 
     /// Refuses when as many payments wait for settlement as may.
     pub(crate) fn check_backlog(&self) -> Result<(), FacilitatorError> {
-        if self.active.count() >= self.backlog {
-            return Err(FacilitatorError::Busy {
-                what: "payments that wait for settlement",
-                retry_after: Duration::from_secs(2),
-            });
-        }
-        Ok(())
+        if self.active.count() >= self.backlog { Err(full()) } else { Ok(()) }
     }
 
     pub(super) fn put_back(self: &Arc<Self>, members: Vec<Member>) {
@@ -247,4 +243,8 @@ impl Engine {
             self.give_up(member, error).await;
         }
     }
+}
+
+fn full() -> FacilitatorError {
+    FacilitatorError::Busy { what: "payments that wait for settlement", retry_after: Duration::from_secs(2) }
 }

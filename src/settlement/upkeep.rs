@@ -173,7 +173,7 @@ impl Engine {
         if self.is_owed(record).await? {
             let payment = Prechecked::of_record(record);
             match self.begin(payment, Verified::default(), None) {
-                Ok(()) | Err(FacilitatorError::Busy { .. }) => {}
+                Ok(_) | Err(FacilitatorError::Busy { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -9,7 +9,7 @@ use alloy_primitives::{Address, B256, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::{Devnet, Fault, Orphans},
-    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked},
+    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked, Verified},
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
 };
 
@@ -81,6 +81,37 @@ async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(stage.received(), 0);
     }
+}
+
+/// Who presents it then is not told that nothing is charged: not for a full backlog, nor because the process shuts down.
+#[tokio::test]
+async fn what_is_in_line_already_is_not_refused_to_whoever_asks_for_it_too() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600)).backlog(1)).await;
+    // Then the first pass over what is open is over.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    until(async || stage.facilitator.stats().pending == 0).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let looks = stage.calls("eth_call");
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_call" => Fault::DelayAfter(Duration::from_secs(1)),
+        _ => Fault::None,
+    });
+    stage.facilitator.look_after_soon();
+    until(async || stage.calls("eth_call") > looks).await;
+    assert_eq!(settlement(&stage, &payment).await, Settlement::Due);
+    let unknown = Outcome::Unknown { transaction: None };
+    assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
+    let drained = tokio::spawn({
+        let facilitator = stage.facilitator.clone();
+        async move { facilitator.drain(Duration::from_secs(10)).await }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
+    // What is not known is not given up.
+    until_settled(&stage, &payment).await;
+    assert!(drained.await.unwrap());
+    assert_eq!((stage.received(), stage.next_nonce().await), (2, 2));
 }
 
 #[tokio::test]

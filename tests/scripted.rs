@@ -21,7 +21,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use support::{
     authorization::unix_now,
-    scripted::{Scripted, away, customer, echo, layer, not_yet, paid, record, serve},
+    scripted::{Scripted, away, customer, echo, key, layer, not_yet, paid, record, serve},
     shop::{app, evaluate, send, try_send},
 };
 use tokio::sync::Notify;
@@ -211,6 +211,43 @@ async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
     assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.settlement, known.last_failure), (Settlement::Submitted, None));
+}
+
+#[tokio::test]
+async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while_it_is_asked() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (asking, told) = (asked.clone(), answer.clone());
+    let scripted = Scripted::new().settle(|_, _| async { Ok(not_yet()) });
+    let facilitator = Arc::new(scripted.reconcile(move |call, _| {
+        let (asking, told) = (asking.clone(), told.clone());
+        async move {
+            if call > 0 {
+                // As a facilitator does that finds the nonce used, by itself.
+                return Ok(Outcome::Unknown { transaction: None });
+            }
+            asking.notify_one();
+            told.notified().await;
+            Ok(paid())
+        }
+    }));
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::LoseSight).await.unwrap();
+    let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
+    let client = tokio::spawn(async move { send(&other_app, request).await });
+    asked.notified().await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
+    let copy = tokio::spawn(async move { send(&other_app, request).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    answer.notify_one();
+    let copy = copy.await.unwrap();
+    assert_eq!((copy.status, copy.text()), (StatusCode::OK, "x"), "{copy:?}");
+    assert_eq!(copy.transaction(), B256::repeat_byte(0x77));
+    let counts = (handled.load(Ordering::SeqCst), facilitator.settlements(), facilitator.reconciliations());
+    assert_eq!(counts, (1, 1, 1), "the copy waits for what is asked already");
 }
 
 #[tokio::test]

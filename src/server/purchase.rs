@@ -24,7 +24,7 @@ use super::{
     request_body::RequestBody,
     response_body::ResponseBody,
     sale::{self, Sale},
-    settle::{resolve, settle_due},
+    settle::{find_out, settle_due},
     unread::Unread,
     wait::{Busy, TooMany},
 };
@@ -281,11 +281,7 @@ impl Purchase {
                     Kept::Gone => return Err(sale::not_kept()),
                 }
             }
-            Verdict::Reconcile => {
-                if !resolve(self.facilitator.as_ref(), &record).await {
-                    return Err(self.sale.pending(&record, None));
-                }
-            }
+            Verdict::Reconcile => find_out(self, record, busy).await?,
             Verdict::Exhausted => {
                 body.compare(&record).await?;
                 return Err(self.sale.exhausted(&record));

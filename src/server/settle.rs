@@ -119,8 +119,23 @@ pub(super) async fn settle_due(
     }
 }
 
+/// Finds out what became of a payment that sight was lost of; detached as well, because asking may settle it, and nobody else hears
+/// the answer. The error is what the client is told if that is still not known.
+pub(super) async fn find_out(purchase: &Purchase, record: Box<Record>, busy: Busy) -> Result<(), Answer> {
+    let (sale, facilitator) = (purchase.sale.clone(), purchase.facilitator.clone());
+    let witness = Witness::of(purchase);
+    let asking = async move {
+        let _busy = busy;
+        if resolve(facilitator.as_ref(), &record).await { Ok(()) } else { Err(sale.pending(&record, None)) }
+    };
+    match Detached::new(asking.in_current_span()).await {
+        Ok(answered) => answered,
+        Err(Panicked) => Err(witness.crashed().await),
+    }
+}
+
 /// Asks what became of a payment and records it. Whether that is now known.
-pub(super) async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
+async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
         // What the ledger did not take is not known to it.

@@ -29,6 +29,7 @@ use super::shop::{App, Customer, Purchase, app};
 
 type Verify = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Verified, VerifyError>> + Send + Sync;
 type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
+type Reconcile = dyn Fn(u64, Record) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
 
 /// Says what the test tells it to, by the number of the call.
 pub struct Scripted {
@@ -39,6 +40,7 @@ pub struct Scripted {
     pub serves: Option<Network>,
     verify: Box<Verify>,
     settle: Box<Settle>,
+    reconcile: Box<Reconcile>,
     verified: AtomicU64,
     settled: AtomicU64,
     reconciled: AtomicU64,
@@ -60,6 +62,7 @@ impl Scripted {
             serves: None,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
+            reconcile: Box::new(|_, _| Box::pin(async { Ok(Outcome::Unknown { transaction: None }) })),
             verified: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             reconciled: AtomicU64::new(0),
@@ -80,6 +83,14 @@ impl Scripted {
         F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
     {
         self.settle = Box::new(move |call, payment| Box::pin(settle(call, payment)));
+        self
+    }
+
+    pub fn reconcile<F>(mut self, reconcile: impl Fn(u64, Record) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
+    {
+        self.reconcile = Box::new(move |call, record| Box::pin(reconcile(call, record)));
         self
     }
 
@@ -133,9 +144,8 @@ impl Facilitator for Scripted {
         (self.settle)(self.settled.fetch_add(1, Ordering::SeqCst), payment.clone()).await
     }
 
-    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
-        self.reconciled.fetch_add(1, Ordering::SeqCst);
-        Ok(Outcome::Unknown { transaction: None })
+    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        (self.reconcile)(self.reconciled.fetch_add(1, Ordering::SeqCst), record.clone()).await
     }
 
     fn settles_due(&self) -> bool {

@@ -38,6 +38,8 @@ const TANK_INTERVAL: Duration = Duration::from_secs(60);
 const TANK_LOW: u64 = 200;
 /// A payment of which nobody heard for so long after it was reserved, in seconds, is not awaited any more with the next block.
 const LONG_AGO: u64 = 60;
+/// A transfer of nothing that offers so many times as much as is wanted now waits for something else than a better price.
+const PLENTY: u128 = 4;
 /// Gas for a transfer of nothing to oneself.
 const FILLER_GAS: u64 = 21_000;
 
@@ -259,11 +261,18 @@ impl Engine {
     }
 
     /// A transaction that everything behind it waits for, and that nobody follows, is not included: a transfer of nothing takes its
-    /// nonce for a better price. Its payments are open again then.
+    /// nonce for a better price, as long as the price can be the reason. Its payments are open again then.
     async fn unblock(&self, lane: &Lane, stuck: &Submission) -> Result<(), FacilitatorError> {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
+        let now = self.fees.get(&self.rpc).await?;
+        let is_plenty = |paid: u128, now: u128| paid >= now.saturating_mul(PLENTY);
+        let is_filler = stuck.payments.is_empty();
+        if is_filler && is_plenty(paid.max_fee, now.max_fee) && is_plenty(paid.tip, now.tip) {
+            // No blocks come, or the node tells nobody of it: the best of all offers would be paid when that ends.
+            return Ok(());
+        }
         let fees = self.fees.raise(&self.rpc, paid).await?;
         metrics::replaced(self.network, "stuck");
         tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
-use alloy_eips::Encodable2718 as _;
+use alloy_consensus::{SignableTransaction, Transaction as _, TxEip1559, TxEnvelope};
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
 use alloy_network::TxSignerSync as _;
 use alloy_primitives::{Address, B256, TxKind, U256};
 use alloy_provider::Provider as _;
@@ -209,6 +209,36 @@ async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_ano
     .await;
     assert_ne!(settlement(&stage, &payment).await.paid_by(), Some(stuck));
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+/// No block comes: a better offer would change nothing, and the last one is what the first block takes.
+#[tokio::test]
+async fn what_is_stuck_though_it_offers_plenty_is_not_replaced_ever_more_dearly() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.devnet.stall(true);
+    journalled(&stage, &payment, 1).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    let submissions = async || stage.ledger.submissions(&sender, 0).await.unwrap();
+    let mut offers = Vec::new();
+    for _ in 0..40 {
+        stage.clock.advance(61);
+        stage.facilitator.look_after_soon();
+        let now = tower_x402::Clock::now(&*stage.clock);
+        for _ in 0..15 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            if let Some(newest) = submissions().await.into_iter().find(|submission| submission.at == now) {
+                let envelope = TxEnvelope::decode_2718(&mut newest.raw.as_ref()).unwrap();
+                offers.push((envelope.max_fee_per_gas(), envelope.max_priority_fee_per_gas().unwrap()));
+                break;
+            }
+        }
+    }
+    // The first offers what the market wants.
+    let (market, newest) = (offers[0], offers[offers.len() - 1]);
+    assert!(newest.0 > market.0 && newest.1 > market.1, "a little more may help: {offers:?}");
+    assert!(newest.0 < 5 * market.0 && newest.1 < 5 * market.1, "{offers:?}");
 }
 
 /// A process was refused its nonce and died; another one's transaction waits behind it.

@@ -95,6 +95,28 @@ async fn what_was_answered_on_credit_is_settled_later() {
     assert_eq!(shop.handled(), 5);
 }
 
+/// The upkeep waits for its node just then.
+#[tokio::test]
+async fn what_was_answered_on_credit_a_moment_ago_is_settled_before_it_shuts_down() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let shop = Shop::open_at(&chain, proxy.url()).await;
+    let app = shop.app(shop.layer().deferred(policy()));
+    let customer = Customer::with_funds(&chain, 10 * PRICE).await;
+    assert!(!is_accepted(&buy(&app, &customer).await.1));
+    let is_slow = |methods: &[String]| methods.iter().any(|method| method == "eth_getBlockByNumber");
+    proxy.judge(move |methods| if is_slow(methods) { Fate::Delay(Duration::from_secs(1)) } else { Fate::Pass });
+    let looks = proxy.counts().of("eth_getBlockByNumber");
+    shop.facilitator.look_after_soon();
+    while proxy.counts().of("eth_getBlockByNumber") == looks {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (purchase, answer) = buy(&app, &customer).await;
+    assert!(is_accepted(&answer));
+    assert!(shop.facilitator.drain(Duration::from_secs(10)).await);
+    assert!(is_paid(&shop.record(&purchase.authorization).await.unwrap()));
+}
+
 #[tokio::test]
 async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_with_and_no_more() {
     let chain = DevnetChain::start(None).await;

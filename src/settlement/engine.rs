@@ -196,10 +196,17 @@ impl Engine {
         SettlementStats { in_flight, pending, ..*self.totals() }
     }
 
-    /// Takes nothing new, and returns when everything begun has come to an end.
-    pub(crate) async fn drain(&self) {
+    /// Takes nothing new, and returns when everything begun, or owed already, has come to an end; `false` if it cannot be known what
+    /// is owed.
+    pub(crate) async fn drain(self: &Arc<Self>) -> bool {
         self.closing.store(true, Ordering::Release);
+        // What was answered on credit a moment ago, the upkeep may not have come to.
+        let taken_up = self.begin_what_is_owed().await;
+        if let Err(error) = &taken_up {
+            tracing::warn!(%error, "what is owed could not be settled before the end");
+        }
         self.active.none().await;
+        taken_up.is_ok()
     }
 
     pub(super) fn is_closing(&self) -> bool {

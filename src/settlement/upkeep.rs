@@ -89,24 +89,21 @@ impl Engine {
     /// for it anew can pay no more than once.
     async fn look_at_open(self: &Arc<Self>, caught_up: bool) -> Result<(), FacilitatorError> {
         if !caught_up {
-            self.each_open(&[SettlementState::Submitted, SettlementState::Unknown]).await?;
+            self.each_open(Listing::of([SettlementState::Submitted, SettlementState::Unknown])).await?;
             self.caught_up.send_replace(true);
         }
-        if self.is_closing() {
-            return Ok(());
-        }
-        self.each_open(&OPEN).await
+        self.each_open(Listing::of(OPEN)).await
     }
 
-    /// Takes up all payments in these states that nobody looks after.
-    async fn each_open(self: &Arc<Self>, states: &[SettlementState]) -> Result<(), FacilitatorError> {
-        let now = self.clock.now();
-        let mut listing = Listing {
-            network: Some(self.network),
-            settlement: states.to_vec(),
-            idle_at: Some(now),
-            ..Listing::default()
-        };
+    /// Begins to settle what was not sent yet and is owed.
+    pub(super) async fn begin_what_is_owed(self: &Arc<Self>) -> Result<(), FacilitatorError> {
+        let fulfilment = vec![Fulfilment::Produced, Fulfilment::Delivered];
+        self.each_open(Listing { fulfilment, ..Listing::of([SettlementState::Due]) }).await
+    }
+
+    /// Takes up all payments on this list, of those on the chain, that nobody looks after.
+    async fn each_open(self: &Arc<Self>, listing: Listing) -> Result<(), FacilitatorError> {
+        let mut listing = Listing { network: Some(self.network), idle_at: Some(self.clock.now()), ..listing };
         loop {
             let page = self.ledger.list(&listing).await?;
             let Some(last) = page.last() else { return Ok(()) };

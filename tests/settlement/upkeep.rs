@@ -547,3 +547,28 @@ async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
     assert!(matches!(outcome, Ok(tower_x402::facilitator::Outcome::Unknown { .. })), "{outcome:?}");
     assert_eq!(stage.received(), 0);
 }
+
+/// Nobody was told that it is due: it was answered on credit a moment ago, by this process or another.
+#[tokio::test]
+async fn what_is_owed_when_it_shuts_down_is_settled_first() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    assert!(stage.facilitator.drain(Duration::from_secs(10)).await);
+    assert!(settlement(&stage, &payment).await.paid_by().is_some());
+    assert_eq!(stage.received(), 2);
+}
+
+#[tokio::test]
+async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.devnet.faults().set(|_| Fault::Delay(Duration::from_secs(60)));
+    let draining = stage.facilitator.drain(Duration::from_millis(300));
+    let is_done = tokio::time::timeout(Duration::from_secs(3), draining).await.expect("it ends in time");
+    assert!(!is_done, "something is left");
+    assert_eq!(stage.received(), 1);
+}

@@ -129,10 +129,11 @@ impl OnchainFacilitator {
         self.engine.hint.notify_one();
     }
 
-    /// Shuts down: takes nothing new to settle, and returns when everything begun has come to an end, at the latest after
-    /// `patience`. Whether nothing is left; what is left is in the ledger, and the next process goes on with it.
+    /// Shuts down: takes nothing new to settle, begins what is owed for answers that were handed over, and returns when everything
+    /// begun has come to an end, at the latest after `patience`. Whether nothing is left; what is left is in the ledger, and the next
+    /// process goes on with it.
     pub async fn drain(&self, patience: Duration) -> bool {
-        timeout(patience.min(LONGEST), self.engine.drain()).await.is_ok()
+        timeout(patience.min(LONGEST), self.engine.drain()).await.unwrap_or(false)
     }
 
     /// Says anew what an ether is worth; see [`native_price`](OnchainFacilitatorBuilder::native_price). $0 forgets it.

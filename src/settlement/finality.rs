@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use alloy_primitives::B256;
 
 use super::{
+    credit::{self, Use},
     engine::Engine,
     judge::Expected,
     lane::Lane,
@@ -18,6 +19,9 @@ use crate::{
 
 /// How far a node may be behind another one, at least.
 const LAG: Duration = Duration::from_millis(500);
+
+/// Within so many blocks, what a block held that was replaced has been used otherwise, if it is at all.
+const SOON: u64 = 2_000;
 
 /// How far the chain was followed.
 #[derive(Default)]
@@ -129,7 +133,12 @@ impl Engine {
             }
         };
         let expected = Expected::of_payment(&Prechecked::of_record(&record));
+        let is_absent = receipt.is_none();
         let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
+            if is_absent && self.is_forgotten(&record, finalized).await? {
+                tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "the node keeps no receipt of a settlement");
+                return Ok(());
+            }
             tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");
             self.totals().undone += 1;
             metrics::undone(self.network);
@@ -159,6 +168,24 @@ impl Engine {
             tokio::time::sleep(self.pace.poll_interval()).await;
         }
         Ok(self.rpc.receipt(transaction).await?)
+    }
+
+    /// Whether what paid it, of which there is no receipt, is on the chain all the same: nodes keep receipts for a time only. Its block
+    /// should be final, the authorization is used, and nothing else is known to have used it.
+    async fn is_forgotten(&self, record: &Record, finalized: Option<u64>) -> Result<bool, FacilitatorError> {
+        let Some(block) = record.settlement.block().filter(|block| finalized.is_some_and(|last| *block <= last)) else {
+            return Ok(false);
+        };
+        let payment = Prechecked::of_record(record);
+        let (facts, _) = self.verify(&payment).await?;
+        if !facts.used {
+            return Ok(false);
+        }
+        let seen_unused = record.block_seen.unwrap_or(block.saturating_sub(1));
+        let last = facts.block.min(block.saturating_add(SOON));
+        let found = credit::find(&self.rpc, &Expected::of_payment(&payment), seen_unused, last).await;
+        // Whoever keeps no receipts may refuse to search, too.
+        Ok(!matches!(found, Ok(Use::Paid { .. } | Use::Wasted { .. })))
     }
 
     async fn settled(

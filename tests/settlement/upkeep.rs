@@ -13,7 +13,10 @@ use tower_x402::{
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
 };
 
-use crate::stage::*;
+use crate::{
+    rpc_proxy::{Fate, RpcProxy},
+    stage::*,
+};
 
 fn diligent(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
     builder.upkeep_interval(Duration::from_millis(30))
@@ -571,4 +574,56 @@ async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
     let is_done = tokio::time::timeout(Duration::from_secs(3), draining).await.expect("it ends in time");
     assert!(!is_done, "something is left");
     assert_eq!(stage.received(), 1);
+}
+
+/// Another process on the ledger of the stage, whose node is reached through the proxy.
+async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator {
+    let builder = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .rpc_url(proxy.url())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone());
+    diligent(builder).build().await.unwrap()
+}
+
+/// The process was away for longer than its node keeps receipts.
+#[tokio::test]
+async fn what_was_paid_stays_paid_though_the_node_keeps_no_trace_of_it() {
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let transaction = paid_by(&stage.admit_and_settle(&payment).await);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
+    let proxy = RpcProxy::start(port.url().to_string()).await;
+    proxy.judge(|methods| match methods[0].as_str() {
+        "eth_getTransactionReceipt" => Fate::Result("null"),
+        "eth_getLogs" => Fate::Result("[]"),
+        _ => Fate::Pass,
+    });
+    let _restarted = another_through(&stage, &proxy).await;
+    until(async || proxy.counts().of("eth_getTransactionReceipt") >= 2).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let now = settlement(&stage, &payment).await;
+    assert_eq!(now.paid_by(), Some(transaction), "{now:?}");
+    assert_eq!(stage.received(), 1);
+}
+
+/// Its block was replaced while no process ran, and its payer used the authorization up meanwhile.
+#[tokio::test]
+async fn what_was_undone_and_cancelled_while_nobody_looked_is_not_taken_for_paid() {
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    paid_by(&stage.admit_and_settle(&payment).await);
+    stage.devnet.reorg(1, Orphans::Lost);
+    stage.cancel(&payer, &payment);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    let _restarted = diligent(another(&stage)).build().await.unwrap();
+    until(async || settlement(&stage, &payment).await.paid_by().is_none()).await;
+    assert_eq!(stage.received(), 0);
 }

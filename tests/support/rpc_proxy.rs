@@ -56,6 +56,8 @@ pub enum Fate {
     Delay(Duration),
     /// Every call in it is answered with this JSON-RPC error code, nothing was forwarded.
     Error(i64),
+    /// Every call in it has this result, in JSON; nothing was forwarded.
+    Result(&'static str),
     /// It is answered with this HTTP status, nothing was forwarded.
     Status(u16),
     /// It is forwarded twice, and the second answer is given.
@@ -154,7 +156,14 @@ impl Shared {
                 let half: Value = answers.into_iter().step_by(2).collect();
                 Ok(respond(StatusCode::OK, half.to_string().into()))
             }
-            Fate::Error(code) => Ok(respond(StatusCode::OK, errors(&message, code).to_string().into())),
+            Fate::Error(code) => {
+                let error = json!({ "code": code, "message": "refused by the proxy" });
+                Ok(respond(StatusCode::OK, answers(&message, "error", &error).to_string().into()))
+            }
+            Fate::Result(result) => {
+                let result = serde_json::from_str(result).expect("a result in a test is JSON");
+                Ok(respond(StatusCode::OK, answers(&message, "result", &result).to_string().into()))
+            }
             Fate::Status(status) => {
                 Ok(respond(StatusCode::from_u16(status).expect("a status in a test is valid"), Bytes::new()))
             }
@@ -205,11 +214,11 @@ fn calls(message: &Value) -> &[Value] {
     message.as_array().map_or(std::slice::from_ref(message), Vec::as_slice)
 }
 
-fn errors(message: &Value, code: i64) -> Value {
-    let error = json!({ "code": code, "message": "refused by the proxy" });
-    let errors = calls(message).iter().map(|call| json!({ "jsonrpc": "2.0", "id": call["id"], "error": error }));
-    let errors: Vec<Value> = errors.collect();
-    if message.is_array() { errors.into() } else { errors.into_iter().next().unwrap_or_default() }
+/// The same answer to every call.
+fn answers(message: &Value, kind: &str, answer: &Value) -> Value {
+    let answers = calls(message).iter().map(|call| json!({ "jsonrpc": "2.0", "id": call["id"], kind: answer }));
+    let answers: Vec<Value> = answers.collect();
+    if message.is_array() { answers.into() } else { answers.into_iter().next().unwrap_or_default() }
 }
 
 fn respond(status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {

@@ -13,7 +13,7 @@ use std::{
 use alloy_network::TxSigner;
 use alloy_primitives::{B256, Signature, U256};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Mutex as AsyncMutex, Notify, watch},
     time::Instant,
 };
 
@@ -117,6 +117,8 @@ pub(crate) struct Engine {
     /// Whether what an earlier process left behind has been looked at: before that, nothing new is signed.
     pub(crate) caught_up: watch::Sender<bool>,
     pub(crate) closing: AtomicBool,
+    /// Held by whoever sends journalled transactions again.
+    pub(crate) resending: AsyncMutex<()>,
     /// Something is open that nobody looks after.
     pub(crate) hint: Arc<Notify>,
     pub(crate) costs: Costs,

@@ -8,7 +8,6 @@ use super::{
     credit::{self, Use},
     engine::Engine,
     judge::Expected,
-    lane::Lane,
     rpc::{Block, Receipt},
 };
 use crate::{
@@ -55,8 +54,7 @@ impl Engine {
         };
         if is_gone || self.is_undone().await? {
             tracing::warn!(head = %head.number, "the chain was reorganized");
-            self.lanes.iter().for_each(Lane::rewind);
-            let failed = self.send_again(true).await;
+            let failed = self.send_all_again().await;
             if failed < self.lanes.len() {
                 self.check_settled(None).await?;
             }
@@ -136,7 +134,8 @@ impl Engine {
         let is_absent = receipt.is_none();
         let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
             if is_absent && self.is_forgotten(&record, finalized).await? {
-                tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "the node keeps no receipt of a settlement");
+                let key = &record.key;
+                tracing::warn!(payer = %key.payer, nonce = %key.nonce, %transaction, "the node keeps no receipt of a settlement");
                 return Ok(());
             }
             tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");

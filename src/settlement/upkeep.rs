@@ -4,12 +4,16 @@
 //! is still open. From time to time everything open that nobody looks after is looked at: what is on the chain is recorded, what
 //! was lost is sent again, what is due is settled. Where nothing is open, the node is not asked anything.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::Decodable2718 as _;
 use alloy_primitives::{Bytes, U256};
 use tokio::{
+    sync::watch,
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -43,29 +47,28 @@ const PLENTY: u128 = 4;
 /// Gas for a transfer of nothing to oneself.
 const FILLER_GAS: u64 = 21_000;
 
-/// What one pass remembers for the next.
-#[derive(Default)]
-struct Memory {
-    horizon: Horizon,
-    tank: Option<(Instant, u64)>,
-}
+/// When the tank was looked at last, and how many transactions there had been.
+type TankLook = Option<(Instant, u64)>;
 
 impl Engine {
     /// Looks after everything for as long as the engine is used.
     pub(crate) fn keep_up(self: &Arc<Self>, interval: Duration) {
         let (engine, hint) = (Arc::downgrade(self), self.hint.clone());
+        let (passed, passes) = watch::channel(());
+        tokio::spawn(keep_following(engine.clone(), passes));
         tokio::spawn(async move {
-            let mut memory = Memory::default();
+            let mut tank = None;
             while let Some(engine) = engine.upgrade() {
-                engine.look_after(&mut memory).await;
+                engine.look_after(&mut tank).await;
                 drop(engine);
+                passed.send_replace(());
                 let _ = timeout(interval, hint.notified()).await;
             }
         });
     }
 
     /// One pass over everything open. What goes wrong with one part does not keep it from the others.
-    async fn look_after(self: &Arc<Self>, memory: &mut Memory) {
+    async fn look_after(self: &Arc<Self>, tank: &mut TankLook) {
         let caught_up = *self.caught_up.borrow();
         let failed = self.send_again(!caught_up).await;
         // If no lane could be looked after, nothing would be learned of the payments either.
@@ -74,10 +77,7 @@ impl Engine {
         {
             tracing::warn!(%error, "open payments could not be looked after");
         }
-        if let Err(error) = self.follow_the_chain(&mut memory.horizon).await {
-            tracing::warn!(%error, "settled payments could not be looked after");
-        }
-        self.watch_the_tank(memory).await;
+        self.watch_the_tank(tank).await;
         self.wake_who_was_refilled().await;
         if self.fees.known_refusal().is_err() {
             // Until somebody looks, nothing is verified.
@@ -204,7 +204,19 @@ impl Engine {
 
     /// Sends journalled transactions again that nobody watches: their process died, or the node lost them. The youngest are left to
     /// whoever just sent them, unless it is `certain` that nobody did. Returns for how many lanes it is not known what is on its way.
-    pub(super) async fn send_again(&self, certain: bool) -> usize {
+    async fn send_again(&self, certain: bool) -> usize {
+        let _alone = self.resending.lock().await;
+        self.send_again_in_all(certain).await
+    }
+
+    /// The same of all that is journalled, since the chain has undone blocks.
+    pub(super) async fn send_all_again(&self) -> usize {
+        let _alone = self.resending.lock().await;
+        self.lanes.iter().for_each(Lane::rewind);
+        self.send_again_in_all(true).await
+    }
+
+    async fn send_again_in_all(&self, certain: bool) -> usize {
         let mut failed = 0;
         for lane in &self.lanes {
             if let Err(error) = self.send_again_in(lane, certain).await {
@@ -299,15 +311,14 @@ impl Engine {
     }
 
     /// Warns before the key cannot pay for gas any more; looks only while it is used.
-    async fn watch_the_tank(&self, memory: &mut Memory) {
+    async fn watch_the_tank(&self, tank: &mut TankLook) {
         let stats = self.stats();
-        let is_due = memory
-            .tank
-            .is_none_or(|(at, transactions)| at.elapsed() >= TANK_INTERVAL && stats.transactions > transactions);
+        let is_due =
+            tank.is_none_or(|(at, transactions)| at.elapsed() >= TANK_INTERVAL && stats.transactions > transactions);
         if stats.transactions == 0 || !is_due {
             return;
         }
-        memory.tank = Some((Instant::now(), stats.transactions));
+        *tank = Some((Instant::now(), stats.transactions));
         let each = stats.spent / U256::from(stats.transactions);
         for lane in &self.lanes {
             let account = lane.account();
@@ -319,6 +330,18 @@ impl Engine {
             if balance < each.saturating_mul(U256::from(TANK_LOW)) {
                 tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
             }
+        }
+    }
+}
+
+/// Follows settled payments after each pass, in a task of its own, which ends with the other: there may be many of them, and what is due
+/// expires while it waits.
+async fn keep_following(engine: Weak<Engine>, mut passes: watch::Receiver<()>) {
+    let mut horizon = Horizon::default();
+    while passes.changed().await.is_ok() {
+        let Some(engine) = engine.upgrade() else { return };
+        if let Err(error) = engine.follow_the_chain(&mut horizon).await {
+            tracing::warn!(%error, "settled payments could not be looked after");
         }
     }
 }

@@ -10,6 +10,7 @@ use tower_x402::{
     facilitator::{Facilitator as _, NotReady, RemoteFacilitator, Terms, Window, precheck},
     ledger::{Fingerprint, Fulfilment, Ledger, MemoryLedger, Record, Settlement, SettlementStep},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    server::DeferredPolicy,
 };
 
 use super::{
@@ -80,6 +81,33 @@ async fn what_a_reorganization_undid_is_settled_again() {
     .await;
     assert_eq!(seller.ask(&purchase).await.status, 200, "replayed");
     assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+/// The node takes its time to say how far the chain is.
+#[tokio::test]
+async fn what_was_answered_on_credit_does_not_wait_for_what_is_settled() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let policy = DeferredPolicy { history: 1, ..DeferredPolicy::default() };
+    let seller = stage.seller_with(remote, |layer| layer.deferred(policy)).await;
+    let customer = stage.customer().await;
+    let buy = async || {
+        let purchase = customer.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        let answer = seller.ask(&purchase).await;
+        assert_eq!(answer.status, 200);
+        (purchase, answer)
+    };
+    assert_ne!(buy().await.1.settlement().unwrap()["transaction"], "");
+    let is_slow = |methods: &[String]| methods.iter().any(|method| method == "eth_getBlockByNumber");
+    node.judge(move |methods| if is_slow(methods) { Fate::Delay(Duration::from_secs(4)) } else { Fate::Pass });
+    let asked = node.counts().of("eth_getBlockByNumber");
+    until(async || node.counts().of("eth_getBlockByNumber") > asked).await;
+    let (purchase, answer) = buy().await;
+    assert_eq!(answer.settlement().unwrap()["transaction"], "");
+    let paid = until(async || settlement(&seller, &purchase).await.paid_by().is_some());
+    tokio::time::timeout(Duration::from_secs(2), paid).await.expect("it is settled meanwhile");
 }
 
 #[tokio::test]

@@ -576,6 +576,48 @@ async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
     assert_eq!(stage.received(), 1);
 }
 
+#[tokio::test]
+async fn what_is_due_does_not_wait_until_all_that_is_final_was_looked_at() {
+    let stage =
+        Stage::with(|d| d.finality_depth(200), |b| b.batch_size(1).upkeep_interval(Duration::from_secs(3_600))).await;
+    for _ in 0..150 {
+        paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    }
+    for _ in 0..200 {
+        stage.devnet.mine();
+    }
+    let slow = Duration::from_millis(100);
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(move |call| match call.method {
+        "eth_getTransactionReceipt" => Fault::Delay(slow),
+        _ => Fault::None,
+    });
+    stage.facilitator.look_after_soon();
+    until(async || stage.calls("eth_getTransactionReceipt") > 0).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.facilitator.look_after_soon();
+    let settled = tokio::time::timeout(Duration::from_secs(5), until_settled(&stage, &payment));
+    settled.await.expect("what is final can wait, what expires cannot");
+    assert!(
+        stage.calls("eth_getTransactionReceipt") < 140,
+        "this is no test unless the others are looked at meanwhile"
+    );
+}
+
+#[tokio::test]
+async fn who_looks_after_everything_goes_with_the_facilitator() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let holders = std::sync::Arc::strong_count(&stage.ledger);
+    let another = diligent(another(&stage)).build().await.unwrap();
+    let followed = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") > followed + 6).await;
+    assert!(std::sync::Arc::strong_count(&stage.ledger) > holders);
+    drop(another);
+    until(async || std::sync::Arc::strong_count(&stage.ledger) == holders).await;
+}
+
 /// Another process on the ledger of the stage, whose node is reached through the proxy.
 async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator {
     let builder = OnchainFacilitator::builder()

@@ -10,7 +10,7 @@ use alloy_network::TxSigner;
 use alloy_primitives::{Address, Signature, U256};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use url::Url;
 
 use super::{LONGEST, OnchainBuildError, OnchainFacilitator, Wallets, preflight::preflight};
@@ -304,6 +304,7 @@ impl OnchainFacilitatorBuilder {
             active: Active::default(),
             caught_up: watch::Sender::new(false),
             closing: AtomicBool::new(false),
+            resending: AsyncMutex::default(),
             hint: Arc::default(),
             costs: Costs::new(self.native_price, self.refuse_losses),
             last_look: LastLook::default(),

@@ -1,8 +1,11 @@
 //! What is done without being asked: payments whose settlement nobody waits for any more are followed to their end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::{Remote, finality::Horizons, settle::Insistence};
 use crate::{
@@ -21,14 +24,15 @@ impl Remote {
     /// Looks after what is open for as long as the facilitator is used.
     pub(super) fn keep_up(self: &Arc<Self>, interval: Duration) {
         let (remote, hint) = (Arc::downgrade(self), self.hint.clone());
+        let (passed, passes) = watch::channel(());
+        tokio::spawn(keep_following(remote.clone(), passes));
         tokio::spawn(async move {
-            let mut horizons = Horizons::default();
             while let Some(remote) = remote.upgrade() {
                 if let Err(error) = remote.each_open().await {
                     tracing::warn!(%error, "open payments could not be looked after");
                 }
-                remote.follow_the_chains(&mut horizons).await;
                 drop(remote);
+                passed.send_replace(());
                 let _ = timeout(interval, hint.notified()).await;
             }
         });
@@ -98,5 +102,15 @@ impl Remote {
             Fulfilment::Produced => record.last_failure.is_none() && self.ledger.response(&record.key).await?.is_some(),
             Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
         })
+    }
+}
+
+/// Follows settled payments after each pass, in a task of its own, which ends with the other: there may be many of them, and what is due
+/// expires while it waits.
+async fn keep_following(remote: Weak<Remote>, mut passes: watch::Receiver<()>) {
+    let mut horizons = Horizons::default();
+    while passes.changed().await.is_ok() {
+        let Some(remote) = remote.upgrade() else { return };
+        remote.follow_the_chains(&mut horizons).await;
     }
 }

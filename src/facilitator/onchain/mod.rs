@@ -36,6 +36,9 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 ///
 /// - **Verifying** is one `eth_call`: balance, nonce, pause, blacklist, domain and a simulation of the transfer together.
 ///   Payments verified within a millisecond of each other share a JSON-RPC batch; a node that takes none is asked one by one.
+/// - **Chains.** One will do whose opcode `NUMBER` gives its own block: the block that verifying looks at is compared with those of
+///   receipts. On others, such as Arbitrum, where contracts read a block number of the chain below, payments whose transaction reverted
+///   stay unknown and others are refused.
 /// - **Settling** takes one more request where the node has `eth_sendRawTransactionSync` ([EIP-7966]), and polls for the
 ///   receipt otherwise. Fees and nonces are remembered, not asked for each time.
 /// - **One key, many payments.** Up to [`in_flight`](OnchainFacilitatorBuilder::in_flight) transactions wait for a block at

@@ -106,7 +106,8 @@ impl RemoteFacilitatorBuilder {
     }
 
     /// A node of this network that is asked whether what the facilitator says is so; further calls add further networks. The URL may
-    /// hold a key: it appears in no error, span or `Debug` output.
+    /// hold a key: it appears in no error, span or `Debug` output. The chain must be one that an
+    /// [`OnchainFacilitator`](crate::facilitator::OnchainFacilitator) can serve.
     #[cfg(feature = "onchain")]
     pub fn confirm(mut self, network: Network, rpc_url: impl AsRef<str>) -> Self {
         self.nodes.push((network, rpc_url.as_ref().to_owned()));

@@ -45,8 +45,12 @@ pub(super) struct Voice {
 }
 
 /// A judge's score as a judge of common habits would have given it: as many spreads from the common mean as it is from
-/// the judge's own. A judge of whom little is known is taken at its word.
+/// the judge's own. A judge of whom little is known is taken at its word, and so is every judge where nothing is known of what is
+/// common.
 pub(super) fn calibrate(score: f64, judge: &Habit, common: &Habit) -> f64 {
+    if common.count <= 0.0 {
+        return score.clamp(0.0, 1.0);
+    }
     let stretch = (common.spread.max(LEAST_SPREAD) / judge.spread.max(LEAST_SPREAD)).clamp(0.5, 2.0);
     let moved = (score - judge.mean).mul_add(stretch, common.mean);
     (score + judge.known() * (moved - score)).clamp(0.0, 1.0)

@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{
     Failure, Feedback, Inner, Opinion, OutputFeedback, StudentError, Truth,
-    aggregate::{self, Voice},
+    aggregate::{self, Habit, Voice},
     call::{self, Answer, Waiting, Work},
     desk::{Desk, Hired, Wanted},
     feedback::Hire,
@@ -169,7 +169,8 @@ impl Panel<'_> {
         }
         let outputs = {
             let desk = self.inner.desk();
-            outputs.into_iter().map(|opinions| weigh(&desk, self.skill, opinions)).collect()
+            let common = desk.norms.common(self.skill, |judge| desk.selector.accuracy(judge, self.skill));
+            outputs.into_iter().map(|opinions| weigh(&desk, self.skill, &common, opinions)).collect()
         };
         let sum = |of: fn(&Hire) -> Usdc| {
             hires.iter().fold(Usdc::ZERO, |sum, hire| sum.checked_add(of(hire)).unwrap_or(Usdc::MAX))
@@ -180,13 +181,12 @@ impl Panel<'_> {
 }
 
 /// Makes one verdict of several.
-fn weigh(desk: &Desk, skill: Skill, opinions: Vec<(Address, EvaluatorId, Verdict)>) -> OutputFeedback {
-    let common = desk.norms.common(skill);
+fn weigh(desk: &Desk, skill: Skill, common: &Habit, opinions: Vec<(Address, EvaluatorId, Verdict)>) -> OutputFeedback {
     let voice = |(evaluator, _, verdict): &(Address, EvaluatorId, Verdict)| {
         let habit = desk.norms.of(*evaluator, skill);
         let believed = desk.selector.accuracy(*evaluator, skill);
         Voice {
-            score: aggregate::calibrate(verdict.score.get(), &habit, &common),
+            score: aggregate::calibrate(verdict.score.get(), &habit, common),
             chance: aggregate::chance(believed, verdict.confidence.get(), &habit),
         }
     };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use alloy_primitives::Address;
 
-use super::aggregate::Habit;
+use super::aggregate::{self, Habit};
 use crate::market::selection::Skill;
 
 /// How many scores of a judge count; older ones fade.
@@ -39,16 +39,17 @@ impl Norms {
         self.0.get(&(evaluator, skill)).map(Running::habit).unwrap_or_default()
     }
 
-    /// The habits of the judges of a skill on average, each counting as far as it is known. As outputs become better all judges' means
-    /// rise, and so does this one: only what tells judges apart is taken out of their scores.
-    pub(super) fn common(&self, skill: Skill) -> Habit {
+    /// The habits of the judges of a skill on average, each counting as far as it was heard and is believed; its count says how much
+    /// that is in all. As outputs become better all judges' means rise, and so does this one: only what tells judges apart is taken
+    /// out of their scores. Who is not believed has no say in what is usual, or strangers could move what others say.
+    pub(super) fn common(&self, skill: Skill, believed: impl Fn(Address) -> Option<f64>) -> Habit {
         let mut common = Habit::default();
-        for (_, running) in self.0.iter().filter(|((_, of), _)| *of == skill) {
+        for ((judge, _), running) in self.0.iter().filter(|((_, of), _)| *of == skill) {
             let habit = running.habit();
-            let known = habit.known();
-            common.count += known;
-            common.mean += known * habit.mean;
-            common.spread += known * habit.spread;
+            let heard = habit.count * aggregate::weight(believed(*judge).unwrap_or(aggregate::UNKNOWN));
+            common.count += heard;
+            common.mean += heard * habit.mean;
+            common.spread += heard * habit.spread;
         }
         if common.count > 0.0 {
             common.mean /= common.count;
@@ -88,7 +89,7 @@ mod tests {
         let (harsh, lenient) = (Address::repeat_byte(1), Address::repeat_byte(2));
         let mut norms = Norms::default();
         let apart = |norms: &Norms, quality: f64| {
-            let common = norms.common(skill());
+            let common = norms.common(skill(), |_| None);
             let of = |judge, score: f64| calibrate(score, &norms.of(judge, skill()), &common);
             (of(harsh, quality * 0.5) - of(lenient, 0.4 + quality * 0.5)).abs()
         };
@@ -111,9 +112,49 @@ mod tests {
                 norms.learn(Address::repeat_byte(judge), skill(), f64::from(turn) / 400.0, 0.9);
             }
         }
-        let common = norms.common(skill());
+        let common = norms.common(skill(), |_| None);
         let score = calibrate(0.95, &norms.of(Address::repeat_byte(1), skill()), &common);
         assert!((score - 0.95).abs() < 1e-9, "outputs that become better keep their better scores: {score}");
+    }
+
+    #[test]
+    fn strangers_do_not_say_what_is_usual() {
+        let honest = Address::repeat_byte(1);
+        let mut norms = Norms::default();
+        for turn in 0..400 {
+            norms.learn(honest, skill(), f64::from(turn * 37 % 100) / 99.0, 0.9);
+        }
+        // Each of them is hired once, for a whole group, and praises all of it.
+        for stranger in 2..42 {
+            (0..64).for_each(|_| norms.learn(Address::repeat_byte(stranger), skill(), 1.0, 0.9));
+        }
+        let score = |of_strangers| {
+            let common = norms.common(skill(), |judge| if judge == honest { Some(0.85) } else { of_strangers });
+            calibrate(0.1, &norms.of(honest, skill()), &common)
+        };
+        assert!((score(Some(0.5)) - 0.1).abs() < 1e-9, "a coin has no say in it: {}", score(Some(0.5)));
+        assert!(score(Some(0.55)) < 0.2, "and who is hardly believed has little: {}", score(Some(0.55)));
+    }
+
+    #[test]
+    fn who_is_hired_once_says_little_of_what_is_usual_though_nobody_is_audited() {
+        let honest = Address::repeat_byte(1);
+        let mut norms = Norms::default();
+        for turn in 0..400 {
+            norms.learn(honest, skill(), f64::from(turn * 37 % 100) / 99.0, 0.9);
+        }
+        (2..42).for_each(|stranger| norms.learn(Address::repeat_byte(stranger), skill(), 1.0, 0.9));
+        let score = calibrate(0.1, &norms.of(honest, skill()), &norms.common(skill(), |_| None));
+        assert!(score < 0.3, "{score}");
+    }
+
+    #[test]
+    fn where_nobody_is_believed_everyone_is_taken_at_its_word() {
+        let judge = Address::repeat_byte(1);
+        let mut norms = Norms::default();
+        (0..400).for_each(|turn| norms.learn(judge, skill(), 0.5 + f64::from(turn % 10) / 20.0, 0.9));
+        let common = norms.common(skill(), |_| Some(0.5));
+        assert!((calibrate(0.9, &norms.of(judge, skill()), &common) - 0.9).abs() < 1e-9);
     }
 
     #[test]

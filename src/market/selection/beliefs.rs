@@ -87,7 +87,7 @@ impl Beliefs {
 
     /// Finds everyone's number; those who are new get one.
     pub(super) fn look(&mut self, market: &[Candidate], numbers: &mut Vec<u32>) {
-        self.book.turn(market.len());
+        self.book.turn(market);
         numbers.clear();
         for (position, candidate) in market.iter().enumerate() {
             let (number, new) = self.book.at(position, candidate);
@@ -163,6 +163,7 @@ impl Beliefs {
     /// Takes in what an evaluator did for oneself.
     pub(super) fn learn(&mut self, evaluator: Address, skill: Skill, outcome: &Outcome) {
         let number = self.enter(evaluator);
+        self.book.keep(number);
         self.conduct[number].learn(outcome, self.config.memory);
         let Outcome::Answered { right: Some(right), .. } = *outcome else { return };
         self.audited[number] = self.audited[number].saturating_add(1);
@@ -482,6 +483,20 @@ mod tests {
         near(beliefs.mean(0, skill(0)), 0.65);
         assert!(beliefs.seen(0) < 0.01 && beliefs.seen(1) < 51.0 && beliefs.scale > 1e-4);
         assert_eq!((beliefs.audited(0), beliefs.audited(1)), (10.0, 1_000.0), "it is no stranger again");
+    }
+
+    #[test]
+    fn what_one_has_audited_is_not_forgotten_for_strangers_after_a_restart() {
+        let [c, d, e] = [3, 4, 5].map(Address::repeat_byte);
+        let mut beliefs = Beliefs::new(ThompsonConfig { evaluators: 3, ..plain() }.sound());
+        beliefs.learn(A, skill(0), &audit(false));
+        beliefs.learn(B, skill(0), &audit(false));
+        [c, d].into_iter().for_each(|stranger| beliefs.hear(stranger, skill(0), true, e));
+        let stranger =
+            |evaluator| Candidate { evaluator, claims: SkillSet::default(), price: Usdc::ZERO, first_seen: 0 };
+        beliefs.look(&[e, A, B].map(stranger), &mut Vec::new());
+        let audited = |evaluator| beliefs.number(evaluator).map(|number| beliefs.audited(number));
+        assert_eq!([A, B, c, d, e].map(audited), [Some(1.0), Some(1.0), None, None, Some(0.0)]);
     }
 
     #[test]

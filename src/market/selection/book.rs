@@ -6,12 +6,14 @@ use alloy_primitives::Address;
 
 use super::Candidate;
 
-/// Gives every evaluator a small number, and forgets who was not offered for the longest time when there are too many.
+/// Gives every evaluator a small number, and when there are too many forgets who was neither offered nor seen at work for the longest
+/// time.
 #[derive(Clone, Debug)]
 pub(super) struct Book {
     limit: usize,
     numbers: HashMap<Address, u32>,
     names: Vec<Address>,
+    /// When each was offered or seen at work last; 0 for those one only hears of.
     offered: Vec<u64>,
     /// The number of the candidate at each position of the market that was seen last: it rarely changes.
     positions: Vec<u32>,
@@ -26,7 +28,7 @@ impl Book {
             names: Vec::new(),
             offered: Vec::new(),
             positions: Vec::new(),
-            turn: 0,
+            turn: 1,
         }
     }
 
@@ -38,7 +40,8 @@ impl Book {
         self.numbers.get(&evaluator).map(|number| *number as usize)
     }
 
-    /// Its number, which is the first to be taken away as long as it is not offered, and whether the number belonged to someone else until now or is new.
+    /// Its number, which is the first to be taken away as long as it is not kept, and whether the number belonged to someone else until
+    /// now or is new.
     pub(super) fn enter(&mut self, evaluator: Address) -> (usize, bool) {
         if let Some(number) = self.find(evaluator) {
             return (number, false);
@@ -60,22 +63,36 @@ impl Book {
         (number, true)
     }
 
-    /// Starts a look at the market.
-    pub(super) fn turn(&mut self, market: usize) {
+    /// Keeps a number as if it had been offered just now.
+    pub(super) fn keep(&mut self, number: usize) {
+        self.offered[number] = self.turn;
+    }
+
+    /// Starts a look at the market. Whoever is known and still there is kept before anybody new is entered, who could take its number
+    /// otherwise.
+    pub(super) fn turn(&mut self, market: &[Candidate]) {
         self.turn += 1;
-        self.positions.truncate(market);
+        self.positions.truncate(market.len());
+        for (position, candidate) in market.iter().enumerate() {
+            if let Some(number) = self.seen_at(position, candidate).or_else(|| self.find(candidate.evaluator)) {
+                self.keep(number);
+            }
+        }
+    }
+
+    /// The number of the candidate at this position, if it was there the last time.
+    fn seen_at(&self, position: usize, candidate: &Candidate) -> Option<usize> {
+        let number = *self.positions.get(position)? as usize;
+        (self.names.get(number) == Some(&candidate.evaluator)).then_some(number)
     }
 
     /// The number of the candidate at this position; like [`Book::enter`], without a search where nothing changed.
     pub(super) fn at(&mut self, position: usize, candidate: &Candidate) -> (usize, bool) {
-        if let Some(number) = self.positions.get(position).map(|number| *number as usize)
-            && self.names.get(number) == Some(&candidate.evaluator)
-        {
-            self.offered[number] = self.turn;
+        if let Some(number) = self.seen_at(position, candidate) {
             return (number, false);
         }
         let (number, new) = self.enter(candidate.evaluator);
-        self.offered[number] = self.turn;
+        self.keep(number);
         if position < self.positions.len() {
             self.positions[position] = number as u32;
         } else if position == self.positions.len() {
@@ -117,8 +134,9 @@ mod tests {
     }
 
     fn look(book: &mut Book, market: &[u8]) -> Vec<usize> {
-        book.turn(market.len());
-        market.iter().enumerate().map(|(position, number)| book.at(position, &candidate(*number)).0).collect()
+        let market: Vec<_> = market.iter().map(|number| candidate(*number)).collect();
+        book.turn(&market);
+        market.iter().enumerate().map(|(position, candidate)| book.at(position, candidate).0).collect()
     }
 
     #[test]
@@ -143,5 +161,14 @@ mod tests {
             book.enter(Address::repeat_byte(number));
         }
         assert!(book.find(Address::repeat_byte(1)).is_some() && book.find(Address::repeat_byte(3)).is_some());
+    }
+
+    #[test]
+    fn nobody_who_is_offered_makes_room_for_somebody_else_who_is() {
+        let mut book = Book::new(3);
+        assert_eq!(look(&mut book, &[1, 2, 3]), [0, 1, 2]);
+        look(&mut book, &[3]);
+        // The new one comes first, and does not take the number of the one after it.
+        assert_eq!(look(&mut book, &[4, 1, 3]), [1, 0, 2]);
     }
 }

@@ -45,8 +45,8 @@ pub struct ThompsonConfig {
     pub newcomers: f64,
     /// How many audits of one's own make a newcomer an acquaintance; 5. What others say does not: it can be bought.
     pub acquaintance: f32,
-    /// How many evaluators are remembered, those offered last; 1,024, at most 65,535. Candidates beyond that number are not looked
-    /// at, so it should be more than are ever offered at once.
+    /// How many evaluators are remembered, those offered or seen at work last; 1,024, at most 65,535. Candidates beyond that number are
+    /// not looked at, so it should be more than are ever offered at once.
     pub evaluators: usize,
     /// How many other payers are remembered, those trusted most; 1,024, at most 65,535.
     pub payers: usize,

@@ -108,13 +108,19 @@ impl Budget {
 
     /// Sets an amount aside at time `now`, or says which limit forbids it.
     pub(super) fn reserve(&self, promise: Promise, now: u64) -> Result<Reservation, Refusal> {
-        if self.0.release_failed {
-            let expired = self.0.journal.take_expired(now);
-            let mut books = self.books();
-            expired.iter().for_each(|entry| books.release(&entry.promise()));
-        }
+        self.release_expired(now);
         self.books().reserve(&self.0.limits, &promise, now)?;
         Ok(Reservation { budget: self.clone(), promise, on_drop: OnDrop::Release })
+    }
+
+    /// Gives back what was called failed and has expired by `now`, if the budget is one that believes it.
+    pub(crate) fn release_expired(&self, now: u64) {
+        if !self.0.release_failed {
+            return;
+        }
+        let expired = self.0.journal.take_expired(now);
+        let mut books = self.books();
+        expired.iter().for_each(|entry| books.release(&entry.promise()));
     }
 
     /// Enters what is proven about a payment; `false` if it was closed in the meantime.

@@ -16,7 +16,8 @@ use axum::{
     routing::{get, post},
 };
 use tower_x402::{
-    client::{Payer, reconcile},
+    Clock, ManualClock, SystemClock, Usdc,
+    client::{Budget, Payer, reconcile},
     market::{Books, CARD_PATH, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
     server::RequirePaymentLayer,
 };
@@ -243,6 +244,36 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     assert_eq!(books.tasks, 2);
     balanced(&books, stage.income(&good).await);
     assert_eq!(student.evidence().len(), 2);
+}
+
+#[tokio::test]
+async fn what_failed_and_has_expired_is_money_again_for_a_student_that_believes_failures() {
+    #[derive(Clone, Debug)]
+    struct Shared(Arc<ManualClock>);
+    impl Clock for Shared {
+        fn now(&self) -> u64 {
+            self.0.now()
+        }
+    }
+    let stage = Stage::set().await;
+    let booth = stage.open(honest()).await;
+    let clock = Shared(Arc::new(ManualClock::at(SystemClock.now())));
+    // One price, without money behind it.
+    let budget = Budget::builder().total(Usdc::from_atomic(PRICE)).release_failed().build();
+    let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).budget(budget);
+    let payer = payer.clock(clock.clone()).build();
+    let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).clock(clock.clone());
+    let student = student.build().unwrap();
+    student.discover().await;
+    let feedback = student.evaluate(&single("a good one")).await.unwrap();
+    assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
+    student.settled().await;
+    let valid_before = student.budget().journal().unresolved()[0].valid_before;
+    clock.0.advance(valid_before - clock.now());
+    let error = student.evaluate(&single("a good one")).await.unwrap_err();
+    assert!(matches!(error, StudentError::NoMoney { .. }), "blocks may be late: {error:?}");
+    clock.0.advance(61);
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().hires.len(), 1);
 }
 
 #[tokio::test]

@@ -172,6 +172,8 @@ impl Desk {
         let into = (&mut self.market, &mut self.positions);
         self.roster.candidates(wanted.skill, wanted.shape, per_payment, wanted.excluded, into);
         let outputs = u32::try_from(wanted.shape.outputs).unwrap_or(u32::MAX);
+        // Otherwise that happens when something is reserved, which is never if nothing is left.
+        self.purse.budget().release_expired(wanted.now);
         let remaining = match wanted.hidden {
             true => Usdc::from_atomic(self.purse.remaining().atomic() / 2),
             false => self.purse.remaining(),

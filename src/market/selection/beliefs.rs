@@ -89,6 +89,7 @@ impl Beliefs {
     pub(super) fn look(&mut self, market: &[Candidate], numbers: &mut Vec<u32>) {
         self.book.turn(market);
         numbers.clear();
+        let mut is_moved = false;
         for (position, candidate) in market.iter().enumerate() {
             let (number, new) = self.book.at(position, candidate);
             if new {
@@ -96,9 +97,14 @@ impl Beliefs {
             }
             if self.claims[number] != candidate.claims {
                 self.claims[number] = candidate.claims;
+                is_moved |= self.views[1].totals[number] != <[Counts; 2]>::default();
                 self.sum_up(number);
             }
             numbers.push(number as u32);
+        }
+        // What was seen before the card was, or the card changed, counted as of the other kind.
+        if is_moved {
+            (0..self.columns.len()).filter_map(Skill::new).for_each(|skill| self.judge_kinds(skill));
         }
     }
 
@@ -497,6 +503,33 @@ mod tests {
         beliefs.look(&[e, A, B].map(stranger), &mut Vec::new());
         let audited = |evaluator| beliefs.number(evaluator).map(|number| beliefs.audited(number));
         assert_eq!([A, B, c, d, e].map(audited), [Some(1.0), Some(1.0), None, None, Some(0.0)]);
+    }
+
+    #[test]
+    fn what_claims_are_worth_is_the_same_whether_the_cards_or_the_verdicts_were_seen_first() {
+        let claimants: Vec<_> = (1..11)
+            .map(|byte| Candidate {
+                evaluator: Address::repeat_byte(byte),
+                claims: SkillSet::from_iter([skill(0)]),
+                price: Usdc::ZERO,
+                first_seen: 0,
+            })
+            .collect();
+        let config = ThompsonConfig { card: 4.0, ..plain() }.sound();
+        let [mut told, mut rebuilt] = [(); 2].map(|()| Beliefs::new(config.clone()));
+        let learn = |beliefs: &mut Beliefs| {
+            for claimant in &claimants {
+                (0..40).for_each(|_| beliefs.learn(claimant.evaluator, skill(0), &audit(true)));
+            }
+        };
+        told.look(&claimants, &mut Vec::new());
+        learn(&mut told);
+        learn(&mut rebuilt);
+        rebuilt.look(&claimants, &mut Vec::new());
+        for (told, rebuilt) in told.views.iter().zip(&rebuilt.views) {
+            near(rebuilt.kinds[0], told.kinds[0]);
+            near(rebuilt.kinds[1], told.kinds[1]);
+        }
     }
 
     #[test]

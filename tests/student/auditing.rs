@@ -23,7 +23,7 @@ use tower_x402::{
 
 use crate::{
     crowd::{Endpoint, praise},
-    stage::{PRICE, Stage, group, honest, single, task, verdict},
+    stage::{Booth, PRICE, Stage, group, honest, single, task, verdict},
 };
 
 /// Says anything, very sure of itself.
@@ -203,6 +203,22 @@ async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are
     assert!(books.audits == 3 && audited > 3, "more than one was examined: {books:?}");
     assert_eq!(student.evidence().examinations().atomic(), (audited - 3) * 2 * PRICE);
     assert_eq!(books.paid.atomic(), stage.income(&one).await + stage.income(&other).await);
+}
+
+#[tokio::test]
+async fn an_audit_counts_once_in_however_many_parts_it_is_judged() {
+    let stage = Stage::set().await;
+    let (whole, split) = (stage.open(honest()).await, stage.open_with(honest(), |card| card.max_outputs(1)).await);
+    let student = stage.student(1_000 * PRICE, &[&whole, &split], |student| student.panel(2).selector(Cheapest)).await;
+    let outputs = ["a good one", "a poor one"].repeat(4);
+    let truth = Truth::good([true, false].repeat(4));
+    let feedback = student.evaluate_known(&group(&outputs), &truth).await.unwrap();
+    assert_eq!((feedback.judged(), feedback.paid.atomic()), (8, 16 * PRICE));
+    let books = student.books();
+    let account = |booth: &Booth| books.account(booth.payee, "prose").unwrap();
+    let audits = [account(&whole), account(&split)].map(|account| (account.audited, account.right));
+    assert_eq!(audits, [(1, 1); 2]);
+    assert_eq!((account(&whole).answered, account(&split).answered), (1, 8), "each part is an answer");
 }
 
 #[tokio::test]

@@ -248,10 +248,14 @@ impl Desk {
         let open = self.open.remove(&hired.ticket);
         let overdue = open.as_ref().is_none_or(|open| open.overdue);
         let (mut evidence, mut signed, mut first) = (Vec::new(), Usdc::ZERO, None);
-        for part in parts {
+        let audited = truth.filter(|_| !overdue).and_then(|truth| Some((self.draw_answered(parts)?, truth)));
+        for (at, part) in parts.iter().enumerate() {
             let outcome = match &part.result {
                 _ if overdue => Some(Outcome::Timeout),
-                Ok(bought) => Some(self.note(evaluator, skill, bought, truth.map(|truth| truth.part(&part.range)))),
+                Ok(bought) => {
+                    let truth = audited.filter(|(audited, _)| *audited == at).map(|(_, truth)| truth.part(&part.range));
+                    Some(self.note(evaluator, skill, bought, truth))
+                }
                 Err(error) => {
                     let failure = part.failure(error);
                     let outcome = failure.outcome();
@@ -285,6 +289,16 @@ impl Desk {
         let payments = parts.iter().filter_map(Part::receipt).map(Paid::from).collect();
         let examination = if hired.examined { signed } else { Usdc::ZERO };
         Finished { evidence, examination, failure: first, payments, in_time: !overdue }
+    }
+
+    /// One of the parts that were answered. In how many parts it judges an evaluator says itself, so an audit that counted for each of
+    /// them would be as loud as it likes.
+    fn draw_answered(&mut self, parts: &[Part]) -> Option<usize> {
+        let answered: Vec<_> = (0..parts.len()).filter(|at| parts[*at].result.is_ok()).collect();
+        match answered.len() {
+            0 | 1 => answered.first().copied(),
+            count => Some(answered[self.rng.random_range(0..count)]),
+        }
     }
 
     /// What an evaluation says about who gave it.

@@ -357,7 +357,7 @@ async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
     assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
     scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
@@ -369,7 +369,7 @@ async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
     scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));

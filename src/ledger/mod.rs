@@ -14,7 +14,8 @@
 //! 1. [`reserve`](Ledger::reserve) creates a record exactly once per key. Of any number of concurrent callers one gets
 //!    [`Reservation::New`], the others see the record.
 //! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
-//!    [`LedgerError::LeaseLost`] and change nothing. Steps of settlement are facts about the chain; they need no lease.
+//!    [`LedgerError::LeaseLost`] and change nothing; what was taken over is never discarded, so that no later reservation has
+//!    that lease again. Steps of settlement are facts about the chain; they need no lease.
 //! 3. A step is durable before the call returns. Some may be so a moment later, but not later than the steps after them, and before
 //!    anybody is shown them by [`get`](Ledger::get): those with which a crash loses nothing, because nothing was done that must not
 //!    be done again (a new reservation, `Admit` of a payment that is not due, the first `Start` of one that nobody has paid), or

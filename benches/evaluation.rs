@@ -9,11 +9,6 @@
 //! hand and a block at once, which shows the work; then with 50 ms to the node and a block every 200 ms, like on Base. The
 //! chain is the embedded one, in the same process. In the end student, evaluator and chain agree on what it cost.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
-
 use std::{
     sync::Arc,
     time::{Duration, Instant},

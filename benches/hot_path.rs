@@ -19,24 +19,15 @@
 //! Times are those of the thread's own clock, of short runs interleaved with those of all other lines, so that what else the
 //! machine does hits all of them alike: the least is given, and the median. Allocations are exact.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
-
-#[allow(dead_code, unreachable_pub)]
-#[path = "../tests/support/hot_path.rs"]
-mod hot_path;
-#[allow(dead_code, unreachable_pub)]
-#[path = "../tests/support/thread_time.rs"]
-mod thread_time;
-
 use std::{alloc::System, hint::black_box, time::Duration};
 
 use alloy_primitives::B256;
 use alloy_signer::SignerSync as _;
 use axum::body::Body;
-use hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, VALID, answer, buyer, clock, layer, order};
 use http::{HeaderValue, Request, StatusCode};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use thread_time::ThreadTime;
+use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, VALID, answer, buyer, clock, layer, order};
+use support::thread_time::ThreadTime;
 use tokio::runtime::Runtime;
 use tower::Service as _;
 use tower_x402::{
@@ -169,37 +160,37 @@ fn paid(
     signed: Signed,
 ) -> Line {
     let mut mint = Mint::new(50);
-    requests(name, app, StatusCode::OK, move || hot_path::paid(&mint.header(signed, NOW)))
+    requests(name, app, StatusCode::OK, move || support::hot_path::paid(&mint.header(signed, NOW)))
 }
 
 fn whole() -> Vec<Line> {
-    let sold = hot_path::sold(paywall());
+    let sold = support::hot_path::sold(paywall());
     let anywhere = AtOnce::in_memory(clock());
     let anywhere = RequirePaymentLayer::builder()
         .price("$0.001")
-        .pay_to(tower_x402::Network::BASE_SEPOLIA, hot_path::pay_to())
+        .pay_to(tower_x402::Network::BASE_SEPOLIA, support::hot_path::pay_to())
         .public_origin("https://api.example")
         .facilitator(anywhere)
         .build()
         .unwrap();
     let mut lines = vec![
-        requests("bare handler", hot_path::bare(), StatusCode::OK, hot_path::unpaid),
-        requests("unpaid 402", sold.clone(), StatusCode::PAYMENT_REQUIRED, hot_path::unpaid),
+        requests("bare handler", support::hot_path::bare(), StatusCode::OK, support::hot_path::unpaid),
+        requests("unpaid 402", sold.clone(), StatusCode::PAYMENT_REQUIRED, support::hot_path::unpaid),
         requests(
             "unpaid 402, resource by path",
-            hot_path::sold(anywhere),
+            support::hot_path::sold(anywhere),
             StatusCode::PAYMENT_REQUIRED,
-            hot_path::unpaid,
+            support::hot_path::unpaid,
         ),
-        paid("paid, by a wallet", hot_path::sold(paywall()), Signed::ByWallet),
-        paid("paid, by a key", hot_path::sold(paywall()), Signed::ByKey),
+        paid("paid, by a wallet", support::hot_path::sold(paywall()), Signed::ByWallet),
+        paid("paid, by a key", support::hot_path::sold(paywall()), Signed::ByKey),
         requests(
             "the layer alone: unpaid 402",
-            hot_path::alone(paywall()),
+            support::hot_path::alone(paywall()),
             StatusCode::PAYMENT_REQUIRED,
-            hot_path::unpaid,
+            support::hot_path::unpaid,
         ),
-        paid("the layer alone: paid, by a wallet", hot_path::alone(paywall()), Signed::ByWallet),
+        paid("the layer alone: paid, by a wallet", support::hot_path::alone(paywall()), Signed::ByWallet),
         recover(),
     ];
     let mut app = sold;
@@ -248,7 +239,7 @@ fn client<C: Clone + 'static>(
 }
 
 fn recover() -> Line {
-    let (mut mint, domain) = (Mint::new(50), hot_path::domain());
+    let (mut mint, domain) = (Mint::new(50), support::hot_path::domain());
     each(
         "recover the payer",
         50,
@@ -261,21 +252,23 @@ fn recover() -> Line {
 }
 
 fn sign() -> Line {
-    let key = hot_path::key();
+    let key = support::hot_path::key();
     let hash = B256::repeat_byte(3);
     again("sign a hash", 20, move || key.sign_hash_sync(&hash).unwrap())
 }
 
 fn steps() -> Vec<Line> {
-    let mut app = hot_path::sold(paywall());
-    let demand = runtime().block_on(answer(&mut app, hot_path::unpaid())).headers()["payment-required"].clone();
+    let mut app = support::hot_path::sold(paywall());
+    let demand =
+        runtime().block_on(answer(&mut app, support::hot_path::unpaid())).headers()["payment-required"].clone();
     let required: PaymentRequired = decode_header(demand.as_bytes(), MAX_PAYMENT_HEADER).unwrap();
     let header: HeaderValue = Mint::new(1).header(Signed::ByKey, NOW);
     let message: PaymentPayload = decode_header(header.as_bytes(), MAX_PAYMENT_HEADER).unwrap();
-    let (authorization, domain) = (hot_path::authorization(hot_path::pay_to(), B256::ZERO, NOW), hot_path::domain());
-    let (key, by_domain, to_sign) = (hot_path::key(), domain.clone(), authorization.clone());
-    let offer = hot_path::terms().offer().clone();
-    let terms = std::sync::Arc::new(hot_path::terms());
+    let (authorization, domain) =
+        (support::hot_path::authorization(support::hot_path::pay_to(), B256::ZERO, NOW), support::hot_path::domain());
+    let (key, by_domain, to_sign) = (support::hot_path::key(), domain.clone(), authorization.clone());
+    let offer = support::hot_path::terms().offer().clone();
+    let terms = std::sync::Arc::new(support::hot_path::terms());
     let mut mint = Mint::new(50);
     let window = Window { remaining: 0, skew: 0 };
     let text = message.payload.clone();
@@ -305,7 +298,7 @@ fn steps() -> Vec<Line> {
 
 /// From a hundred payments to the calldata of the transaction that settles them.
 fn batch_of_100() -> Line {
-    let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(hot_path::terms()));
+    let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(support::hot_path::terms()));
     let window = Window { remaining: 0, skew: 0 };
     let payments = move || {
         let payments =
@@ -319,7 +312,7 @@ fn batch_of_100() -> Line {
 /// All that the layer and the facilitator ask of the ledger for one payment; `benches/ledger.rs` has the durable ones.
 fn ledger() -> Line {
     let ledger = std::sync::Arc::new(MemoryLedger::with(Default::default(), 10_000_000, clock()));
-    let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(hot_path::terms()));
+    let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(support::hot_path::terms()));
     let window = Window { remaining: 0, skew: 0 };
     let record = move || {
         let payment = precheck(terms.clone(), mint.payment(Signed::ByWallet, NOW), window, NOW).unwrap();

@@ -8,12 +8,6 @@
 //! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Each is
 //! durable before the next, but for reservation and admission on SQLite, which are so with the start. What is signed plays no part here.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
-
-#[allow(dead_code, unreachable_pub)]
-#[path = "../tests/support/postgres.rs"]
-mod postgres;
-
 use std::{
     alloc::System,
     sync::{
@@ -173,7 +167,7 @@ async fn accepted_durably(with_postgres: bool) {
     report("SQLite, payments for one fsync", &per_fsync[..LOADS.len() - 1], 1);
     if with_postgres {
         rates.clear();
-        let server = postgres::Server::start();
+        let server = support::postgres::Server::start();
         for load in &LOADS {
             let builder = PostgresLedger::builder(server.url()).schema(&server.new_schema()).clock(clock());
             let payments = if load.at_once == 1 { 500 } else { 5_000 };

@@ -9,11 +9,6 @@
 //! ledger is the one in SQLite, which keeps every payment that can still be presented in memory too; what that takes is measured
 //! with another ledger, and told apart. Its clock runs fast, so that payments age out of it: there are about 20,000 in it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
-
 use std::{
     alloc::System,
     io::{BufRead as _, BufReader, Write as _},

@@ -7,8 +7,6 @@
 //! The market is well known: each cell has own evidence, and many have that of others. Bytes are
 //! counted twice: by the capacity of everything that a selector holds, and by the allocator.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
-
 use std::{
     alloc::System,
     hint::black_box,

@@ -13,11 +13,6 @@
 //! physical limit is one round trip to verify, one to send, and the block that comes next: on average half a block.
 //! **throughput**: payments settled per second, batched, by 1 to 8 keys and for few or many payers.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
-
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -13,7 +13,6 @@ use std::{
 use alloy_primitives::{U256, utils::format_ether};
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::{Context as _, bail, ensure};
-use clap::Parser;
 use reqwest::{StatusCode, header::CONTENT_TYPE};
 use reqwest_middleware::ClientWithMiddleware;
 use serde_json::{Value, json};
@@ -29,14 +28,14 @@ use tower_x402::{
 
 use crate::service::Evaluator;
 
-/// One machine payment after the other, on a chain in this process. Takes no arguments and needs no network.
-///
-/// Starts a chain with a USDC of its own and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for
-/// $0.001 an answer; and a student that buys four verdicts over HTTP. Says what is asked, signed and settled, and checks the
-/// books: exit status 0 if exactly what was agreed moved, 1 if not.
-#[derive(Parser)]
-#[command(version)]
-struct Arguments {}
+const HELP: &str = "\
+One machine payment after the other, on a chain in this process. Takes no arguments and needs no network.
+
+Starts a chain with a USDC of its own and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for
+$0.001 an answer; and a student that buys four verdicts over HTTP. Says what is asked, signed and settled, and checks the
+books: exit status 0 if exactly what was agreed moved, 1 if not.
+
+Usage: quickstart [--help | --version]";
 
 const PRICE: &str = "$0.001";
 const ALLOWANCE: &str = "$0.01";
@@ -52,7 +51,22 @@ const WORK: [(&str, &str, &str); 4] = [
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    Arguments::parse();
+    // No parser of arguments for none: what this program uses is the first thing that a newcomer compiles.
+    match std::env::args().nth(1).as_deref() {
+        None => {}
+        Some("-h" | "--help") => {
+            println!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some("-V" | "--version") => {
+            println!("quickstart {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        Some(argument) => {
+            eprintln!("quickstart: unexpected argument {argument}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    }
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

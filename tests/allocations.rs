@@ -4,17 +4,11 @@
 //! has those of a release, and the times. A change that needs more says why when it raises a bound here; one that needs much
 //! less lowers it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
-
-#[allow(dead_code, unreachable_pub)]
-#[path = "support/hot_path.rs"]
-mod hot_path;
-
 use std::alloc::System;
 
-use hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buyer, clock, layer, order};
 use http::StatusCode;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buyer, clock, layer, order};
 use tower::Service as _;
 use tower_x402::server::RequirePaymentLayer;
 
@@ -55,7 +49,7 @@ fn paywall() -> RequirePaymentLayer {
 
 /// The layer without a router: what axum allocates is not ours to guard.
 fn shop() -> impl Answers {
-    hot_path::alone(paywall())
+    support::hot_path::alone(paywall())
 }
 
 fn many<T>(make: impl FnMut() -> T) -> Vec<T> {
@@ -73,12 +67,12 @@ fn judge(what: &str, counted: f64, usual: f64) -> Option<String> {
 /// One test: the heap counts for all threads.
 #[tokio::test]
 async fn no_request_allocates_more_than_it_did() {
-    let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(hot_path::unpaid)).await;
+    let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(support::hot_path::unpaid)).await;
     let mut mint = Mint::new(10);
-    let mut payments = |signed| many(|| hot_path::paid(&mint.header(signed, NOW)));
+    let mut payments = |signed| many(|| support::hot_path::paid(&mint.header(signed, NOW)));
     let by_wallet = of_requests(shop(), StatusCode::OK, payments(Signed::ByWallet)).await;
     let by_key = of_requests(shop(), StatusCode::OK, payments(Signed::ByKey)).await;
-    let seller = Seller::like(&mut hot_path::sold(paywall())).await;
+    let seller = Seller::like(&mut support::hot_path::sold(paywall())).await;
     let asked_twice = allocations(many(|| (seller.clone(), seller.clone())), async |(mut one, mut two)| {
         one.call(order()).await.unwrap();
         two.call(order()).await.unwrap();

@@ -1,11 +1,5 @@
 //! What must never be written down. Alone in its program, because the log of a program is one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-#[allow(dead_code, reason = "the settlement tests use the rest")]
-#[path = "settlement/stage.rs"]
-mod stage;
-
 use std::{
     io,
     sync::{Arc, Mutex},
@@ -15,7 +9,7 @@ use alloy_primitives::hex;
 use tower_x402::facilitator::{Facilitator, OnchainFacilitator};
 use tracing_subscriber::filter::LevelFilter;
 
-use stage::*;
+use support::engine_stage::*;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

@@ -52,7 +52,7 @@ pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, lates
 }
 
 /// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
-#[cfg(feature = "directory")]
+#[cfg(feature = "market")]
 pub(crate) async fn find_newest(rpc: &Rpc, expected: &Expected, after: u64, latest: u64) -> Result<Use, RpcFailure> {
     search(rpc, expected, [after.saturating_add(1), latest], 0).await
 }

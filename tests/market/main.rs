@@ -1,13 +1,7 @@
-//! Evaluators that sell verdicts, and students that buy them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+//! The market: evaluators and their cards, students, selection, the directory, and the client of Atropos.
 
-mod buying;
-mod cards;
-mod llm;
-mod messages;
-mod pairwise;
-mod pricing;
-mod selling;
-mod stage;
-#[path = "../support/mod.rs"]
-mod support;
+mod atropos_client;
+mod directory;
+mod market;
+mod selection;
+mod student;

@@ -1,6 +1,6 @@
 //! Their clients pay our evaluator.
 
-use crate::{
+use super::{
     programs::Buyer,
     stage::{does_not_pay_the_evaluator, pays_the_evaluator},
 };

@@ -6,11 +6,11 @@
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use crate::{
+use super::{
     programs::{Bank, Seller, script},
     stage::{PATIENCE, Server, TASK, funded},
-    support::{anvil::AnvilChain, chain::Chain},
 };
+use support::{anvil::AnvilChain, chain::Chain};
 
 /// What the script prints.
 #[derive(Debug, Deserialize)]

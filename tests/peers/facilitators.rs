@@ -1,6 +1,6 @@
 //! Their facilitators settle for our evaluator, and ours for their servers.
 
-use crate::{
+use super::{
     programs::{Bank, Buyer, Seller},
     stage::{an_empty_account_is_refused, pays_the_evaluator_behind, the_student_pays},
 };

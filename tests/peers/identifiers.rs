@@ -6,11 +6,11 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tower_x402::client::Payer;
 
-use crate::{
+use super::{
     programs::{Bank, Seller, script},
     stage::{PATIENCE, PRICE, Server, funded},
-    support::{anvil::AnvilChain, chain::Chain, shop::Customer},
 };
+use support::{anvil::AnvilChain, chain::Chain, shop::Customer};
 
 #[tokio::test]
 async fn payment_identifiers_are_those_of_the_official_package_on_anvil() {

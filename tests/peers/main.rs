@@ -13,11 +13,6 @@
 //! recorder.rs       keeps what was on the wire, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, unreachable_pub)]
-
-#[path = "../support/mod.rs"]
-mod support;
-
 mod clients;
 mod comparison;
 mod facilitators;

@@ -1,20 +1,14 @@
 //! The programs: who buys, who sells and who settles.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Stdio,
-    sync::OnceLock,
-};
+use std::{path::Path, process::Stdio, sync::OnceLock};
 
 use alloy_primitives::{Address, B256, address, b256, bytes};
 use alloy_signer_local::PrivateKeySigner;
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 
-use crate::{
-    stage::{PATIENCE, TASK},
-    support::{anvil::AnvilChain, chain::Chain, programs::example},
-};
+use super::stage::{PATIENCE, TASK};
+use support::{anvil::AnvilChain, chain::Chain, programs::example};
 
 /// Who buys, who settles and who is paid: accounts of anvil's own, whose keys everybody knows, since what they sign is recorded.
 pub const BUYER: B256 = b256!("59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d");
@@ -195,7 +189,7 @@ const RUST: &str = "rust/target/debug/tower-x402-rust-peers";
 
 /// A program of this directory: what runs it, and what.
 pub fn script([interpreter, file]: [&str; 2]) -> Command {
-    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/peers");
+    let directory = support::repository().join("tests/peers");
     if interpreter == RUST {
         compile_the_rust_peers(&directory.join("rust"));
     }

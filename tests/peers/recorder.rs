@@ -5,7 +5,6 @@
 use std::{
     collections::BTreeMap,
     env, fs,
-    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -21,7 +20,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use crate::support::authorization::unix_now;
+use support::authorization::unix_now;
 
 /// What of a message's head has a meaning here.
 const HEADERS: [&str; 9] = [
@@ -108,7 +107,7 @@ impl Cell<'_> {
         let exchanges = recorders.iter().flat_map(|recorder| recorder.exchanges.lock().unwrap().clone()).collect();
         let Self { role, peer, x402_version, flow, outcome } = *self;
         let file = File { peer, version: version_of(peer), role, x402_version, flow, outcome, exchanges };
-        let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/exchanges");
+        let directory = support::repository().join("tests/exchanges");
         fs::create_dir_all(&directory).unwrap();
         let name = peer.trim_start_matches('@').replace('/', "-");
         let path = directory.join(format!("{role}-{name}-v{x402_version}-{flow}-{outcome}.json"));
@@ -118,7 +117,7 @@ impl Cell<'_> {
 
 /// The version that is pinned.
 fn version_of(peer: &str) -> String {
-    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/peers");
+    let directory = support::repository().join("tests/peers");
     let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap();
     let npm: Value = serde_json::from_str(&read("package.json")).unwrap();
     if let Some(version) = npm["dependencies"][peer].as_str() {

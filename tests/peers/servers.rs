@@ -1,6 +1,6 @@
 //! Our student pays their servers, whose own facilitators settle.
 
-use crate::{
+use super::{
     programs::{Bank, Seller},
     stage::the_student_pays,
 };

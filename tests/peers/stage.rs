@@ -11,14 +11,14 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
+use super::{
     programs::{BUYER, Bank, Buyer, PAYEE, Seller},
     recorder::{Cell, Recorder},
-    support::{
-        anvil::AnvilChain,
-        chain::{Chain, Transfer},
-        programs::example,
-    },
+};
+use support::{
+    anvil::AnvilChain,
+    chain::{Chain, Transfer},
+    programs::example,
 };
 
 /// For everything a program does here; compiling is not part of it.

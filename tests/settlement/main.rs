@@ -1,17 +1,12 @@
-//! On-chain verification and settlement, on the devnet's EVM.
+//! What happens to a payment once it is verified: the ledger, the settlement engine, other people's facilitators, and what an
+//! operator sees of them.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod batch;
-mod faults;
-mod keys;
-mod lane;
-mod reconcile;
-#[allow(dead_code, unreachable_pub)]
-#[path = "../support/rpc_proxy.rs"]
+mod batch_settler;
+mod batching;
+mod devnet;
+mod engine;
+mod ledger;
+mod ops;
+mod remote;
 mod rpc_proxy;
-mod settle;
-mod stage;
-mod together;
-mod upkeep;
-mod verify;
+mod token;

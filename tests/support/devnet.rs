@@ -17,7 +17,7 @@ use tower_x402::{
     devnet::{BlockTime, Devnet, DevnetPort},
 };
 
-use super::{authorization::unix_now, chain::Chain};
+use crate::{authorization::unix_now, chain::Chain};
 
 sol! {
     function blacklist(address account) external;

@@ -16,10 +16,15 @@ pub fn example(name: &str) -> Command {
 pub fn directory() -> &'static PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
+        let program = std::env::current_exe().unwrap();
+        let profile = program.parent().unwrap().parent().unwrap();
         let mut cargo = std::process::Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--examples"]).args((!cfg!(debug_assertions)).then_some("--release"));
-        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success(), "the examples compile");
-        let test = std::env::current_exe().unwrap();
-        test.parent().unwrap().parent().unwrap().join("examples")
+        // The same packages as `cargo test --workspace` compiles, and so the same features: then there is nothing left to do.
+        cargo
+            .args(["build", "--quiet", "--workspace", "--examples"])
+            .args((!cfg!(debug_assertions)).then_some("--release"));
+        cargo.arg("--target-dir").arg(profile.parent().unwrap());
+        assert!(cargo.current_dir(crate::repository()).status().unwrap().success(), "the examples compile");
+        profile.join("examples")
     })
 }

@@ -25,7 +25,7 @@ use tower_x402::{
     server::{Payment, RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 
-use super::{
+use crate::{
     authorization::{self, Signature, TransferWithAuthorization, unix_now},
     chain::Chain,
 };

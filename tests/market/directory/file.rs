@@ -1,0 +1,92 @@
+//! The file that a directory keeps.
+
+use std::{error::Error as _, fs, path::Path};
+
+use tower_x402::{
+    ledger::SqliteLedger,
+    market::directory::{CardQuery, DirectoryStore, VoiceQuery},
+};
+
+use super::stage::{PRICE, Stage, witness};
+use support::{devnet::DevnetChain, sqlite_file};
+
+async fn open<'a>(chain: &'a DevnetChain, path: &Path) -> Stage<'a> {
+    let store = DirectoryStore::open(path).await.unwrap();
+    Stage::open(chain, store, |directory| directory.witness(witness(chain))).await
+}
+
+/// Why it is not opened.
+async fn refusal(path: &Path) -> String {
+    let error = DirectoryStore::open(path).await.expect_err("it is not to be opened");
+    error.source().expect("a cause").to_string()
+}
+
+/// One that was written with `sqlx`. Its tables are the same.
+#[tokio::test]
+async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, old] = ["directory.sqlite", "old.sqlite"].map(|name| folder.path().join(name));
+    let chain = DevnetChain::start(None).await;
+    let stage = open(&chain, &path).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    assert_eq!(stage.post(&said).await.0, 201);
+    // It is served to the end of the test; what is in the file now goes on in another one.
+    for end in ["", "-wal"] {
+        fs::copy(format!("{}{end}", path.display()), format!("{}{end}", old.display())).unwrap();
+    }
+    sqlite_file::note_as_sqlx(&old, 3);
+    DirectoryStore::open(&old).await.expect("the first time").close().await;
+    let again = open(&chain, &old).await;
+    let read = async |stage: &Stage<'_>| {
+        let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+        (voices, stage.client().cards(&CardQuery::default()).await.unwrap().found)
+    };
+    let (before, after) = (read(&stage).await, read(&again).await);
+    assert!(before == after && before.0.len() == 1 && before.1.len() == 1);
+    assert_eq!(again.post(&said).await.0, 200, "it has said so before");
+    let next = again.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    assert_eq!(again.post(&next).await.0, 201);
+    assert!(read(&again).await.0[1].id > before.0[0].id);
+}
+
+#[tokio::test]
+async fn a_file_of_a_later_version_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.sqlite");
+    DirectoryStore::open(&path).await.unwrap().close().await;
+    let before = sqlite_file::make_later(&path);
+    let refusal = refusal(&path).await;
+    assert!(refusal.contains("later version"), "{refusal}");
+    assert!(fs::read(&path).unwrap() == before, "not a byte is changed");
+}
+
+#[tokio::test]
+async fn what_is_no_directory_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let [ledger, list] = ["ledger.sqlite", "list"].map(|name| folder.path().join(name));
+    SqliteLedger::open(&ledger).await.unwrap().close().await;
+    let before = fs::read(&ledger).unwrap();
+    let why = refusal(&ledger).await;
+    assert!(why.contains("something else"), "{why}");
+    assert!(fs::read(&ledger).unwrap() == before, "not a byte is changed");
+    SqliteLedger::open(&ledger).await.expect("it is a ledger still");
+    fs::write(&list, "a list of evaluators, kept by hand").unwrap();
+    refusal(&list).await;
+    assert_eq!(fs::read(&list).unwrap(), b"a list of evaluators, kept by hand");
+    refusal(&folder.path().join("nowhere/directory.sqlite")).await;
+}
+
+#[tokio::test]
+async fn one_has_the_file_and_the_next_may_have_it_once_it_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.sqlite");
+    for _ in 0..10 {
+        let store = DirectoryStore::open(&path).await.expect("nobody has it");
+        let refusal = refusal(&path).await;
+        assert!(refusal.contains("locked"), "{refusal}");
+        store.close().await;
+        assert!(!folder.path().join("directory.sqlite-wal").exists(), "all is in the file itself");
+    }
+}

@@ -1,0 +1,493 @@
+//! Every way to forge a voice, and that none of them works.
+
+use std::time::Duration;
+
+use alloy_primitives::{Bytes, U256};
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::{SolCall as _, SolValue as _};
+use serde_json::{Value, json};
+use tower_x402::{
+    Network, Usdc,
+    eip3009::PaymentSignature,
+    market::{
+        directory::{CardQuery, Publication, SignedEvidence, VoiceError, Witness, WitnessError},
+        evidence::{Evidence, Outcome, Voice},
+    },
+};
+
+use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, forge, moved, say, send_as, used, witness};
+use support::{
+    authorization::{CancelAuthorization, Signature, authorization, random_address, random_nonce, sign, unix_now},
+    chain::{Chain, on_every_chain},
+    devnet::DevnetChain,
+    token::{Token, cancel_vrs, transfer_bytes, transfer_vrs},
+};
+
+on_every_chain! {
+    a_payment_has_one_voice,
+    nobody_speaks_for_another,
+    a_contract_wallet_pays_and_has_no_voice,
+    no_word_of_it_can_be_changed,
+    a_payment_that_never_was_has_no_voice,
+    a_transfer_that_failed_has_no_voice,
+    the_amount_and_the_payee_are_those_of_the_payment,
+    a_voice_costs_what_the_evaluator_asks,
+    a_price_that_changes_silences_nobody_who_paid_it,
+    an_evaluator_that_pays_itself_has_no_voice,
+    a_cancelled_authorization_has_no_voice,
+    a_transfer_without_an_authorization_has_no_voice,
+    the_nonce_must_be_the_payers_own,
+    another_payment_of_the_same_transaction_has_no_voice_here,
+    the_events_of_another_contract_count_for_nothing,
+    a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing,
+    a_payment_that_is_not_deep_enough_must_wait,
+    the_time_must_be_that_of_the_payment,
+    the_evaluator_and_the_skill_must_be_known,
+    a_payment_is_found_without_its_transaction,
+}
+
+async fn a_payment_has_one_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
+    let said = paid.said(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&said).await, (201, String::new()));
+    assert_eq!(stage.post(&said).await, (200, String::new()), "the same again changes nothing");
+    for (outcome, at) in [
+        (Outcome::answered(0.75, Some(0.9), Some(false)), paid.at),
+        (Outcome::Garbage, paid.at),
+        (Outcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
+    ] {
+        let otherwise = Evidence { outcome, at, ..paid.record(booth.payee.address()) };
+        let otherwise = say(otherwise, Some(paid.transaction), &payer).await;
+        assert_eq!(stage.post(&otherwise).await, (409, "spoken".into()));
+    }
+    assert_eq!(stage.count().await, 1);
+}
+
+async fn nobody_speaks_for_another(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer, mallory) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let refused =
+        SignedEvidence::sign(paid.record(evaluator), Network::BASE_SEPOLIA, random_address(), None, &mallory).await;
+    assert!(matches!(refused, Err(VoiceError::WrongSigner { .. })));
+
+    // The evaluator, and anybody else, can read the payment from the chain and sign what it likes.
+    let good = paid.said(evaluator, &payer).await;
+    for key in [&mallory, &booth.payee] {
+        let mut own = paid.record(evaluator);
+        own.payment = Some(Voice { payer: key.address(), nonce: paid.message.nonce });
+        let signature = forge(own, None, key).await.signature;
+        assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+    }
+    // The payer's signature on the payment itself is public, too.
+    let asset = stage.chain.asset();
+    let signature = sign(&payer, &asset, &paid.message).bytes().to_vec().into();
+    assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+    // A second form of the same signature, and what is none.
+    let bytes = Signature(good.signature.as_bytes().try_into().unwrap());
+    for signature in
+        [bytes.high_s().0.to_vec(), bytes.with_v(bytes.v() - 27).0.to_vec(), vec![0; 65], vec![], vec![1; 5_000]]
+    {
+        let signature = PaymentSignature::from(signature);
+        assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+    }
+    assert_eq!((stage.count().await, stage.post(&good).await.0), (0, 201));
+}
+
+/// A contract wallet pays, and its owner's key signs the very record, which the wallet would accept (ERC-1271). That is not asked:
+/// tomorrow it may answer otherwise.
+async fn a_contract_wallet_pays_and_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, owner) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let wallet = stage.chain.deploy_wallet(owner.address()).await;
+    stage.chain.mint(wallet, 1_000_000).await;
+    let message = authorization(wallet, evaluator, PRICE);
+    let signature = sign(&owner, &stage.chain.asset(), &message);
+    let receipt = stage.relayer.send(stage.chain, transfer_bytes(&message, &signature)).await;
+    assert!(receipt.status() && stage.chain.balance(evaluator).await == PRICE);
+    let paid = stage.paid(message, &receipt).await;
+    let said = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
+    assert!(matches!(said.verify(), Err(VoiceError::NotThePayer(payer)) if payer == wallet));
+    assert_eq!(stage.refusal(&said).await, "bad_voice");
+    // The same from the owner's own account is heard.
+    let paid = stage.pay(&owner, evaluator, PRICE).await;
+    let said = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
+    assert_eq!((stage.count().await, stage.post(&said).await.0), (0, 201));
+}
+
+async fn no_word_of_it_can_be_changed(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose", "arithmetic"]).await, stage.payer().await);
+    let other = stage.booth(&["prose"]).await;
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let good = serde_json::to_value(paid.said(evaluator, &payer).await).unwrap();
+    let mut changed = 0;
+    for (at, value) in [
+        ("/network", json!("eip155:8453")),
+        ("/asset", json!(random_address())),
+        ("/evidence/payment/payer", json!(booth.payee.address())),
+        ("/evidence/payment/nonce", json!(random_nonce())),
+        ("/evidence/evaluator", json!(other.payee.address())),
+        ("/evidence/skill", json!("arithmetic")),
+        ("/evidence/at", json!(paid.at + 1)),
+        ("/evidence/paid", json!("1001")),
+        ("/evidence/outcome/score", json!(0.750_000_000_000_000_1)),
+        ("/evidence/outcome/confidence", json!(0.8)),
+        ("/evidence/outcome/confidence", Value::Null),
+        ("/evidence/outcome/right", json!(false)),
+        ("/evidence/outcome/right", Value::Null),
+        ("/evidence/outcome", json!({ "kind": "garbage" })),
+        ("/evidence/outcome", json!({ "kind": "timeout" })),
+    ] {
+        let mut forged = good.clone();
+        *forged.pointer_mut(at).unwrap() = value;
+        assert_eq!(stage.refusal(&forged).await, "bad_voice", "{at}");
+        changed += 1;
+    }
+    // What no payment can say.
+    for (at, value) in [
+        ("/evidence/payment", Value::Null),
+        ("/evidence/outcome", json!({ "kind": "priceLie" })),
+        ("/evidence/outcome/score", json!(1.5)),
+        ("/evidence/outcome/confidence", json!(-0.1)),
+        ("/evidence/skill", json!("")),
+        ("/evidence/skill", json!("x".repeat(129))),
+    ] {
+        let mut forged = good.clone();
+        *forged.pointer_mut(at).unwrap() = value;
+        assert_eq!(stage.refusal(&forged).await, "bad_voice", "{at}");
+        changed += 1;
+    }
+    assert_eq!((changed, stage.count().await, stage.post(&good).await.0), (21, 0, 201));
+}
+
+async fn a_payment_that_never_was_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let mut never = paid.record(evaluator);
+    never.payment = Some(Voice { payer: payer.address(), nonce: random_nonce() });
+    // By the transaction of another payment, by one that does not exist, by none.
+    let with = async |transaction| stage.refusal(&say(never.clone(), transaction, &payer).await).await;
+    assert_eq!(with(Some(paid.transaction)).await, "not_paid");
+    assert_eq!(with(Some(random_nonce())).await, "not_yet");
+    assert_eq!(with(None).await, "not_yet");
+    // A payment that is signed and not executed is none, either.
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let signed = Paid { message, transaction: paid.transaction, at: paid.at };
+    assert_eq!(stage.refusal(&signed.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.count().await, 0);
+}
+
+async fn a_transfer_that_failed_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let booth = stage.booth(&["prose"]).await;
+    let poor = PrivateKeySigner::random();
+    let failed = stage.pay(&poor, booth.payee.address(), PRICE).await;
+    assert!(!stage.chain.receipt(failed.transaction).await.status());
+    assert_eq!(stage.refusal(&failed.said(booth.payee.address(), &poor).await).await, "not_paid");
+    assert_eq!(stage.refusal(&say(failed.record(booth.payee.address()), None, &poor).await).await, "not_yet");
+}
+
+async fn the_amount_and_the_payee_are_those_of_the_payment(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, other, payer) = (stage.booth(&["prose"]).await, stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, 2 * PRICE).await;
+    for record in [
+        Evidence { paid: Usdc::from_atomic(2 * PRICE - 1), ..paid.record(evaluator) },
+        Evidence { paid: Usdc::from_atomic(2 * PRICE + 1), ..paid.record(evaluator) },
+        paid.record(other.payee.address()),
+    ] {
+        for transaction in [Some(paid.transaction), None] {
+            assert_eq!(stage.refusal(&say(record.clone(), transaction, &payer).await).await, "not_paid");
+        }
+    }
+    // Money to a friend is no purchase from the evaluator.
+    let to_friend = stage.pay(&payer, random_address(), PRICE).await;
+    assert_eq!(stage.refusal(&to_friend.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.count().await, 0);
+}
+
+async fn a_voice_costs_what_the_evaluator_asks(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    // A payment of nothing takes place like any other, and a payer without money can make thousands.
+    let nothing = stage.pay(&payer, evaluator, 0).await;
+    assert!(stage.chain.receipt(nothing.transaction).await.status());
+    let said = forge(nothing.record(evaluator), Some(nothing.transaction), &payer).await;
+    assert_eq!(stage.refusal(&said).await, "bad_voice");
+    assert!(matches!(said.verify(), Err(VoiceError::NoPayment)));
+    assert!(matches!(witness(chain).check(&said).await, Err(WitnessError::Voice(_))), "nor do readers believe it");
+
+    let dust = stage.pay(&payer, evaluator, PRICE - 1).await;
+    assert_eq!(stage.post(&dust.said(evaluator, &payer).await).await, (422, "underpaid".into()));
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let said = forge(paid.record(evaluator), Some(paid.transaction), &payer).await;
+    assert_eq!((stage.count().await, stage.post(&said).await.0), (0, 201));
+    // Of another skill it is that one's price which counts, though the same is paid for it.
+    let cheaper = Booth::open(&["poetry"]).await;
+    cheaper.show(&["poetry"], &booth.payee, 10).await;
+    stage.client().list(&cheaper.url).await.unwrap();
+    let of_ten = async |skill: &str| {
+        let paid = stage.pay(&payer, evaluator, 10).await;
+        let record = Evidence { skill: skill.into(), ..paid.record(evaluator) };
+        stage.post(&say(record, Some(paid.transaction), &payer).await).await
+    };
+    assert_eq!(of_ten("prose").await, (422, "underpaid".into()));
+    assert_eq!(of_ten("poetry").await.0, 201);
+}
+
+async fn a_price_that_changes_silences_nobody_who_paid_it(chain: &dyn Chain) {
+    let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
+    let stage =
+        Stage::set_with(chain, |directory| directory.witness(witness(chain)).card_ages(now, day, 30 * day)).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let before = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    let speak = async |units: u64| {
+        let said = stage.pay(&payer, evaluator, units).await.said(evaluator, &payer).await;
+        stage.post(&said).await
+    };
+    for price in [5 * PRICE, PRICE / 2, 7 * PRICE] {
+        booth.show(&["prose"], &booth.payee, price).await;
+        stage.service.tidy().await.unwrap();
+        let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
+        assert_eq!(cards[0].card.pricing().price_per_output.atomic(), price);
+        assert_eq!(speak(price).await.0, 201, "{price}");
+    }
+    assert_eq!(stage.post(&before).await.0, 201);
+    assert_eq!(speak(PRICE / 2).await.0, 201, "it may have been paid before");
+    assert_eq!(speak(PRICE / 2 - 1).await, (422, "underpaid".into()));
+}
+
+async fn an_evaluator_that_pays_itself_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let booth = stage.booth(&["prose"]).await;
+    let evaluator = booth.payee.address();
+    stage.chain.mint(evaluator, 1_000_000).await;
+    let paid = stage.pay(&booth.payee, evaluator, PRICE).await;
+    assert!(stage.chain.receipt(paid.transaction).await.status());
+    let said = forge(paid.record(evaluator), Some(paid.transaction), &booth.payee).await;
+    assert_eq!(stage.refusal(&said).await, "bad_voice");
+    let network = Network::BASE_SEPOLIA;
+    let own = SignedEvidence::sign(paid.record(evaluator), network, stage.chain.asset().address, None, &booth.payee);
+    assert!(matches!(own.await, Err(VoiceError::PaidItself)));
+}
+
+async fn a_cancelled_authorization_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let cancel = CancelAuthorization { authorizer: payer.address(), nonce: message.nonce };
+    let signature = sign(&payer, &stage.chain.asset(), &cancel);
+    let receipt = stage.relayer.send(stage.chain, cancel_vrs(&cancel, &signature)).await;
+    assert!(receipt.status());
+    let state = Token::authorizationStateCall { authorizer: payer.address(), nonce: message.nonce };
+    assert!(stage.chain.simulate(state).await.unwrap(), "it is used, as far as the token's state tells");
+    let cancelled = stage.paid(message, &receipt).await;
+    assert_eq!(stage.refusal(&cancelled.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&say(cancelled.record(evaluator), None, &payer).await).await, "not_paid");
+}
+
+async fn a_transfer_without_an_authorization_has_no_voice(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let transfer = Token::transferCall { to: evaluator, value: U256::from(PRICE) }.abi_encode();
+    let receipt = send_as(stage.chain, &payer, stage.chain.asset().address, transfer.into()).await;
+    assert!(receipt.status() && stage.chain.balance(evaluator).await == PRICE);
+    let plain = stage.paid(message, &receipt).await;
+    assert_eq!(stage.refusal(&plain.said(evaluator, &payer).await).await, "not_paid");
+}
+
+async fn the_nonce_must_be_the_payers_own(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer, mallory) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let mut stolen = paid.record(evaluator);
+    stolen.payment = Some(Voice { payer: mallory.address(), nonce: paid.message.nonce });
+    assert_eq!(stage.refusal(&say(stolen, Some(paid.transaction), &mallory).await).await, "not_paid");
+    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201, "and it keeps nobody from speaking");
+}
+
+async fn another_payment_of_the_same_transaction_has_no_voice_here(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let (evaluator, friend) = (booth.payee.address(), random_address());
+    let asset = stage.chain.asset();
+    let forwarder = random_address();
+    stage.chain.set_code(forwarder, Bytes::from_static(&FORWARDER)).await;
+    // Three payments in one transaction, the first and the last to a friend.
+    let messages = [friend, evaluator, friend].map(|to| authorization(payer.address(), to, PRICE));
+    let mut calldata = asset.address.abi_encode();
+    for message in &messages {
+        calldata.extend(transfer_vrs(message, &sign(&payer, &asset, message)).abi_encode());
+    }
+    let receipt = stage.relayer.send_to(stage.chain, forwarder, calldata.into()).await;
+    assert_eq!((stage.chain.balance(evaluator).await, stage.chain.balance(friend).await), (PRICE, 2 * PRICE));
+    let [first, second, third] = messages;
+    for message in [first, third] {
+        let other = stage.paid(message, &receipt).await;
+        assert_eq!(stage.refusal(&other.said(evaluator, &payer).await).await, "not_paid");
+    }
+    let paid = stage.paid(second, &receipt).await;
+    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+}
+
+async fn the_events_of_another_contract_count_for_nothing(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let imitation = random_address();
+    let logs = [used(payer.address(), message.nonce), moved(payer.address(), evaluator, PRICE)];
+    let receipt = stage.emit(imitation, &logs).await;
+    assert_eq!(receipt.inner.logs().len(), 2);
+    let made_up = stage.paid(message, &receipt).await;
+    assert_eq!(stage.refusal(&made_up.said(evaluator, &payer).await).await, "not_paid");
+    // By its own name it is not looked at.
+    let network = Network::BASE_SEPOLIA;
+    let own =
+        SignedEvidence::sign(made_up.record(evaluator), network, imitation, Some(receipt.transaction_hash), &payer);
+    assert_eq!(stage.refusal(&own.await.unwrap()).await, "not_served");
+}
+
+/// The token itself never emits these; should one do, it is no payment.
+async fn a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let (evaluator, token) = (booth.payee.address(), stage.chain.asset().address);
+    let message = authorization(payer.address(), evaluator, PRICE);
+    let (us, them) = (used(payer.address(), message.nonce), moved(payer.address(), evaluator, PRICE));
+    for logs in [
+        vec![us],
+        vec![them],
+        vec![us, moved(payer.address(), evaluator, PRICE - 1)],
+        vec![us, moved(payer.address(), random_address(), PRICE)],
+        vec![us, moved(random_address(), evaluator, PRICE)],
+        vec![used(random_address(), message.nonce), them],
+        vec![used(payer.address(), random_nonce()), them],
+    ] {
+        let receipt = stage.emit(token, &logs).await;
+        assert_eq!(receipt.inner.logs().len(), logs.len());
+        let paid = stage.paid(message.clone(), &receipt).await;
+        assert_eq!(stage.refusal(&paid.said(evaluator, &payer).await).await, "not_paid");
+    }
+    let receipt = stage.emit(token, &[us, them]).await;
+    let paid = stage.paid(message, &receipt).await;
+    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201, "these two would be");
+}
+
+async fn a_payment_that_is_not_deep_enough_must_wait(chain: &dyn Chain) {
+    let stage = Stage::set_with(chain, |directory| directory.witness(witness(chain).depth(3))).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    for _ in 0..3 {
+        assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
+        assert_eq!(stage.client().publish_signed(&said).await.unwrap(), Publication::NotYet);
+        stage.chain.mine().await;
+    }
+    assert_eq!(stage.post(&said).await.0, 201);
+}
+
+async fn the_time_must_be_that_of_the_payment(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    for at in [0, paid.at - 3_700, paid.at + 3_700, unix_now() + 400, u64::MAX] {
+        let record = Evidence { at, ..paid.record(evaluator) };
+        let error = stage.refusal(&say(record, Some(paid.transaction), &payer).await).await;
+        assert_eq!(error, "implausible_time", "{at}");
+    }
+    let record = Evidence { at: paid.at - 3_000, ..paid.record(evaluator) };
+    assert_eq!(stage.post(&say(record, Some(paid.transaction), &payer).await).await.0, 201);
+}
+
+async fn the_evaluator_and_the_skill_must_be_known(chain: &dyn Chain) {
+    let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
+    let stage =
+        Stage::set_with(chain, |directory| directory.witness(witness(chain)).card_ages(now, day, 30 * day)).await;
+    let (booth, payer) = (stage.booth(&["prose", "poetry"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let stranger = random_address();
+    let paid = stage.pay(&payer, stranger, PRICE).await;
+    assert_eq!(stage.refusal(&paid.said(stranger, &payer).await).await, "unknown_evaluator");
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let record = Evidence { skill: "clairvoyance".into(), ..paid.record(evaluator) };
+    assert_eq!(stage.refusal(&say(record, Some(paid.transaction), &payer).await).await, "unknown_skill");
+    // Who takes a skill off its card is not rid of what is said about it.
+    booth.show(&["poetry"], &booth.payee, PRICE).await;
+    stage.service.tidy().await.unwrap();
+    let prose = CardQuery { skill: Some("prose".into()), ..CardQuery::default() };
+    assert!(stage.client().cards(&prose).await.unwrap().found.is_empty());
+    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+}
+
+async fn a_payment_is_found_without_its_transaction(chain: &dyn Chain) {
+    let stage = Stage::set(chain).await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    assert_eq!(stage.post(&say(paid.record(evaluator), None, &payer).await).await.0, 201);
+    let page = stage.client().voices(&Default::default()).await.unwrap();
+    assert_eq!(page.voices[0].said.transaction, Some(paid.transaction), "the proof is shown to readers");
+    assert_eq!(page.voices[0].block, stage.chain.receipt(paid.transaction).await.block_number.unwrap());
+}
+
+#[tokio::test]
+async fn a_payment_on_another_network_or_in_another_token_is_another_payment() {
+    let (here, there) = (DevnetChain::start(None).await, DevnetOnBase::start().await);
+    let token = random_address();
+    let asset = tower_x402::Asset { address: token, ..here.asset() };
+    let stage = Stage::set_with(&here, |directory| {
+        let elsewhere = Witness::new(Network::BASE).rpc_url(&there.url).unwrap().depth(0);
+        directory.witness(witness(&here).token(&asset)).witness(elsewhere)
+    })
+    .await;
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let evaluator = booth.payee.address();
+    let paid = stage.pay(&payer, evaluator, PRICE).await;
+    let good = paid.said(evaluator, &payer).await;
+    // The signature does not mean the other chain or token,
+    let base = Network::BASE.usdc().unwrap();
+    let replayed = SignedEvidence { network: Network::BASE, asset: base.address, ..good.clone() };
+    assert_eq!(stage.refusal(&replayed).await, "bad_voice");
+    assert_eq!(stage.refusal(&SignedEvidence { asset: token, ..good.clone() }).await, "bad_voice");
+    // and one that does finds no payment there.
+    let sign = async |network, asset, transaction| {
+        let said = SignedEvidence::sign(paid.record(evaluator), network, asset, transaction, &payer).await.unwrap();
+        stage.refusal(&said).await
+    };
+    assert_eq!(sign(Network::BASE, base.address, Some(paid.transaction)).await, "not_yet");
+    assert_eq!(sign(Network::BASE, base.address, None).await, "not_yet");
+    assert_eq!(sign(Network::BASE_SEPOLIA, token, Some(paid.transaction)).await, "not_paid");
+    assert_eq!(sign(Network::eip155(1), base.address, None).await, "not_served");
+    assert_eq!((stage.count().await, stage.post(&good).await.0), (0, 201));
+}
+
+/// A chain with Base's number.
+struct DevnetOnBase {
+    url: String,
+    _port: tower_x402::devnet::DevnetPort,
+}
+
+impl DevnetOnBase {
+    async fn start() -> Self {
+        let devnet = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
+        devnet.mine();
+        let port = devnet.serve("127.0.0.1:0").await.unwrap();
+        Self { url: port.url().to_string(), _port: port }
+    }
+}

@@ -1,0 +1,279 @@
+//! Voices that cost money and are lies, and why they move nobody who looks.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use axum::{Router, routing::get};
+use http::StatusCode;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tower_x402::{
+    ManualClock, Usdc,
+    market::{
+        directory::DirectoryClient,
+        evidence::{Evidence, EvidenceLog, Outcome, Voice},
+        reputation::{PullError, Reputation, Why, tell},
+        selection::{Skills, Thompson},
+    },
+};
+use url::Url;
+
+use super::stage::{PRICE, Stage, say};
+use support::devnet::DevnetChain;
+
+const NOW: u64 = 1_800_000_000;
+
+fn skills() -> Skills {
+    ["prose"].into_iter().collect()
+}
+
+fn address(number: u64) -> Address {
+    Address::left_padding_from(&number.to_be_bytes())
+}
+
+fn record(payer: u64, number: u64, evaluator: Address, right: bool) -> Evidence {
+    let nonce = B256::from(U256::from(payer) << 64 | U256::from(number));
+    Evidence {
+        payment: Some(Voice { payer: address(payer), nonce }),
+        evaluator,
+        skill: "prose".into(),
+        at: NOW,
+        paid: Usdc::from_atomic(PRICE),
+        outcome: Outcome::answered(1.0, Some(0.9), Some(right)),
+    }
+}
+
+/// What one has seen oneself: of each evaluator so many verdicts, so many of them right.
+fn audits(me: u64, seen: &[(Address, u64, u64)]) -> EvidenceLog {
+    let log = EvidenceLog::in_memory(1_000);
+    let mut nonce = 0;
+    for (evaluator, verdicts, right) in seen {
+        for number in 0..*verdicts {
+            nonce += 1;
+            log.record(record(me, nonce, *evaluator, number < *right), NOW).unwrap();
+        }
+    }
+    log
+}
+
+fn accuracy(selector: &Thompson, evaluator: Address) -> f64 {
+    selector.estimate(evaluator, skills().get("prose").unwrap()).unwrap().accuracy
+}
+
+/// Every voice of these is about a payment that took place, and the directory admits them all.
+#[tokio::test]
+async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_looked() {
+    let chain = DevnetChain::start(None).await;
+    let stage = Stage::set(&chain).await;
+    let booth = stage.booth(&["prose"]).await;
+    let evaluator = booth.payee.address();
+    let me = PrivateKeySigner::random();
+    let own = audits(1, &[(evaluator, 8, 2)]);
+
+    let mut wash = Vec::new();
+    for _ in 0..10 {
+        wash.push(stage.payer().await);
+    }
+    for number in 0..1_000 {
+        let payer = &wash[number % wash.len()];
+        let paid = stage.pay(payer, evaluator, PRICE).await;
+        let praise = Evidence { outcome: Outcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
+        let said = say(praise, Some(paid.transaction), payer).await;
+        assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
+    }
+
+    let mut selector = Thompson::seeded(1);
+    selector.recall(&own, &[address(1)], &skills());
+    let before = accuracy(&selector, evaluator);
+    let mut reputation = Reputation::new(10_000, [me.address()]);
+    let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
+    assert_eq!((pulled.heard.len(), pulled.refused), (1_000, 0));
+    let after = accuracy(&selector, evaluator);
+    assert!((after - before).abs() < 0.01 && after < 0.5, "{before} {after}");
+    for friend in &wash {
+        assert!(selector.trust(friend.address()) < 0.01);
+    }
+    let own = audits(1, &[(evaluator, 8, 2)]);
+    let mut reputation_of_one = Reputation::new(10_000, [address(1)]);
+    reputation_of_one.fetch(&stage.client()).await.unwrap();
+    let report = reputation_of_one.report(&own, &skills());
+    let standing = report.of_evaluator(evaluator, "prose").unwrap();
+    assert_eq!((standing.audits.right, standing.audits.wrong, standing.said.right, standing.payers), (2, 6, 1_000, 10));
+    assert!(standing.accuracy < 0.5 && standing.interval[1] < 0.75 && standing.trusted < 0.01, "{report}");
+    assert!(standing.opinions.iter().all(|opinion| opinion.why == Why::Disagrees { audits: 8 }), "{report}");
+}
+
+/// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
+#[test]
+fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
+    let (good, liar) = (address(1_001), address(1_002));
+    let mut moved = Vec::new();
+    for audited in [8, 16, 32] {
+        let own = audits(1, &[(good, 12, 11), (liar, audited, audited / 3)]);
+        let mut selector = Thompson::seeded(1);
+        selector.recall(&own, &[address(1)], &skills());
+        let before = accuracy(&selector, liar);
+        for friend in 2..202 {
+            for number in 0..20 {
+                tell(&mut selector, &skills(), &record(friend, number, liar, true));
+            }
+            let (after, trust) = (accuracy(&selector, liar), selector.trust(address(friend)));
+            assert!(
+                after <= before + trust * (1.0 - before) + 0.03 && after < 0.5,
+                "{friend} {before} {after} {trust}"
+            );
+        }
+        moved.push(accuracy(&selector, liar) - before);
+    }
+    assert!(moved.is_sorted_by(|a, b| a > b) && moved[0] < 0.1 && moved[2] < 0.03, "{moved:?}");
+}
+
+#[test]
+fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
+    let (known, bad, unknown) = (address(1_001), address(1_002), address(1_003));
+    let own = audits(1, &[(known, 20, 18), (bad, 20, 9)]);
+    let (honest, liar) = (2, 3);
+    let said = EvidenceLog::in_memory(1_000);
+    for number in 0..40 {
+        said.record(record(honest, number, known, number % 10 != 0), NOW).unwrap();
+        said.record(record(honest, 100 + number, bad, number % 2 == 0), NOW).unwrap();
+        said.record(record(honest, 200 + number, unknown, number % 8 != 0), NOW).unwrap();
+        // The other way round.
+        said.record(record(liar, number, known, number % 2 == 0), NOW).unwrap();
+        said.record(record(liar, 100 + number, bad, true), NOW).unwrap();
+    }
+    let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
+    let standing = report.of_evaluator(unknown, "prose").unwrap();
+    assert!(standing.accuracy > 0.7 && standing.trusted > 0.75 && standing.audits.total() == 0, "{report}");
+    assert_eq!(standing.opinions[0].why, Why::Agrees { audits: 40 });
+    let about = report.of_evaluator(bad, "prose").unwrap();
+    let trust = |payer| about.opinions.iter().find(|opinion| opinion.payer == address(payer)).unwrap().trust;
+    assert!(trust(honest) > 0.75 && trust(liar) < 0.01, "{report}");
+    assert!(about.accuracy < 0.6);
+    // People and programs read the same.
+    let text = report.to_string();
+    assert!(text.contains("agrees with 40 audits") && text.contains("disagrees with 40 audits"), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["standings"].as_array().unwrap().len(), 3);
+    assert_eq!(json["standings"][0]["audits"], serde_json::json!({ "right": 18, "wrong": 2 }));
+}
+
+/// It says of everybody what others say, pays for it, is believed for that, and praises a friend whom the reader never hired.
+#[test]
+fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own_audits() {
+    let (friend, next) = (address(2_000), address(2_001));
+    // So many evaluators the reader knows, some good and some bad.
+    let known: Vec<_> = (0..6).map(|number| (address(1_001 + number), 20, 10 + 2 * (number % 5))).collect();
+    let believed = |audited: u64| {
+        let mut seen = known.clone();
+        if audited > 0 {
+            seen.push((friend, audited, audited / 4));
+        }
+        let said = EvidenceLog::in_memory(10_000);
+        for copycat in 2..22 {
+            for (place, (evaluator, verdicts, right)) in known.iter().enumerate() {
+                for number in 0..*verdicts {
+                    let record = record(copycat, 100 * place as u64 + number, *evaluator, number < *right);
+                    said.record(record, NOW).unwrap();
+                }
+            }
+            for (praised, first) in [(friend, 1_000), (next, 2_000)] {
+                for number in 0..40 {
+                    said.record(record(copycat, first + number, praised, true), NOW).unwrap();
+                }
+            }
+        }
+        let report = Reputation::with_log(said, [address(1)]).report(&audits(1, &seen), &skills());
+        [friend, next].map(|evaluator| report.of_evaluator(evaluator, "prose").unwrap().clone())
+    };
+    let [first, ..] = believed(0);
+    // Until it looks, the reader takes their word: that is what this cannot prevent.
+    assert!(first.trusted > 0.9 && first.accuracy > 0.8, "{first:?}");
+    let looked: Vec<_> = [0, 4, 8, 16, 32].map(believed).into();
+    // Every look costs the friend's reputation, theirs, and that of whomever they praise next.
+    for pair in looked.windows(2) {
+        for (before, after) in pair[0].iter().zip(&pair[1]) {
+            assert!(after.accuracy < before.accuracy && after.trusted < before.trusted, "{before:?} {after:?}");
+        }
+    }
+    // After sixteen they are trusted like strangers, though they agree with 124 audits in all else; after twice that, by nobody.
+    let [.., [at_sixteen, _], [at_last, next]] = &*looked else { unreachable!() };
+    assert!(at_sixteen.accuracy < 0.5 && at_sixteen.trusted < 0.45, "{at_sixteen:?}");
+    assert!((at_last.accuracy - 0.25).abs() < 0.05 && at_last.trusted < 0.1, "{at_last:?}");
+    assert!(next.accuracy < 0.6, "{next:?}");
+}
+
+#[test]
+fn strangers_are_believed_a_little_and_none_more_for_being_many() {
+    let unknown = address(1_001);
+    let own = audits(1, &[]);
+    let of = |payers: u64| {
+        let said = EvidenceLog::in_memory(100_000);
+        for payer in 0..payers {
+            for number in 0..10 {
+                said.record(record(100 + payer, number, unknown, true), NOW).unwrap();
+            }
+        }
+        let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
+        report.of_evaluator(unknown, "prose").unwrap().clone()
+    };
+    let (one, many) = (of(1), of(500));
+    assert!(one.trusted < 0.41 && many.trusted < 0.41);
+    assert!(one.accuracy > 0.55 && many.accuracy < 0.80 && many.interval[0] < 0.45, "{one:?} {many:?}");
+    assert_eq!(many.opinions.len(), 10);
+    assert!(many.opinions.iter().all(|opinion| opinion.why == Why::Unknown));
+}
+
+/// Its voices are recorded, so that nobody says them again.
+#[tokio::test]
+async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again() {
+    let payer = PrivateKeySigner::random();
+    let mut said = Vec::new();
+    for number in 0..2 {
+        let mut record = record(2, number, address(1_001), true);
+        record.payment = record.payment.map(|voice| Voice { payer: payer.address(), ..voice });
+        said.push(say(record, None, &payer).await);
+    }
+    let page = |id: usize| {
+        let mut voice = serde_json::to_value(&said[id - 1]).unwrap();
+        (voice["id"], voice["block"], voice["blockTime"]) = (id.into(), 1.into(), NOW.into());
+        json!({ "voices": [voice], "after": id, "more": id == 1 }).to_string()
+    };
+    let (first, second) = (page(1), page(2));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let answer = async move || match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => Ok(first.clone()),
+        1 | 2 => Err(StatusCode::SERVICE_UNAVAILABLE),
+        _ => Ok(second.clone()),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/evidence", get(answer))).await });
+    let directory = DirectoryClient::new(&url).unwrap();
+    let mut others = Reputation::new(100, []).clock(Arc::new(ManualClock::at(NOW)));
+    for _ in 0..2 {
+        assert!(matches!(others.fetch(&directory).await, Err(PullError::Directory(_))));
+    }
+    let heard = others.fetch(&directory).await.unwrap().heard;
+    assert_eq!(heard, said.into_iter().map(|said| said.evidence).collect::<Vec<_>>());
+}
+
+/// Payers that nobody knows cost little. However many there are, they make nobody forget what it saw itself.
+#[test]
+fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
+    let (good, liar, elsewhere) = (address(1_001), address(1_002), address(1_003));
+    let own = audits(1, &[(good, 12, 11), (liar, 12, 3)]);
+    let mut selector = Thompson::seeded(1);
+    selector.recall(&own, &[address(1)], &skills());
+    let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    for stranger in 2..3_002 {
+        tell(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
+    }
+    let after = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
+    let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);
+    assert!(moved < 0.03, "{before:?} {after:?}");
+}

@@ -1,0 +1,9 @@
+//! Evaluators that sell verdicts, and students that buy them.
+mod buying;
+mod cards;
+mod llm;
+mod messages;
+mod pairwise;
+mod pricing;
+mod selling;
+mod stage;

@@ -1,0 +1,139 @@
+//! The end of a process, and the next one.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use alloy_primitives::{Address, U256};
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    client::Journal,
+    market::{
+        Student, Truth,
+        evidence::{Evidence, EvidenceLog, Outcome, Voice},
+        selection::Thompson,
+    },
+};
+
+use support::crowd::{Endpoint, garbage};
+use support::student_stage::{PRICE, Stage, group, honest, single};
+
+#[tokio::test]
+async fn a_student_that_starts_from_the_same_files_has_the_same_books_and_the_same_money() {
+    let stage = Stage::set().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, log) = (folder.path().join("journal"), folder.path().join("evidence"));
+    let babbler = stage.answering(&Endpoint::default(), garbage).await;
+    let booths = [stage.open(honest()).await, stage.open(honest()).await, babbler];
+    let urls: Vec<_> = booths.iter().map(|booth| booth.url.clone()).collect();
+    let key = PrivateKeySigner::random();
+    let start = async |units: u64, done: u64| {
+        let payer = stage.payer_with(units, key.clone(), Journal::open(&journal).unwrap()).await;
+        let evidence = EvidenceLog::open(&log, 1_000).unwrap();
+        let student = Student::builder(payer).source(urls.clone()).panel(3).tasks(20).tasks_done(done).seed(1);
+        let student = student.evidence(evidence).build().unwrap();
+        assert_eq!(student.discover().await.found.len(), 3);
+        student
+    };
+
+    let first = start(500 * PRICE, 0).await;
+    for _ in 0..4 {
+        first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
+        first.settled().await;
+    }
+    let before = first.books();
+    let (remaining, examined) = (first.budget().remaining(), first.evidence().examinations());
+    let sightings = first.evidence().sightings();
+    assert!(before.accounts.len() == 3 && before.paid.atomic() >= 8 * PRICE, "{before:?}");
+    drop(first);
+
+    let second = start(500 * PRICE, before.tasks).await;
+    let after = second.books();
+    assert_eq!((&after.accounts, after.paid, after.tasks), (&before.accounts, before.paid, before.tasks));
+    assert_eq!((after.elsewhere.atomic(), second.budget().remaining()), (0, remaining));
+    assert_eq!((second.evidence().examinations(), second.evidence().sightings()), (examined, sightings));
+    second.evaluate(&single("a good one")).await.unwrap();
+    let books = second.books();
+    let mut income = 0;
+    for booth in &booths {
+        income += stage.income(booth).await;
+    }
+    assert_eq!((books.paid.atomic(), second.budget().spent().atomic()), (income, income));
+    assert!(books.paid > before.paid);
+}
+
+#[tokio::test]
+async fn no_number_of_strangers_makes_a_student_forget_what_it_saw_itself() {
+    const RECORDS: usize = 50;
+    let stage = Stage::set().await;
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["journal", "evidence", "heard"].map(|name| folder.path().join(name));
+    let booth = stage.open(honest()).await;
+    let key = PrivateKeySigner::random();
+    let start = async || {
+        let payer = stage.payer_with(500 * PRICE, key.clone(), Journal::open(&files[0]).unwrap()).await;
+        let [evidence, heard] = [1, 2].map(|file| EvidenceLog::open(&files[file], RECORDS).unwrap());
+        let student =
+            Student::builder(payer).source(vec![booth.url.clone()]).tasks(20).seed(1).selector(Thompson::seeded(1));
+        let student = student.evidence(evidence).heard(heard).build().unwrap();
+        student.discover().await;
+        student
+    };
+    let first = start().await;
+    for _ in 0..6 {
+        first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
+        first.settled().await;
+    }
+    let (books, believed) = (first.books(), first.believed(booth.payee, "prose").unwrap());
+    assert!(believed > 0.75 && first.evidence().len() == 6, "{believed} {books:?}");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    for number in 0..4 * RECORDS as u64 {
+        let payer = Address::left_padding_from(&(1 + number % 7).to_be_bytes());
+        let payment = Some(Voice { payer, nonce: U256::from(number).into() });
+        let (skill, outcome) = ("prose".to_owned(), Outcome::answered(0.9, None, Some(false)));
+        // As far ahead as clocks may be, so that what is dropped makes everything of now too old.
+        let said = Evidence { payment, evaluator: booth.payee, skill, at: now + 200, paid: books.paid, outcome };
+        assert!(first.hear(said).unwrap() || number >= RECORDS as u64);
+    }
+    assert!(first.heard().len() <= RECORDS && first.evidence().len() == 6);
+    let flooded = first.believed(booth.payee, "prose").unwrap();
+    assert!(flooded > 0.65, "{flooded}");
+    first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
+    first.settled().await;
+    let books = first.books();
+    assert_eq!(books.account(booth.payee, "prose").unwrap().audited, 7);
+    drop(first);
+
+    let second = start().await;
+    assert_eq!((&second.books().accounts, second.books().elsewhere.atomic()), (&books.accounts, 0));
+    let recalled = second.believed(booth.payee, "prose").unwrap();
+    assert!(recalled > 0.65, "{recalled}");
+}
+
+#[tokio::test]
+async fn what_is_sent_in_parts_weighs_as_much_after_a_restart() {
+    let stage = Stage::set().await;
+    let booth = stage.open_with(honest(), |card| card.max_outputs(1)).await;
+    let payer = stage.payer(1_000 * PRICE).await;
+    let start = |evidence: EvidenceLog| {
+        Student::builder(payer.clone())
+            .source(vec![booth.url.clone()])
+            .evidence(evidence)
+            .tasks(20)
+            .seed(1)
+            .build()
+            .unwrap()
+    };
+    let first = start(EvidenceLog::in_memory(100));
+    first.discover().await;
+    let outputs = group(&["a good one", "a poor one", "another good one"]);
+    first.evaluate_known(&outputs, &Truth::good([true, false, false])).await.unwrap();
+    first.settled().await;
+    assert_eq!(first.evidence().len(), 3);
+    let second = start(first.evidence().clone());
+    second.discover().await;
+    // Their selectors look at cards when they choose.
+    for student in [&first, &second] {
+        student.evaluate(&outputs).await.unwrap();
+    }
+    let [before, after] = [&first, &second].map(|student| student.believed(booth.payee, "prose").unwrap());
+    assert!((before - after).abs() < 0.01, "{before} {after}");
+}

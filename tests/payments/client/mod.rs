@@ -1,0 +1,11 @@
+//! The paying client, over real connections.
+mod bodies;
+mod concurrent;
+mod discovery;
+mod hostile;
+mod layer;
+mod middleware;
+mod reconcile;
+mod status;
+mod unclear;
+mod v1;

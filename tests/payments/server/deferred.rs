@@ -1,0 +1,276 @@
+//! Payments that are settled after the response was released: for payers that have paid before, within a limit.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering},
+};
+
+use alloy_primitives::{B256, U256};
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, future::join_all, stream};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use support::{
+    scripted::{Scripted, away, customer, echo, key, layer, not_yet, record, serve},
+    shop::{Answer, App, Customer, PRICE, Purchase, evaluate, send},
+};
+use tower_x402::{
+    Network, Usdc,
+    ledger::{Ledger, Listing, MemoryLedger, Record, Settlement, SettlementState, SettlementStep},
+    protocol::{PaymentFlow, Reason},
+    server::{BuildError, DeferredPolicy},
+};
+
+/// Credit for so many payments, in all and for each payer, after `history` that were paid.
+fn policy(total: u64, per_payer: u64, history: u32) -> DeferredPolicy {
+    let payments = |n: u64| Usdc::from_atomic(n * PRICE);
+    DeferredPolicy { total: payments(total), per_payer: payments(per_payer), history }
+}
+
+/// Buys with a payment of its own.
+async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
+    let purchase = customer.pay(app, evaluate("x")).await;
+    let answer = send(app, purchase.on(evaluate("x"))).await;
+    (purchase, answer)
+}
+
+/// A customer that has paid for `times` answers.
+async fn known(app: &App, times: u32) -> Customer {
+    let customer = customer();
+    for _ in 0..times {
+        buy(app, &customer).await.1.transaction();
+    }
+    customer
+}
+
+/// Whether it is an answer whose payment is settled later.
+fn is_accepted(answer: &Answer) -> bool {
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "x"), "{answer:?}");
+    let settlement = answer.settlement().expect("a paid answer says how");
+    assert_eq!(settlement["success"], true, "{settlement}");
+    settlement["transaction"] == ""
+}
+
+/// What is owed, by the records.
+async fn owed(ledger: &dyn Ledger) -> u64 {
+    let records = ledger.list(&Listing { limit: 10_000, ..Listing::default() }).await.unwrap();
+    records.iter().map(Record::owed).sum::<U256>().try_into().unwrap()
+}
+
+async fn settle(ledger: &dyn Ledger, purchase: &Purchase, transaction: u8) {
+    let transaction = B256::repeat_byte(transaction);
+    let step = SettlementStep::Settle { transaction, block: Some(2), fee: None };
+    ledger.settle(&key(purchase), &step).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_known_payer_is_answered_before_any_transaction() {
+    let facilitator = Arc::new(Scripted::new());
+    let layer = layer(&facilitator).deferred(policy(10, 10, 2)).status_url("/payments/status");
+    let (app, handled) = serve(layer, echo);
+    let customer = known(&app, 2).await;
+    let (purchase, answer) = buy(&app, &customer).await;
+    assert!(is_accepted(&answer));
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (3, 2), "worked for, and not settled");
+    let told = answer.settlement().unwrap();
+    let payment = &told["extensions"]["payment-status"]["info"];
+    assert_eq!((&payment["state"], &payment["url"]), (&json!("pending"), &json!("/payments/status")));
+    for (name, value) in [
+        ("network", json!(Network::BASE_SEPOLIA)),
+        ("asset", json!(purchase.asset.address)),
+        ("payer", json!(customer.from)),
+        ("nonce", json!(purchase.authorization.nonce)),
+    ] {
+        assert_eq!(payment[name], value, "{told}");
+    }
+    assert_eq!((&told["payer"], &told["amount"]), (&json!(customer.from), &json!("1000")));
+    // Whoever settles what is due is told, and finds it.
+    assert_eq!(facilitator.left(), [key(&purchase)]);
+    let idle = Listing { idle_at: Some(support::authorization::unix_now()), ..Listing::of([SettlementState::Due]) };
+    let due = facilitator.ledger.list(&idle).await.unwrap();
+    assert_eq!(due.iter().map(|record| record.key).collect::<Vec<_>>(), [key(&purchase)]);
+}
+
+#[tokio::test]
+async fn a_stranger_pays_in_line() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).deferred(policy(10, 10, 2)), echo);
+    let other = known(&app, 2).await;
+    assert!(is_accepted(&buy(&app, &other).await.1));
+    let stranger = customer();
+    let answers = [buy(&app, &stranger).await.1, buy(&app, &stranger).await.1, buy(&app, &stranger).await.1];
+    assert_eq!(answers.map(|answer| is_accepted(&answer)), [false, false, true], "until it is none any more");
+    // Nothing that failed is a history.
+    let failing = Arc::new(Scripted::new().settle(|_, _| async { Ok(not_yet()) }));
+    let (app, _) = serve(layer(&failing).deferred(policy(10, 10, 1)), echo);
+    let poor = customer();
+    for _ in 0..3 {
+        assert_eq!(buy(&app, &poor).await.1.status, StatusCode::PAYMENT_REQUIRED);
+    }
+}
+
+#[tokio::test]
+async fn at_the_limit_payments_are_settled_in_line_and_nobody_is_refused() {
+    for policy in [policy(3, 100, 1), policy(100, 3, 1)] {
+        let facilitator = Arc::new(Scripted::new());
+        let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
+        let customer = known(&app, 1).await;
+        let mut deferred = Vec::new();
+        for round in 0..6 {
+            let (purchase, answer) = buy(&app, &customer).await;
+            assert_eq!(is_accepted(&answer), round < 3, "{policy:?}");
+            deferred.push(purchase);
+        }
+        assert_eq!(facilitator.settlements(), 1 + 3);
+        settle(&*facilitator.ledger, &deferred[1], 7).await;
+        assert!(is_accepted(&buy(&app, &customer).await.1), "what was paid is not owed");
+        assert!(!is_accepted(&buy(&app, &customer).await.1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_fifty_at_once_no_more_is_owed_than_allowed() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let books = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |_, _| {
+        let books = books.clone();
+        async move {
+            assert!(owed(&*books).await <= 12 * PRICE, "looked at in between");
+            Ok(support::scripted::paid())
+        }
+    });
+    scripted.ledger = ledger.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator).deferred(policy(12, 100, 1)), echo);
+    let mut customers = Vec::new();
+    for _ in 0..5 {
+        customers.push(known(&app, 1).await);
+    }
+    let bought = customers.iter().cycle().take(50).cloned().map(|customer| {
+        let app = app.clone();
+        tokio::spawn(async move { is_accepted(&buy(&app, &customer).await.1) })
+    });
+    let accepted = join_all(bought).await.into_iter().filter(|accepted| *accepted.as_ref().unwrap()).count();
+    assert_eq!((accepted, owed(&*ledger).await), (12, 12 * PRICE), "as much as allowed, and no more");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (55, 5 + 38), "the rest paid in line");
+}
+
+#[tokio::test]
+async fn presented_again_it_is_answered_again_and_never_settled_by_that() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
+    let customer = known(&app, 1).await;
+    let (purchase, first) = buy(&app, &customer).await;
+    let again = async || send(&app, purchase.on(evaluate("x"))).await;
+    let ledger = &facilitator.ledger;
+    let submit = SettlementStep::Submit { transaction: B256::repeat_byte(7) };
+    for step in [None, Some(submit), Some(SettlementStep::LoseSight)] {
+        if let Some(step) = step {
+            ledger.settle(&key(&purchase), &step).await.unwrap();
+        }
+        let replay = again().await;
+        assert!(is_accepted(&replay));
+        assert_eq!(replay.settlement(), first.settlement());
+    }
+    assert_eq!(send(&app, purchase.on(evaluate("y"))).await.status, StatusCode::CONFLICT, "for its own request only");
+    settle(&**ledger, &purchase, 7).await;
+    assert_eq!(again().await.transaction(), B256::repeat_byte(7));
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 1));
+}
+
+#[tokio::test]
+async fn who_did_not_pay_pays_in_line_until_it_has() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
+    let customer = known(&app, 1).await;
+    let (late, answer) = buy(&app, &customer).await;
+    assert!(is_accepted(&answer));
+    let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds };
+    facilitator.ledger.settle(&key(&late), &fail).await.unwrap();
+    assert!(!is_accepted(&buy(&app, &customer).await.1));
+    // Presented again, what it owes is settled.
+    let made_up_for = send(&app, late.on(evaluate("x"))).await;
+    assert_eq!((made_up_for.text(), made_up_for.transaction()), ("x", B256::repeat_byte(0x77)));
+    assert!(is_accepted(&buy(&app, &customer).await.1));
+    assert_eq!(handled.load(Ordering::SeqCst), 4);
+    let (lost, _) = buy(&app, &customer).await;
+    let die = SettlementStep::Die { reason: Reason::ValidBefore };
+    facilitator.ledger.settle(&key(&lost), &die).await.unwrap();
+    assert!(!is_accepted(&buy(&app, &customer).await.1));
+    let told = send(&app, lost.on(evaluate("x"))).await;
+    assert_eq!((told.status, &told.settlement().unwrap()["success"]), (StatusCode::PAYMENT_REQUIRED, &json!(false)));
+}
+
+/// An outage between a request and its settlement is nobody's failure: what is owed is settled after it.
+#[tokio::test]
+async fn a_facilitator_that_is_away_takes_no_credit_from_payers() {
+    let facilitator = Arc::new(
+        Scripted::new()
+            .settle(|call, _| async move { if call == 0 { Ok(support::scripted::paid()) } else { Err(away()) } }),
+    );
+    let (app, _) = serve(layer(&facilitator).deferred(policy(2, 10, 1)), echo);
+    let customer = known(&app, 1).await;
+    assert!(is_accepted(&buy(&app, &customer).await.1) && is_accepted(&buy(&app, &customer).await.1));
+    assert_eq!(buy(&app, &customer).await.1.status, StatusCode::SERVICE_UNAVAILABLE, "in line, as without credit");
+}
+
+#[tokio::test]
+async fn what_cannot_be_told_or_kept_is_settled_in_line() {
+    let facilitator = Arc::new(Scripted::new());
+    let credit = || layer(&facilitator).deferred(policy(10, 10, 1));
+    let (app, _) = serve(credit(), echo);
+    let customer = known(&app, 1).await;
+    let in_v1 = customer.pay_v1(&app, evaluate("x")).await;
+    let answer = send(&app, in_v1.on_v1(evaluate("x"))).await;
+    let told = answer.settlement_v1().unwrap();
+    assert_eq!(told["transaction"], json!(B256::repeat_byte(0x77)), "v1 cannot name a payment: {told}");
+    let (upfront, _) = serve(credit().flow(PaymentFlow::Upfront), echo);
+    assert!(!is_accepted(&buy(&upfront, &customer).await.1), "paid before the work");
+    let (streaming, _) = serve(credit(), |_, _| async {
+        Response::new(Body::from_stream(stream::iter([Ok::<_, Infallible>(Bytes::from("x"))])))
+    });
+    assert!(!is_accepted(&buy(&streaming, &customer).await.1), "a crash could lose it unpaid");
+    assert!(is_accepted(&buy(&app, &customer).await.1), "the payer is good for it");
+    let (cash, _) = serve(layer(&facilitator), echo);
+    assert!(!is_accepted(&buy(&cash, &customer).await.1), "where it is not asked for");
+}
+
+#[tokio::test]
+async fn work_that_fails_is_not_owed() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), |run, request| async move {
+        match run {
+            1 => Response::builder().status(500).body(Body::empty()).unwrap(),
+            _ => echo(run, request).await,
+        }
+    });
+    let customer = known(&app, 1).await;
+    let (purchase, answer) = buy(&app, &customer).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(owed(&*facilitator.ledger).await, 0);
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().settlement, Settlement::None);
+    assert!(is_accepted(&send(&app, purchase.on(evaluate("x"))).await));
+}
+
+#[tokio::test]
+async fn the_offer_does_not_speak_of_it() {
+    let facilitator = Arc::new(Scripted::new());
+    let (with, _) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
+    let (without, _) = serve(layer(&facilitator), echo);
+    let unpaid: Vec<Value> = stream::iter([&with, &without])
+        .then(async |app| support::shop::demand(&send(app, evaluate("x")).await))
+        .collect()
+        .await;
+    assert_eq!(unpaid[0], unpaid[1]);
+}
+
+#[test]
+fn credit_is_not_given_where_nobody_would_collect() {
+    let mut idle = Scripted::new();
+    idle.settles_due = false;
+    let idle = Arc::new(idle);
+    let error = layer(&idle).deferred(DeferredPolicy::default()).build().unwrap_err();
+    assert_eq!(error, BuildError::NotDeferrable(Network::BASE_SEPOLIA));
+    layer(&idle).build().unwrap();
+}

@@ -1,0 +1,17 @@
+//! The layer that charges, asked over HTTP.
+
+mod bad_clients;
+mod bad_payments;
+mod browser_page;
+mod composition;
+mod deferred;
+mod deferred_on_chain;
+mod exposure;
+mod http_semantics;
+mod paid_request;
+mod payment_identifier;
+mod presented_again;
+mod produced;
+mod scripted;
+mod status;
+mod v1;

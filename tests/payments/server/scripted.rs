@@ -1,0 +1,645 @@
+//! Interleavings and failures that no chain produces on demand, with a facilitator that does as it is told.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::{B256, Bytes as Hex};
+use async_trait::async_trait;
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use support::{
+    authorization::unix_now,
+    scripted::{Scripted, away, customer, echo, key, layer, not_yet, paid, record, serve},
+    shop::{app, evaluate, send, try_send},
+};
+use tokio::sync::Notify;
+use tower::{Layer as _, ServiceExt as _};
+use tower_x402::{
+    ManualClock, Network, Usdc,
+    facilitator::{Authenticity, Outcome, Rejection, Verified},
+    ledger::{
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
+        Sender, Settlement, SettlementStep, StoredResponse, Submission,
+    },
+    protocol::{PaymentFlow, Reason},
+    server::{Quote, RequestBody},
+};
+
+/// A body that says when it is read, and ends when it is told to.
+fn held_body(text: &'static str, read: Arc<Notify>, go: Arc<Notify>) -> Body {
+    Body::from_stream(stream::once(async move {
+        read.notify_one();
+        go.notified().await;
+        Ok::<_, std::io::Error>(Bytes::from_static(text.as_bytes()))
+    }))
+}
+
+#[tokio::test]
+async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (asking, told) = (asked.clone(), answer.clone());
+    let facilitator = Arc::new(Scripted::new().verify(move |call, _| {
+        let (asking, told) = (asking.clone(), told.clone());
+        async move {
+            if call > 0 {
+                return Ok(Verified::default());
+            }
+            asking.notify_one();
+            told.notified().await;
+            Err(Rejection::new(Reason::InsufficientFunds, "nothing there").into())
+        }
+    }));
+    let layer = layer(&facilitator).flow(PaymentFlow::Upfront).price_with(|request| {
+        let units = if request.uri.path() == "/dear" { 1_000_000 } else { 1_000 };
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, echo);
+    let cheap = || Request::post("/cheap").body(Body::from("x")).unwrap();
+    let purchase = customer().pay(&app, cheap()).await;
+    let (one, first) = (app.clone(), purchase.on(cheap()));
+    let first = tokio::spawn(async move { send(&one, first).await });
+    asked.notified().await;
+    // While it is known, it is shown for something dear; its body arrives after the payment was refused and forgotten.
+    let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let dear = Request::post("/dear").body(held_body("x", read.clone(), go.clone())).unwrap();
+    let (two, second) = (app.clone(), purchase.on(dear));
+    let second = tokio::spawn(async move { send(&two, second).await });
+    let _ = tokio::time::timeout(Duration::from_millis(500), read.notified()).await;
+    answer.notify_one();
+    assert_eq!(first.await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
+    go.notify_one();
+    let second = second.await.unwrap();
+    assert_eq!(handled.load(Ordering::SeqCst), 0, "{second:?}");
+    assert!(second.status.is_client_error(), "{second:?}");
+    assert_eq!(facilitator.settlements(), 0);
+}
+
+#[tokio::test]
+async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
+    let facilitator = Arc::new(Scripted::new());
+    // As nested routers do, both see the same path; one payee, one ledger.
+    let failing = |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() };
+    let (cheap, _) = serve(layer(&facilitator), failing);
+    let (dear, handled) = serve(layer(&facilitator).price("$1"), echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    // Paid before the work, it is owed, but by the service that owes it.
+    let (cheap, _) = serve(layer(&facilitator).flow(PaymentFlow::Upfront).service_name("cheap"), failing);
+    let other = layer(&facilitator).flow(PaymentFlow::Upfront).service_name("dear").price("$1");
+    let (dear, handled_too) = serve(other, echo);
+    let purchase = customer().pay(&cheap, evaluate("x")).await;
+    assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::CONFLICT);
+    assert_eq!((handled.load(Ordering::SeqCst), handled_too.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test]
+async fn what_became_of_a_payment_is_asked_of_nobody_on_another_chain() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let on = |network| {
+        let mut scripted = Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) });
+        (scripted.ledger, scripted.serves) = (ledger.clone(), Some(network));
+        scripted
+    };
+    let (other, its_own) = (Arc::new(on(Network::BASE)), Arc::new(on(Network::BASE_SEPOLIA)));
+    let price = Arc::new(AtomicU64::new(1_000));
+    let now = price.clone();
+    let layer = layer(&other).facilitator(its_own.clone()).max_wait(Duration::from_millis(50)).price_with(move |_| {
+        let units = now.load(Ordering::SeqCst);
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let pending = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(pending.status, StatusCode::SERVICE_UNAVAILABLE, "{pending:?}");
+    // It is no payment for what is offered now, but known.
+    price.store(2_000, Ordering::SeqCst);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(again.status, StatusCode::SERVICE_UNAVAILABLE, "{again:?}");
+    assert!(its_own.reconciliations() > 0);
+    assert_eq!((other.reconciliations(), other.settlements(), handled.load(Ordering::SeqCst)), (0, 0, 1));
+}
+
+#[tokio::test]
+async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again() {
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    // As after any failure: whoever looks after what is open leaves such a one alone.
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Due, Some(Reason::UnexpectedSettleError)));
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
+}
+
+#[tokio::test]
+async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
+    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let fails = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, _| {
+        fails.go_away(call > 0);
+        async move { Ok(if call == 0 { not_yet() } else { paid() }) }
+    });
+    scripted.ledger = ledger.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!(again.transaction(), B256::repeat_byte(0x77));
+}
+
+#[tokio::test]
+async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_told() {
+    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let fails = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, _| {
+        fails.go_away(call == 0);
+        async move { if call == 0 { Err(away()) } else { Ok(paid()) } }
+    });
+    scripted.ledger = ledger.clone();
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    ledger.go_away(false);
+    // Whoever looks after what is open settles such a one.
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Due, None));
+    assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((again.status, again.text()), (StatusCode::OK, "x"), "{again:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
+}
+
+/// Another process may have begun meanwhile.
+#[tokio::test]
+async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let others = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |_, payment| {
+        let others = others.clone();
+        async move {
+            let submitted = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
+            others.settle(&payment.key(), &submitted).await.unwrap();
+            Err(away())
+        }
+    });
+    scripted.ledger = ledger;
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.last_failure), (Settlement::Submitted, None));
+}
+
+#[tokio::test]
+async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while_it_is_asked() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (asking, told) = (asked.clone(), answer.clone());
+    let scripted = Scripted::new().settle(|_, _| async { Ok(not_yet()) });
+    let facilitator = Arc::new(scripted.reconcile(move |call, _| {
+        let (asking, told) = (asking.clone(), told.clone());
+        async move {
+            if call > 0 {
+                // As a facilitator does that finds the nonce used, by itself.
+                return Ok(Outcome::Unknown { transaction: None });
+            }
+            asking.notify_one();
+            told.notified().await;
+            Ok(paid())
+        }
+    }));
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::LoseSight).await.unwrap();
+    let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
+    let client = tokio::spawn(async move { send(&other_app, request).await });
+    asked.notified().await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
+    let copy = tokio::spawn(async move { send(&other_app, request).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    answer.notify_one();
+    let copy = copy.await.unwrap();
+    assert_eq!((copy.status, copy.text()), (StatusCode::OK, "x"), "{copy:?}");
+    assert_eq!(copy.transaction(), B256::repeat_byte(0x77));
+    let counts = (handled.load(Ordering::SeqCst), facilitator.settlements(), facilitator.reconciliations());
+    assert_eq!(counts, (1, 1, 1), "the copy waits for what is asked already");
+}
+
+#[tokio::test]
+async fn a_response_that_was_not_kept_is_not_charged_for_later() {
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
+    let (app, handled) = serve(layer(&facilitator), |_, _| async { Response::new(Body::from(vec![b'x'; 1 << 20])) });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let first = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    let again = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(again.status, StatusCode::CONFLICT, "{again:?}");
+    assert_eq!(facilitator.settlements(), 1, "there is nothing left to charge for");
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().settlement.paid_by(), None);
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_only_a_contract_can_judge_takes_no_place_from_proven_payments() {
+    let facilitator = Arc::new(Scripted::new().verify(|_, payment| async move {
+        if payment.authenticity() != Authenticity::Proven {
+            std::future::pending::<()>().await;
+        }
+        Ok(Verified::default())
+    }));
+    let (app, _) = serve(layer(&facilitator).max_concurrent(4), echo);
+    let mut garbage = Vec::new();
+    for _ in 0..8 {
+        let mut purchase = customer().pay(&app, evaluate("x")).await;
+        purchase.signature = Hex::from(vec![7; 65]);
+        let (app, request) = (app.clone(), purchase.on(evaluate("x")));
+        garbage.push(tokio::spawn(async move { try_send(&app, request).await.is_ok() }));
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+    garbage.into_iter().for_each(|task| task.abort());
+}
+
+#[tokio::test]
+async fn a_payment_stays_in_the_flow_it_was_accepted_in() {
+    let facilitator = Arc::new(Scripted::new().settle(|_, _| async { Ok(not_yet()) }));
+    let both = layer(&facilitator).flow(PaymentFlow::Upfront).flow(PaymentFlow::Authorization);
+    let (app, handled) = serve(both, echo);
+    let unpaid = send(&app, evaluate("x")).await;
+    let mut purchase = customer().sign(&support::shop::demand(&unpaid), 0);
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    purchase.offer = support::shop::demand(&unpaid)["accepts"][1].clone();
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
+    assert_eq!(facilitator.settlements(), 2);
+    assert_eq!(handled.load(Ordering::SeqCst), 0, "paid first, as it was accepted");
+}
+
+#[tokio::test]
+async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let journal = ledger.clone();
+    let mut scripted = Scripted::new().settle(move |call, payment| {
+        let journal = journal.clone();
+        async move {
+            if call > 0 {
+                return Ok(paid());
+            }
+            let (key, transaction) = (payment.key(), B256::repeat_byte(1));
+            journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
+            journal.settle(&key, &SettlementStep::Fail { reason: Reason::UnexpectedSettleError }).await.unwrap();
+            Err(away())
+        }
+    });
+    scripted.ledger = ledger;
+    let facilitator = Arc::new(scripted);
+    let upfront = layer(&facilitator).flow(PaymentFlow::Upfront).max_wait(Duration::from_secs(1));
+    let (app, _) = serve(upfront, echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_attempt_that_read_nothing_does_not_open_the_answer_to_other_bodies() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |run, request| async move {
+        if run == 0 {
+            return Response::builder().status(500).body(Body::empty()).unwrap();
+        }
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("mine")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+    assert_eq!(send(&app, purchase.on(evaluate("yours"))).await.status, StatusCode::CONFLICT);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+}
+
+#[tokio::test]
+async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator).flow(PaymentFlow::Upfront), |run, request| async move {
+        assert!(run > 0, "as told");
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("mine")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    // The authorization is on the chain now, for everybody to read.
+    assert_eq!(send(&app, purchase.on(evaluate("yours"))).await.status, StatusCode::CONFLICT);
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+    assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
+    let mut scripted = Scripted::new();
+    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let gone = tokio::time::timeout(Duration::from_millis(20), send(&app, purchase.on(evaluate("x")))).await;
+    assert!(gone.is_err(), "the ledger takes longer");
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
+    let mut scripted = Scripted::new();
+    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), |run, request| async move {
+        if run == 0 {
+            return Response::builder().status(500).body(Body::empty()).unwrap();
+        }
+        echo(run, request).await
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let gone = tokio::time::timeout(Duration::from_millis(75), send(&app, purchase.on(evaluate("x")))).await;
+    assert!(gone.is_err(), "the ledger takes longer");
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn work_is_not_begun_again_when_too_little_time_is_left_to_be_paid_for_it() {
+    let facilitator = Arc::new(Scripted::new());
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), |_, _| async {
+        Response::builder().status(500).body(Body::empty()).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    clock.advance(100);
+    let late = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!(late.status, StatusCode::PAYMENT_REQUIRED, "{late:?}");
+    assert_eq!(handled.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn an_upgrade_that_may_be_paid_for_is_charged() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).allow_upgrades(true), |_, _| async {
+        let switching = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
+        switching.header(header::UPGRADE, "websocket").body(Body::empty()).unwrap()
+    });
+    let upgrade = || {
+        let request = Request::get("/evaluate?k=1").header("connection", "upgrade").header("upgrade", "websocket");
+        request.body(Body::empty()).unwrap()
+    };
+    let purchase = customer().pay(&app, upgrade()).await;
+    let switched = send(&app, purchase.on(upgrade())).await;
+    assert_eq!(switched.status, StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(facilitator.settlements(), 1, "served and paid");
+    // A connection cannot be replayed.
+    assert_eq!(send(&app, purchase.on(upgrade())).await.status, StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, handled) = serve(layer(&facilitator), |_, request| async move {
+        assert!(!["upgrade", "http2-settings"].iter().any(|name| request.headers().contains_key(*name)));
+        Response::new(Body::from("x"))
+    });
+    let offering = |protocols: &[&str]| {
+        let mut request = Request::get("/evaluate?k=1").header("connection", "upgrade, http2-settings");
+        for protocol in protocols {
+            request = request.header("upgrade", *protocol);
+        }
+        request.header("http2-settings", "AAMAAABkAAQAoAAAAAIAAAAA").body(Body::empty()).unwrap()
+    };
+    for offered in [&["h2c"][..], &["H2C , h2c"], &["h2c", "h2c"]] {
+        let purchase = customer().pay(&app, offering(offered)).await;
+        assert_eq!(send(&app, purchase.on(offering(offered))).await.status, StatusCode::OK, "{offered:?}");
+    }
+    for other in [&["websocket"][..], &["h2c, websocket"], &["h2c", "websocket"], &[""]] {
+        let refused = send(&app, offering(other)).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (StatusCode::BAD_REQUEST, "upgrade_not_payable"));
+    }
+    assert_eq!(handled.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn what_has_become_free_takes_no_payment_and_writes_it_nowhere() {
+    let facilitator = Arc::new(Scripted::new());
+    let price = Arc::new(AtomicU64::new(1_000));
+    let now = price.clone();
+    let layer = layer(&facilitator).price_with(move |_| {
+        let units = now.load(Ordering::SeqCst);
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, |_, request| async move {
+        let mut payments =
+            ["payment-signature", "x-payment"].into_iter().filter_map(|name| request.headers().get(name));
+        assert!(payments.next().is_some_and(HeaderValue::is_sensitive));
+        Response::new(Body::from("x"))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    price.store(0, Ordering::SeqCst);
+    for request in [purchase.on(evaluate("x")), purchase.on_v1(evaluate("x"))] {
+        assert_eq!(send(&app, request).await.text(), "x");
+    }
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 0));
+}
+
+#[tokio::test]
+async fn what_is_free_at_one_layer_is_paid_for_at_one_below() {
+    let facilitator = Arc::new(Scripted::new());
+    let (below, handled) = serve(layer(&facilitator), echo);
+    let free = layer(&facilitator).price_with(|_| async { Ok(Quote::Free) }).build().unwrap();
+    let app = app(free.layer(tower::service_fn(move |request: Request<RequestBody<Body>>| {
+        below.clone().oneshot(request.map(Body::new))
+    })));
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
+}
+
+#[tokio::test]
+async fn copies_of_one_payment_leave_places_to_others() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        if body == "slow" {
+            std::future::pending::<()>().await;
+        }
+        Response::new(Body::from(body))
+    });
+    let purchase = customer().pay(&app, evaluate("slow")).await;
+    let copies = stream::iter(0..32).map(|_| send(&app, purchase.on(evaluate("slow")))).buffer_unordered(32);
+    let copies = async { copies.collect::<Vec<_>>().await };
+    let other = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let purchase = customer().pay(&app, evaluate("quick")).await;
+        send(&app, purchase.on(evaluate("quick"))).await
+    };
+    tokio::select! {
+        _ = copies => panic!("one of them waits"),
+        other = other => assert_eq!(other.status, StatusCode::OK),
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_does_not_look_at_the_method_gives_nothing_away_to_preflights() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        Response::builder()
+            .header(header::CONTENT_LENGTH, "6")
+            .header("x-inner", "1")
+            .body(Body::from("secret"))
+            .unwrap()
+    });
+    let preflight = Request::options("/evaluate?k=1")
+        .header(header::ORIGIN, "https://app.example")
+        .header(header::ACCESS_CONTROL_REQUEST_METHOD, "GET");
+    let answer = send(&app, preflight.body(Body::empty()).unwrap()).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, ""));
+    assert_eq!(answer.headers["x-inner"], "1");
+    assert!(!answer.headers.contains_key(header::CONTENT_LENGTH));
+}
+
+#[tokio::test]
+async fn a_replay_repeats_no_header_of_the_first_connection() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator), |_, _| async {
+        let response = Response::builder().header(header::CONNECTION, "close, x-hop").header("x-hop", "1");
+        let response = response.header(header::TRANSFER_ENCODING, "chunked").header(header::DATE, "then");
+        response.header("x-end", "1").body(Body::from("answer")).unwrap()
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
+    let replay = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((replay.text(), &replay.headers["x-end"]), ("answer", &http::HeaderValue::from_static("1")));
+    for name in ["connection", "x-hop", "transfer-encoding", "date"] {
+        assert!(!replay.headers.contains_key(name), "{name}");
+    }
+}
+
+/// Answers as late as a database does, or not at all.
+#[derive(Debug)]
+struct BadLedger {
+    inner: MemoryLedger,
+    delay: Duration,
+    /// Whether nobody can ask for a payment, or say what became of one.
+    is_away: AtomicBool,
+}
+
+impl BadLedger {
+    fn late(delay: Duration) -> Self {
+        Self { inner: MemoryLedger::new(), delay, is_away: AtomicBool::new(false) }
+    }
+
+    fn go_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::SeqCst);
+    }
+
+    fn check(&self) -> Result<(), LedgerError> {
+        if self.is_away.load(Ordering::SeqCst) { Err(LedgerError::Backend("away".into())) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Ledger for BadLedger {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
+        self.check()?;
+        let reservation = self.inner.reserve(record).await;
+        tokio::time::sleep(self.delay).await;
+        reservation
+    }
+
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        self.check()?;
+        self.inner.get(key).await
+    }
+
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+        let lease = self.inner.take_over(key, seen, now, until).await;
+        tokio::time::sleep(self.delay).await;
+        lease
+    }
+
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
+        self.inner.fulfil(lease, step).await
+    }
+
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
+        self.check()?;
+        self.inner.settle(key, step).await
+    }
+
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        self.inner.discard(lease).await
+    }
+
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.inner.store_response(key, response).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        self.inner.response(key).await
+    }
+
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        self.inner.count_replay(key).await
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        self.inner.submit(submission).await
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        self.inner.free_nonce(sender, nonce, by).await
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        self.inner.forget_nonces(sender, below).await
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        self.inner.submissions(sender, from).await
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        self.inner.list(listing).await
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        self.inner.counts().await
+    }
+
+    fn response_limit(&self) -> usize {
+        self.inner.response_limit()
+    }
+}
+
+#[tokio::test]
+async fn times_without_end_are_no_panic() {
+    let facilitator = Arc::new(Scripted::new());
+    let patient = layer(&facilitator).max_timeout(Duration::from_secs(200_000)).handler_deadline(Duration::MAX);
+    let (app, _) = serve(patient.settlement_margin(Duration::MAX).max_wait(Duration::MAX), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "x");
+}

@@ -1,0 +1,38 @@
+//! The page about bad peers names tests that exist.
+
+use std::fs;
+
+/// Everything in backquotes that looks like `file.rs::test`.
+fn named(page: &str) -> Vec<(&str, &str)> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted.filter_map(|text| text.split_once(".rs::")).collect()
+}
+
+#[test]
+fn every_test_that_the_page_names_exists() {
+    let root = support::repository();
+    let page = fs::read_to_string(root.join("docs/bad-peers.md")).unwrap();
+    let tests = named(&page);
+    for (file, test) in &tests {
+        let source = fs::read_to_string(root.join(format!("tests/{file}.rs")))
+            .unwrap_or_else(|error| panic!("tests/{file}.rs: {error}"));
+        let declaration = format!("fn {test}(");
+        let found = source.find(&declaration).unwrap_or_else(|| panic!("no test {test} in tests/{file}.rs"));
+        // A helper of that name would run nothing.
+        let before = &source[..found];
+        let is_listed = source.contains(&format!("    {test},\n"));
+        let attributes = before.rsplit("\n\n").next().unwrap_or_default();
+        let is_in_a_macro = source.contains("macro_rules!") && before.contains("macro_rules!");
+        assert!(attributes.contains("test]") || is_listed || is_in_a_macro, "{test} in tests/{file}.rs is no test");
+    }
+    assert!(tests.len() > 40, "{}", tests.len());
+}
+
+#[test]
+fn every_row_of_the_page_names_a_test() {
+    let page = fs::read_to_string(support::repository().join("docs/bad-peers.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what "));
+    for row in rows {
+        assert!(!named(row).is_empty(), "{row}");
+    }
+}

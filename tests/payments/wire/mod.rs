@@ -1,0 +1,7 @@
+//! Bytes: test vectors, recorded exchanges, hostile input, and the pages that list them.
+
+mod bad_peers_page;
+mod eip3009_vectors;
+mod fuzz_corpus;
+mod peers_page;
+mod replayed_exchanges;

@@ -1,0 +1,227 @@
+//! One case of the matrix: where the process is killed, and what must hold after that.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_provider::Provider as _;
+use alloy_rpc_types_eth::{BlockNumberOrTag, Filter};
+use alloy_sol_types::SolEvent as _;
+use bytes::Bytes;
+use tower_x402::ledger::{PaymentKey, Record, SettlementState};
+
+use super::{
+    points::Point,
+    scene::{Ended, Life, Scene},
+    server::{Flow, PRICE},
+    shoppers::Shopper,
+    store::Store,
+};
+use support::token::Token;
+
+/// How many payments are on their way at once.
+pub(crate) const PAYMENTS: usize = 8;
+
+/// What went wrong, which is to be nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    /// Payments that the ledger or the chain does not have, or that they disagree about.
+    pub(crate) lost: usize,
+    /// Transfers beyond one for each payment.
+    pub(crate) doubled: usize,
+    /// Payments with two different answers, or whose handler ran again after its answer was on record.
+    pub(crate) reworked: usize,
+    /// Customers who came back and have no answer.
+    pub(crate) unanswered: usize,
+    /// Payments neither paid nor proven dead in the end.
+    pub(crate) open: usize,
+}
+
+impl Wrong {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.lost += other.lost;
+        self.doubled += other.doubled;
+        self.reworked += other.reworked;
+        self.unanswered += other.unanswered;
+        self.open += other.open;
+    }
+}
+
+/// What came of a case.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// How many of the stops were reached, and so kills made there.
+    pub(crate) kills: usize,
+    pub(crate) wrong: Wrong,
+    /// Customers of a streamed response who were told that their payment is used, and by what transaction, or not charged.
+    pub(crate) told: usize,
+    /// Payments that were served and can never be paid, and are on record as owed.
+    pub(crate) dead: usize,
+    pub(crate) details: Vec<String>,
+}
+
+impl Report {
+    fn note(&mut self, detail: impl fmt::Display) {
+        self.details.push(detail.to_string());
+    }
+}
+
+/// What was on record of a payment's response when its process was dead.
+#[derive(Default)]
+struct Kept(BTreeMap<B256, Bytes>);
+
+/// Kills the process at each of these points, one life after the other, lets the last life bring everything to an end, and
+/// judges it.
+pub(crate) async fn run(flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
+    let mut scene = Scene::new(flow, store).await;
+    let mut report = Report::default();
+    let mut kept = Kept::default();
+    let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
+    for life in 0..stops.len() {
+        let ended = scene.live(&mut process, Life { number: life as u64, is_last: false }).await;
+        if ended == Ended::Stopped {
+            report.kills += 1;
+        }
+        scene.kill(process).await;
+        scene.spend_elsewhere();
+        kept.look(&scene, &mut report).await;
+        let runs = scene.runs();
+        process = scene.reopen(stops.get(life + 1).cloned()).await;
+        if life + 1 == stops.len() {
+            let ended = scene.live(&mut process, Life { number: life as u64 + 1, is_last: true }).await;
+            if ended != Ended::Quiet {
+                report.note(format!("the last life ended {ended:?}"));
+            }
+        }
+        kept.compare(&scene, &runs, &mut report);
+    }
+    scene.kill(process).await;
+    judge(&scene, &kept, &mut report).await;
+    report
+}
+
+impl Kept {
+    /// What is on record now stays so.
+    async fn look(&mut self, scene: &Scene, report: &mut Report) {
+        for (record, response) in scene.setup.store.remains(scene.clock.clone()).await {
+            let Some(response) = response else { continue };
+            let first = self.0.entry(record.key.nonce).or_insert_with(|| response.body.clone());
+            if *first != response.body {
+                report.wrong.reworked += 1;
+                report.note(format!("{}: another response on record", record.key.nonce));
+            }
+        }
+    }
+
+    /// Nothing that is on record is worked on again.
+    fn compare(&self, scene: &Scene, before: &BTreeMap<B256, usize>, report: &mut Report) {
+        let after = scene.runs();
+        for nonce in self.0.keys().filter(|nonce| before.get(*nonce) != after.get(*nonce)) {
+            report.wrong.reworked += 1;
+            report.note(format!("{nonce}: the handler ran again"));
+        }
+    }
+}
+
+async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
+    let records: BTreeMap<PaymentKey, Record> = scene
+        .setup
+        .store
+        .remains(scene.clock.clone())
+        .await
+        .into_iter()
+        .map(|(record, _)| (record.key, record))
+        .collect();
+    let transfers = transfers(scene).await;
+    for shopper in &scene.shoppers {
+        judge_answers(scene, shopper, kept, records.get(&shopper.key()), report);
+    }
+    let mut paid = 0;
+    for shopper in scene.shoppers.iter().chain(&scene.earlier) {
+        let nonce = shopper.key().nonce;
+        let Some(record) = records.get(&shopper.key()) else {
+            if scene.spends_elsewhere(shopper.key().payer) && shopper.answers().is_empty() {
+                continue;
+            }
+            report.wrong.lost += 1;
+            report.note(format!("{nonce}: not on record"));
+            continue;
+        };
+        match record.settlement.paid_by() {
+            Some(by) if transfers.contains(&(by, record.key.payer)) => paid += 1,
+            Some(by) => {
+                report.wrong.lost += 1;
+                report.note(format!("{nonce}: {by} moved nothing"));
+            }
+            // Not to be charged: its answer is gone, which its payer was told.
+            None if scene.setup.flow == Flow::Streamed
+                && shopper.refusal().is_some()
+                && record.settlement.state() == SettlementState::Due => {}
+            None if scene.spends_elsewhere(record.key.payer) && shopper.answers().is_empty() => {}
+            None if scene.spends_elsewhere(record.key.payer)
+                && record.settlement.state() == SettlementState::Dead
+                && record.owed() == U256::from(PRICE) =>
+            {
+                report.dead += 1;
+            }
+            None => {
+                report.wrong.open += 1;
+                report.note(format!("{nonce}: {:?} and {:?}", record.fulfilment, record.settlement));
+            }
+        }
+    }
+    if transfers.len() > paid {
+        report.wrong.doubled += transfers.len() - paid;
+        report.note(format!("{} transfers for {paid} payments", transfers.len()));
+    }
+    let total = scene.devnet.balance_of(scene.setup.pay_to).expect("the devnet answers");
+    if U256::from(total.atomic()) != U256::from(paid as u64 * PRICE) {
+        report.wrong.lost += 1;
+        report.note(format!("the payee has {total}, the ledger {paid} payments"));
+    }
+}
+
+fn judge_answers(scene: &Scene, shopper: &Arc<Shopper>, kept: &Kept, record: Option<&Record>, report: &mut Report) {
+    let (nonce, answers) = (shopper.key().nonce, shopper.answers());
+    let on_record = kept.0.get(&nonce);
+    if answers.iter().chain(on_record).any(|answer| Some(answer) != answers.first()) && !answers.is_empty() {
+        report.wrong.reworked += 1;
+        report.note(format!("{nonce}: answered {answers:?}, on record {on_record:?}"));
+    }
+    let Some((status, refusal)) = shopper.refusal() else {
+        if answers.is_empty() {
+            report.wrong.unanswered += 1;
+            report.note(format!("{nonce}: no answer"));
+        }
+        return;
+    };
+    // It cannot pay any more, and gets nothing more.
+    let is_paid = record.is_some_and(|record| record.settlement.paid_by().is_some());
+    if scene.spends_elsewhere(shopper.key().payer) && status.as_u16() == 402 && !is_paid {
+        return;
+    }
+    let names_transaction = record
+        .and_then(|record| record.settlement.paid_by())
+        .is_none_or(|transaction| refusal.contains(&transaction.to_string()));
+    if scene.setup.flow == Flow::Streamed && status.as_u16() == 409 && names_transaction {
+        report.told += 1;
+    } else {
+        report.wrong.unanswered += 1;
+        report.note(format!("{nonce}: {status} {refusal}"));
+    }
+}
+
+/// All that was paid: by which transaction, and by whom.
+async fn transfers(scene: &Scene) -> Vec<(B256, Address)> {
+    let filter = Filter::new()
+        .from_block(BlockNumberOrTag::Earliest)
+        .to_block(BlockNumberOrTag::Latest)
+        .address(scene.devnet.asset().address)
+        .event_signature(Token::Transfer::SIGNATURE_HASH)
+        .topic2(scene.setup.pay_to);
+    let logs = scene.devnet.provider().get_logs(&filter).await.expect("the devnet answers");
+    let transfer = |log: &alloy_rpc_types_eth::Log| {
+        let event = log.log_decode::<Token::Transfer>().expect("a Transfer");
+        (log.transaction_hash.expect("it is in a block"), event.inner.from)
+    };
+    logs.iter().map(transfer).collect()
+}

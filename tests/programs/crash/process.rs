@@ -1,0 +1,113 @@
+//! A server process from the outside: started, told what to do, killed.
+
+use std::{
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin, Command},
+    sync::{mpsc, watch},
+    time::timeout,
+};
+
+use super::{
+    points::{PASSED, STOPPED},
+    server::{ARMED, COMMITS, LISTENING, SETUP, Setup},
+};
+
+/// For whatever takes a moment on a machine that has better to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const SIGKILL: i32 = 9;
+
+pub(crate) struct Process {
+    child: Child,
+    orders: ChildStdin,
+    /// Where it serves.
+    pub(crate) url: String,
+    replies: mpsc::UnboundedReceiver<String>,
+    /// What it stopped at.
+    stopped: watch::Receiver<Option<String>>,
+    passed: mpsc::UnboundedReceiver<String>,
+}
+
+impl Process {
+    /// This very program, as a server.
+    pub(crate) async fn start(setup: &Setup) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "server_process", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(SETUP, serde_json::to_string(setup).expect("JSON")).env("RUST_BACKTRACE", "0");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("it starts");
+        let orders = child.stdin.take().expect("piped");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (reply, mut replies) = mpsc::unbounded_channel();
+        let (pass, passed) = mpsc::unbounded_channel();
+        let (stop, stopped) = watch::channel(None);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                if let Some(name) = line.strip_prefix(PASSED) {
+                    let _ = pass.send(name.to_owned());
+                } else if let Some(name) = line.strip_prefix(STOPPED) {
+                    stop.send_replace(Some(name.to_owned()));
+                } else if [LISTENING, ARMED, COMMITS].iter().any(|reply| line.starts_with(reply)) {
+                    let _ = reply.send(line);
+                }
+            }
+        });
+        // It may be stopped before it listens.
+        let mut early = stopped.clone();
+        let url = tokio::select! {
+            listening = timeout(PATIENCE, replies.recv()) => {
+                let listening = listening.expect("the server starts in time").expect("the server starts");
+                format!("http://{}", listening.strip_prefix(LISTENING).expect("it listens first"))
+            }
+            _ = early.wait_for(Option::is_some) => String::new(),
+        };
+        Self { child, orders, url, replies, stopped, passed }
+    }
+
+    async fn order(&mut self, order: &str) {
+        self.orders.write_all(format!("{order}\n").as_bytes()).await.expect("the server takes orders");
+    }
+
+    async fn ask(&mut self, order: &str) -> String {
+        self.order(order).await;
+        timeout(PATIENCE, self.replies.recv()).await.expect("the server replies in time").expect("the server replies")
+    }
+
+    /// Lets points count from now on.
+    pub(crate) async fn arm(&mut self) {
+        assert_eq!(self.ask("arm").await, ARMED);
+    }
+
+    /// Puts its clock ahead by so many seconds. One that has stopped does not hear it.
+    pub(crate) async fn ahead(&mut self, seconds: u64) {
+        self.order(&format!("ahead {seconds}")).await;
+    }
+
+    /// How many transactions its ledger committed, where that is counted in the process.
+    pub(crate) async fn commits(&mut self) -> u64 {
+        let reply = self.ask("commits").await;
+        reply.strip_prefix(COMMITS).and_then(|count| count.parse().ok()).expect("a number")
+    }
+
+    /// Tells what it stopped at, as soon as it does.
+    pub(crate) fn stopped(&self) -> watch::Receiver<Option<String>> {
+        self.stopped.clone()
+    }
+
+    /// The points that it has passed since this was asked last, in order; of one that stops nowhere.
+    pub(crate) fn passed(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.passed.try_recv().ok()).collect()
+    }
+
+    /// Kills it: it gets no chance to put anything in order.
+    pub(crate) async fn kill(mut self) {
+        self.child.start_kill().expect("it runs");
+        let status: ExitStatus = self.child.wait().await.expect("it ends");
+        assert_eq!(status.signal(), Some(SIGKILL), "it died otherwise: {status}");
+    }
+}

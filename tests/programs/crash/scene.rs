@@ -1,0 +1,298 @@
+//! A chain, a shop on it and its customers, through one life of the shop's process after the other.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::SolCall as _;
+use reqwest::Client;
+use tempfile::TempDir;
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, interval, timeout},
+};
+use tower_x402::{
+    Usdc,
+    devnet::{BlockTime, Devnet, DevnetPort},
+    facilitator::OnchainFacilitator,
+    protocol::payment_status::{State, Status},
+};
+
+use super::{
+    points::Point,
+    process::{PATIENCE, Process},
+    server::{Ahead, Flow, PRICE, Setup, VALID},
+    shoppers::{Said, Shopper, client},
+    store::Store,
+};
+use support::{
+    authorization::{random_address, random_nonce},
+    shop::Customer,
+    token::Token,
+};
+
+/// Often enough that a run is short, and seldom enough that transactions wait for a block.
+const BLOCKS: Duration = Duration::from_millis(100);
+/// How often a scene is looked at.
+const TICK: Duration = Duration::from_millis(150);
+/// What ends every lease, and every hold on a nonce or a payment, of a process that is gone; in seconds.
+const JUMP: u64 = 120;
+/// As far as clocks are ever put ahead: the payments must not expire.
+const FURTHEST: u64 = 2_500;
+/// When they all have.
+const EXPIRED: u64 = VALID + 300;
+
+/// Everything but the process.
+pub(crate) struct Scene {
+    pub(crate) devnet: Devnet,
+    pub(crate) setup: Setup,
+    pub(crate) shoppers: Vec<Arc<Shopper>>,
+    pub(crate) clock: Arc<Ahead>,
+    /// Payments made before points count, by which payers become known.
+    pub(crate) earlier: Vec<Arc<Shopper>>,
+    payers: Vec<Address>,
+    client: Client,
+    /// Told of every request to the node.
+    asked: watch::Receiver<u64>,
+    _port: DevnetPort,
+    _directory: TempDir,
+}
+
+/// Which life of the process it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Life {
+    /// How many were before it.
+    pub(crate) number: u64,
+    /// Whether it is to bring everything to an end.
+    pub(crate) is_last: bool,
+}
+
+/// How a life of the process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// At its point.
+    Stopped,
+    /// With everybody answered and everything paid for good.
+    Quiet,
+    /// With something left after a long time.
+    Stuck,
+}
+
+impl Scene {
+    pub(crate) async fn new(flow: Flow, store: Option<Store>) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let clock = Arc::new(Ahead::default());
+        let builder = Devnet::builder().block_time(BlockTime::Every(BLOCKS)).clock(clock.clone());
+        let devnet = builder.start().await.expect("the devnet starts");
+        let key = PrivateKeySigner::random();
+        devnet.fund(key.address(), U256::from(10).pow(U256::from(18)));
+        deploy(&devnet).await;
+        let (ask, asked) = watch::channel(0);
+        devnet.faults().set(move |_| {
+            ask.send_modify(|count| *count += 1);
+            tower_x402::devnet::Fault::None
+        });
+        let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
+        let setup = Setup {
+            node: port.url().to_string(),
+            store: store.unwrap_or_else(|| Store::Sqlite(directory.path().join("ledger.sqlite"))),
+            flow,
+            settlement_key: key.to_bytes(),
+            pay_to: random_address(),
+            runs: directory.path().join("runs"),
+            ahead: 0,
+            armed: false,
+            stop: None,
+        };
+        Self {
+            devnet,
+            setup,
+            shoppers: Vec::new(),
+            earlier: Vec::new(),
+            payers: Vec::new(),
+            clock,
+            client: client(),
+            asked,
+            _port: port,
+            _directory: directory,
+        }
+    }
+
+    /// Starts the process for the first time, and has `payments` signed for, every two by one payer.
+    pub(crate) async fn open(&mut self, payments: usize, stop: Option<Point>) -> Process {
+        let mut process = Process::start(&Setup { stop, ..self.setup.clone() }).await;
+        let customers: Vec<_> = (0..payments.div_ceil(2)).map(|_| self.customer()).collect();
+        self.payers = customers.iter().map(|customer| customer.from).collect();
+        for number in 0..payments {
+            let customer = &customers[number / 2];
+            self.shoppers.push(Shopper::new(&self.client, &process.url, customer, number).await);
+        }
+        if matches!(self.setup.flow, Flow::Deferred | Flow::Spent) {
+            for (number, customer) in customers.iter().enumerate() {
+                self.earlier.push(Shopper::new(&self.client, &process.url, customer, 1_000 + number).await);
+            }
+            let mut known = JoinSet::new();
+            for shopper in &self.earlier {
+                let (shopper, client, url) = (shopper.clone(), self.client.clone(), process.url.clone());
+                known.spawn(async move { shopper.persist(&client, &url).await });
+            }
+            let known = timeout(PATIENCE, known.join_all()).await.expect("payers become known");
+            assert!(known.iter().all(|said| *said == Said::Served));
+            self.wait_until_final(&process.url).await;
+        }
+        process.arm().await;
+        process
+    }
+
+    /// Starts it again on what it left.
+    pub(crate) async fn reopen(&self, stop: Option<Point>) -> Process {
+        Process::start(&Setup { stop, armed: true, ahead: self.clock.get(), ..self.setup.clone() }).await
+    }
+
+    fn customer(&self) -> Customer {
+        let signer = PrivateKeySigner::random();
+        self.devnet.mint(signer.address(), Usdc::from_atomic(3 * PRICE)).expect("the devnet mints");
+        Customer { from: signer.address(), signer }
+    }
+
+    /// Half of the payers give away all they have.
+    pub(crate) fn spend_elsewhere(&self) {
+        for payer in self.payers.iter().filter(|payer| self.spends_elsewhere(**payer)) {
+            let value = self.devnet.balance_of(*payer).expect("the devnet answers").into();
+            let all = Token::transferCall { to: random_address(), value }.abi_encode();
+            self.devnet.execute(*payer, self.devnet.asset().address, all).expect("a transfer");
+        }
+    }
+
+    /// Whether the payer is one of those who give away what they owe.
+    pub(crate) fn spends_elsewhere(&self, payer: Address) -> bool {
+        let half = self.payers.iter().take(self.payers.len() / 2);
+        self.setup.flow == Flow::Spent && half.into_iter().any(|other| *other == payer)
+    }
+
+    async fn wait_until_final(&self, url: &str) {
+        let paid = async {
+            while !self.are_final(&self.earlier, url).await {
+                tokio::time::sleep(TICK).await;
+            }
+        };
+        timeout(PATIENCE, paid).await.expect("payments become final");
+    }
+
+    /// Everybody presents their payments until all are answered and paid for good, or the process stops. A ledger that other
+    /// processes may use makes a payment wait for the end of a dead one's leases: then the clocks are put ahead.
+    pub(crate) async fn live(&self, process: &mut Process, life: Life) -> Ended {
+        let restart = life.number > 0;
+        let mut presenting = JoinSet::new();
+        for shopper in &self.shoppers {
+            let (shopper, client, url) = (shopper.clone(), self.client.clone(), process.url.clone());
+            presenting.spawn(async move {
+                if shopper.persist(&client, &url).await == Said::Served && restart {
+                    // Whoever has an answer gets the same one again.
+                    shopper.persist(&client, &url).await;
+                }
+            });
+        }
+        let leases_outlive = restart && !matches!(self.setup.store, Store::Sqlite(_));
+        let (mut stopped, started) = (process.stopped(), Instant::now());
+        let mut ticks = interval(TICK);
+        let (mut left_until_jump, mut quiet_ticks) = (3, 4);
+        loop {
+            let is_stopped = stopped.wait_for(Option::is_some);
+            tokio::select! {
+                _ = is_stopped => return Ended::Stopped,
+                Some(_) = presenting.join_next(), if !presenting.is_empty() => continue,
+                _ = ticks.tick() => {}
+            }
+            let answered = presenting.is_empty();
+            if answered && self.are_final(&self.shoppers, &process.url).await {
+                // Who was told that nothing is charged is given the time to be charged all the same.
+                if quiet_ticks == 0 || !self.shoppers.iter().any(|shopper| is_refused(shopper)) {
+                    return Ended::Quiet;
+                }
+                quiet_ticks -= 1;
+            }
+            if started.elapsed() > PATIENCE {
+                return Ended::Stuck;
+            }
+            left_until_jump -= 1;
+            if left_until_jump == 0 {
+                left_until_jump = 8;
+                let ahead = match answered && life.is_last && self.setup.flow == Flow::Spent {
+                    // What can still be paid until then is proven dead after that.
+                    true if self.others_have_paid(&process.url).await => EXPIRED.max(self.clock.get() + 3 * JUMP),
+                    // Kept responses must not age out (after 600 s) before they are asked for.
+                    _ => (self.clock.get() + JUMP).min(if answered && life.is_last {
+                        FURTHEST
+                    } else {
+                        JUMP * (life.number + 1)
+                    }),
+                };
+                if answered || leases_outlive {
+                    self.clock.set(ahead);
+                    process.ahead(ahead).await;
+                }
+            }
+        }
+    }
+
+    /// Lets the node take what the process may have sent it just now, then ends the process.
+    pub(crate) async fn kill(&self, process: Process) {
+        let at = process.stopped().borrow().clone().unwrap_or_default();
+        if at.starts_with("node ") && at.ends_with(": begun") {
+            let mut asked = self.asked.clone();
+            asked.mark_unchanged();
+            // If the node was asked before this looked, nothing more comes.
+            let _ = timeout(Duration::from_millis(20), asked.changed()).await;
+        }
+        process.kill().await;
+    }
+
+    /// Whether all of them that the shop is to be paid for are paid for good, or dead. What was refused unserved is not.
+    async fn are_final(&self, shoppers: &[Arc<Shopper>], url: &str) -> bool {
+        for shopper in shoppers {
+            let is_final =
+                is_refused(shopper) || matches!(self.state(shopper, url).await, Some(State::Final | State::Dead));
+            if !is_final {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn others_have_paid(&self, url: &str) -> bool {
+        let others = self.shoppers.iter().filter(|shopper| !self.spends_elsewhere(shopper.key().payer));
+        self.are_final(&others.cloned().collect::<Vec<_>>(), url).await
+    }
+
+    async fn state(&self, shopper: &Shopper, url: &str) -> Option<State> {
+        let key = shopper.key();
+        let (network, asset, payer, nonce) = (key.network, key.asset, key.payer, key.nonce);
+        let url = format!("{url}/status?network={network}&asset={asset}&payer={payer}&nonce={nonce}");
+        let answer = self.client.get(url).timeout(Duration::from_secs(1)).send().await.ok()?;
+        serde_json::from_slice::<Status>(&answer.bytes().await.ok()?).ok().map(|status| status.state)
+    }
+
+    /// How often the handler ran so far, for each payment.
+    pub(crate) fn runs(&self) -> BTreeMap<B256, usize> {
+        let mut runs = BTreeMap::new();
+        for line in std::fs::read_to_string(&self.setup.runs).unwrap_or_default().lines() {
+            *runs.entry(line.parse().expect("a nonce")).or_default() += 1;
+        }
+        runs
+    }
+}
+
+fn is_refused(shopper: &Shopper) -> bool {
+    shopper.refusal().is_some() && shopper.answers().is_empty()
+}
+
+/// A contract that takes several payments in one transaction; anybody may put it there.
+async fn deploy(devnet: &Devnet) {
+    let anybody = PrivateKeySigner::from_bytes(&random_nonce()).expect("a key");
+    devnet.fund(anybody.address(), U256::from(10).pow(U256::from(18)));
+    let builder = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client()).signer(anybody);
+    let facilitator = builder.build().await.expect("the devnet answers");
+    facilitator.deploy_batch_settler().await.expect("it is deployed");
+}

@@ -1,0 +1,96 @@
+//! Customers who present the same payment with the same request until they have their answer.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use reqwest::{Client, StatusCode};
+use serde_json::Value;
+use tower_x402::ledger::PaymentKey;
+
+use support::shop::{Customer, Purchase};
+
+/// A signed payment and what was answered to it so far.
+pub(crate) struct Shopper {
+    purchase: Purchase,
+    body: String,
+    answers: Mutex<Vec<Bytes>>,
+    refusal: Mutex<Option<(StatusCode, String)>>,
+}
+
+/// What one presentation led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// 2xx, and all of the body.
+    Served,
+    /// Come back later, or nothing at all.
+    Later,
+    /// No, for good.
+    Refused,
+}
+
+/// An HTTP client that waits as long as a server may take.
+pub(crate) fn client() -> Client {
+    let builder = Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(Duration::from_secs(20));
+    builder.build().expect("an HTTP client")
+}
+
+impl Shopper {
+    /// Asks for the price and signs it.
+    pub(crate) async fn new(client: &Client, url: &str, customer: &Customer, number: usize) -> Arc<Self> {
+        let body = format!("question {number}");
+        let unpaid = client.post(format!("{url}/evaluate")).body(body.clone()).send().await.expect("an answer");
+        assert_eq!(unpaid.status(), StatusCode::PAYMENT_REQUIRED);
+        let demand = BASE64_STANDARD.decode(&unpaid.headers()["payment-required"]).expect("base64");
+        let demand: Value = serde_json::from_slice(&demand).expect("JSON");
+        let purchase = customer.sign(&demand, 0);
+        Arc::new(Self { purchase, body, answers: Mutex::default(), refusal: Mutex::default() })
+    }
+
+    pub(crate) fn key(&self) -> PaymentKey {
+        let (asset, authorization) = (&self.purchase.asset, &self.purchase.authorization);
+        let (payer, nonce) = (authorization.from, authorization.nonce);
+        PaymentKey { network: asset.network, asset: asset.address, payer, nonce }
+    }
+
+    /// Presents the payment once.
+    pub(crate) async fn present(&self, client: &Client, url: &str) -> Said {
+        let header = BASE64_STANDARD.encode(self.purchase.payload().to_string());
+        let request = client.post(format!("{url}/evaluate")).header("payment-signature", header);
+        let Ok(response) = request.body(self.body.clone()).send().await else { return Said::Later };
+        let status = response.status();
+        let Ok(body) = response.bytes().await else { return Said::Later };
+        if status.is_success() {
+            self.answers.lock().unwrap().push(body);
+            return Said::Served;
+        }
+        let said: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if status.is_server_error() || said["error"] == "payment_in_progress" {
+            return Said::Later;
+        }
+        *self.refusal.lock().unwrap() = Some((status, said.to_string()));
+        Said::Refused
+    }
+
+    /// Presents it again and again.
+    pub(crate) async fn persist(&self, client: &Client, url: &str) -> Said {
+        loop {
+            match self.present(client, url).await {
+                Said::Later => tokio::time::sleep(Duration::from_millis(50)).await,
+                said => return said,
+            }
+        }
+    }
+
+    /// All answers that arrived whole.
+    pub(crate) fn answers(&self) -> Vec<Bytes> {
+        self.answers.lock().unwrap().clone()
+    }
+
+    pub(crate) fn refusal(&self) -> Option<(StatusCode, String)> {
+        self.refusal.lock().unwrap().clone()
+    }
+}

@@ -1,0 +1,594 @@
+//! The examples do what they teach, run as programs: a stranger's evaluator charges, a stranger's student pays.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_provider::{DynProvider, Provider, ProviderBuilder};
+use alloy_signer_local::PrivateKeySigner;
+use serde_json::{Value, json};
+use support::{
+    authorization::random_address,
+    chain::{Chain, call, on_every_chain},
+    devnet::DevnetChain,
+    programs::example,
+    shop::{Answer, Customer, Purchase, demand},
+    token::Token,
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+use tower_x402::{
+    client::{Payer, PaymentMiddleware},
+    market::{CardFetcher, EvaluationClient, Preference, Submission, Task},
+};
+use url::Url;
+
+/// For everything a program does here; compiling is not part of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the evaluator asks for, in units.
+const PRICE: u64 = 1_000;
+
+on_every_chain! {
+    a_student_buys_in_the_default_flow,
+    a_student_buys_upfront,
+    a_student_that_has_paid_before_pays_later,
+}
+
+#[tokio::test]
+async fn quickstart_moves_money() {
+    let output = timeout(PATIENCE, example("quickstart").output()).await.unwrap().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+    let transactions: BTreeSet<_> = words.filter(|word| word.len() == 66 && word.starts_with("0x")).collect();
+    assert!(transactions.len() >= 2, "several purchases, each in a transaction:\n{text}");
+}
+
+#[tokio::test]
+async fn help_names_every_flag() {
+    let flags: [(&str, &[&str]); 5] = [
+        ("quickstart", &[]),
+        (
+            "evaluator",
+            &[
+                "--listen",
+                "--price",
+                "--network",
+                "--pay-to",
+                "--asset",
+                "--rpc-url",
+                "--facilitator-url",
+                "--flow",
+                "--ledger",
+                "--public-url",
+                "--handler-delay-ms",
+                "--payments",
+                "--export",
+                "--admin-token",
+                "--judge",
+                "--llm-url",
+                "/readyz",
+            ],
+        ),
+        (
+            "facilitator",
+            &["--listen", "--network", "--rpc-url", "--asset", "--payee", "--rate", "--metrics", "--ledger"],
+        ),
+        (
+            "atropos_environment",
+            &[
+                "--atropos-url",
+                "--trainer",
+                "--evaluator",
+                "--groups",
+                "--group-size",
+                "--budget",
+                "--max-payment",
+                "--panel",
+                "--audit-rate",
+                "--policy-url",
+                "--policy-model",
+                "--checkpoint",
+                "--out",
+                "--network",
+                "--asset",
+                "--asset-name",
+                "--asset-version",
+                "--seed",
+                "--max-queue",
+                "--patience",
+                "STUDENT_PRIVATE_KEY",
+                "POLICY_API_KEY",
+                "--rpc-url",
+            ],
+        ),
+        (
+            "student",
+            &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
+        ),
+    ];
+    for (name, flags) in flags {
+        let output = timeout(PATIENCE, example(name).arg("--help").output()).await.unwrap().unwrap();
+        assert!(output.status.success(), "{name} --help");
+        let help = String::from_utf8(output.stdout).unwrap();
+        for flag in flags {
+            assert!(help.contains(flag), "{name} --help does not name {flag}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_student_buys_on_the_evaluators_own_devnet() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let purchases = evaluator.sell(&student, &["--count", "3"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; 3]);
+    assert_eq!(evaluator.income().await, 3 * PRICE);
+}
+
+#[tokio::test]
+async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
+    let mut facilitator = example("facilitator").args(["--listen", "127.0.0.1:0", "--metrics"]).spawn().unwrap();
+    let mut output = BufReader::new(facilitator.stdout.take().unwrap()).lines();
+    let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap().unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let url = format!("http://{}", ready["listening"].as_str().unwrap());
+    let rpc_url = ready["rpc_url"].as_str().unwrap();
+
+    let evaluator = Evaluator::start(&["--facilitator-url", &url, "--rpc-url", rpc_url], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let purchases = evaluator.sell(&student, &["--count", "3"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; 3]);
+    assert_eq!(evaluator.income().await, 3 * PRICE);
+    let numbers = reqwest::get(format!("{url}/metrics")).await.unwrap().bytes().await.unwrap();
+    let numbers = String::from_utf8(numbers.to_vec()).unwrap();
+    let settled = "x402_facilitator_requests_total{endpoint=\"settle\",status=\"200\"} 3";
+    assert!(numbers.lines().any(|line| line == settled), "{numbers}");
+}
+
+#[tokio::test]
+async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_ready() {
+    const TOKEN: &str = "an-admin-token-for-tests";
+    let evaluator = Evaluator::start(&["--admin-token", TOKEN], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    assert!(evaluator.sell(&student, &["--count", "2"]).await.succeeded);
+
+    let client = reqwest::Client::new();
+    let get = async |path: &str, token: Option<&str>| {
+        let mut request = client.get(evaluator.url.replace("/evaluate", path));
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), String::from_utf8(response.bytes().await.unwrap().to_vec()).unwrap())
+    };
+    assert_eq!(get("/healthz", None).await.0, 200);
+    assert_eq!(get("/readyz", None).await, (200, json!({ "ready": true, "reasons": [] }).to_string()));
+    let wrong = TOKEN.replace("tests", "guess");
+    for token in [None, Some(""), Some(&wrong[..]), Some(&TOKEN[..TOKEN.len() - 1])] {
+        for path in ["/admin/payments", "/admin/payments?find=0x00000000", "/admin/report"] {
+            let (status, body) = get(path, token).await;
+            assert_eq!(status, 401, "{token:?}");
+            assert!(!body.contains("eip155"), "{body}");
+        }
+    }
+    let (status, lines) = get("/admin/payments?state=all", Some(TOKEN)).await;
+    assert_eq!((status, lines.lines().count()), (200, 2), "{lines}");
+    let payer = format!("{:#x}", student.address());
+    assert!(lines.lines().all(|line| line.contains(&payer)));
+    let (_, csv) = get("/admin/payments?state=settled&format=csv", Some(TOKEN)).await;
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    assert_eq!(get("/admin/payments?state=owed", Some(TOKEN)).await, (200, String::new()));
+    let (_, found) = get(&format!("/admin/payments?find={payer}"), Some(TOKEN)).await;
+    assert_eq!(serde_json::from_str::<Value>(&found).unwrap().as_array().unwrap().len(), 2);
+    let (_, report) = get("/admin/report", Some(TOKEN)).await;
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["assets"][0]["paid"], json!({ "payments": 2, "units": (2 * PRICE).to_string() }));
+    assert_eq!(get("/admin/payments?state=rich", Some(TOKEN)).await.0, 400);
+
+    let closed = Evaluator::start(&[], None).await;
+    let response = client.get(closed.url.replace("/evaluate", "/admin/payments")).send().await.unwrap();
+    assert_eq!(response.status(), 404, "without a token there is nothing to admit to");
+}
+
+#[tokio::test]
+async fn the_books_are_printed_when_nothing_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
+    let mut evaluator = Evaluator::start(&["--ledger", &ledger], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    assert!(evaluator.sell(&student, &["--count", "2"]).await.succeeded);
+    let print = async |arguments: &[&str]| {
+        let mut command = example("evaluator");
+        command.args(["--ledger", &ledger]).args(arguments);
+        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(print(&["--payments", "all"]).await, (Some(2), String::new()), "the file is the running one's");
+    evaluator.process.kill().await.unwrap();
+    let (code, lines) = print(&["--payments", "all"]).await;
+    assert_eq!((code, lines.lines().count()), (Some(0), 2), "{lines}");
+    let (code, csv) = print(&["--export", "csv"]).await;
+    assert_eq!((code, csv.lines().count()), (Some(0), 3));
+    assert!(csv.starts_with("time,network,asset,payer,payee,nonce,amount_units,amount,") && csv.ends_with("\r\n"));
+    assert_eq!(print(&["--payments", "due"]).await, (Some(0), String::new()));
+    assert_eq!(print(&["--payments", "rich"]).await.0, Some(2));
+}
+
+/// A model that likes whatever comes first.
+async fn model() -> String {
+    let chat = axum::routing::post(async |body: String| {
+        let verdict = |score: f64| json!({ "score": score, "confidence": 0.8, "summary": "said the model" });
+        let both = body.contains("CANDIDATE 2");
+        let verdicts = if both { json!([verdict(0.9), verdict(0.2)]) } else { json!([verdict(0.7)]) };
+        let content = json!({ "verdicts": verdicts }).to_string();
+        json!({ "choices": [{ "message": { "role": "assistant", "content": content } }] }).to_string()
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let router = axum::Router::new().route("/v1/chat/completions", chat);
+    tokio::spawn(async { axum::serve(listener, router).await });
+    url
+}
+
+#[tokio::test]
+async fn a_specialist_is_chosen_by_flag_and_found_by_its_card() {
+    let model = model().await;
+    let with_model = ["--llm-url", &model, "--specialty", "haiku"];
+    let (settler, student) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    for (judge, arguments, skill) in [
+        ("arithmetic", &[][..], "arithmetic"),
+        ("prose", &[], "prose"),
+        ("pairwise", &[], "comparison"),
+        ("pairwise", &with_model, "comparison"),
+        ("llm", &with_model, "general"),
+    ] {
+        let pay_to = settler.address().to_string();
+        let arguments = [&["--judge", judge, "--pay-to", &pay_to], arguments].concat();
+        let evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+        let mint = json!([student.address(), U256::from(100_000)]);
+        let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+        let card = CardFetcher::new().unwrap().fetch(&evaluator.url.parse::<Url>().unwrap().join(".").unwrap()).await;
+        let card = card.expect("a card signed by the payee");
+        assert!(card.card().has_skill(skill), "{judge}");
+        let most = if judge == "pairwise" { 8 } else { 64 };
+        assert_eq!(card.pricing().max_outputs, most, "as many as its judge takes");
+        let task = Task::new(skill, "What is 2 + 2?").unwrap();
+        let pair = Submission::pair(task, "Two and two are four. Answer: 4", "Answer: 5").unwrap();
+        let client = EvaluationClient::new(Payer::builder(student.clone()).build()).unwrap();
+        let bought = client.evaluate(&card, &pair).await.unwrap();
+        assert_eq!(bought.receipt.unwrap().amount.atomic(), 2 * PRICE);
+        let preference = bought.evaluation.preference().unwrap();
+        match (judge, arguments.len()) {
+            ("arithmetic", _) => assert_eq!(preference, Preference::First),
+            ("pairwise", 8) => assert_eq!(preference, Preference::Neither, "the model's bias cancels out"),
+            _ => {}
+        }
+        assert_eq!(evaluator.income().await, 2 * PRICE);
+        assert_eq!(evaluator.stats().await["skills"][skill]["outputs"], 2);
+    }
+}
+
+#[tokio::test]
+async fn without_payment_there_is_no_evaluation() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let response = reqwest::Client::new().post(&evaluator.url).send().await.unwrap();
+    assert_eq!(response.status(), 402);
+    assert!(response.headers().contains_key("payment-required"));
+
+    let penniless = PrivateKeySigner::random();
+    let purchases = evaluator.sell(&penniless, &["--count", "1"]).await;
+    assert!(!purchases.succeeded);
+    assert_eq!(purchases.lines.len(), 1);
+    assert_ne!(purchases.lines[0]["outcome"], "settled");
+    assert_eq!(evaluator.stats().await["handled"], 0);
+}
+
+#[tokio::test]
+async fn a_budget_is_kept() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let purchases = evaluator.sell(&student, &["--count", "3", "--budget", "$0.002"]).await;
+    assert!(!purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["refused", "settled", "settled"]);
+    assert_eq!(evaluator.income().await, 2 * PRICE);
+}
+
+#[tokio::test]
+async fn what_the_evaluator_does_not_take_is_not_charged() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let payer = Payer::builder(student).build();
+    let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder()).unwrap();
+
+    let poem = json!({ "task": { "id": "t1", "skill": "poetry", "prompt": "Rhyme" }, "output": "time" }).to_string();
+    for (body, status) in [(poem, 422), ("{".to_owned(), 400), ("1".repeat(100_000), 413)] {
+        let response = client.post(&evaluator.url).body(body).send().await.unwrap();
+        assert_eq!(response.status(), status);
+        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        assert!(answer["error"].is_string(), "{answer}");
+    }
+    assert_eq!(evaluator.stats().await["settled"], 0);
+    assert_eq!(evaluator.income().await, 0);
+}
+
+#[tokio::test]
+async fn a_stopping_evaluator_finishes_what_it_has_begun() {
+    let mut evaluator = Evaluator::start(&["--handler-delay-ms", "500"], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+
+    let mut command = example("student");
+    command.args(["--url", &evaluator.url]).env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+    let buying = command.spawn().unwrap();
+    while evaluator.stats().await["handled"] == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, buying.wait_with_output()).await.unwrap().unwrap().status.success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+}
+
+/// It paid, and was killed before it was answered: the next one asks the evaluator, without a node.
+#[tokio::test]
+async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
+    let evaluator = Evaluator::start(&["--flow", "upfront", "--handler-delay-ms", "30000"], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let with_journal = |count: &str| {
+        let mut command = example("student");
+        command.args(["--url", &evaluator.url, "--count", count, "--journal"]).arg(directory.path().join("journal"));
+        command.env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+        command
+    };
+    let mut first = with_journal("1").spawn().unwrap();
+    let settled = async {
+        while evaluator.stats().await["settled"] == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, settled).await.unwrap();
+    first.kill().await.unwrap();
+
+    let output = timeout(PATIENCE, with_journal("0").output()).await.unwrap().unwrap();
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let summary = &line["summary"];
+    assert_eq!(summary["reconciled"], json!({ "paid": 1, "void": 0, "open": 0 }), "{line}");
+    assert_eq!((&summary["spent"], &summary["reserved"]), (&json!("1000"), &json!("0")), "{line}");
+}
+
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought() {
+    let directory = tempfile::tempdir().unwrap();
+    remembers_what_was_bought(&format!("sqlite:{}", directory.path().join("ledger.sqlite").display())).await;
+}
+
+#[cfg(feature = "test-postgres")]
+#[tokio::test]
+async fn a_killed_evaluator_remembers_what_was_bought_postgres() {
+    remembers_what_was_bought(support::postgres::Server::start().url()).await;
+}
+
+/// Both submit with one key: what one of them does the other knows from the ledger.
+#[cfg(feature = "test-postgres")]
+#[tokio::test]
+async fn two_evaluators_share_a_ledger_postgres() {
+    const COUNT: u64 = 8;
+    let chain = DevnetChain::start(None).await;
+    let (customer, settler) = (Customer::with_funds(&chain, COUNT * PRICE).await, PrivateKeySigner::random());
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let server = support::postgres::Server::start();
+    let rpc_url = chain.rpc_url();
+    let arguments = [
+        ["--rpc-url", &rpc_url, "--ledger", server.url(), "--public-url", "https://judge.example"].as_slice(),
+        &["--pay-to", "0x00000000000000000000000000000000000000ee"],
+    ]
+    .concat();
+    let evaluators =
+        [Evaluator::start(&arguments, Some(&settler)).await, Evaluator::start(&arguments, Some(&settler)).await];
+    let offer = demand(&ask(&evaluators[0], None).await);
+    let purchases: Vec<Purchase> = (0..COUNT).map(|_| customer.sign(&offer, 0)).collect();
+    let bought = |n: usize| ask(&evaluators[n % 2], Some(&purchases[n]));
+    let answers = futures_util::future::join_all((0..purchases.len()).map(bought)).await;
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let again = ask(&evaluators[(n + 1) % 2], Some(&purchases[n])).await;
+        assert_eq!((again.status, again.text()), (answer.status, answer.text()), "the other one has its answer");
+        assert_eq!(again.transaction(), answer.transaction());
+    }
+    let [first, second] = [evaluators[0].stats().await, evaluators[1].stats().await];
+    assert_eq!((&first["settled"], &second["settled"]), (&json!(COUNT), &json!(COUNT)), "both count the same ledger");
+    let handled = |stats: &Value| stats["handled"].as_u64().unwrap();
+    assert_eq!(handled(&first) + handled(&second), COUNT, "each was worked on once");
+    assert_eq!(chain.balance(evaluators[0].pay_to).await, COUNT * PRICE);
+}
+
+/// Asks for the evaluation of a sum.
+async fn ask(evaluator: &Evaluator, purchase: Option<&Purchase>) -> Answer {
+    let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
+    let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
+    if let Some(purchase) = purchase {
+        let paid = purchase.on(http::Request::new(axum::body::Body::empty()));
+        request = request.header("payment-signature", &paid.headers()["payment-signature"]);
+    }
+    let response = request.body(body).send().await.unwrap();
+    let (status, headers) = (response.status(), response.headers().clone());
+    Answer { status, headers, body: response.bytes().await.unwrap() }
+}
+
+/// Killed as soon as it answered: the answer was there before it was paid for.
+async fn remembers_what_was_bought(ledger: &str) {
+    let chain = DevnetChain::start(None).await;
+    let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let rpc_url = chain.rpc_url();
+    let arguments =
+        ["--rpc-url", &rpc_url, "--ledger", ledger, "--pay-to", "0x00000000000000000000000000000000000000ee"];
+    let mut evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let purchase = customer.sign(&demand(&ask(&evaluator, None).await), 0);
+    let first = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    evaluator.process.kill().await.unwrap();
+
+    let evaluator = Evaluator::start(&arguments, Some(&settler)).await;
+    let again = ask(&evaluator, Some(&purchase)).await;
+    assert_eq!((again.status, again.text()), (first.status, first.text()));
+    assert_eq!(again.transaction(), first.transaction());
+    let stats = evaluator.stats().await;
+    assert_eq!((&stats["handled"], &stats["settled"]), (&json!(0), &json!(1)), "nothing was worked on again: {stats}");
+    assert_eq!(chain.balance(evaluator.pay_to).await, PRICE);
+}
+
+async fn a_student_buys_in_the_default_flow(chain: &dyn Chain) {
+    buy(chain, "authorization").await;
+}
+
+async fn a_student_buys_upfront(chain: &dyn Chain) {
+    buy(chain, "upfront").await;
+}
+
+async fn a_student_that_has_paid_before_pays_later(chain: &dyn Chain) {
+    let (student, settler) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    chain.mint(student.address(), 100_000).await;
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+    let mut evaluator = Evaluator::start(&["--rpc-url", &chain.rpc_url(), "--flow", "deferred"], Some(&settler)).await;
+    let known = evaluator.sell(&student, &["--count", "3"]).await;
+    assert_eq!(known.outcomes(), ["settled"; 3]);
+    let later = evaluator.sell(&student, &["--count", "8", "--concurrency", "4"]).await;
+    assert!(later.succeeded);
+    assert_eq!(later.outcomes(), ["accepted"; 8]);
+    // Asked to stop, it collects first.
+    let id = evaluator.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+    assert_eq!(evaluator.income().await, 11 * PRICE);
+}
+
+async fn buy(chain: &dyn Chain, flow: &str) {
+    const COUNT: u64 = 8;
+    let (student, settler) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    chain.mint(student.address(), 100_000).await;
+    chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
+
+    let evaluator = Evaluator::start(&["--rpc-url", &chain.rpc_url(), "--flow", flow], Some(&settler)).await;
+    let purchases = evaluator.sell(&student, &["--count", &COUNT.to_string(), "--concurrency", "4"]).await;
+    assert!(purchases.succeeded);
+    assert_eq!(purchases.outcomes(), ["settled"; COUNT as usize]);
+
+    let told: BTreeSet<B256> =
+        purchases.lines.iter().map(|line| line["transaction"].as_str().unwrap().parse().unwrap()).collect();
+    let transfers = chain.token_transfers(evaluator.pay_to).await;
+    assert_eq!(transfers.iter().map(|transfer| transfer.transaction).collect::<BTreeSet<_>>(), told);
+    assert!(transfers.iter().all(|transfer| transfer.from == student.address() && transfer.units == PRICE));
+    assert_eq!(transfers.len() as u64, COUNT);
+    assert_eq!(evaluator.income().await, COUNT * PRICE);
+
+    let stats = evaluator.stats().await;
+    assert_eq!((&stats["handled"], &stats["settled"]), (&json!(COUNT), &json!(COUNT)), "{stats}");
+    assert_eq!((&stats["pending"], &stats["unknown"], &stats["failed"]), (&json!(0), &json!(0), &json!(0)), "{stats}");
+}
+
+/// A running `evaluator`, killed when dropped.
+struct Evaluator {
+    url: String,
+    asset: Address,
+    pay_to: Address,
+    rpc_url: String,
+    provider: DynProvider,
+    process: Child,
+    // Closing the pipe would make the program's next line fail.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Evaluator {
+    async fn start(arguments: &[&str], settler: Option<&PrivateKeySigner>) -> Self {
+        let mut command = example("evaluator");
+        command.args(["--listen", "127.0.0.1:0", "--price", "$0.001"]);
+        if !arguments.contains(&"--pay-to") {
+            command.args(["--pay-to", &random_address().to_string()]);
+        }
+        command.args(arguments);
+        if let Some(settler) = settler {
+            command.env("SETTLEMENT_PRIVATE_KEY", settler.to_bytes().to_string());
+        }
+        let mut process = command.spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();
+        let ready: Value = serde_json::from_str(&line.expect("it says that it is ready")).unwrap();
+        let text = |name: &str| ready[name].as_str().unwrap_or_else(|| panic!("{name} in {ready}")).to_owned();
+        assert_eq!(text("network"), "eip155:84532");
+        let origin = match text("listening") {
+            url if url.starts_with("http://") => url.trim_end_matches('/').to_owned(),
+            address => format!("http://{address}"),
+        };
+        Self {
+            url: format!("{origin}/evaluate"),
+            asset: text("asset").parse().unwrap(),
+            pay_to: text("pay_to").parse().unwrap(),
+            rpc_url: text("rpc_url"),
+            provider: ProviderBuilder::default().connect_http(text("rpc_url").parse().unwrap()).erased(),
+            process,
+            _output: output,
+        }
+    }
+
+    /// Runs a `student` that buys here.
+    async fn sell(&self, student: &PrivateKeySigner, arguments: &[&str]) -> Purchases {
+        let mut command = example("student");
+        command.args(["--url", &self.url, "--rpc-url", &self.rpc_url]).args(arguments);
+        command.env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+        let output = timeout(PATIENCE, command.output()).await.expect("the student ends").unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.pop().expect("a summary");
+        Purchases { succeeded: output.status.success(), lines }
+    }
+
+    async fn income(&self) -> u64 {
+        let balance = call(&self.provider, self.asset, Token::balanceOfCall { account: self.pay_to }).await;
+        balance.unwrap().try_into().unwrap()
+    }
+
+    async fn stats(&self) -> Value {
+        let stats = reqwest::get(self.url.replace("/evaluate", "/stats")).await.unwrap();
+        serde_json::from_slice(&stats.bytes().await.unwrap()).unwrap()
+    }
+}
+
+/// What a `student` said.
+struct Purchases {
+    succeeded: bool,
+    /// A line per purchase, without the summary.
+    lines: Vec<Value>,
+}
+
+impl Purchases {
+    /// The outcomes in alphabetical order.
+    fn outcomes(&self) -> Vec<&str> {
+        let mut outcomes: Vec<&str> = self.lines.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+        outcomes.sort_unstable();
+        outcomes
+    }
+}

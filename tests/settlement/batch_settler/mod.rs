@@ -1,0 +1,11 @@
+//! The batch settler: what it does with honest payments, and what nobody can make it do. On the devnet, and on anvil with
+//! Circle's token.
+#![allow(clippy::too_many_arguments)]
+mod batch;
+mod deployment;
+#[cfg(feature = "test-anvil")]
+mod gas;
+mod gas_left;
+mod hostile_token;
+mod layout;
+mod payments;

@@ -1,0 +1,222 @@
+//! The nonces of one key, when sends fail and when others use it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_consensus::Transaction as _;
+use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
+use alloy_eips::Encodable2718 as _;
+use alloy_network::{TxSigner, TxSignerSync as _};
+use alloy_primitives::{Address, B256, Signature, TxKind, U256};
+use alloy_provider::Provider as _;
+use tower_x402::{
+    devnet::Fault,
+    facilitator::{Facilitator, FacilitatorError},
+    ledger::Settlement,
+};
+
+use support::engine_stage::*;
+
+const SYNC: &str = "eth_sendRawTransactionSync";
+
+/// Another process sends with the settlement key.
+pub(crate) async fn foreign(stage: &Stage, nonce: u64, max_fee_per_gas: u128) -> B256 {
+    let mut transaction = TxEip1559 {
+        chain_id: stage.devnet.chain_id(),
+        nonce,
+        gas_limit: 21_000,
+        max_fee_per_gas,
+        max_priority_fee_per_gas: max_fee_per_gas / 2,
+        to: TxKind::Call(new_key().address()),
+        ..TxEip1559::default()
+    };
+    let signature = settlement_key().sign_transaction_sync(&mut transaction).unwrap();
+    let envelope = TxEnvelope::from(transaction.into_signed(signature));
+    *stage.provider().send_raw_transaction(&envelope.encoded_2718()).await.unwrap().tx_hash()
+}
+
+#[tokio::test]
+async fn nonces_that_another_process_used_are_skipped() {
+    let stage = stage().await;
+    let key = stage.payer(3);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    foreign(&stage, 1, 100_000_000).await;
+    foreign(&stage, 2, 100_000_000).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    assert_eq!(stage.next_nonce().await, 5);
+    assert_eq!(stage.received(), 3);
+}
+
+#[tokio::test]
+async fn a_nonce_that_another_process_waits_with_is_left_to_it() {
+    let stage = stage().await;
+    let key = stage.payer(2);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    stage.devnet.stall(true);
+    foreign(&stage, 1, 1_000_000_000).await;
+    let payment = stage.payment(&key);
+    let verified = stage.admit(&payment).await;
+    let devnet = stage.devnet.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        devnet.stall(false);
+    });
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.next_nonce().await, 3);
+}
+
+/// A key in a service that is slow to fail, once.
+struct FlakySigner(AtomicBool);
+
+#[async_trait::async_trait]
+impl TxSigner<Signature> for FlakySigner {
+    fn address(&self) -> Address {
+        settlement_key().address()
+    }
+
+    async fn sign_transaction(
+        &self,
+        transaction: &mut dyn SignableTransaction<Signature>,
+    ) -> alloy_signer::Result<Signature> {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return Err(alloy_signer::Error::other("throttled"));
+        }
+        settlement_key().sign_transaction_sync(transaction)
+    }
+}
+
+#[tokio::test]
+async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
+    let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
+    let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
+    let mut verified = Vec::new();
+    for payment in &payments {
+        verified.push(stage.admit(payment).await);
+    }
+    let settling =
+        payments.iter().zip(&verified).map(|(payment, verified)| stage.facilitator.settle(payment, verified));
+    let mut outcomes = futures_util::future::join_all(settling).await;
+    // The first nonce was given back while the others waited behind it.
+    assert!(matches!(outcomes.remove(0), Err(FacilitatorError::Unreachable { .. })));
+    for outcome in &outcomes {
+        paid_by(outcome);
+    }
+    assert_eq!(stage.received(), 4);
+    // Four payments, and a transfer of nothing in the gap.
+    assert_eq!(stage.next_nonce().await, 5);
+    assert!(stage.record(&payments[0]).await.transactions.is_empty());
+}
+
+/// A key in a service that never answers its first request.
+struct SilentSigner(AtomicBool);
+
+#[async_trait::async_trait]
+impl TxSigner<Signature> for SilentSigner {
+    fn address(&self) -> Address {
+        settlement_key().address()
+    }
+
+    async fn sign_transaction(
+        &self,
+        transaction: &mut dyn SignableTransaction<Signature>,
+    ) -> alloy_signer::Result<Signature> {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        settlement_key().sign_transaction_sync(transaction)
+    }
+}
+
+#[tokio::test]
+async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() {
+    let stage = Stage::with_keys(|d| d, |b| b.signer(SilentSigner(AtomicBool::new(false))).in_flight(1)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("nobody waits for ever");
+    assert!(matches!(outcome, Err(FacilitatorError::Unreachable { .. })), "{outcome:?}");
+    assert!(stage.record(&payment).await.transactions.is_empty());
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
+    let stage = stage().await;
+    let key = stage.payer(2);
+    let payment = stage.payment(&key);
+    let verified = stage.admit(&payment).await;
+    stage.devnet.faults().set(|call| match (call.method, call.index) {
+        (SYNC, 0..4) => Fault::Error { code: -32000, message: "txpool is full".into() },
+        _ => Fault::None,
+    });
+    assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::Busy { .. })));
+    assert_eq!(stage.record(&payment).await.settlement, Settlement::Due);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn a_window_that_is_full_holds_back_and_nothing_is_lost() {
+    let stage = Arc::new(Stage::with(every(50), |b| b.in_flight(2).block_time(Duration::from_millis(50))).await);
+    let settling = (0..20).map(|_| {
+        let stage = stage.clone();
+        async move { stage.admit_and_settle(&stage.payment(&stage.payer(1))).await }
+    });
+    for outcome in futures_util::future::join_all(settling).await {
+        paid_by(&outcome);
+    }
+    assert_eq!(stage.received(), 20);
+}
+
+#[tokio::test]
+async fn a_key_with_a_history_goes_on_where_the_chain_is() {
+    let stage = stage().await;
+    foreign(&stage, 0, 100_000_000).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    assert_eq!(stage.next_nonce().await, 2);
+}
+
+#[tokio::test]
+async fn a_key_whose_money_is_set_aside_for_what_is_in_flight_is_not_empty() {
+    let stage = stage().await;
+    let key = stage.payer(3);
+    let payments: Vec<_> = (0..3).map(|_| stage.payment(&key)).collect();
+    let mut verified = Vec::new();
+    for payment in &payments[..2] {
+        verified.push(stage.admit(payment).await);
+    }
+    stage.devnet.stall(true);
+    let first = stage.settle(&payments[0], &verified[0]);
+    let others = async {
+        let sent = async || stage.record(&payments[0]).await.transactions.first().copied();
+        until(async || sent().await.is_some()).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let sent = sent().await.unwrap();
+        let sent = stage.provider().get_transaction_by_hash(sent).await.unwrap().unwrap();
+        // Enough for any one payment, not for two at the most that they may cost.
+        let most = U256::from(sent.gas_limit()) * U256::from(sent.max_fee_per_gas());
+        let tank = most * U256::from(9) / U256::from(5);
+        let set = ("anvil_setBalance".into(), (settlement_key().address(), tank));
+        stage.provider().raw_request::<_, ()>(set.0, set.1).await.unwrap();
+        let devnet = stage.devnet.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            devnet.stall(false);
+        });
+        let second = stage.settle(&payments[1], &verified[1]).await;
+        (second, stage.facilitator.verify(&payments[2]).await)
+    };
+    let (first, (second, third)) = tokio::join!(first, others);
+    paid_by(&first);
+    paid_by(&second);
+    assert!(third.is_ok(), "{third:?}");
+}

@@ -1,0 +1,180 @@
+//! Payments that are verified at about the same time share requests to the node, and nothing else.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tower_x402::{
+    devnet::DevnetPort,
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, Prechecked, VerifyError},
+    protocol::Reason,
+};
+
+use support::engine_stage::*;
+use support::rpc_proxy::{Fate, RpcProxy};
+
+/// A facilitator that reaches its devnet over HTTP, through a proxy.
+struct Remote {
+    stage: Stage,
+    proxy: RpcProxy,
+    facilitator: OnchainFacilitator,
+    _port: DevnetPort,
+}
+
+impl Remote {
+    async fn new() -> Self {
+        Self::with_timeout(Duration::from_secs(5)).await
+    }
+
+    async fn with_timeout(timeout: Duration) -> Self {
+        let stage = stage().await;
+        let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
+        let proxy = RpcProxy::start(port.url().to_string()).await;
+        let facilitator = OnchainFacilitator::builder()
+            .network(stage.devnet.network())
+            .rpc_url(proxy.url())
+            .rpc_timeout(timeout)
+            .clock(stage.clock.clone())
+            .signer(settlement_key())
+            .build()
+            .await
+            .unwrap();
+        proxy.reset();
+        Self { stage, proxy, facilitator, _port: port }
+    }
+
+    fn payments(&self, count: u64) -> Vec<Prechecked> {
+        let key = self.stage.payer(count);
+        (0..count).map(|_| self.stage.payment(&key)).collect()
+    }
+
+    /// Verifies all at once, and returns how many could be.
+    async fn verify(&self, payments: &[Prechecked]) -> usize {
+        join_all(payments.iter().map(|payment| self.facilitator.verify(payment))).await.iter().flatten().count()
+    }
+
+    /// Lets batches end so; how many there were is counted.
+    fn judge_batches(&self, fate: Fate) -> Arc<AtomicUsize> {
+        let batches = Arc::new(AtomicUsize::new(0));
+        let seen = batches.clone();
+        self.proxy.judge(move |methods| match methods.len() {
+            0 | 1 => Fate::Pass,
+            _ => {
+                seen.fetch_add(1, Ordering::SeqCst);
+                fate
+            }
+        });
+        batches
+    }
+}
+
+#[tokio::test]
+async fn two_hundred_at_once_share_a_few_requests() {
+    let remote = Remote::new().await;
+    assert_eq!(remote.verify(&remote.payments(200)).await, 200);
+    let counts = remote.proxy.counts();
+    assert_eq!(counts.of("eth_call"), 200);
+    assert!((5..=20).contains(&counts.requests), "{counts:?}");
+}
+
+#[tokio::test]
+async fn who_comes_alone_is_asked_for_alone() {
+    let remote = Remote::new().await;
+    for payment in remote.payments(5) {
+        assert_eq!(remote.verify(&[payment]).await, 1);
+    }
+    let counts = remote.proxy.counts();
+    assert_eq!((counts.requests, counts.of("eth_call")), (5, 5));
+}
+
+#[tokio::test]
+async fn one_that_is_refused_harms_no_other() {
+    let remote = Remote::new().await;
+    let mut payments = remote.payments(30);
+    let used = payments.swap_remove(11);
+    remote.stage.front_run(&used);
+    payments.insert(17, used);
+    let answers = join_all(payments.iter().map(|payment| remote.facilitator.verify(payment))).await;
+    for (index, answer) in answers.into_iter().enumerate() {
+        match (index, answer) {
+            (17, Err(VerifyError::Invalid(rejection))) => assert_eq!(rejection.reason, Reason::NonceAlreadyUsed),
+            (17, answer) => panic!("{answer:?}"),
+            (_, answer) => drop(answer.unwrap()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_takes_no_batches_is_asked_one_by_one_from_then_on() {
+    for refusal in [Fate::Status(400), Fate::Status(413), Fate::Error(-32600)] {
+        let remote = Remote::new().await;
+        let batches = remote.judge_batches(refusal);
+        assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{refusal:?}");
+        let first = batches.load(Ordering::SeqCst);
+        assert!((1..=20).contains(&first), "{refusal:?}: {first}");
+        assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{refusal:?}");
+        assert_eq!(batches.load(Ordering::SeqCst), first, "{refusal:?}: it is not asked so again");
+    }
+}
+
+#[tokio::test]
+async fn what_a_batch_leaves_out_is_asked_for_again() {
+    let remote = Remote::new().await;
+    remote.judge_batches(Fate::Half);
+    assert_eq!(remote.verify(&remote.payments(40)).await, 40);
+}
+
+#[tokio::test]
+async fn a_batch_that_is_lost_is_asked_one_by_one_and_the_next_is_a_batch_again() {
+    for loss in [Fate::DropBefore, Fate::DropAfter, Fate::Status(502), Fate::Status(429)] {
+        let remote = Remote::new().await;
+        let batches = remote.judge_batches(loss);
+        assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{loss:?}");
+        let first = batches.load(Ordering::SeqCst);
+        assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{loss:?}");
+        assert!(first > 0 && batches.load(Ordering::SeqCst) > first, "{loss:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_late_is_late_for_all_in_it() {
+    let remote = Remote::with_timeout(Duration::from_millis(300)).await;
+    let batches = remote.judge_batches(Fate::Delay(Duration::from_secs(60)));
+    let answers = tokio::time::timeout(Duration::from_secs(3), async {
+        let payments = remote.payments(40);
+        join_all(payments.iter().map(|payment| remote.facilitator.verify(payment))).await
+    });
+    let late = answers.await.expect("nobody waits for longer").into_iter().filter_map(Result::err);
+    let late: Vec<VerifyError> = late.collect();
+    assert!(batches.load(Ordering::SeqCst) > 0 && (20..40).contains(&late.len()), "{}", late.len());
+    for error in late {
+        assert!(matches!(error, VerifyError::Unavailable(FacilitatorError::Unreachable { .. })), "{error:?}");
+    }
+}
+
+/// Those who came in one runtime were to be sent by a task of it, which is gone with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_is_shut_down_leaves_nobody_of_another_waiting() {
+    let remote = Remote::new().await;
+    let payments = remote.payments(4);
+    let (facilitator, ours) = (remote.facilitator.clone(), payments[..3].to_vec());
+    let shut_down = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for payment in ours {
+                let facilitator = facilitator.clone();
+                tokio::spawn(async move { facilitator.verify(&payment).await });
+            }
+            // Every one of them gets to where it waits.
+            tokio::task::yield_now().await;
+        });
+    });
+    shut_down.join().unwrap();
+    let verified = tokio::time::timeout(Duration::from_secs(30), remote.verify(&payments[3..])).await;
+    assert_eq!(verified, Ok(1));
+}

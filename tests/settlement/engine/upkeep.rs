@@ -1,0 +1,669 @@
+//! What nobody asks for and has to be done: after a crash, an outage, a reorganization.
+
+use std::time::Duration;
+
+use alloy_consensus::{SignableTransaction, Transaction as _, TxEip1559, TxEnvelope};
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
+use alloy_network::TxSignerSync as _;
+use alloy_primitives::{Address, B256, TxKind, U256};
+use alloy_provider::Provider as _;
+use tower_x402::{
+    devnet::{Devnet, Fault, Orphans},
+    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked, Verified},
+    ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
+};
+
+use support::engine_stage::*;
+use support::rpc_proxy::{Fate, RpcProxy};
+
+fn diligent(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
+    builder.upkeep_interval(Duration::from_millis(30))
+}
+
+async fn settlement(stage: &Stage, payment: &Prechecked) -> Settlement {
+    stage.record(payment).await.settlement
+}
+
+async fn until_settled(stage: &Stage, payment: &Prechecked) -> B256 {
+    until(async || settlement(stage, payment).await.paid_by().is_some()).await;
+    settlement(stage, payment).await.paid_by().unwrap()
+}
+
+/// The transaction that a process signed and journalled, and died before it sent it.
+async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) -> B256 {
+    journalled_with(stage, payment, max_fee_per_gas, 0).await
+}
+
+async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128, nonce: u64) -> B256 {
+    let mut transaction = TxEip1559 {
+        chain_id: stage.devnet.chain_id(),
+        nonce,
+        gas_limit: 200_000,
+        max_fee_per_gas,
+        max_priority_fee_per_gas: 1,
+        to: TxKind::Call(stage.terms.offer().asset.address),
+        input: execution(payment.authorization(), payment.signature()).into(),
+        ..TxEip1559::default()
+    };
+    let signature = settlement_key().sign_transaction_sync(&mut transaction).unwrap();
+    let envelope = TxEnvelope::from(transaction.into_signed(signature));
+    let now = tower_x402::Clock::now(&*stage.clock);
+    let submission = Submission {
+        sender: Sender { network: stage.devnet.network(), address: settlement_key().address() },
+        nonce,
+        hash: *envelope.tx_hash(),
+        raw: envelope.encoded_2718().into(),
+        payments: vec![payment.key()],
+        by: 1,
+        at: now - 11,
+        until: now - 1,
+    };
+    stage.ledger.submit(submission).await.unwrap();
+    *envelope.tx_hash()
+}
+
+#[tokio::test]
+async fn what_a_dead_process_produced_is_settled_without_being_asked() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds };
+    // The upkeep may have been faster; then this is no test of it.
+    if stage.ledger.settle(&payment.key(), &failed).await.is_ok() && stage.received() == 0 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(stage.received(), 0);
+    }
+}
+
+/// Who presents it then is not told that nothing is charged: not for a full backlog, nor because the process shuts down.
+#[tokio::test]
+async fn what_is_in_line_already_is_not_refused_to_whoever_asks_for_it_too() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600)).backlog(1)).await;
+    // Then the first pass over what is open is over.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    until(async || stage.facilitator.stats().pending == 0).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let looks = stage.calls("eth_call");
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_call" => Fault::DelayAfter(Duration::from_secs(1)),
+        _ => Fault::None,
+    });
+    stage.facilitator.look_after_soon();
+    until(async || stage.calls("eth_call") > looks).await;
+    assert_eq!(settlement(&stage, &payment).await, Settlement::Due);
+    let unknown = Outcome::Unknown { transaction: None };
+    assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
+    let drained = tokio::spawn({
+        let facilitator = stage.facilitator.clone();
+        async move { facilitator.drain(Duration::from_secs(10)).await }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
+    // What is not known is not given up.
+    until_settled(&stage, &payment).await;
+    assert!(drained.await.unwrap());
+    assert_eq!((stage.received(), stage.next_nonce().await), (2, 2));
+}
+
+#[tokio::test]
+async fn what_was_journalled_and_never_sent_is_sent() {
+    let stage = Stage::with(|d| d, diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_payment_whose_journalled_transaction_will_be_sent_is_not_said_to_have_failed() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    let outcome = stage.facilitator.reconcile(&stage.record(&payment).await).await.unwrap();
+    assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) });
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+}
+
+/// The look finds nothing; before it is judged, the transaction is sent, included, and its nonce known to be used.
+#[tokio::test]
+async fn a_payment_whose_transaction_comes_into_a_block_after_the_look_is_not_said_to_have_failed() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    // Then the first pass over what is open is over.
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getTransactionByHash" => Fault::DelayAfter(Duration::from_secs(2)),
+        _ => Fault::None,
+    });
+    let (facilitator, record) = (stage.facilitator.clone(), stage.record(&payment).await);
+    let looking = tokio::spawn(async move { facilitator.reconcile(&record).await });
+    until(async || stage.calls("eth_getTransactionByHash") == 1).await;
+    assert_eq!(stage.received(), 1);
+    let nonces_read = stage.calls("eth_getTransactionCount");
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+    // Before it is sent, and after.
+    until(async || stage.calls("eth_getTransactionCount") >= nonces_read + 2).await;
+    assert!(!looking.is_finished(), "the look must end last");
+    assert_eq!(looking.await.unwrap().unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+}
+
+/// The same where its key is in service no more, so that nobody here sends it again.
+#[tokio::test]
+async fn a_payment_whose_transaction_is_included_between_two_questions_of_a_look_has_not_failed() {
+    let key = new_key();
+    let account = key.address();
+    let stage = Stage::with_keys(|d| d, |b| b.signer(key).upkeep_interval(Duration::from_secs(3_600))).await;
+    stage.devnet.fund(account, U256::from(ETHER));
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = journalled(&stage, &payment, 1_000_000_000).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    let raw = stage.ledger.submissions(&sender, 0).await.unwrap().remove(0).raw;
+    stage.devnet.stall(true);
+    let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+    let devnet = stage.devnet.clone();
+    stage.devnet.faults().set(move |call| {
+        if call.method == "eth_getTransactionByHash" {
+            devnet.mine();
+        }
+        Fault::None
+    });
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(stage.received(), 1);
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_another() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    // Far below the base fee.
+    let stuck = journalled(&stage, &payment, 1).await;
+    stage.clock.advance(61);
+    until(async || {
+        stage.facilitator.look_after_soon();
+        settlement(&stage, &payment).await.paid_by().is_some()
+    })
+    .await;
+    assert_ne!(settlement(&stage, &payment).await.paid_by(), Some(stuck));
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+/// No block comes: a better offer would change nothing, and the last one is what the first block takes.
+#[tokio::test]
+async fn what_is_stuck_though_it_offers_plenty_is_not_replaced_ever_more_dearly() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.devnet.stall(true);
+    journalled(&stage, &payment, 1).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    let submissions = async || stage.ledger.submissions(&sender, 0).await.unwrap();
+    let mut offers = Vec::new();
+    for _ in 0..40 {
+        stage.clock.advance(61);
+        stage.facilitator.look_after_soon();
+        let now = tower_x402::Clock::now(&*stage.clock);
+        for _ in 0..15 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            if let Some(newest) = submissions().await.into_iter().find(|submission| submission.at == now) {
+                let envelope = TxEnvelope::decode_2718(&mut newest.raw.as_ref()).unwrap();
+                offers.push((envelope.max_fee_per_gas(), envelope.max_priority_fee_per_gas().unwrap()));
+                break;
+            }
+        }
+    }
+    // The first offers what the market wants.
+    let (market, newest) = (offers[0], offers[offers.len() - 1]);
+    assert!(newest.0 > market.0 && newest.1 > market.1, "a little more may help: {offers:?}");
+    assert!(newest.0 < 5 * market.0 && newest.1 < 5 * market.1, "{offers:?}");
+}
+
+/// A process was refused its nonce and died; another one's transaction waits behind it.
+#[tokio::test]
+async fn a_gap_that_nobody_fills_is_filled() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let waiting = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
+    stage.facilitator.look_after_soon();
+    assert_eq!(until_settled(&stage, &payment).await, waiting);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
+}
+
+#[tokio::test]
+async fn what_a_reorganization_undid_is_settled_again() {
+    for orphans in [Orphans::Lost, Orphans::Requeued] {
+        let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+        let payment = stage.payment(&stage.payer(1));
+        stage.produced(&payment).await;
+        until_settled(&stage, &payment).await;
+        let lease = Lease { key: payment.key(), epoch: 0 };
+        stage.ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+        stage.devnet.mine();
+        // A pass that sees the chain as it is now.
+        let calls = stage.calls("eth_getBlockByNumber");
+        until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+        // The block that paid and the one after it.
+        stage.devnet.reorg(2, orphans);
+        until(async || stage.received() == 1).await;
+        until_settled(&stage, &payment).await;
+        assert_eq!(stage.received(), 1);
+    }
+}
+
+/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+#[tokio::test]
+async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
+    let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError };
+    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    let verified = stage.verify(&payment).await.unwrap();
+    paid_by(&stage.settle(&payment, &verified).await);
+    // Nor can the transaction be sent again.
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    stage.ledger.forget_nonces(&sender, 1).await.unwrap();
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(stage.received(), 0);
+    until(async || {
+        stage.facilitator.look_after_soon();
+        stage.received() == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_reorganization_undid_between_two_looks_is_settled_again() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
+    stage.produced(&payments[0]).await;
+    until_settled(&stage, &payments[0]).await;
+    // The upkeep sees nothing while the second one is paid and the block that paid it replaced.
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getBlockByNumber" => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    let seen = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") > seen + 1).await;
+    let verified = stage.admit(&payments[1]).await;
+    paid_by(&stage.settle(&payments[1], &verified).await);
+    stage.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(stage.received(), 1);
+    stage.devnet.faults().clear();
+    until(async || stage.received() == 2).await;
+}
+
+#[tokio::test]
+async fn what_is_in_a_final_block_is_final() {
+    let stage = Stage::with(|d| d.finality_depth(3), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    assert_eq!(stage.ledger.submissions(&sender, 0).await.unwrap().len(), 1);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    until(async || matches!(settlement(&stage, &payment).await, Settlement::Final { .. })).await;
+    until(async || stage.ledger.submissions(&sender, 0).await.unwrap().is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_expired_unused_is_dead_and_said_to_be() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    stage.produced(&payment).await;
+    stage.drain(payer.address());
+    stage.clock.advance(VALID + 1);
+    stage.devnet.mine();
+    stage.facilitator.look_after_soon();
+    until(async || settlement(&stage, &payment).await == Settlement::Dead).await;
+    assert_eq!(stage.received(), 0);
+}
+
+#[tokio::test]
+async fn where_nothing_is_open_the_node_is_left_alone() {
+    let stage = Stage::with(|d| d, diligent).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage.requests(), 0);
+}
+
+/// What an earlier process left behind is known before anything new is signed, and an outage in between loses nothing.
+#[tokio::test]
+async fn nothing_is_signed_before_the_past_is_known() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let past = stage.payment(&stage.payer(1));
+    stage.produced(&past).await;
+    journalled(&stage, &past, 1_000_000_000).await;
+    let devnet: &Devnet = &stage.devnet;
+    devnet.faults().set(|call| match call.method {
+        "eth_sendRawTransaction" => tower_x402::devnet::Fault::DropBefore,
+        _ => tower_x402::devnet::Fault::None,
+    });
+    let restarted = diligent(
+        tower_x402::facilitator::OnchainFacilitator::builder()
+            .network(devnet.network())
+            .client(devnet.rpc_client())
+            .signer(settlement_key())
+            .ledger(stage.ledger.clone())
+            .clock(stage.clock.clone()),
+    )
+    .build()
+    .await
+    .unwrap();
+    let new = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&new).await;
+    let settling = tokio::spawn({
+        let (restarted, new) = (restarted.clone(), new.clone());
+        async move { tower_x402::facilitator::Facilitator::settle(&restarted, &new, &verified).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    devnet.faults().clear();
+    paid_by(&settling.await.unwrap());
+    until_settled(&stage, &past).await;
+    assert_eq!(stage.received(), 2);
+    assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
+}
+
+/// Another process on the ledger of the stage, with its key.
+fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
+    OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone())
+}
+
+/// Settles a new payment with it, which must not wait for the past.
+async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = facilitator.settle(&payment, &verified);
+    let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
+    stage.ledger.settle(&payment.key(), &outcome.as_ref().unwrap().step()).await.unwrap();
+    paid_by(&outcome);
+}
+
+#[tokio::test]
+async fn past_payments_that_cannot_be_looked_at_hold_nobody_up() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    // More than are looked at in the few rounds that the new payment brings about.
+    let mut past = Vec::new();
+    for _ in 0..100 {
+        let payment = stage.payment(&stage.payer(1));
+        stage.produced(&payment).await;
+        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        past.push(payment);
+    }
+    let payers: Vec<String> = past.iter().map(|payment| format!("{:x}", payment.authorization().from)).collect();
+    stage.devnet.faults().set(move |call| {
+        let asked = format!("{:?}", call.params);
+        match call.method {
+            "eth_call" if payers.iter().any(|payer| asked.contains(payer)) => {
+                Fault::Error { code: -32_000, message: "header not found".into() }
+            }
+            _ => Fault::None,
+        }
+    });
+    let restarted = another(&stage).upkeep_interval(Duration::from_secs(3_600)).build().await.unwrap();
+    goes_on(&stage, &restarted).await;
+    assert_eq!(stage.received(), 1);
+    stage.devnet.faults().clear();
+    // Until when the first look keeps others from it.
+    stage.clock.advance(3);
+    restarted.look_after_soon();
+    until_settled(&stage, past.last().unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let past = stage.payment(&stage.payer(1));
+    stage.produced(&past).await;
+    let transaction = journalled(&stage, &past, 1_000_000_000).await;
+    let healthy = new_key();
+    stage.devnet.fund(healthy.address(), U256::from(ETHER));
+    stage.devnet.faults().set(|call| {
+        let account = || call.params[0].as_str().and_then(|account| account.parse::<Address>().ok());
+        match call.method {
+            "eth_getTransactionCount" if account() == Some(settlement_key().address()) => Fault::DropBefore,
+            _ => Fault::None,
+        }
+    });
+    let restarted = diligent(another(&stage).signer(healthy)).build().await.unwrap();
+    goes_on(&stage, &restarted).await;
+    assert_eq!(stage.received(), 1);
+    stage.devnet.faults().clear();
+    stage.clock.advance(3);
+    assert_eq!(until_settled(&stage, &past).await, transaction);
+    assert_eq!(stage.received(), 2);
+}
+
+#[tokio::test]
+async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
+    let rarely = Duration::from_secs(3_600);
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).upkeep_interval(rarely)).await;
+    for (age, pause) in [(20, 2), (100, 25)] {
+        let payment = stage.payment(&stage.payer(1));
+        stage.produced(&payment).await;
+        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        // In a block, and not deep for long.
+        stage.front_run(&payment);
+        stage.clock.advance(age);
+        let looks = stage.calls("eth_getLogs");
+        stage.facilitator.look_after_soon();
+        until(async || stage.calls("eth_getLogs") > looks).await;
+        let until_when = async || stage.record(&payment).await.settling.map(|settling| settling.until);
+        let expected = Some(tower_x402::Clock::now(&*stage.clock) + pause);
+        until(async || until_when().await == expected).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(until_when().await, expected, "{age} seconds after it was reserved");
+    }
+}
+
+#[tokio::test]
+async fn a_large_payment_that_a_stranger_executed_is_settled_when_its_block_is_deep_enough() {
+    let rarely = Duration::from_secs(3_600);
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).upkeep_interval(rarely)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let theirs = stage.front_run(&payment);
+    // What was verified long ago is looked at again.
+    stage.clock.advance(10);
+    let not_deep = Outcome::Unknown { transaction: Some(theirs) };
+    assert_eq!(stage.settle(&payment, &verified).await.unwrap(), not_deep);
+    assert_eq!(settlement(&stage, &payment).await, Settlement::Unknown);
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), not_deep);
+    for _ in 0..3 {
+        stage.devnet.mine();
+    }
+    assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
+    assert_eq!(stage.facilitator.stats().credited, 1);
+}
+
+#[tokio::test]
+async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let mining = async {
+        until(async || stage.received() == 1).await;
+        let included = stage.devnet.block_number();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(settlement(&stage, &payment).await, Settlement::Submitted, "in a block, and not deep");
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+        included
+    };
+    let (outcome, included) = tokio::join!(settling, mining);
+    let tower_x402::facilitator::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
+    assert_eq!(block, Some(included));
+}
+
+#[tokio::test]
+async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
+    let stage =
+        Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 2).confirm_timeout(Duration::from_secs(5))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let settling = stage.settle(&payment, &verified);
+    let undoing = async {
+        until(async || stage.received() == 1).await;
+        stage.devnet.reorg(1, Orphans::Lost);
+        for _ in 0..3 {
+            stage.devnet.mine();
+        }
+    };
+    let (outcome, ()) = tokio::join!(settling, undoing);
+    assert!(matches!(outcome, Ok(tower_x402::facilitator::Outcome::Unknown { .. })), "{outcome:?}");
+    assert_eq!(stage.received(), 0);
+}
+
+/// Nobody was told that it is due: it was answered on credit a moment ago, by this process or another.
+#[tokio::test]
+async fn what_is_owed_when_it_shuts_down_is_settled_first() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    assert!(stage.facilitator.drain(Duration::from_secs(10)).await);
+    assert!(settlement(&stage, &payment).await.paid_by().is_some());
+    assert_eq!(stage.received(), 2);
+}
+
+#[tokio::test]
+async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.devnet.faults().set(|_| Fault::Delay(Duration::from_secs(60)));
+    let draining = stage.facilitator.drain(Duration::from_millis(300));
+    let is_done = tokio::time::timeout(Duration::from_secs(3), draining).await.expect("it ends in time");
+    assert!(!is_done, "something is left");
+    assert_eq!(stage.received(), 1);
+}
+
+#[tokio::test]
+async fn what_is_due_does_not_wait_until_all_that_is_final_was_looked_at() {
+    let stage =
+        Stage::with(|d| d.finality_depth(200), |b| b.batch_size(1).upkeep_interval(Duration::from_secs(3_600))).await;
+    for _ in 0..150 {
+        paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    }
+    for _ in 0..200 {
+        stage.devnet.mine();
+    }
+    let slow = Duration::from_millis(100);
+    stage.devnet.faults().reset();
+    stage.devnet.faults().set(move |call| match call.method {
+        "eth_getTransactionReceipt" => Fault::Delay(slow),
+        _ => Fault::None,
+    });
+    stage.facilitator.look_after_soon();
+    until(async || stage.calls("eth_getTransactionReceipt") > 0).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    stage.facilitator.look_after_soon();
+    let settled = tokio::time::timeout(Duration::from_secs(5), until_settled(&stage, &payment));
+    settled.await.expect("what is final can wait, what expires cannot");
+    assert!(
+        stage.calls("eth_getTransactionReceipt") < 140,
+        "this is no test unless the others are looked at meanwhile"
+    );
+}
+
+#[tokio::test]
+async fn who_looks_after_everything_goes_with_the_facilitator() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let holders = std::sync::Arc::strong_count(&stage.ledger);
+    let another = diligent(another(&stage)).build().await.unwrap();
+    let followed = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") > followed + 6).await;
+    assert!(std::sync::Arc::strong_count(&stage.ledger) > holders);
+    drop(another);
+    until(async || std::sync::Arc::strong_count(&stage.ledger) == holders).await;
+}
+
+/// Another process on the ledger of the stage, whose node is reached through the proxy.
+async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator {
+    let builder = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .rpc_url(proxy.url())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone());
+    diligent(builder).build().await.unwrap()
+}
+
+/// The process was away for longer than its node keeps receipts.
+#[tokio::test]
+async fn what_was_paid_stays_paid_though_the_node_keeps_no_trace_of_it() {
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let transaction = paid_by(&stage.admit_and_settle(&payment).await);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
+    let proxy = RpcProxy::start(port.url().to_string()).await;
+    proxy.judge(|methods| match methods[0].as_str() {
+        "eth_getTransactionReceipt" => Fate::Result("null"),
+        "eth_getLogs" => Fate::Result("[]"),
+        _ => Fate::Pass,
+    });
+    let _restarted = another_through(&stage, &proxy).await;
+    until(async || proxy.counts().of("eth_getTransactionReceipt") >= 2).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let now = settlement(&stage, &payment).await;
+    assert_eq!(now.paid_by(), Some(transaction), "{now:?}");
+    assert_eq!(stage.received(), 1);
+}
+
+/// Its block was replaced while no process ran, and its payer used the authorization up meanwhile.
+#[tokio::test]
+async fn what_was_undone_and_cancelled_while_nobody_looked_is_not_taken_for_paid() {
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    paid_by(&stage.admit_and_settle(&payment).await);
+    stage.devnet.reorg(1, Orphans::Lost);
+    stage.cancel(&payer, &payment);
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    let _restarted = diligent(another(&stage)).build().await.unwrap();
+    until(async || settlement(&stage, &payment).await.paid_by().is_none()).await;
+    assert_eq!(stage.received(), 0);
+}

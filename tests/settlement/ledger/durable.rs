@@ -1,0 +1,500 @@
+//! What a ledger in a file promises beyond the contract: it outlives its process.
+
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, U256};
+use bytes::Bytes;
+use futures_util::{FutureExt as _, future::join_all};
+use http::{HeaderMap, StatusCode};
+use rusqlite::Connection;
+use tower_x402::{
+    ManualClock, Network,
+    ledger::{
+        Counts, CreditLimit, Fulfilment, FulfilmentStep, Ledger, LedgerError, Record, ResponseLimits, Sender,
+        Settlement, SettlementStep, SqliteLedger, StoredResponse, Submission,
+    },
+};
+
+use super::{CLOCK_START, admit, hash, produce, record, reserve, with_id};
+use support::sqlite_file;
+
+async fn open(path: &Path) -> SqliteLedger {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    SqliteLedger::open_with(path, ResponseLimits::default(), 10_000, clock).await.unwrap()
+}
+
+#[tokio::test]
+async fn everything_is_there_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let settled = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &settled).await;
+    ledger.settle(&settled.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger
+        .settle(&settled.key, &SettlementStep::Settle { transaction: hash(1), block: Some(7), fee: None })
+        .await
+        .unwrap();
+    let headers =
+        HeaderMap::from_iter([("x-bytes".parse().unwrap(), http::HeaderValue::from_bytes(b"\xff\xfe").unwrap())]);
+    let response = StoredResponse {
+        status: StatusCode::CREATED,
+        headers,
+        body: Bytes::from_static(b"\0answer"),
+        trailers: Some(HeaderMap::new()),
+        stored_at: CLOCK_START,
+    };
+    ledger.store_response(&settled.key, response).await.unwrap();
+    ledger.count_replay(&settled.key).await.unwrap();
+    let working = reserve(&ledger, record(2, 1)).await;
+    admit(&ledger, &working, 10, 1).await.unwrap();
+    ledger.fulfil(&working, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    let gone = reserve(&ledger, record(3, 1)).await;
+    ledger.discard(&gone).await.unwrap();
+    let due = reserve(&ledger, record(4, 1)).await;
+    produce(&ledger, &due).await;
+    let sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+    let submission = |nonce, n: u8, payments| Submission {
+        sender,
+        nonce,
+        hash: hash(n),
+        raw: vec![n; 3].into(),
+        payments,
+        by: 1,
+        at: CLOCK_START,
+        until: CLOCK_START + 30,
+    };
+    for (nonce, n, payments) in [(2, 1, vec![]), (3, 2, vec![due.key]), (3, 3, vec![due.key]), (4, 4, vec![])] {
+        ledger.submit(submission(nonce, n, payments)).await.unwrap();
+    }
+    ledger.free_nonce(&sender, 4, 1).await.unwrap();
+    ledger.forget_nonces(&sender, 3).await.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    let record_of_settled = ledger.get(&settled.key).await.unwrap().expect("kept");
+    assert_eq!(record_of_settled.settlement, Settlement::Settled { transaction: hash(1), block: Some(7) });
+    assert_eq!(record_of_settled.fulfilment, Fulfilment::Produced);
+    assert_eq!((record_of_settled.transactions, record_of_settled.replays), (vec![hash(1)], 1));
+    let before = record(1, 1);
+    assert_eq!(record_of_settled.authorization, before.authorization, "the same payment");
+    assert_eq!(record_of_settled.terms.text(), before.terms.text(), "under the same terms");
+    assert_eq!(record_of_settled.signature, before.signature);
+    let response = ledger.response(&settled.key).await.unwrap().expect("kept");
+    assert_eq!((response.status, &response.body[..]), (StatusCode::CREATED, &b"\0answer"[..]));
+    assert_eq!(response.headers["x-bytes"].as_bytes(), b"\xff\xfe");
+    assert!(ledger.get(&gone.key).await.unwrap().is_none());
+    assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 2, ..Counts::default() });
+    let submissions = ledger.submissions(&sender, 0).await.unwrap();
+    let shown: Vec<_> = submissions.iter().map(|found| (found.nonce, found.hash, found.payments.clone())).collect();
+    assert_eq!(shown, [(3, hash(3), vec![due.key])], "what may have to be sent again");
+    assert_eq!(submissions[0].raw.to_vec(), [3; 3]);
+    ledger.submit(Submission { by: 2, ..submission(3, 5, vec![]) }).await.expect("the process that had it is gone");
+
+    let due = ledger.get(&due.key).await.unwrap().expect("kept");
+    assert_eq!((due.settlement, due.settling), (Settlement::Submitted, None), "nobody looks after it any more");
+    let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
+    assert!(taken.is_some(), "the owner died with its process");
+    let next = reserve(&ledger, record(2, 2)).await;
+    assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::Exposed)), "still in flight");
+}
+
+#[tokio::test]
+async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
+    const NONCES: [u64; 2] = [4, 5];
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+    for n in 0..100 {
+        for nonce in NONCES {
+            let (raw, payments, at) = (vec![n; 3].into(), Vec::new(), CLOCK_START);
+            let submission = Submission { sender, nonce, hash: hash(n), raw, payments, by: 1, at, until: at };
+            ledger.submit(submission).await.unwrap();
+        }
+        // No node took the one; the other is offered for more each time.
+        ledger.free_nonce(&sender, NONCES[0], 1).await.unwrap();
+    }
+    ledger.close().await;
+    let file = Connection::open(&path).unwrap();
+    let rows = NONCES.map(|nonce| -> i64 {
+        file.query_row("SELECT count(*) FROM transactions WHERE nonce = ?", [nonce.cast_signed()], |row| row.get(0))
+            .unwrap()
+    });
+    assert!(rows[0] == 1 && rows[1] < 20, "{rows:?}");
+    drop(file);
+    let ledger = open(&path).await;
+    let [left] = &ledger.submissions(&sender, 0).await.unwrap()[..] else { panic!("the other is free") };
+    assert_eq!((left.nonce, left.hash), (NONCES[1], hash(99)));
+}
+
+#[tokio::test]
+async fn an_id_is_taken_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let taken = reserve(&ledger, with_id(7, record(1, 1))).await;
+    let gone = reserve(&ledger, with_id(8, record(1, 2))).await;
+    ledger.discard(&gone).await.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    let known = ledger.get(&taken.key).await.unwrap().expect("kept");
+    assert_eq!(known.id, with_id(7, record(1, 1)).id);
+    let other = ledger.reserve(&with_id(7, record(1, 3))).await;
+    assert!(matches!(other, Err(LedgerError::IdTaken { key }) if key == taken.key), "{other:?}");
+    reserve(&ledger, with_id(8, record(1, 3))).await;
+}
+
+/// A file of a version that knew no ids.
+#[tokio::test]
+async fn a_row_without_an_id_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let old = reserve(&ledger, record(1, 1)).await;
+    ledger.close().await;
+    let file = Connection::open(&path).unwrap();
+    let update = "UPDATE payments SET record = json_remove(record, '$.id') WHERE record LIKE '%\"id\":%'";
+    assert_eq!(file.execute(update, []).unwrap(), 1);
+    file.close().unwrap();
+    let ledger = open(&path).await;
+    assert_eq!(ledger.get(&old.key).await.unwrap().expect("read").id, None);
+}
+
+fn answer() -> StoredResponse {
+    StoredResponse {
+        status: StatusCode::OK,
+        headers: HeaderMap::new(),
+        body: Bytes::from_static(b"answer"),
+        trailers: None,
+        stored_at: CLOCK_START,
+    }
+}
+
+#[tokio::test]
+async fn the_file_holds_what_memory_holds_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let limited = async |count| {
+        let limits = ResponseLimits { count, ..ResponseLimits::default() };
+        SqliteLedger::open_with(&path, limits, 10_000, Arc::new(ManualClock::at(CLOCK_START))).await.unwrap()
+    };
+    let kept = || {
+        let file = Connection::open(&path).unwrap();
+        let count = |table: &str| -> i64 {
+            file.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
+        };
+        (count("payments"), count("responses"))
+    };
+    let ledger = limited(10).await;
+    // More at a time than is sent together, and then one by one.
+    let leases = join_all((0..700).map(|n| reserve(&ledger, record(1, n)))).await;
+    join_all(leases.iter().map(|lease| ledger.store_response(&lease.key, answer()))).await;
+    for lease in &leases[..20] {
+        ledger.store_response(&lease.key, answer()).await.unwrap();
+    }
+    for lease in &leases[100..150] {
+        ledger.discard(lease).await.unwrap();
+    }
+    ledger.close().await;
+    assert_eq!(kept(), (650, 10));
+    let ledger = limited(4).await;
+    reserve(&ledger, record(9, 9)).await;
+    ledger.close().await;
+    assert_eq!(kept(), (651, 4));
+}
+
+#[tokio::test]
+async fn what_was_settled_and_has_aged_out_is_counted_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let ledger = SqliteLedger::open_with(&path, ResponseLimits::default(), 10_000, clock.clone()).await.unwrap();
+    let [settled, last, unpaid] = [1, 2, 3].map(|nonce| record(1, nonce));
+    for payment in [&settled, &last] {
+        let lease = reserve(&ledger, payment.clone()).await;
+        produce(&ledger, &lease).await;
+        let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
+        ledger.settle(&lease.key, &settle).await.unwrap();
+    }
+    ledger.settle(&last.key, &SettlementStep::Finalize).await.unwrap();
+    reserve(&ledger, unpaid.clone()).await;
+    ledger.get(&unpaid.key).await.unwrap();
+    clock.advance(10_000);
+    for nonce in 10..60 {
+        let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
+    }
+    for gone in [&settled, &last, &unpaid] {
+        assert!(ledger.get(&gone.key).await.unwrap().is_none());
+    }
+    ledger.close().await;
+    assert_eq!(open(&path).await.counts().await.unwrap().settled, 2);
+}
+
+/// What is written of a payment from the start is written once, unless another takes its place.
+#[tokio::test]
+async fn of_two_reservations_of_one_nonce_the_last_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let first = with_id(7, record(1, 1));
+    let lease = reserve(&ledger, first.clone()).await;
+    admit(&ledger, &lease, 10, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    // Let go of and reserved again before anything is written.
+    let between = reserve(&ledger, record(1, 2)).await;
+    ledger.discard(&between).await.unwrap();
+    let second = Record { reserved_at: CLOCK_START - 1, ..with_id(8, record(1, 2)) };
+    reserve(&ledger, second.clone()).await;
+    // And after, before it is written that it was let go of.
+    let written = reserve(&ledger, record(1, 3)).await;
+    ledger.get(&written.key).await.unwrap();
+    let third = with_id(9, record(1, 3));
+    let (discarded, _) = tokio::join!(ledger.discard(&written), reserve(&ledger, third.clone()));
+    discarded.unwrap();
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    for expected in [first, second, third] {
+        let read = ledger.get(&expected.key).await.unwrap().expect("read");
+        assert_eq!((read.id, read.reserved_at), (expected.id, expected.reserved_at));
+    }
+}
+
+/// A file of a version that kept its rows in the order of their keys.
+#[tokio::test]
+async fn rows_in_the_order_of_keys_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let old = reserve(&ledger, record(1, 1)).await;
+    ledger.store_response(&old.key, answer()).await.unwrap();
+    ledger.close().await;
+    let first = include_str!("../../../src/ledger/sqlite/migrations/0001_payments.sql");
+    let as_before = format!(
+        "ALTER TABLE payments RENAME TO p; ALTER TABLE responses RENAME TO r; DROP TABLE totals; {first}
+         INSERT INTO payments SELECT 84532, x'01', x'02', id, 'reserved', 'none', json_patch(p.record, progress.record)
+             FROM p JOIN progress USING (id);
+         INSERT INTO responses SELECT chain_id, asset, payer, nonce, stored_at, head, body FROM r;
+         DROP TABLE p; DROP TABLE r; DROP TABLE progress;"
+    );
+    sqlite_file::change(&path, &as_before);
+    sqlite_file::note_as_sqlx(&path, 2);
+    let ledger = open(&path).await;
+    let read = ledger.get(&old.key).await.unwrap().expect("read");
+    assert_eq!(read.authorization, record(1, 1).authorization);
+    assert!(ledger.response(&old.key).await.unwrap().is_some());
+    reserve(&ledger, record(1, 2)).await;
+}
+
+#[tokio::test]
+async fn a_file_of_a_later_version_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    open(&path).await.close().await;
+    let before = sqlite_file::make_later(&path);
+    let error = SqliteLedger::open(&path).await.expect_err("it is not known what it means");
+    let LedgerError::Backend(error) = error else { panic!("{error:?}") };
+    assert!(error.to_string().contains("later version"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[tokio::test]
+async fn what_is_no_database_is_no_ledger() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    std::fs::write(&path, "a list of payments, kept by hand").unwrap();
+    let opened = SqliteLedger::open(&path).await;
+    assert!(matches!(opened, Err(LedgerError::Backend(_))), "{opened:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"a list of payments, kept by hand");
+    assert!(SqliteLedger::open(directory.path().join("nowhere/ledger.sqlite")).await.is_err());
+}
+
+/// It is written by a thread, whatever becomes of the runtime that it was opened in.
+#[test]
+fn a_ledger_outlives_the_runtime_it_was_opened_in() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let ledger = runtime().block_on(open(&path));
+    runtime().block_on(async {
+        produce(&ledger, &reserve(&ledger, record(1, 1)).await).await;
+        ledger.close().await;
+        assert!(open(&path).await.get(&record(1, 1).key).await.unwrap().is_some());
+    });
+}
+
+/// Whether another process can have it: this very program, started for that.
+fn opens_elsewhere(path: &Path) -> bool {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", "durable::another_process", "--ignored"]).env(FILE, path).env("RUST_BACKTRACE", "0");
+    process.output().unwrap().status.success()
+}
+
+/// Names the file to [`another_process`].
+const FILE: &str = "TOWER_X402_TEST_LEDGER";
+
+#[tokio::test]
+#[ignore = "is the other process of the test below"]
+async fn another_process() {
+    let path = std::env::var_os(FILE).expect("started by a test");
+    SqliteLedger::open(path).await.expect("it is free").close().await;
+}
+
+#[tokio::test]
+async fn one_process_holds_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    reserve(&ledger, record(1, 1)).await;
+    let second = SqliteLedger::open(&path).await;
+    assert!(matches!(second, Err(LedgerError::Backend(_))), "{second:?}");
+    // Who tried in vain was of this process, and has not given its lock away.
+    assert!(!opens_elsewhere(&path));
+    ledger.close().await;
+    assert!(opens_elsewhere(&path));
+    assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))), "closed is closed");
+    open(&path).await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_files_are_for_their_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    reserve(&ledger, record(1, 1)).await;
+    for file in std::fs::read_dir(directory.path()).unwrap() {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", file.path());
+    }
+}
+
+#[tokio::test]
+async fn payments_at_the_same_time_share_a_commit() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = Arc::new(open(&directory.path().join("ledger.sqlite")).await);
+    let before = ledger.commits();
+    let work = async |payer| produce(ledger.as_ref(), &reserve(ledger.as_ref(), record(payer, 1)).await).await;
+    join_all((0..200).map(work)).await;
+    let commits = ledger.commits() - before;
+    // How many depends on how fast the disk is; some came while a commit was under way.
+    assert!((1..200).contains(&commits), "200 payments were worked for with {commits} commits");
+    let before = ledger.commits();
+    for payer in 0..20 {
+        ledger.get(&record(payer, 1).key).await.unwrap();
+    }
+    assert_eq!(ledger.commits(), before, "reading writes nothing");
+}
+
+/// A commit is for those who wait for it, and takes along what nobody waits for.
+#[tokio::test]
+async fn what_nobody_waits_for_costs_no_commit_of_its_own() {
+    const PAYMENTS: u8 = 50;
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let before = ledger.commits();
+    for payer in 0..PAYMENTS {
+        let lease = reserve(&ledger, record(payer, 1)).await;
+        tokio::task::yield_now().await;
+        produce(&ledger, &lease).await;
+        ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+        tokio::task::yield_now().await;
+        let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
+        ledger.settle(&lease.key, &settle).await.unwrap();
+        ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
+    }
+    let commits = ledger.commits() - before;
+    // The end of the work is waited for; a machine that is busy elsewhere may take a few more.
+    assert!((50..2 * 50).contains(&commits), "{PAYMENTS} payments, one after the other, took {commits} commits");
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_is_written_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let before = ledger.commits();
+    reserve(&ledger, record(1, 1)).await;
+    let written = async {
+        while ledger.commits() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written though nobody asks");
+}
+
+/// Where nobody waits that is so each time; where somebody does, the disk may have been faster now and then.
+#[tokio::test]
+async fn a_payment_waits_for_the_disk_once_unless_it_would_not_be_begun_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = open(&directory.path().join("ledger.sqlite")).await;
+    let start = FulfilmentStep::Start { until: 0 };
+    let (mut again, mut upfront, mut shown) = (0, 0, 0);
+    for payer in 0..20 {
+        let (new, paid) = (reserve(&ledger, record(payer, 1)).await, reserve(&ledger, record(payer, 2)).await);
+        admit(&ledger, &new, 10, 1).now_or_never().expect("nobody waits").unwrap();
+        ledger.fulfil(&new, &start).now_or_never().expect("nobody waits").unwrap();
+        ledger.fulfil(&new, &FulfilmentStep::Release { body: None }).await.unwrap();
+        admit(&ledger, &new, 10, 1).await.unwrap();
+        again += u32::from(ledger.fulfil(&new, &start).now_or_never().is_none());
+        let settle = SettlementStep::Settle { transaction: hash(1), block: None, fee: None };
+        ledger.settle(&paid.key, &settle).await.unwrap();
+        upfront += u32::from(ledger.fulfil(&paid, &start).now_or_never().is_none());
+        let produce = FulfilmentStep::Produce { body: None, at: 0, response: None };
+        shown += u32::from(ledger.fulfil(&new, &produce).now_or_never().is_none());
+    }
+    assert!(again > 0, "attempts are counted, once there was one");
+    assert!(upfront > 0, "the money is there");
+    assert!(shown > 0, "it will be shown");
+}
+
+/// A write that fails is never taken for done, and nothing is done after it.
+#[tokio::test]
+async fn a_file_that_cannot_be_written_stops_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    open(&path).await.close().await;
+    let trigger = "CREATE TRIGGER full BEFORE INSERT ON payments WHEN NEW.record LIKE \
+                   '%\"from\":\"0x0909090909090909090909090909090909090909\"%' BEGIN SELECT RAISE(FAIL, 'disk full'); END";
+    sqlite_file::change(&path, trigger);
+
+    let ledger = open(&path).await;
+    let fine = reserve(&ledger, record(1, 1)).await;
+    let lost = reserve(&ledger, record(9, 1)).await;
+    // Of these nobody waits for the disk; of what was produced everybody does.
+    let _ = admit(&ledger, &lost, 10, 1).await;
+    let _ = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
+    let produced = ledger.fulfil(&lost, &FulfilmentStep::Produce { body: None, at: 0, response: None }).await;
+    assert!(matches!(produced, Err(LedgerError::Backend(_))), "{produced:?}");
+    assert!(matches!(ledger.reserve(&record(1, 2)).await, Err(LedgerError::Backend(_))));
+    assert!(matches!(admit(&ledger, &fine, 10, 1).await, Err(LedgerError::Backend(_))));
+    assert!(
+        matches!(ledger.get(&record(9, 1).key).await, Err(LedgerError::Backend(_))),
+        "what is not durable is not shown"
+    );
+    drop(ledger);
+}
+
+#[tokio::test]
+async fn what_is_owed_is_owed_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let limit = CreditLimit { total: U256::from(19), per_payer: U256::from(1_000), history: 1 };
+    let ledger = open(&path).await;
+    let paid = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &paid).await;
+    ledger.settle(&paid.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+    let (first, second) = (reserve(&ledger, record(1, 2)).await, reserve(&ledger, record(1, 3)).await);
+    produce(&ledger, &first).await;
+    produce(&ledger, &second).await;
+    ledger.fulfil(&first, &FulfilmentStep::Defer { limit }).await.unwrap();
+    ledger.close().await;
+    let ledger = open(&path).await;
+    assert!(ledger.get(&first.key).await.unwrap().unwrap().deferred);
+    let defer = async || ledger.fulfil(&second, &FulfilmentStep::Defer { limit }).await;
+    assert!(matches!(defer().await, Err(LedgerError::NoCredit)), "what the earlier process deferred is owed");
+    ledger.settle(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
+    defer().await.expect("the history is there, and nothing is owed");
+}

@@ -1,0 +1,93 @@
+//! Settling at a loss is noticed, and refused where that is asked for.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::U256;
+use futures_util::future::join_all;
+use tower_x402::{
+    facilitator::{FacilitatorError, OnchainBuildError, OnchainFacilitator, Prechecked, VerifyError},
+    ops::in_usdc,
+};
+
+use support::engine_stage::*;
+
+fn is_refused_as_a_loss(verified: &Result<tower_x402::facilitator::Verified, VerifyError>) -> bool {
+    matches!(
+        verified,
+        Err(VerifyError::Unavailable(FacilitatorError::Busy { what: "gas costs more than the payment", .. }))
+    )
+}
+
+#[tokio::test]
+async fn a_payment_that_costs_more_than_it_brings_in_is_counted_and_settled_all_the_same() {
+    let stage = Stage::with(|d| d, |b| b.native_price("$1".parse().unwrap())).await;
+    let key = stage.payer(2);
+    paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
+    assert_eq!(stage.facilitator.stats().losses, 0);
+    stage.facilitator.set_native_price("$1000000".parse().unwrap());
+    let payment = stage.payment(&key);
+    paid_by(&stage.admit_and_settle(&payment).await);
+    let stats = stage.facilitator.stats();
+    assert_eq!((stats.losses, stats.settled), (1, 2));
+    let spent = stage.facilitator.spent_in_usdc().unwrap();
+    assert_eq!(Some(spent), in_usdc(stats.spent, "$1000000".parse().unwrap()));
+    let fee = stage.record(&payment).await.fee.unwrap();
+    assert!(in_usdc(fee, "$1000000".parse().unwrap()).unwrap().atomic() > PRICE);
+    stage.facilitator.set_native_price(tower_x402::Usdc::ZERO);
+    assert_eq!(stage.facilitator.spent_in_usdc(), None);
+}
+
+#[tokio::test]
+async fn a_loss_is_refused_before_the_work_while_it_would_be_one() {
+    let stage = Stage::with(|d| d, |b| b.native_price("$1".parse().unwrap()).refuse_losses(true)).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.verify(&payment).await.unwrap();
+    stage.facilitator.set_native_price("$1000000".parse().unwrap());
+    stage.devnet.faults().reset();
+    assert!(is_refused_as_a_loss(&stage.verify(&payment).await));
+    assert_eq!(stage.calls("eth_call"), 0, "nothing is simulated for it");
+    stage.facilitator.set_native_price("$1".parse().unwrap());
+    stage.verify(&payment).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_batches_cost_decides_where_payments_share_transactions() {
+    let blocks = Duration::from_millis(50);
+    let stage = Stage::with(every(50), |b| {
+        b.block_time(blocks).batch_size(10).native_price("$1".parse().unwrap()).refuse_losses(true)
+    });
+    let stage = Arc::new(stage.await);
+    stage.facilitator.deploy_batch_settler().await.unwrap().unwrap();
+    // The price of ether at which 70,000 gas, between a batch's share and a transfer alone, are worth a payment.
+    let gas_price = {
+        let lone = stage.payment(&stage.payer(1));
+        paid_by(&stage.admit_and_settle(&lone).await);
+        let receipt = stage.facilitator.stats();
+        receipt.spent / U256::from(receipt.gas_used)
+    };
+    let units = U256::from(PRICE) * U256::from(ETHER) / (gas_price * U256::from(70_000));
+    let between = tower_x402::Usdc::try_from(units).unwrap();
+    stage.facilitator.set_native_price(between);
+    assert!(is_refused_as_a_loss(&stage.verify(&stage.payment(&stage.payer(1))).await), "alone, it costs too much");
+
+    stage.facilitator.set_native_price("$1".parse().unwrap());
+    let payments: Vec<Prechecked> = (0..150).map(|_| stage.payment(&stage.payer(1))).collect();
+    let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;
+    let settling = payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified));
+    for outcome in join_all(settling).await {
+        paid_by(&outcome);
+    }
+    stage.facilitator.set_native_price(between);
+    stage.verify(&stage.payment(&stage.payer(1))).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_price_nothing_can_be_told_to_be_a_loss() {
+    let stage = stage().await;
+    let builder = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .refuse_losses(true);
+    assert!(matches!(builder.build().await, Err(OnchainBuildError::Missing(_))));
+}

@@ -1,0 +1,94 @@
+//! A service that cannot be paid says so, and why, before it takes work.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::U256;
+use alloy_provider::Provider as _;
+use tower_x402::{
+    devnet::Fault,
+    facilitator::{Facilitator, NotReady, OnchainFacilitator, Readiness},
+    ledger::SqliteLedger,
+};
+
+use support::engine_stage::*;
+use support::scripted::Scripted;
+
+async fn until_it_says(facilitator: &OnchainFacilitator, reasons: &[NotReady]) {
+    until(async || facilitator.readiness().await.reasons == reasons).await;
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_named_and_goes_when_it_has_gone() {
+    let stage = stage().await;
+    until_it_says(&stage.facilitator, &[]).await;
+
+    stage.devnet.faults().set(|_| Fault::Error { code: -32000, message: "away".into() });
+    until_it_says(&stage.facilitator, &[NotReady::Node]).await;
+    stage.devnet.faults().clear();
+    until_it_says(&stage.facilitator, &[]).await;
+
+    let balance = U256::from(1_000);
+    let set_balance = (settlement_key().address(), balance);
+    stage.provider().raw_request::<_, ()>("anvil_setBalance".into(), set_balance).await.unwrap();
+    until_it_says(&stage.facilitator, &[NotReady::GasTank { balance }]).await;
+    stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
+    until_it_says(&stage.facilitator, &[]).await;
+
+    assert!(stage.facilitator.drain(Duration::from_secs(5)).await);
+    until_it_says(&stage.facilitator, &[NotReady::ShuttingDown]).await;
+}
+
+#[tokio::test]
+async fn a_backlog_at_its_bound_and_gas_above_the_ceiling_are_reasons() {
+    let full = Stage::with(|d| d, |b| b.backlog(0)).await;
+    until_it_says(&full.facilitator, &[NotReady::Backlog { waiting: 0 }]).await;
+    let dear = Stage::with(|d| d, |b| b.max_gas_price(1)).await;
+    until_it_says(&dear.facilitator, &[NotReady::GasPrice]).await;
+}
+
+#[tokio::test]
+async fn until_the_past_is_known_it_is_not_ready() {
+    let stage = stage().await;
+    // Without the ledger's past there is nothing to catch up with, so the node is asked, in vain, for a journalled nonce.
+    let payment = stage.payment(&stage.payer(1));
+    stage.admit_and_settle(&payment).await.unwrap();
+    let other = OnchainFacilitator::builder()
+        .network(stage.devnet.network())
+        .client(stage.devnet.rpc_client())
+        .signer(settlement_key())
+        .ledger(stage.ledger.clone())
+        .clock(stage.clock.clone());
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getTransactionCount" => Fault::Error { code: -32000, message: "away".into() },
+        _ => Fault::None,
+    });
+    let other = other.upkeep_interval(Duration::from_millis(20)).build().await.unwrap();
+    until_it_says(&other, &[NotReady::CatchingUp]).await;
+    stage.devnet.faults().clear();
+    until_it_says(&other, &[]).await;
+}
+
+#[tokio::test]
+async fn a_ledger_that_fails_is_a_reason_for_every_facilitator() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = Arc::new(SqliteLedger::open(directory.path().join("ledger.sqlite")).await.unwrap());
+    let mut facilitator = Scripted::new();
+    facilitator.ledger = ledger.clone();
+    assert_eq!(facilitator.readiness().await, Readiness::default());
+    ledger.close().await;
+    let readiness = Arc::new(facilitator).readiness().await;
+    assert_eq!(readiness.reasons, [NotReady::Ledger]);
+    assert_eq!(readiness.to_string(), "not ready: the ledger fails");
+}
+
+#[tokio::test]
+async fn who_asks_all_the_time_does_not_make_the_node_work() {
+    let stage = stage().await;
+    until_it_says(&stage.facilitator, &[]).await;
+    let before = stage.calls("eth_getBalance");
+    let asked = std::time::Instant::now();
+    for _ in 0..1_000 {
+        stage.facilitator.readiness().await;
+    }
+    assert!(stage.calls("eth_getBalance") - before <= 1 + asked.elapsed().as_secs());
+}

@@ -1,0 +1,97 @@
+//! A paid request can be followed from its header to its transaction.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+};
+
+use tracing::{
+    Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id, Record},
+};
+use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt as _, registry::LookupSpan};
+
+use support::{
+    chain::Chain,
+    devnet::DevnetChain,
+    shop::{Customer, Shop, evaluate, send},
+};
+
+/// The spans that were opened, in order.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<Span>>>);
+
+#[derive(Clone, Debug)]
+struct Span {
+    id: u64,
+    parent: Option<u64>,
+    name: &'static str,
+    fields: BTreeMap<&'static str, String>,
+}
+
+impl Visit for Span {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.fields.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let parent = context.span(id).and_then(|span| span.parent()).map(|parent| parent.id().into_u64());
+        let name = attributes.metadata().name();
+        let mut span = Span { id: id.into_u64(), parent, name, fields: BTreeMap::new() };
+        attributes.record(&mut span);
+        self.0.lock().unwrap().push(span);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        let mut spans = self.0.lock().unwrap();
+        if let Some(span) = spans.iter_mut().rev().find(|span| span.id == id.into_u64()) {
+            values.record(span);
+        }
+    }
+}
+
+impl Spans {
+    fn named(&self, name: &str) -> Vec<Span> {
+        self.0.lock().unwrap().iter().filter(|span| span.name == name).cloned().collect()
+    }
+}
+
+#[tokio::test]
+async fn a_paid_request_is_one_span_and_its_settlement_another_within() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    let chain = DevnetChain::start(None).await;
+    let shop = Shop::open(&chain).await;
+    let app = shop.app(shop.layer());
+    let customer = Customer::with_funds(&chain, 10_000).await;
+    let purchase = customer.pay(&app, evaluate("work")).await;
+    assert!(spans.named("payment").is_empty(), "asking for the price is no payment");
+    let answer = send(&app, purchase.on(evaluate("work"))).await;
+
+    let [payment] = &spans.named("payment")[..] else { panic!("{:?}", spans.named("payment")) };
+    let [settle] = &spans.named("settle")[..] else { panic!("{:?}", spans.named("settle")) };
+    let (authorization, transaction) = (&purchase.authorization, answer.transaction().to_string());
+    for span in [payment, settle] {
+        assert_eq!(span.fields["network"], "eip155:84532");
+        assert_eq!(span.fields["payer"], authorization.from.to_string());
+        assert_eq!(span.fields["nonce"], authorization.nonce.to_string());
+        assert_eq!(span.fields["transaction"], transaction);
+    }
+    assert_eq!((&*payment.fields["amount"], &*payment.fields["status"]), ("1000", "200"));
+    assert_eq!(payment.fields["asset"], chain.asset().address.to_string());
+    assert_eq!(settle.parent, Some(payment.id));
+
+    let everything = format!("{:?}", spans.0.lock().unwrap()).to_lowercase();
+    let half = alloy_primitives::hex::encode(&purchase.signature[..32]);
+    // The EVM in this process traces what it executes.
+    let ours = format!("{payment:?} {settle:?}").to_lowercase();
+    assert!(!ours.contains(&half) && everything.contains(&transaction));
+
+    send(&app, purchase.on(evaluate("work"))).await;
+    assert_eq!(spans.named("payment").len(), 2, "a replay is a request with a payment, too");
+    assert_eq!(spans.named("settle").len(), 1);
+}

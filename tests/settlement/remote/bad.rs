@@ -1,0 +1,364 @@
+//! Facilitators that fail: one payment is never two purchases, and nothing that is not known is called failed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use http::HeaderMap;
+use serde_json::json;
+use tower_x402::{
+    ManualClock,
+    facilitator::{Facilitator as _, Outcome, Outgoing},
+    ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
+    protocol::PaymentFlow,
+};
+
+use super::{
+    honest::chain_url,
+    stage::{Reply, Stage, Turn, refusal, still_pending},
+};
+use support::{
+    authorization::unix_now,
+    shop::{PRICE, evaluate, send},
+};
+
+const FLOWS: [PaymentFlow; 2] = [PaymentFlow::Authorization, PaymentFlow::Upfront];
+const NET: tower_x402::Network = tower_x402::Network::BASE_SEPOLIA;
+
+/// Ways to lose the answer to a settlement that was made.
+fn losses() -> Vec<(&'static str, Reply)> {
+    vec![
+        ("502", Reply::Status(502, "bad gateway")),
+        ("503", Reply::Status(503, "{}")),
+        ("a cut connection", Reply::Cut),
+        ("a 402", Reply::Json(402, json!({ "x402Version": 2, "error": "payment required", "accepts": [] }))),
+        ("a 401", Reply::Status(401, "who are you?")),
+        ("a redirect", Reply::Status(302, "")),
+        ("HTML with 200", Reply::Status(200, "<html><body>Welcome!</body></html>")),
+        ("nothing with 200", Reply::Status(200, "")),
+        ("6 MB", Reply::Huge(6 << 20)),
+        ("half a body", Reply::Half),
+        ("a list", Reply::Json(200, json!([true, null, null, null, "0x11", NET, "1000"]))),
+        ("success with 400", Reply::Json(400, json!({ "success": true, "transaction": "0x11", "network": NET }))),
+        ("an error of its own", refusal("unexpected_settle_error")),
+        ("an error that nobody knows", refusal("the_moon_is_full")),
+    ]
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_is_asked_for_again_and_charges_once() {
+    let stage = Stage::open().await;
+    for flow in FLOWS {
+        let seller = stage.seller(stage.remote(), flow).await;
+        let mut bought = 0;
+        for (what, reply) in losses() {
+            stage.script([Turn::Instead(reply)], Turn::Honest);
+            stage.settles.lock().unwrap().clear();
+            let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+            let answer = seller.ask(&purchase).await;
+            bought += 1;
+            assert_eq!(answer.status, 200, "{flow}, {what}: {answer:?}");
+            assert_eq!(seller.handled(), bought, "{flow}, {what}");
+            assert_eq!(seller.income(&stage).await, bought * PRICE, "{flow}, {what}");
+            assert_eq!(stage.settles().len(), 2, "{what}");
+            stage.assert_identical();
+        }
+    }
+    assert_eq!(stage.most_at_once(), 1);
+}
+
+#[tokio::test]
+async fn an_outage_after_the_settlement_is_unknown_and_ends_with_one_purchase() {
+    let stage = Stage::open().await;
+    for flow in FLOWS {
+        let seller = stage.seller(stage.remote(), flow).await;
+        let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        stage.script([], Turn::Instead(Reply::Status(502, "")));
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"), "{flow}");
+        let record = seller.record(&purchase).await.unwrap();
+        assert_eq!(record.settlement, Settlement::Unknown, "{flow}");
+        let worked = seller.handled();
+        assert_eq!(worked, u64::from(flow == PaymentFlow::Authorization), "{flow}: no work before it is paid for");
+
+        stage.script([], Turn::Honest);
+        let answer = seller.insist(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, "2 + 2 = 4"), "{flow}");
+        assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE), "{flow}");
+    }
+}
+
+#[tokio::test]
+async fn a_facilitator_that_does_not_answer_in_time_has_perhaps_settled() {
+    let stage = Stage::open().await;
+    let remote = stage.remote().request_timeout(Duration::from_secs(1)).settle_timeout(Duration::from_millis(1));
+    let seller = stage.seller(remote, PaymentFlow::Authorization).await;
+    stage.script([Turn::Instead(Reply::Silence)], Turn::Honest);
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&purchase).await.status, 503);
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+    stage.assert_identical();
+}
+
+#[tokio::test]
+async fn pending_for_ever_is_never_paid_and_never_failed() {
+    let stage = Stage::open().await;
+    let remote = stage.remote().settle_timeout(Duration::from_millis(700));
+    let seller = stage.seller(remote, PaymentFlow::Upfront).await;
+    stage.script([], Turn::Without(still_pending()));
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    for _ in 0..3 {
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"));
+    }
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (0, 0));
+    assert!(stage.settles().len() >= 3, "it is asked again");
+    stage.assert_identical();
+    assert_eq!(stage.most_at_once(), 1);
+}
+
+#[tokio::test]
+async fn pending_is_followed_to_the_end() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), PaymentFlow::Upfront).await;
+    stage.script(vec![Turn::Instead(still_pending()); 3], Turn::Honest);
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await, stage.settles().len()), (1, PRICE, 4));
+    stage.assert_identical();
+}
+
+#[tokio::test]
+async fn who_changes_its_mind_to_failed_is_not_believed() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    // It settles, loses the answer, and then finds the payer without money, or the nonce used: its own doing.
+    stage.script([Turn::Instead(Reply::Status(504, ""))], Turn::Without(refusal("insufficient_funds")));
+    assert_eq!(seller.ask(&purchase).await.status, 503);
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
+
+    stage.script([], Turn::Honest);
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn what_a_nonce_was_used_for_is_not_the_facilitators_to_say() {
+    let stage = Stage::open().await;
+    let reasons = [
+        "invalid_exact_evm_nonce_already_used",
+        "invalid_exact_evm_transaction_simulation_failed",
+        "invalid_transaction_state",
+    ];
+    for reason in reasons {
+        let remote = stage.remote().settle_timeout(Duration::from_millis(1));
+        let seller = stage.seller(remote, PaymentFlow::Authorization).await;
+        let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        stage.script([], Turn::Without(refusal(reason)));
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_plain_refusal_is_a_failure_that_may_be_tried_again() {
+    let stage = Stage::open().await;
+    for confirmed in [false, true] {
+        let mut remote = stage.remote();
+        if confirmed {
+            remote = remote.confirm(NET, chain_url(&stage));
+        }
+        let seller = stage.seller(remote, PaymentFlow::Authorization).await;
+        let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        stage.script([Turn::Without(refusal("insufficient_funds"))], Turn::Honest);
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, "insufficient_funds"));
+        assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Due);
+        assert_eq!(seller.ask(&purchase).await.status, 200, "the work is kept");
+        assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+    }
+}
+
+#[tokio::test]
+async fn copies_of_a_payment_in_trouble_are_settled_one_at_a_time() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), PaymentFlow::Upfront).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let trouble = [Reply::Status(500, ""), Reply::Cut, Reply::Half].map(Turn::Instead);
+    stage.script(trouble, Turn::Honest);
+    join_all((0..10).map(|_| seller.insist(&purchase))).await.iter().for_each(|answer| {
+        assert_eq!(answer.status, 200);
+    });
+    assert_eq!((seller.handled(), seller.income(&stage).await, stage.most_at_once()), (1, PRICE, 1));
+    stage.assert_identical();
+}
+
+#[tokio::test]
+async fn a_settlement_that_never_left_leaves_the_payment_due() {
+    let stage = Stage::open().await;
+    let is_broken = Arc::new(AtomicBool::new(true));
+    let broken = is_broken.clone();
+    let sign = move |request: Outgoing| {
+        let fails = request.path.ends_with("/settle") && broken.load(Ordering::SeqCst);
+        async move { if fails { Err("the key service is away".into()) } else { Ok(HeaderMap::new()) } }
+    };
+    let seller = stage.seller(stage.remote().authenticate(sign), PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let answer = seller.ask(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "facilitator_unavailable"));
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Due);
+    assert!(stage.settles().is_empty());
+
+    is_broken.store(false, Ordering::SeqCst);
+    assert_eq!(seller.ask(&purchase).await.status, 200, "the work is kept");
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left() {
+    let stage = Stage::open().await;
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
+    // The first one asks, and is never answered.
+    stage.script([Turn::Instead(Reply::Silence)], Turn::Honest);
+    let first = stage.remote().clock(clock.clone()).request_timeout(Duration::from_secs(600));
+    let first = stage.seller_on(ledger.clone(), first, |layer| layer).await;
+    let purchase = stage.customer().await.pay(&first.app, evaluate("2 + 2 = 4")).await;
+    let waiting = tokio::spawn({
+        let (app, purchase) = (first.app.clone(), purchase.clone());
+        async move { send(&app, purchase.on(evaluate("2 + 2 = 4"))).await }
+    });
+    while stage.settles().is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let record = first.record(&purchase).await.unwrap();
+    assert_eq!(record.settlement, Settlement::Unknown, "from before it is asked");
+
+    let second = stage.remote().clock(clock.clone()).ledger(ledger.clone()).upkeep_interval(Duration::from_millis(10));
+    let second = second.build().await.unwrap();
+    assert_eq!(second.reconcile(&record).await.unwrap(), Outcome::Unknown { transaction: None });
+    assert_eq!(stage.settles().len(), 1, "the other one still waits for its answer");
+
+    clock.advance(600);
+    while !matches!(first.record(&purchase).await.unwrap().settlement, Settlement::Settled { .. }) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!((first.income(&stage).await, first.handled()), (PRICE, 1));
+    stage.assert_identical();
+    waiting.abort();
+}
+
+#[tokio::test]
+async fn an_answer_that_trickles_in_is_waited_for_only_so_long() {
+    let stage = Stage::open().await;
+    let remote = stage.remote().request_timeout(Duration::from_secs(1)).settle_timeout(Duration::from_millis(1));
+    let seller = stage.seller(remote, PaymentFlow::Upfront).await;
+    stage.script([Turn::Instead(Reply::Trickle)], Turn::Honest);
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let answer = seller.ask(&purchase).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (503, "settlement_pending"));
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+    stage.assert_identical();
+}
+
+#[tokio::test]
+async fn who_says_pending_and_then_refuses_is_not_believed() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    // It settles while it says that it does not know; then it finds that the payer cannot pay.
+    stage.script([Turn::Instead(still_pending())], Turn::Without(refusal("insufficient_funds")));
+    assert_eq!(seller.ask(&purchase).await.status, 503);
+    assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
+    stage.script([], Turn::Honest);
+    assert_eq!(seller.insist(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn who_has_said_that_it_settled_is_not_asked_again_and_cannot_take_it_back() {
+    let stage = Stage::open().await;
+    for flow in FLOWS {
+        let seller = stage.seller(stage.remote().upkeep_interval(Duration::from_millis(10)), flow).await;
+        let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        stage.settles.lock().unwrap().clear();
+        stage.script([], Turn::Honest);
+        let first = seller.ask(&purchase).await.transaction();
+        stage.script([], Turn::Without(refusal("insufficient_funds")));
+        for _ in 0..3 {
+            let answer = seller.ask(&purchase).await;
+            assert_eq!((answer.status.as_u16(), answer.transaction()), (200, first), "{flow}");
+        }
+        assert_eq!((stage.settles().len(), seller.handled(), seller.income(&stage).await), (1, 1, PRICE), "{flow}");
+    }
+}
+
+/// Ways not to verify.
+fn no_verdicts() -> Vec<(&'static str, Reply)> {
+    let somebody = "0x1111111111111111111111111111111111111111";
+    vec![
+        ("502", Reply::Status(502, "bad gateway")),
+        ("valid with 500", Reply::Json(500, json!({ "isValid": true }))),
+        ("valid with 402", Reply::Json(402, json!({ "isValid": true }))),
+        ("a re-challenge", Reply::Json(402, json!({ "x402Version": 2, "error": "payment required", "accepts": [] }))),
+        ("a redirect", Reply::Status(302, "")),
+        ("HTML with 200", Reply::Status(200, "<html><body>isValid: true</body></html>")),
+        ("nothing with 200", Reply::Status(200, "")),
+        ("a list", Reply::Json(200, json!([true]))),
+        ("a word for yes", Reply::Json(200, json!({ "isValid": "true" }))),
+        ("no, and not why", Reply::Json(200, json!({ "isValid": false }))),
+        ("another payer", Reply::Json(200, json!({ "isValid": true, "payer": somebody }))),
+        ("its own failure", Reply::Json(200, json!({ "isValid": false, "invalidReason": "unexpected_verify_error" }))),
+        ("6 MB", Reply::Huge(6 << 20)),
+        ("half a body", Reply::Half),
+        ("a cut connection", Reply::Cut),
+        ("silence", Reply::Silence),
+        ("a trickle", Reply::Trickle),
+    ]
+}
+
+#[tokio::test]
+async fn without_a_verdict_that_can_be_used_nobody_works_and_nothing_is_sent() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote().request_timeout(Duration::from_millis(500)), FLOWS[0]).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    for (what, reply) in no_verdicts() {
+        stage.script_verify(Turn::Instead(reply));
+        let answer = seller.ask(&purchase).await;
+        assert_eq!(answer.status, 503, "{what}: {answer:?}");
+        assert_eq!(answer.reason(), "facilitator_unavailable", "{what}");
+        assert!(answer.headers.contains_key("retry-after"), "{what}");
+        assert_eq!((seller.handled(), stage.settles().len()), (0, 0), "{what}");
+        assert!(seller.record(&purchase).await.is_none(), "{what}: the reservation was given back");
+    }
+    stage.script_verify(Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 200, "the same payment is good for it still");
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+#[tokio::test]
+async fn who_finds_a_payment_bad_and_then_good_has_charged_once() {
+    let stage = Stage::open().await;
+    let seller = stage.seller(stage.remote(), FLOWS[0]).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let bad = json!({ "isValid": false, "invalidReason": "insufficient_funds", "invalidMessage": "\u{7}poor" });
+    stage.script_verify(Turn::Without(Reply::Json(200, bad)));
+    for _ in 0..2 {
+        let answer = seller.ask(&purchase).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, "insufficient_funds"));
+        assert!(!answer.text().contains('\u{7}'), "nothing that a terminal would obey");
+    }
+    assert_eq!((seller.handled(), stage.settles().len()), (0, 0));
+    stage.script_verify(Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}

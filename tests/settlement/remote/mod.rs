@@ -1,0 +1,11 @@
+//! Charging through a facilitator over HTTP: an honest one, which is this crate's own service on the devnet, and bad ones.
+
+mod bad;
+mod discovery;
+mod echo;
+mod honest;
+mod lies;
+mod reorg;
+mod service;
+#[allow(unreachable_pub)]
+mod stage;

@@ -1,0 +1,240 @@
+//! What the chain does to settlements that somebody else made, and what the operator of a seller sees of it.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256, U256};
+use tower_x402::{
+    Network,
+    devnet::{Devnet, Orphans},
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::{Facilitator as _, NotReady, RemoteFacilitator, Terms, Window, precheck},
+    ledger::{Fingerprint, Fulfilment, Ledger, MemoryLedger, Record, Settlement, SettlementStep},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    server::DeferredPolicy,
+};
+
+use super::{
+    honest::chain_url,
+    stage::{Seller, Stage, Turn, refusal},
+};
+use support::numbers::Recording;
+use support::{
+    chain::Chain as _,
+    devnet::DevnetChain,
+    rpc_proxy::{Fate, RpcProxy},
+    shop::{PRICE, Purchase, evaluate},
+};
+
+const NET: tower_x402::Network = tower_x402::Network::BASE_SEPOLIA;
+const OFTEN: Duration = Duration::from_millis(20);
+const HARDLY_EVER: Duration = Duration::from_secs(3_600);
+
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let so = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), so).await.expect("it comes to pass");
+}
+
+async fn settlement(seller: &Seller, purchase: &Purchase) -> Settlement {
+    seller.record(purchase).await.unwrap().settlement
+}
+
+/// A seller who was paid, and whose node has been asked since how far the chain is.
+async fn paid(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase, B256) {
+    let (seller, purchase) = charged(stage, node).await;
+    let answer = seller.ask(&purchase).await;
+    assert_eq!(answer.status, 200);
+    until_followed(node).await;
+    (seller, purchase, answer.transaction())
+}
+
+/// A seller with a node of its own, and a payment for it that it has not seen yet.
+async fn charged(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase) {
+    let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN).settle_timeout(OFTEN);
+    let seller = stage.seller(remote, PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    (seller, purchase)
+}
+
+/// Returns when the node has been asked how far the chain is.
+async fn until_followed(node: &RpcProxy) {
+    let seen = node.counts().of("eth_getBlockByNumber");
+    until(async || node.counts().of("eth_getBlockByNumber") >= seen + 6).await;
+}
+
+#[tokio::test]
+async fn what_a_reorganization_undid_is_settled_again() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, OFTEN, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let (seller, purchase, _) = paid(&stage, &node).await;
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(seller.income(&stage).await, 0, "undone");
+    until(async || seller.income(&stage).await == PRICE).await;
+    until(async || {
+        let transfers = stage.chain.token_transfers(seller.pay_to).await;
+        settlement(&seller, &purchase).await.paid_by() == Some(transfers[0].transaction)
+    })
+    .await;
+    assert_eq!(seller.ask(&purchase).await.status, 200, "replayed");
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, PRICE));
+}
+
+/// The node takes its time to say how far the chain is.
+#[tokio::test]
+async fn what_was_answered_on_credit_does_not_wait_for_what_is_settled() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let policy = DeferredPolicy { history: 1, ..DeferredPolicy::default() };
+    let seller = stage.seller_with(remote, |layer| layer.deferred(policy)).await;
+    let customer = stage.customer().await;
+    let buy = async || {
+        let purchase = customer.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+        let answer = seller.ask(&purchase).await;
+        assert_eq!(answer.status, 200);
+        (purchase, answer)
+    };
+    assert_ne!(buy().await.1.settlement().unwrap()["transaction"], "");
+    let is_slow = |methods: &[String]| methods.iter().any(|method| method == "eth_getBlockByNumber");
+    node.judge(move |methods| if is_slow(methods) { Fate::Delay(Duration::from_secs(4)) } else { Fate::Pass });
+    let asked = node.counts().of("eth_getBlockByNumber");
+    until(async || node.counts().of("eth_getBlockByNumber") > asked).await;
+    let (purchase, answer) = buy().await;
+    assert_eq!(answer.settlement().unwrap()["transaction"], "");
+    let paid = until(async || settlement(&seller, &purchase).await.paid_by().is_some());
+    tokio::time::timeout(Duration::from_secs(2), paid).await.expect("it is settled meanwhile");
+}
+
+#[tokio::test]
+async fn a_facilitator_that_does_not_see_a_reorganization_is_not_believed() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let recording = Recording::begin();
+    let (seller, purchase, transaction) = paid(&stage, &node).await;
+    assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    // It is asked again, and says that the transaction paid which is gone.
+    let asked = stage.settles().len();
+    until(async || stage.settles().len() > asked).await;
+    until(async || matches!(settlement(&seller, &purchase).await, Settlement::Unknown | Settlement::Submitted)).await;
+    assert_eq!(recording.read().total("x402_settlements_undone_total"), 1);
+    assert_eq!((seller.handled(), seller.income(&stage).await), (1, 0));
+    stage.assert_identical();
+}
+
+/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+#[tokio::test]
+async fn what_was_paid_by_a_replay_and_undone_is_asked_for_again() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let (seller, purchase) = charged(&stage, &node).await;
+    stage.script([Turn::Without(refusal("insufficient_funds"))], Turn::Honest);
+    assert_eq!(seller.ask(&purchase).await.status, 402);
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    assert_eq!(seller.record(&purchase).await.unwrap().fulfilment, Fulfilment::Produced);
+    until_followed(&node).await;
+    let asked = stage.settles().len();
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    until(async || stage.settles().len() > asked).await;
+}
+
+#[tokio::test]
+async fn only_with_a_node_is_a_settlement_ever_final() {
+    let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let (seller, purchase, transaction) = paid(&stage, &node).await;
+    let blind = stage.seller(stage.remote().upkeep_interval(OFTEN), PaymentFlow::Authorization).await;
+    let trusted = stage.customer().await.pay(&blind.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(blind.ask(&trusted).await.status, 200);
+    assert!(matches!(settlement(&seller, &purchase).await, Settlement::Settled { .. }), "too young");
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
+    assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
+    assert!(matches!(settlement(&blind, &trusted).await, Settlement::Settled { block: None, .. }));
+}
+
+/// A payment on another network, settled by whatever transaction.
+async fn settled_on(network: Network, ledger: &dyn Ledger) {
+    let asset = network.usdc().unwrap();
+    let (pay_to, amount, flow) = (Address::repeat_byte(0xee), U256::from(PRICE), PaymentFlow::Authorization);
+    let terms = Terms::new(ExactOffer { asset, amount, pay_to, max_timeout_seconds: 60, flow });
+    let authorization = Authorization {
+        from: Address::repeat_byte(1),
+        to: pay_to,
+        value: amount,
+        valid_after: U256::ZERO,
+        valid_before: U256::from(60),
+        nonce: B256::ZERO,
+    };
+    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payment = precheck(Arc::new(terms), payload, Window { remaining: 0, skew: 0 }, 30).unwrap();
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    ledger.reserve(&Record::new(&payment, request, 30, 60)).await.unwrap();
+    let step = SettlementStep::Settle { transaction: B256::ZERO, block: Some(1), fee: None };
+    ledger.settle(&payment.key(), &step).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_is_down_keeps_nobody_from_another_chain() {
+    let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
+    let (node, elsewhere) = (RpcProxy::start(chain_url(&stage)).await, Devnet::builder().chain_id(8453).start().await);
+    let port = elsewhere.unwrap().serve("127.0.0.1:0").await.unwrap();
+    let down = RpcProxy::start(port.url().to_string()).await;
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    settled_on(Network::BASE, &*ledger).await;
+    let remote = stage.remote().confirm(Network::BASE, down.url()).confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let seller = stage.seller_on(ledger, remote, |layer| layer).await;
+    down.judge(|_| Fate::Status(500));
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
+}
+
+#[tokio::test]
+async fn who_cannot_settle_now_says_what_is_in_the_way() {
+    let stage = Stage::open().await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let remote = stage.remote().confirm(NET, node.url()).build().await.unwrap();
+    assert_eq!(remote.readiness().await.to_string(), "ready");
+    node.judge(|_| Fate::Status(500));
+    until(async || remote.readiness().await.reasons == [NotReady::Node]).await;
+
+    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let remote = RemoteFacilitator::builder(format!("http://{nobody}")).network(NET).build().await.unwrap();
+    let recording = Recording::begin();
+    assert_eq!(remote.readiness().await.reasons, [NotReady::Facilitator]);
+    assert!(recording.read().names().contains("x402_ready"));
+}
+
+#[tokio::test]
+async fn what_a_facilitator_does_for_a_seller_is_counted_with_the_seller() {
+    let stage = Stage::open().await;
+    let recording = Recording::begin();
+    let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&purchase).await.status, 200);
+    let poor = support::scripted::customer().pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    assert_eq!(seller.ask(&poor).await.status, 402);
+    let numbers = recording.read();
+    let results = |name: &str| {
+        let of_name = numbers.0.iter().filter(|number| number.name == name);
+        let mut results: Vec<_> = of_name.map(|number| number.labels["result"].clone()).collect();
+        results.sort();
+        results
+    };
+    // The facilitator is in the same process here and counts, too; what the labels say is the same.
+    assert_eq!(results("x402_verification_duration_seconds"), ["invalid", "valid"]);
+    assert_eq!(results("x402_settlement_duration_seconds"), ["settled"]);
+}

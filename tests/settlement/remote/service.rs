@@ -1,0 +1,253 @@
+//! The service by itself.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256};
+use axum::body::Body;
+use futures_util::future::join_all;
+use reqwest::Client;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+use tower_x402::{
+    facilitator::{Facilitator as _, Prechecked, Rejection, Verified, service::FacilitatorService},
+    ledger::{Ledger, Listing, MemoryLedger, SettlementStep},
+    protocol::Reason,
+};
+
+use super::stage::Stage;
+use support::{
+    authorization,
+    chain::Chain as _,
+    scripted::{Scripted, customer, not_yet, paid},
+    shop::{Customer, PRICE, Purchase},
+};
+
+/// A payment of the customer to a payee of its choice, as a resource server would have got it.
+pub(crate) fn purchase(customer: &Customer, pay_to: Address) -> Purchase {
+    let asset = tower_x402::Network::BASE_SEPOLIA.usdc().unwrap();
+    let offer = json!({
+        "scheme": "exact", "network": "eip155:84532", "amount": PRICE.to_string(), "asset": asset.address,
+        "payTo": pay_to, "maxTimeoutSeconds": 60, "extra": { "name": asset.name, "version": asset.version },
+    });
+    customer.sign(&json!({ "x402Version": 2, "accepts": [offer], "resource": { "url": "https://a.example/" } }), 0)
+}
+
+pub(crate) fn request(purchase: &Purchase) -> Value {
+    json!({ "x402Version": 2, "paymentPayload": purchase.payload(), "paymentRequirements": purchase.offer })
+}
+
+pub(crate) async fn post(stage: &Stage, path: &str, body: &Value) -> (u16, Value) {
+    let url = format!("http://{}/{path}", stage.address);
+    let request = Client::new().post(url).header("content-type", "application/json").body(body.to_string());
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    (status, serde_json::from_slice(&response.bytes().await.unwrap()).unwrap())
+}
+
+#[tokio::test]
+async fn verifying_commits_nothing() {
+    let stage = Stage::open().await;
+    let (customer, pay_to) = (stage.customer().await, authorization::random_address());
+    let good = purchase(&customer, pay_to);
+    for _ in 0..2 {
+        let (status, said) = post(&stage, "verify", &request(&good)).await;
+        assert_eq!((status, &said["isValid"]), (200, &json!(true)), "{said}");
+        assert_eq!(said["payer"], json!(customer.from.to_string()));
+    }
+    assert!(stage.bank.ledger().list(&Listing::default()).await.unwrap().is_empty());
+    assert_eq!(stage.chain.balance(pay_to).await, 0);
+}
+
+#[tokio::test]
+async fn the_same_settlement_again_is_the_same_answer() {
+    let stage = Stage::open().await;
+    let pay_to = authorization::random_address();
+    let purchase = purchase(&stage.customer().await, pay_to);
+    let body = request(&purchase);
+    let answers = join_all((0..10).map(|_| post(&stage, "settle", &body))).await;
+    let later = post(&stage, "settle", &body).await;
+    assert_eq!((later.0, &later.1["success"]), (200, &json!(true)), "{later:?}");
+    assert!(answers.iter().all(|answer| *answer == later), "{answers:?}");
+    assert_eq!(stage.chain.token_transfers(pay_to).await.len(), 1);
+    assert_eq!(stage.chain.token_transfers(pay_to).await[0].transaction.to_string(), later.1["transaction"]);
+
+    let (_, said) = post(&stage, "verify", &body).await;
+    assert_eq!(
+        (&said["isValid"], &said["invalidReason"]),
+        (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
+    );
+}
+
+#[tokio::test]
+async fn of_two_payments_with_one_nonce_only_the_paid_one_is_told_so() {
+    let stage = Stage::open().await;
+    let customer = stage.customer().await;
+    let good = purchase(&customer, authorization::random_address());
+    let mut decoy = purchase(&customer, authorization::random_address());
+    decoy.authorization.nonce = good.authorization.nonce;
+    decoy.resign();
+    // At once, so that most find a settlement under way.
+    let both = [request(&decoy), request(&good)];
+    let answers = join_all((0..10).map(|number| post(&stage, "settle", &both[number % 2]))).await;
+    let mut paid = 0;
+    for (number, purchase) in [&decoy, &good].into_iter().enumerate() {
+        let income = stage.chain.balance(purchase.authorization.to).await;
+        let told = |answer: &&(u16, Value)| answer.1["success"] == json!(true);
+        let successes = answers.iter().skip(number).step_by(2).filter(told).count();
+        assert_eq!(successes, if income == 0 { 0 } else { 5 }, "{income} units: {answers:?}");
+        paid += income;
+    }
+    assert_eq!(paid, PRICE);
+}
+
+#[tokio::test]
+async fn what_was_executed_after_it_failed_is_told_as_paid() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let journal = ledger.clone();
+    // A transaction fails, and what it holds is executed by somebody else: from then on the nonce is used.
+    let verify = |call, _| async move {
+        let used = || Rejection::new(Reason::NonceAlreadyUsed, "the authorization was used");
+        if call == 0 { Ok(Verified::default()) } else { Err(used().into()) }
+    };
+    let settle = move |call, payment: Prechecked| {
+        let journal = journal.clone();
+        async move {
+            if call > 0 {
+                return Ok(paid());
+            }
+            let transaction = B256::repeat_byte(1);
+            journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
+            Ok(not_yet())
+        }
+    };
+    let mut bank = Scripted::new().verify(verify).settle(settle);
+    bank.ledger = ledger;
+    let service = FacilitatorService::builder(bank).build();
+    let body = request(&purchase(&customer(), authorization::random_address()));
+    let settle = async || {
+        let request = http::Request::post("/settle").header("content-type", "application/json");
+        let response = service.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+        let bytes = axum::body::to_bytes(Body::new(response.into_body()), 1 << 16).await.unwrap();
+        serde_json::from_slice::<Value>(&bytes).unwrap()
+    };
+    let first = settle().await;
+    assert_eq!((&first["success"], &first["errorReason"]), (&json!(false), &json!("insufficient_funds")), "{first}");
+    let again = settle().await;
+    assert_eq!((&again["success"], &again["transaction"]), (&json!(true), &json!(B256::repeat_byte(0x77))), "{again}");
+}
+
+#[tokio::test]
+async fn v1_is_spoken_too() {
+    let stage = Stage::open().await;
+    let pay_to = authorization::random_address();
+    let purchase = purchase(&stage.customer().await, pay_to);
+    let mut offer = purchase.offer.clone();
+    offer["maxAmountRequired"] = offer["amount"].take();
+    offer["network"] = json!("base-sepolia");
+    offer["resource"] = json!("https://a.example/");
+    let body = json!({ "x402Version": 1, "paymentPayload": purchase.payload_v1(), "paymentRequirements": offer });
+    let (_, said) = post(&stage, "verify", &body).await;
+    assert_eq!(said["isValid"], json!(true), "{said}");
+    let (_, said) = post(&stage, "settle", &body).await;
+    assert_eq!((&said["success"], &said["network"]), (&json!(true), &json!("base-sepolia")), "{said}");
+    assert_eq!(stage.chain.balance(pay_to).await, PRICE);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_and_nothing_is_sent() {
+    let (stage, other) = (Stage::open().await, authorization::random_address());
+    let allowed = authorization::random_address();
+    let strict = Stage::open_with(|service| service.payee(allowed)).await;
+    let customer = stage.customer().await;
+    let change = |change: fn(&mut Value)| {
+        let mut body = request(&purchase(&customer, allowed));
+        change(&mut body);
+        body
+    };
+    let cases = [
+        ("invalid_payment_requirements", 200, change(|body| body["paymentRequirements"]["amount"] = json!("1"))),
+        ("unsupported_scheme", 400, change(|body| body["paymentRequirements"]["scheme"] = json!("upto"))),
+        ("invalid_x402_version", 400, change(|body| body["x402Version"] = json!(1))),
+        ("invalid_payload", 400, change(|body| body["paymentPayload"]["payload"]["signature"] = json!(7))),
+        ("invalid_payload", 400, json!({})),
+        (
+            "invalid_network",
+            200,
+            change(|body| {
+                body["paymentRequirements"]["network"] = json!("eip155:8453");
+                body["paymentPayload"]["accepted"]["network"] = json!("eip155:8453");
+            }),
+        ),
+        (
+            "invalid_payment_requirements",
+            200,
+            change(|body| {
+                let token = json!("0x2222222222222222222222222222222222222222");
+                body["paymentRequirements"]["asset"] = token.clone();
+                body["paymentPayload"]["accepted"]["asset"] = token;
+            }),
+        ),
+    ];
+    for (reason, status, body) in cases {
+        let (verified, said) = post(&stage, "verify", &body).await;
+        assert_eq!((verified, &said["invalidReason"]), (status, &json!(reason)), "{body}");
+        let (settled, said) = post(&stage, "settle", &body).await;
+        assert_eq!(
+            (settled, &said["errorReason"], &said["success"]),
+            (status, &json!(reason), &json!(false)),
+            "{body}"
+        );
+    }
+    let (_, said) = post(&strict, "settle", &request(&purchase(&customer, other))).await;
+    assert_eq!(said["errorReason"], json!("invalid_payment_requirements"), "{said}");
+    assert_eq!(stage.bank.stats().transactions + strict.bank.stats().transactions, 0);
+}
+
+#[tokio::test]
+async fn a_settlement_that_failed_happens_only_if_it_is_asked_for_again() {
+    let stage = Stage::open().await;
+    let pay_to = authorization::random_address();
+    let poor = customer();
+    let body = request(&purchase(&poor, pay_to));
+    let (status, said) = post(&stage, "settle", &body).await;
+    assert_eq!((status, &said["errorReason"]), (200, &json!("insufficient_funds")), "{said}");
+    assert!(
+        stage.bank.ledger().list(&Listing::default()).await.unwrap().is_empty(),
+        "nothing was sent, nothing is kept"
+    );
+    stage.chain.mint(poor.from, PRICE).await;
+    let (_, said) = post(&stage, "settle", &body).await;
+    assert_eq!(said["success"], json!(true), "{said}");
+    assert_eq!(stage.chain.balance(pay_to).await, PRICE);
+}
+
+#[tokio::test]
+async fn strangers_and_the_impatient_are_turned_away_at_the_door() {
+    let stage = Stage::open_with(|service| service.bearer_key("secret").rate(3, Duration::from_secs(3_600))).await;
+    let body = request(&purchase(&stage.customer().await, authorization::random_address()));
+    let mut statuses = Vec::new();
+    for _ in 0..5 {
+        statuses.push(post(&stage, "verify", &body).await.0);
+    }
+    assert_eq!(statuses, [401, 401, 401, 429, 429]);
+    let (health, _) = get(&stage, "healthz").await;
+    assert_eq!(health, 200);
+    let known = Client::new().post(format!("http://{}/verify", stage.address)).bearer_auth("secret");
+    assert_eq!(known.body(body.to_string()).send().await.unwrap().status(), 200, "another caller is not concerned");
+}
+
+#[tokio::test]
+async fn a_body_beyond_the_bound_is_not_read() {
+    let stage = Stage::open().await;
+    let url = format!("http://{}/verify", stage.address);
+    let response = Client::new().post(url).body(vec![b' '; 65 * 1024]).send().await.unwrap();
+    assert_eq!(response.status(), 413);
+    let (status, _) = get(&stage, "verify").await;
+    assert_eq!(status, 405);
+    assert_eq!(get(&stage, "elsewhere").await.0, 404);
+}
+
+pub(crate) async fn get(stage: &Stage, path: &str) -> (u16, Value) {
+    let response = reqwest::get(format!("http://{}/{path}", stage.address)).await.unwrap();
+    (response.status().as_u16(), serde_json::from_slice(&response.bytes().await.unwrap()).unwrap())
+}

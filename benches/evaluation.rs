@@ -1,7 +1,7 @@
 //! What market and payment add to an evaluation, by flow.
 //!
 //! ```text
-//! cargo bench --bench evaluation
+//! cargo bench -p tower-x402-tests --bench evaluation
 //! ```
 //!
 //! The same judge gives the same verdict on the same answer: called as a function; over HTTP for nothing; and as an evaluator

@@ -1,11 +1,11 @@
 //! What one request costs, on one thread and without a network: time and allocations of every step, and of the whole.
 //!
 //! ```text
-//! cargo bench --bench hot_path                       all of it
-//! cargo bench --bench hot_path -- whole              the whole path of a request, through an axum router
-//! cargo bench --bench hot_path -- steps              what it is made of
-//! cargo bench --bench hot_path -- 'by a wallet'      the lines of that name
-//! cargo bench --bench hot_path --features secp256k1  recovery with libsecp256k1
+//! cargo bench -p tower-x402-tests --bench hot_path                       all of it
+//! cargo bench -p tower-x402-tests --bench hot_path -- whole              the whole path of a request, through an axum router
+//! cargo bench -p tower-x402-tests --bench hot_path -- steps              what it is made of
+//! cargo bench -p tower-x402-tests --bench hot_path -- 'by a wallet'      the lines of that name
+//! cargo bench -p tower-x402-tests --bench hot_path --features secp256k1  recovery with libsecp256k1
 //! ```
 //!
 //! For instructions in place of time, which need a quiet machine no more than allocations do, any one line of the table

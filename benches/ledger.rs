@@ -1,8 +1,8 @@
 //! How fast payments are accepted durably, and what they leave in memory.
 //!
 //! ```text
-//! cargo bench --bench ledger                     all of it
-//! cargo bench --bench ledger -- postgres         with PostgreSQL, whose programs must be installed
+//! cargo bench -p tower-x402-tests --bench ledger                     all of it
+//! cargo bench -p tower-x402-tests --bench ledger -- postgres         with PostgreSQL, whose programs must be installed
 //! ```
 //!
 //! Accepting is what the layer asks of the ledger before it hands over an answer: reserve, admit, start, produce. Each is

@@ -1,8 +1,8 @@
 //! What payments on credit leave in memory: while they wait, and after they are paid.
 //!
 //! ```text
-//! cargo bench --bench memory                   100,000 payments
-//! MEMORY_PAYMENTS=1000000 cargo bench --bench memory
+//! cargo bench -p tower-x402-tests --bench memory                   100,000 payments
+//! MEMORY_PAYMENTS=1000000 cargo bench -p tower-x402-tests --bench memory
 //! ```
 //!
 //! Everything a seller runs; the chain is another process. Counted are the bytes that the process has allocated and not freed. The

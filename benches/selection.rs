@@ -1,7 +1,7 @@
 //! How long a choice among 1,000 evaluators of 20 skills takes, and how much memory a student's beliefs take.
 //!
 //! ```text
-//! cargo bench --bench selection
+//! cargo bench -p tower-x402-tests --bench selection
 //! ```
 //!
 //! The market is well known: each cell has own evidence, and many have that of others. Bytes are

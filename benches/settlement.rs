@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! (cd tests/peers && npm install)           anvil and Circle's contracts
-//! cargo bench --bench settlement            all of it
-//! cargo bench --bench settlement -- latency
-//! cargo bench --bench settlement -- throughput
+//! cargo bench -p tower-x402-tests --bench settlement            all of it
+//! cargo bench -p tower-x402-tests --bench settlement -- latency
+//! cargo bench -p tower-x402-tests --bench settlement -- throughput
 //! ```
 //!
 //! With `-- devnet` the embedded chain takes anvil's place; nothing has to be installed then.

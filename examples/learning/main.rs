@@ -1,8 +1,8 @@
 //! A student that is taught by evaluators it hires in the market, and the same student taught in other ways: which one ends best?
 //!
 //! ```text
-//! cargo run --release --example learning -- --errors independent --seeds 10 --out target/learning
-//! cargo run --release --example learning -- --errors systematic --seeds 10 --out target/learning
+//! cargo run --release -p examples --example learning -- --errors independent --seeds 10 --out target/learning
+//! cargo run --release -p examples --example learning -- --errors systematic --seeds 10 --out target/learning
 //! ```
 //!
 //! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the

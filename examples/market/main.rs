@@ -1,7 +1,7 @@
 //! A market of evaluators, simulated: how much of what an oracle would get do students get, by how they choose?
 //!
 //! ```text
-//! cargo run --release --example market -- --world examples/market/worlds/reference.json --seeds 40 --out target/market
+//! cargo run --release -p examples --example market -- --world examples/market/worlds/reference.json --seeds 40 --out target/market
 //! ```
 //!
 //! The students choose with the very code that real ones run (`market::selection`). One JSON document on stdout, plots (SVG and PNG) in

@@ -1,7 +1,7 @@
 //! The same payments, presented by the same script to the official server and to ours: copies of one payment, and many
 //! payments at once.
 //!
-//! `cargo test --features test-peers --test peers -- comparison --nocapture` prints the table of `docs/peers.md`.
+//! `cargo test -p tower-x402-tests --features test-peers --test peers -- comparison --nocapture` prints the table of `docs/peers.md`.
 
 use serde::Deserialize;
 use tokio::time::timeout;

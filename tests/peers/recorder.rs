@@ -1,6 +1,6 @@
 //! Keeps what was on the wire: a proxy before a server or a facilitator, and the file that its exchanges go to.
 //!
-//! `TOWER_X402_RECORD=1 cargo test --features test-peers --test peers -- anvil` writes `tests/exchanges/*.json` anew.
+//! `TOWER_X402_RECORD=1 cargo test -p tower-x402-tests --features test-peers --test peers -- anvil` writes `tests/exchanges/*.json` anew.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
 //! What a person is shown whose browser opens what is sold; and that nobody else notices. The button is pressed in
-//! `tests/browser_wallet.rs`.
+//! `tests/peers/browser_wallet`.
 
 use alloy_primitives::Address;
 use axum::body::Body;

@@ -16,7 +16,8 @@ fn every_test_that_the_page_names_exists_and_every_test_is_on_the_page() {
         }
     }
     let tests = sources.split("#[tokio::test]\nasync fn ").skip(1);
-    let tests: BTreeSet<&str> = tests.map(|rest| rest.split('(').next().unwrap()).collect();
+    let tests: BTreeSet<&str> =
+        tests.map(|rest| rest.split('(').next().unwrap()).filter(|name| name.ends_with("_on_anvil")).collect();
     assert!(tests.len() > 40, "{tests:?}");
     let unknown: Vec<_> = named.difference(&tests).collect();
     assert!(unknown.is_empty(), "the page names tests that do not exist: {unknown:?}");

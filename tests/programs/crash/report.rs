@@ -17,13 +17,13 @@ const HEAD: &str = "# Crash matrix
 A shop's process is killed (SIGKILL) at every point of a payment's life and started again on what it left. This file is
 written by
 
-    cargo test --features test-postgres --test crash -- --ignored --nocapture full_matrix
+    cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::full_matrix
 
 which needs PostgreSQL's programs, takes some minutes, and fails if any number under *lost* to *open* is not 0. `.ci/run` kills
 at every point of the first life once on each ledger, in one flow or another, and at some of the second ones.
 
     CRASH_FLOW=Upfront CRASH_POINTS='ledger submit: after#1, node eth_call: before#2' CRASH_LEDGER=postgres \\
-        cargo test --features test-postgres --test crash -- --ignored --nocapture one_case
+        cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::one_case
 
 repeats one case: the second life is ended at the second point, and so on.
 

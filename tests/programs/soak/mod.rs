@@ -14,9 +14,9 @@
 //! The sizes that `.ci/run` runs are small. The whole thing, which prints its figures:
 //!
 //! ```text
-//! cargo test --release --test soak -- --ignored --nocapture devnet
-//! cargo test --release --features test-postgres --test soak -- --ignored --nocapture four_processes
-//! (cd tests/peers && npm install) && cargo test --release --features test-peers --test soak -- --ignored --nocapture anvil
+//! cargo test --release -p tower-x402-tests --test programs -- --ignored --nocapture soak::devnet
+//! cargo test --release -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture four_processes
+//! (cd tests/peers && npm install) && cargo test --release -p tower-x402-tests --features test-peers --test programs -- --ignored --nocapture soak::anvil
 //! ```
 //!
 //! `SOAK_PAYMENTS`, `SOAK_PAYERS`, `SOAK_AT_ONCE`, `SOAK_FAULTS` (percent of the RPC calls) and `SOAK_SEED` change any of them.

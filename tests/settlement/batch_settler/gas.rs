@@ -1,6 +1,6 @@
 //! What a payment costs in a batch, on anvil with Circle's bytecode. Gas is deterministic, up to the zero bytes in what is signed.
 //!
-//! `cargo test --features test-peers --test batch_settler -- gas:: --nocapture` prints the table.
+//! `cargo test -p tower-x402-tests --features test-peers --test settlement -- gas:: --nocapture` prints the table.
 
 use alloy_signer_local::PrivateKeySigner;
 

@@ -37,7 +37,7 @@ impl Process {
     /// This very program, as a server.
     pub(crate) async fn start(setup: &Setup) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "server_process", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", "crash::server_process", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(SETUP, serde_json::to_string(setup).expect("JSON")).env("RUST_BACKTRACE", "0");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("it starts");

@@ -109,7 +109,7 @@ impl Replica {
     fn start(index: usize, database: &str, node: &str, payee: Address, directory: &Path) -> Self {
         let work = directory.join(format!("work-{index}"));
         let mut process = Command::new(env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "replicas::a_replica"])
+            .args(["--ignored", "--exact", "--nocapture", "soak::replicas::a_replica"])
             .env("SOAK_REPLICA_DATABASE", database)
             .env("SOAK_REPLICA_NODE", node)
             .env("SOAK_REPLICA_PAYEE", payee.to_string())

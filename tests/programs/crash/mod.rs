@@ -96,7 +96,7 @@ async fn full_matrix() {
 /// A tool: whoever asks for a case sees what comes of it.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs CRASH_FLOW and CRASH_POINTS"]
-async fn crash::one_case() {
+async fn one_case() {
     let (Ok(flow), Ok(points)) = (std::env::var("CRASH_FLOW"), std::env::var("CRASH_POINTS")) else { return };
     let flow: Flow = serde_json::from_value(flow.into()).unwrap();
     let stops: Vec<_> = points

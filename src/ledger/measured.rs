@@ -11,10 +11,10 @@ use super::{
 use crate::ops::names;
 
 /// Reports how long each call of another ledger takes, and whether its store failed.
-pub(crate) struct Measured(Arc<dyn Ledger>);
+pub(super) struct Measured(Arc<dyn Ledger>);
 
 impl Measured {
-    pub(crate) fn over(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
+    pub(super) fn over(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
         Arc::new(Self(ledger))
     }
 }

@@ -50,7 +50,7 @@ mod credit;
 mod exposure;
 mod lazy_set;
 mod listing;
-#[cfg(all(feature = "metrics", feature = "onchain"))]
+#[cfg(all(feature = "metrics", any(feature = "onchain", feature = "remote")))]
 mod measured;
 mod memory;
 #[cfg(feature = "postgres")]
@@ -72,8 +72,6 @@ use async_trait::async_trait;
 
 pub use credit::CreditLimit;
 pub use listing::Listing;
-#[cfg(all(feature = "metrics", feature = "onchain"))]
-pub(crate) use measured::Measured;
 pub use memory::MemoryLedger;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
@@ -189,6 +187,15 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// The largest response body this ledger keeps, in bytes; larger ones need not be copied for it.
     fn response_limit(&self) -> usize;
+}
+
+/// Times the calls of a ledger and counts its failures, if the feature `metrics` is on.
+#[cfg(any(feature = "onchain", feature = "remote"))]
+pub(crate) fn measured(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
+    #[cfg(feature = "metrics")]
+    return measured::Measured::over(ledger);
+    #[cfg(not(feature = "metrics"))]
+    ledger
 }
 
 /// What [`Ledger::reserve`] found.

@@ -16,7 +16,7 @@ use url::Url;
 use super::{LONGEST, OnchainBuildError, OnchainFacilitator, Wallets, preflight::preflight};
 use crate::{
     clock::{Clock, SystemClock},
-    ledger::{Ledger, MemoryLedger},
+    ledger::{Ledger, MemoryLedger, measured},
     network::Network,
     settlement::{
         broadcast::Broadcaster,
@@ -324,12 +324,4 @@ impl fmt::Debug for OnchainFacilitatorBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnchainFacilitatorBuilder").field("network", &self.network).finish_non_exhaustive()
     }
-}
-
-/// The same ledger, with its calls timed if anything is counted.
-fn measured(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
-    #[cfg(feature = "metrics")]
-    return crate::ledger::Measured::over(ledger);
-    #[cfg(not(feature = "metrics"))]
-    ledger
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::flights::Flights,
-    ledger::{Ledger, MemoryLedger},
+    ledger::{Ledger, MemoryLedger, measured},
     network::Network,
 };
 
@@ -161,7 +161,7 @@ impl RemoteFacilitatorBuilder {
         }
         let remote = Arc::new(Remote {
             api,
-            ledger: self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new())),
+            ledger: measured(self.ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new()))),
             clock: self.clock,
             supported,
             networks: self.networks,

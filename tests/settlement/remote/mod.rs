@@ -5,6 +5,7 @@ mod discovery;
 mod echo;
 mod honest;
 mod lies;
+mod numbers;
 mod reorg;
 mod service;
 #[allow(unreachable_pub)]

@@ -34,7 +34,7 @@ pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, Re
 pub use terms::Terms;
 
 use crate::{
-    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record, SettlementStep},
+    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
     protocol::{Reason, SupportedResponse},
 };
 
@@ -69,11 +69,17 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError>;
 
     /// Moves the money of a payment that was verified and admitted. Of one that this process settles already it tells the outcome of
-    /// that, or [`Outcome::Unknown`].
+    /// that, or [`Outcome::Unknown`]. Of one that failed since it was presented ([`Prechecked::known_failures`]) it tells that.
     ///
     /// # Errors
     /// [`FacilitatorError`] if nothing was submitted: the payment stays due and may be settled later.
     async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError>;
+
+    /// Returns the number under which it takes payments in the ledger ([`Settling::by`](crate::ledger::Settling::by)); 0 if not
+    /// overridden, for a facilitator that takes none. Failures that it tells of are recorded under this number.
+    fn process(&self) -> u64 {
+        0
+    }
 
     /// Finds out what became of a payment whose settlement was not seen to end.
     ///
@@ -127,6 +133,10 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 
     async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         (**self).settle(payment, verified).await
+    }
+
+    fn process(&self) -> u64 {
+        (**self).process()
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
@@ -208,14 +218,32 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The step that records it in the ledger.
-    pub fn step(&self) -> SettlementStep {
+    /// Returns the step that records it in the ledger, `by` the [process](Facilitator::process) of the facilitator that told it.
+    pub fn step(&self, by: u64) -> SettlementStep {
         match self.clone() {
             Self::Settled { transaction, block, fee } => SettlementStep::Settle { transaction, block, fee },
             Self::Failed { reason, dead: true, .. } => SettlementStep::Die { reason },
-            Self::Failed { reason, .. } => SettlementStep::Fail { reason },
+            Self::Failed { reason, .. } => SettlementStep::Fail { reason, by },
             Self::Unknown { .. } => SettlementStep::LoseSight,
         }
+    }
+}
+
+/// What the ledger knows of a payment that it refused to have settled: it is paid, it failed after this settlement was asked for, or
+/// another process is at it.
+#[cfg(any(feature = "onchain", feature = "remote"))]
+pub(crate) fn as_recorded(record: &Record, asked: &Prechecked) -> Outcome {
+    let transaction = record.transactions.last().copied();
+    match (record.settlement, &record.last_failure) {
+        (Settlement::Settled { transaction, block } | Settlement::Final { transaction, block }, _) => {
+            Outcome::Settled { transaction, block, fee: record.fee }
+        }
+        (Settlement::Due, Some(reason)) if record.failures != asked.known_failures() => {
+            let detail =
+                "an attempt to settle this payment failed elsewhere; presenting it again tries anew".to_owned();
+            Outcome::Failed { reason: reason.clone(), detail, transaction, dead: false }
+        }
+        _ => Outcome::Unknown { transaction },
     }
 }
 

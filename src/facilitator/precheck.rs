@@ -7,7 +7,7 @@ use alloy_primitives::{B256, U256};
 use super::{Echo, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
-    ledger::PaymentKey,
+    ledger::{PaymentKey, Record},
     protocol::{ExactPayload, Reason},
 };
 
@@ -18,6 +18,7 @@ pub struct Prechecked {
     payload: ExactPayload,
     authenticity: Authenticity,
     echo: Option<Arc<Echo>>,
+    known_failures: u32,
 }
 
 /// Who can tell whether the signature is the payer's.
@@ -71,7 +72,7 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
         Ok(_) => Authenticity::ChainMustJudge(None),
         Err(error) => Authenticity::ChainMustJudge(Some(error)),
     };
-    Ok(Prechecked { terms, payload, authenticity, echo: None })
+    Ok(Prechecked { terms, payload, authenticity, echo: None, known_failures: 0 })
 }
 
 fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
@@ -130,6 +131,17 @@ impl Prechecked {
         self.echo.as_ref()
     }
 
+    /// The same payment, presented again by a payer that may know what is on record: that settling it failed before is no reason not
+    /// to try again. A payment that failed is settled only if it is presented with this, or made from the record.
+    pub fn again(self, record: &Record) -> Self {
+        Self { known_failures: record.failures, ..self }
+    }
+
+    /// How many [failures](Record::failures) were on record when the payment was presented.
+    pub const fn known_failures(&self) -> u32 {
+        self.known_failures
+    }
+
     /// What the payer sent.
     #[cfg(feature = "remote")]
     pub(crate) const fn payload(&self) -> &ExactPayload {
@@ -149,12 +161,13 @@ impl Prechecked {
 
     /// A payment that the ledger knows was checked when it was reserved.
     #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
-    pub(crate) fn of_record(record: &crate::ledger::Record) -> Self {
+    pub(crate) fn of_record(record: &Record) -> Self {
         Self {
             terms: record.terms.clone(),
             payload: ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() },
             authenticity: Authenticity::Proven,
             echo: None,
+            known_failures: record.failures,
         }
     }
 }

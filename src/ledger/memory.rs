@@ -182,7 +182,7 @@ impl MemoryLedger {
         for key in &submission.payments {
             let record =
                 shards.get(&of_payment(key)).and_then(|shard| shard.records.get(key)).ok_or(LedgerError::Unknown)?;
-            if !record.may_be_submitted_by(submission.by, now) {
+            if !record.may_be_submitted(&submission, now) {
                 not_due.push(*key);
             }
         }

@@ -43,6 +43,11 @@
 //!
 //!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Records that were forgotten count for
 //!    nothing. A reorganization may bring the sums above the limit; then nothing more is deferred until they are below it.
+//! 10. A payment that was recorded as failed is settled only if the payer asks again. [`submit`](Ledger::submit) and
+//!     [`SettlementStep::Entrust`] name the [failures](Record::failures) that were known when the settlement was asked for, and are
+//!     refused if there are others on record: so what waits in the queue of one process is not settled after another process has
+//!     recorded a failure. [`SettlementStep::Fail`] is refused for a payment that another process has submitted or entrusted, before
+//!     [`Settling::until`].
 //!
 //! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
 
@@ -151,7 +156,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// All of that is durable before this returns, or none of it happens.
     ///
     /// # Errors
-    /// [`LedgerError::NotDue`] names the payments that are settled already or looked after by another process;
+    /// [`LedgerError::NotDue`] names the payments that are settled already, looked after by another process, or recorded as failed
+    /// after their settlement was asked for ([`Submission::known_failures`]);
     /// [`LedgerError::NonceTaken`] if another process uses the nonce; [`LedgerError::Unknown`] or [`LedgerError::Backend`].
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError>;
 
@@ -261,8 +267,9 @@ pub enum LedgerError {
     /// owed already. Settle it now.
     #[error("this payment gets no credit")]
     NoCredit,
-    /// These payments cannot be submitted: they are settled already, or another process looks after them. Leave them out.
-    #[error("{} of the payments are settled already, or looked after by another process", .0.len())]
+    /// These payments cannot be submitted: they are settled already, another process looks after them, or they were recorded as
+    /// failed after their settlement was asked for. Leave them out.
+    #[error("{} of the payments are settled, looked after by another process, or have failed meanwhile", .0.len())]
     NotDue(Vec<PaymentKey>),
     /// Another process uses the nonce.
     #[error("another process uses the nonce; the next one free may be {next}")]

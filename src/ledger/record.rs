@@ -8,6 +8,7 @@ use std::{
 
 use alloy_primitives::{Address, B256, U256};
 
+use super::Submission;
 use crate::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Prechecked, Terms},
@@ -64,6 +65,8 @@ pub struct Record {
     pub settlement: Settlement,
     /// Why the last attempt to settle did not succeed.
     pub last_failure: Option<Reason>,
+    /// How many attempts to settle were recorded as failed.
+    pub failures: u32,
     /// How often the handler was started.
     pub attempts: u32,
     /// How often the response was replayed.
@@ -288,6 +291,7 @@ impl Record {
             fulfilment: Fulfilment::Reserved,
             settlement: Settlement::None,
             last_failure: None,
+            failures: 0,
             attempts: 0,
             replays: 0,
             block_seen: None,
@@ -316,10 +320,12 @@ impl Record {
             && self.terms.domain().separator() == payment.terms().domain().separator()
     }
 
-    /// Whether the process `by` may submit it at `now` (Unix seconds).
-    pub fn may_be_submitted_by(&self, by: u64, now: u64) -> bool {
+    /// Returns `true` if the submission may settle the payment at `now` (Unix seconds): it is not paid, no other process looks after
+    /// it, and the submission knows of every failure on record.
+    pub fn may_be_submitted(&self, submission: &Submission, now: u64) -> bool {
         matches!(self.settlement, Settlement::Due | Settlement::Submitted | Settlement::Unknown)
-            && self.may_be_settled_by(by, now)
+            && self.may_be_settled_by(submission.by, now)
+            && self.failures == submission.known_failures_of(&self.key)
     }
 
     /// Whether no other process than `by` looks after its settlement at `now` (Unix seconds).

@@ -72,11 +72,20 @@ pub enum SettlementStep {
     Take(Settling),
     /// The same, and the payment is about to be given to somebody who settles it in transactions of their own. Until they say what
     /// became of it, it is `Unknown`: also if this process dies before they answer, or before they were asked.
-    Entrust(Settling),
-    /// Not executed, so far: it is due again.
+    Entrust {
+        /// Who gives it away, and until when others keep away.
+        settling: Settling,
+        /// How many [failures](Record::failures) whoever asked for the settlement knew of. If there are more on record, the payer may
+        /// have been told of one since, and the step is refused.
+        known_failures: u32,
+    },
+    /// Not executed, so far: it is due again. The payer may be told so: from now on, the payment is settled only for whoever asks
+    /// knowing of this failure.
     Fail {
         /// Why.
         reason: Reason,
+        /// The process that says so, as in [`Settling::by`]; 0 for none.
+        by: u64,
     },
     /// Proven never to be executed.
     Die {
@@ -161,8 +170,8 @@ impl Record {
     /// | `Finalize` | `Settled`, `Final` | `Final` |
     /// | `Undo` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
-    /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it | `Unknown` |
-    /// | `Fail` | `Due`, `Submitted`, `Unknown` | `Due` |
+    /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it or a failure is not known | `Unknown` |
+    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process has it | `Due`, with one failure more |
     /// | `Die` | anything unpaid | `Dead` |
     /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
     ///
@@ -195,8 +204,8 @@ impl Record {
             (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {
                 self.settling = Some(*settling);
             }
-            (SettlementStep::Entrust(settling), Due | Submitted | Unknown)
-                if self.may_be_settled_by(settling.by, now) =>
+            (SettlementStep::Entrust { settling, known_failures }, Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) && self.failures == *known_failures =>
             {
                 self.settling = Some(*settling);
                 self.settlement = Unknown;
@@ -204,9 +213,12 @@ impl Record {
             (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
                 self.settlement = Final { transaction, block };
             }
-            (SettlementStep::Fail { reason }, Due | Submitted | Unknown) => {
+            (SettlementStep::Fail { reason, by }, Due | Submitted | Unknown)
+                if self.settlement == Due || self.may_be_settled_by(*by, now) =>
+            {
                 self.settlement = Due;
                 self.last_failure = Some(reason.clone());
+                self.failures = self.failures.saturating_add(1);
             }
             (SettlementStep::Die { reason }, None | Due | Submitted | Unknown | Dead) => {
                 self.settlement = Dead;
@@ -224,7 +236,7 @@ impl Record {
     /// # Errors
     /// [`Forbidden`].
     pub fn submit(&mut self, submission: &Submission, now: u64) -> Result<(), Forbidden> {
-        if !self.may_be_settled_by(submission.by, now) {
+        if !self.may_be_submitted(submission, now) {
             return Err(self.forbidden());
         }
         self.settle(&SettlementStep::Submit { transaction: submission.hash }, now)?;

@@ -50,6 +50,15 @@ pub struct Submission {
     pub at: u64,
     /// Until when other processes leave its payments alone, in Unix seconds.
     pub until: u64,
+    /// How many [failures](super::Record::failures) of its payments whoever asked for them to be settled knew of; 0 for those that
+    /// are not in it. Not kept.
+    pub known_failures: BTreeMap<PaymentKey, u32>,
+}
+
+impl Submission {
+    pub(super) fn known_failures_of(&self, payment: &PaymentKey) -> u32 {
+        self.known_failures.get(payment).copied().unwrap_or(0)
+    }
 }
 
 impl fmt::Debug for Submission {
@@ -108,7 +117,8 @@ impl Nonces {
     }
 
     /// Uses the nonce, and says which other one was forgotten for it.
-    pub(super) fn insert(&mut self, submission: Submission) -> Option<u64> {
+    pub(super) fn insert(&mut self, mut submission: Submission) -> Option<u64> {
+        submission.known_failures.clear();
         let nonces = self.0.entry(submission.sender).or_default();
         let nonce = nonces.entry(submission.nonce).or_default();
         if nonce.is_free {
@@ -168,7 +178,17 @@ mod tests {
 
     fn submission(n: u64) -> Submission {
         let (hash, raw) = (B256::from(alloy_primitives::U256::from(n)), Bytes::new());
-        Submission { sender: SENDER, nonce: 4, hash, raw, payments: Vec::new(), by: 1, at: 0, until: 0 }
+        Submission {
+            sender: SENDER,
+            nonce: 4,
+            hash,
+            raw,
+            payments: Vec::new(),
+            by: 1,
+            at: 0,
+            until: 0,
+            known_failures: BTreeMap::new(),
+        }
     }
 
     fn kept(nonces: &Nonces) -> Vec<u64> {

@@ -100,7 +100,7 @@ impl Operator {
         };
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_news, "reconciled by the operator");
         if is_news {
-            match self.ledger.settle(key, &outcome.step()).await {
+            match self.ledger.settle(key, &outcome.step(facilitator.process())).await {
                 // Somebody else was faster.
                 Ok(()) | Err(LedgerError::Forbidden(_)) => {}
                 Err(error) => return Err(error.into()),

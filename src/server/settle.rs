@@ -16,7 +16,7 @@ use super::{
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Outcome, Prechecked, Verified},
-    ledger::{Fulfilment, Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+    ledger::{Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
     protocol::Reason,
 };
 
@@ -50,8 +50,8 @@ impl<'a> Settler<'a> {
                 return Err(if self.let_go(record).await { unavailable } else { self.sale.pending(record, None) });
             }
         };
-        let step = outcome.step();
-        record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
+        let step = outcome.step(self.facilitator.process());
+        let recorded = record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
@@ -62,9 +62,11 @@ impl<'a> Settler<'a> {
                 }
                 Ok(())
             }
-            Outcome::Failed { reason, detail, transaction, .. } => {
+            Outcome::Failed { reason, detail, transaction, .. } if matches!(recorded, Recorded::Now) => {
                 Err(self.sale.not_settled(record, reason, &detail, transaction))
             }
+            // What the ledger does not know to have failed may be settled yet.
+            Outcome::Failed { transaction, .. } => Err(self.sale.pending(record, transaction)),
             Outcome::Unknown { transaction } => {
                 let watch =
                     watch(self.facilitator.clone(), record.key, self.sale.config.clock.clone(), self.permit.take());
@@ -76,20 +78,19 @@ impl<'a> Settler<'a> {
 }
 
 impl Settler<'_> {
-    /// Nothing was sent for work that is done. Whoever is told so may buy it elsewhere: as after a failure, it is charged for only if it
-    /// is asked for again. Whether it may be told so: what the ledger does not know to have failed is settled without being asked.
+    /// Records as failed what was not sent: whoever is told so may buy it elsewhere, and is charged for it only if it presents the
+    /// payment again. Returns `true` if it may be told so: not if the ledger does not take it, or another process is settling the payment.
     async fn let_go(&self, record: &mut Record) -> bool {
-        if record.fulfilment != Fulfilment::Produced {
+        // It is about to be forgotten, and what is not in the ledger is settled by nobody.
+        if record.is_discardable() {
             return true;
         }
         let ledger = self.facilitator.ledger().as_ref();
-        // What is under way by now, in another process, is not a failure.
-        let is_due = async || {
-            let known = ledger.get(&record.key).await;
-            known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due))
-        };
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
-        let is_told = is_due().await && record_step(ledger, &record.key, &step).await;
+        // What is under way by now is not a failure; if it comes under way after this look, the ledger refuses the step.
+        let known = ledger.get(&record.key).await;
+        let is_due = known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due));
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.facilitator.process() };
+        let is_told = is_due && matches!(record_step(ledger, &record.key, &step).await, Recorded::Now);
         if is_told {
             let _ = record.settle(&step, self.sale.config.clock.now());
         }
@@ -138,8 +139,15 @@ pub(super) async fn find_out(purchase: &Purchase, record: Box<Record>, busy: Bus
 async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
-        // What the ledger did not take is not known to it.
-        Ok(outcome) => record_step(facilitator.ledger().as_ref(), &record.key, &outcome.step()).await,
+        Ok(outcome) => {
+            let step = outcome.step(facilitator.process());
+            match record_step(facilitator.ledger().as_ref(), &record.key, &step).await {
+                Recorded::Now => true,
+                // Another process may be settling what failed here.
+                Recorded::Otherwise => !matches!(step, SettlementStep::Fail { .. }),
+                Recorded::Not => false,
+            }
+        }
         Err(error) => {
             tracing::warn!(%error, payer = %record.key.payer, nonce = %record.key.nonce, "a payment could not be reconciled");
             false
@@ -178,16 +186,31 @@ async fn watch(
     drop(permit);
 }
 
+/// What the ledger made of a step.
+#[derive(Clone, Copy)]
+enum Recorded {
+    Now,
+    /// The payment is in a state that does not allow it: whoever looked in between saw the same or more.
+    Otherwise,
+    /// The ledger failed.
+    Not,
+}
+
 /// A fact about the chain stays true if the ledger is slow to take it: tries again for a while, then leaves it to
-/// reconciliation, which finds the same fact. Whether the ledger now knows as much or more.
-async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> bool {
+/// reconciliation, which finds the same fact.
+async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> Recorded {
     match ledger.settle(key, step).await {
-        Ok(()) => true,
+        Ok(()) => Recorded::Now,
         Err(error) => Box::pin(record_again(ledger, key, step, error)).await,
     }
 }
 
-async fn record_again(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep, mut error: LedgerError) -> bool {
+async fn record_again(
+    ledger: &dyn Ledger,
+    key: &PaymentKey,
+    step: &SettlementStep,
+    mut error: LedgerError,
+) -> Recorded {
     for attempt in 1..5_u32 {
         if !matches!(error, LedgerError::Backend(_)) {
             break;
@@ -195,16 +218,14 @@ async fn record_again(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementSt
         tracing::warn!(%error, attempt, "the ledger did not take an outcome");
         tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
         error = match ledger.settle(key, step).await {
-            Ok(()) => return true,
+            Ok(()) => return Recorded::Now,
             Err(error) => error,
         };
     }
-    // Whoever looked in between saw the same or more.
-    let is_known = matches!(error, LedgerError::Forbidden(_));
-    if is_known {
+    if matches!(error, LedgerError::Forbidden(_)) {
         tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
-    } else {
-        tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
+        return Recorded::Otherwise;
     }
-    is_known
+    tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
+    Recorded::Not
 }

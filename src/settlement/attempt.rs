@@ -1,6 +1,6 @@
 //! One transaction: signed, journalled, sent, followed to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::{Address, B256, Bytes, U256};
@@ -17,13 +17,13 @@ use super::{
     engine::{Engine, WATCH_LIMIT, Watched},
     fees::Fees,
     lane::{Lane, Place, Slot},
-    member::Member,
+    member::{Member, known_failures},
     rpc::Receipt,
     transaction::Signed,
     transfer,
 };
 use crate::{
-    facilitator::{FacilitatorError, Outcome},
+    facilitator::{FacilitatorError, Outcome, as_recorded},
     ledger::{LedgerError, PaymentKey, Settlement, SettlementStep, Submission},
     metrics,
     protocol::Reason,
@@ -139,7 +139,7 @@ impl Engine {
     }
 
     /// Makes the transaction and all its payments known to the journal before anybody else can know it. Those that are
-    /// settled meanwhile, or another process's, are left out; `None` if nobody remains.
+    /// settled meanwhile, another process's, or failed since somebody asked for them, are left out; `None` if nobody remains.
     async fn sign_and_journal(
         self: &Arc<Self>,
         members: &mut Vec<Member>,
@@ -150,7 +150,9 @@ impl Engine {
             transaction.nonce = slot.nonce();
             let signed = self.sign(slot.lane(), transaction.clone()).await?;
             let payments = members.iter().map(|member| *member.key()).collect();
-            match self.ledger.submit(self.submission(slot, &signed, payments)).await {
+            let submission =
+                Submission { known_failures: known_failures(members), ..self.submission(slot, &signed, payments) };
+            match self.ledger.submit(submission).await {
                 Ok(()) => {
                     for member in members {
                         member.journalled.push(signed.hash);
@@ -202,6 +204,7 @@ impl Engine {
             by: self.process,
             at,
             until: at.saturating_add(self.confirm_timeout.as_secs()).saturating_add(SETTLING_SLACK),
+            known_failures: BTreeMap::new(),
         }
     }
 
@@ -302,7 +305,9 @@ impl Engine {
         let better = self.transaction(slot.nonce(), raised, gas_limit, to, input);
         let signed = self.sign(slot.lane(), better.clone()).await?;
         let payments = members.iter().map(|member| *member.key()).collect();
-        self.journal_replacement(slot, &signed, payments).await?;
+        let submission =
+            Submission { known_failures: known_failures(members), ..self.submission(slot, &signed, payments) };
+        self.journal_replacement(submission).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
         metrics::replaced(self.network, if is_stuck { "stuck" } else { "price" });
@@ -313,22 +318,17 @@ impl Engine {
     /// Makes a replacement known to the journal before anybody else can know it. Payments that have come to their end meanwhile are
     /// left out, even if those are all: they need it no more, but everything behind its nonce does. One that another process looks
     /// after stays in and is a reason to wait: that process could not see that the replacement may pay it.
-    async fn journal_replacement(
-        &self,
-        slot: &Slot,
-        signed: &Signed,
-        mut payments: Vec<PaymentKey>,
-    ) -> Result<(), FacilitatorError> {
+    async fn journal_replacement(&self, mut submission: Submission) -> Result<(), FacilitatorError> {
         loop {
-            let refused = match self.ledger.submit(self.submission(slot, signed, payments.clone())).await {
+            let refused = match self.ledger.submit(submission.clone()).await {
                 Err(LedgerError::NotDue(keys)) => keys,
                 answer => return Ok(answer?),
             };
-            let before = payments.len();
+            let before = submission.payments.len();
             if self.are_at_their_end(&refused).await? {
-                payments.retain(|key| !refused.contains(key));
+                submission.payments.retain(|key| !refused.contains(key));
             }
-            if payments.len() == before {
+            if submission.payments.len() == before {
                 return Err(LedgerError::NotDue(refused).into());
             }
         }
@@ -393,24 +393,20 @@ impl Engine {
     pub(super) async fn finish(&self, mut member: Member, outcome: Result<Outcome, FacilitatorError>) {
         match member.answer(outcome) {
             None => {}
-            Some(Ok(outcome)) => self.record(member.key(), outcome.step()).await,
+            Some(Ok(outcome)) => self.record(member.key(), outcome.step(self.process)).await,
             Some(Err(error)) => tracing::warn!(parent: &member.span, %error, "not settled; it will be tried again"),
         }
     }
 
-    /// Another process was faster, or is at it.
-    async fn finish_as_recorded(&self, member: Member) {
+    /// Another process was faster, is at it, or has recorded a failure since this settlement was asked for. The ledger knows as much
+    /// already: only whoever waits is told.
+    async fn finish_as_recorded(&self, mut member: Member) {
         let outcome = match self.ledger.get(member.key()).await {
-            Ok(Some(record)) => match record.settlement.paid_by() {
-                Some(transaction) => {
-                    Ok(Outcome::Settled { transaction, block: record.settlement.block(), fee: record.fee })
-                }
-                None => Ok(Outcome::Unknown { transaction: record.transactions.last().copied() }),
-            },
+            Ok(Some(record)) => Ok(as_recorded(&record, &member.payment)),
             Ok(None) => Ok(member.unknown()),
             Err(error) => Err(error.into()),
         };
-        self.finish(member, outcome).await;
+        drop(member.answer(outcome));
     }
 
     /// Nothing more can be done now. If no node took any transaction of the payment, it is due again; otherwise its fate is
@@ -425,7 +421,7 @@ impl Engine {
         }
         let was_spent = |transaction: &B256| member.spent.contains(transaction);
         let record = self.ledger.get(member.key()).await.ok().flatten();
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.process };
         let is_due = record.is_some_and(|record| record.transactions.iter().all(was_spent))
             && self.ledger.settle(member.key(), &step).await.is_ok();
         self.finish(member, if is_due { Err(error) } else { unknown }).await;

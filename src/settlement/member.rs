@@ -1,7 +1,7 @@
 //! One payment on its way to the chain.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -136,6 +136,12 @@ impl Member {
     pub(super) fn unknown(&self) -> Outcome {
         Outcome::Unknown { transaction: self.journalled.last().copied() }
     }
+}
+
+/// The failures that those who asked for these payments knew of.
+pub(super) fn known_failures(members: &[Member]) -> BTreeMap<PaymentKey, u32> {
+    let have_failed = members.iter().filter(|member| member.payment.known_failures() > 0);
+    have_failed.map(|member| (*member.key(), member.payment.known_failures())).collect()
 }
 
 /// The payments that this process settles now.

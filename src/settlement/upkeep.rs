@@ -154,29 +154,33 @@ impl Engine {
         }
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
             let outcome = self.reconcile(&record).await?;
-            let is_due = matches!(outcome, Outcome::Failed { dead: false, .. });
-            self.record(&record.key, outcome.step()).await;
+            let is_due = matches!(outcome, Outcome::Failed { dead: false, .. }) && !is_expired;
+            if is_due && self.is_owed(&record).await? {
+                // Without a failure on record, of which the payer could hear before it is charged.
+                return self.line_up(&record);
+            }
+            self.record(&record.key, outcome.step(self.process)).await;
             if matches!(outcome, Outcome::Unknown { .. }) && age < LONG_AGO {
                 // A transaction may be in the next block: that is soon.
                 let soon = Settling { by: self.process, until: self.clock.now().saturating_add(*PAUSES.start()) };
                 self.record(&record.key, SettlementStep::Take(soon)).await;
             }
-            if !is_due || is_expired {
-                return Ok(());
-            }
+            return Ok(());
         }
         self.settle_if_owed(&record).await
     }
 
     async fn settle_if_owed(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
-        if self.is_owed(record).await? {
-            let payment = Prechecked::of_record(record);
-            match self.begin(payment, Verified::default(), None) {
-                Ok(_) | Err(FacilitatorError::Busy { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        if self.is_owed(record).await? { self.line_up(record) } else { Ok(()) }
+    }
+
+    /// Puts a payment in line that nobody asks for. If somebody is told meanwhile that it failed, in whatever process, the ledger does
+    /// not take its transaction.
+    fn line_up(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
+        match self.begin(Prechecked::of_record(record), Verified::default(), None) {
+            Ok(_) | Err(FacilitatorError::Busy { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     /// Whether a transaction for it is sent again if no node has it now.

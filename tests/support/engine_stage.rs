@@ -192,10 +192,11 @@ impl Stage {
         }
     }
 
-    /// Settles the payment and enters the outcome into the ledger.
+    /// Settles the payment, as for somebody who presents it now, and enters the outcome into the ledger.
     pub async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        let outcome = self.facilitator.settle(payment, verified).await?;
-        let step = outcome.step();
+        let again = payment.clone().again(&self.record(payment).await);
+        let outcome = self.facilitator.settle(&again, verified).await?;
+        let step = outcome.step(self.facilitator.process());
         self.ledger.settle(&payment.key(), &step).await.unwrap();
         Ok(outcome)
     }

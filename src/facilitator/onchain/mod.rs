@@ -193,6 +193,10 @@ impl Facilitator for OnchainFacilitator {
         self.engine.settle(payment.clone(), *verified).await
     }
 
+    fn process(&self) -> u64 {
+        self.engine.process
+    }
+
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.engine.reconcile(record).await
     }

@@ -157,6 +157,10 @@ impl Facilitator for RemoteFacilitator {
         outcome
     }
 
+    fn process(&self) -> u64 {
+        self.remote.process
+    }
+
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
         self.remote.look_again(record).await
     }

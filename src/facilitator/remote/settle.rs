@@ -13,7 +13,7 @@ use super::{
     witness::{Fate, Witness},
 };
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked},
+    facilitator::{FacilitatorError, Outcome, Prechecked, as_recorded},
     ledger::{LedgerError, PaymentKey, Record, Settlement, SettlementStep, Settling},
     protocol::Reason,
 };
@@ -64,11 +64,14 @@ impl Remote {
         }
         let until = self.clock.now().saturating_add(self.settle_timeout.as_secs()).saturating_add(SLACK);
         // From here on it is unknown what becomes of it, whoever dies (invariant I4 has no transaction to journal here).
-        match self.ledger.settle(&key, &SettlementStep::Entrust(Settling { by: self.process, until })).await {
+        let settling = Settling { by: self.process, until };
+        let entrust = SettlementStep::Entrust { settling, known_failures: payment.known_failures() };
+        match self.ledger.settle(&key, &entrust).await {
             Ok(()) => {}
-            // Another process asks just now.
+            // Another process asks just now, or was told no since this one was asked.
             Err(LedgerError::Forbidden(_)) => {
-                return Ok(Outcome::Unknown { transaction: record.transactions.last().copied() });
+                let record = self.ledger.get(&key).await?.ok_or(LedgerError::Unknown)?;
+                return Ok(as_recorded(&record, &payment));
             }
             Err(error) => return Err(error.into()),
         }
@@ -234,7 +237,7 @@ impl Remote {
 
     /// Nothing has left: it is due as before.
     async fn give_back(&self, key: &PaymentKey) {
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.process };
         if let Err(error) = self.ledger.settle(key, &step).await {
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment stays unknown although it was not sent");
         }

@@ -85,7 +85,7 @@ impl Remote {
         if let Outcome::Unknown { .. } = outcome {
             return Ok(());
         }
-        match self.ledger.settle(&record.key, &outcome.step()).await {
+        match self.ledger.settle(&record.key, &outcome.step(self.process)).await {
             // Somebody else knows as much.
             Ok(()) | Err(LedgerError::Forbidden(_)) => Ok(()),
             Err(error) => Err(error.into()),

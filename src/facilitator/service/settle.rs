@@ -15,10 +15,7 @@ use crate::{
         Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Verified, VerifyError,
         flights::NoLanding,
     },
-    ledger::{
-        Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation, Settlement,
-        SettlementStep,
-    },
+    ledger::{Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation, Settlement},
     protocol::Reason,
 };
 
@@ -133,8 +130,7 @@ impl Shared {
                 if matches!(outcome, Outcome::Unknown { .. }) {
                     Said::Pending(submitted)
                 } else {
-                    note(ledger, &record.key, outcome.step()).await;
-                    told(outcome)
+                    note(facilitator, &record.key, outcome).await
                 }
             }
             Settlement::None | Settlement::Due => {
@@ -163,7 +159,6 @@ impl Shared {
         lease: Lease,
         record: &Record,
     ) -> Result<Said, FacilitatorError> {
-        let ledger = facilitator.ledger().as_ref();
         // Of what is due, a transaction may have been seen by others: whoever settles looks whether somebody executed it, and credits
         // that, where a verification would only say that the nonce is used.
         let verified = if record.settlement == Settlement::None {
@@ -178,9 +173,9 @@ impl Shared {
         } else {
             Verified::default()
         };
-        let outcome = facilitator.settle(payment, &verified).await?;
-        note(ledger, &lease.key, outcome.step()).await;
-        Ok(told(outcome))
+        // Whoever asks again has heard of earlier failures.
+        let outcome = facilitator.settle(&payment.clone().again(record), &verified).await?;
+        Ok(note(facilitator, &lease.key, outcome).await)
     }
 
     /// Counts the payment as in flight. Where that depends on what the payer's other payments are doing just now, looks again,
@@ -239,16 +234,30 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
     }
 }
 
-/// A fact about the chain stays true if the ledger is slow to take it.
-async fn note(ledger: &dyn Ledger, key: &PaymentKey, step: SettlementStep) {
+/// Records an outcome, and returns what is said of it: a failure that the ledger does not take may be none. A fact about the chain stays
+/// true if the ledger is slow to take it.
+async fn note(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> Said {
+    let step = outcome.step(facilitator.process());
+    let mut is_recorded = false;
     for attempt in 1..=5_u32 {
-        match ledger.settle(key, &step).await {
-            Ok(()) | Err(LedgerError::Forbidden(_)) => return,
-            Err(error) => tracing::warn!(%error, attempt, "the ledger did not take an outcome"),
+        match facilitator.ledger().settle(key, &step).await {
+            Ok(()) => is_recorded = true,
+            Err(LedgerError::Forbidden(_)) => {}
+            Err(error) => {
+                tracing::warn!(%error, attempt, "the ledger did not take an outcome");
+                sleep(Duration::from_millis(50 << attempt)).await;
+                continue;
+            }
         }
-        sleep(Duration::from_millis(50 << attempt)).await;
+        break;
     }
-    tracing::error!(payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
+    match outcome {
+        Outcome::Failed { dead: false, transaction, .. } if !is_recorded => {
+            tracing::warn!(payer = %key.payer, nonce = %key.nonce, "a failure was not recorded; it is not told");
+            Said::Pending(transaction)
+        }
+        outcome => told(outcome),
+    }
 }
 
 /// What two payments have in common if they are one. A payer may sign several with one nonce, and nobody is told what became of another

@@ -1,6 +1,6 @@
 //! Transactions, and who uses which nonce.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ fn step_all(
     for key in keys {
         records.push(seen.get(key).ok_or(LedgerError::Unknown)?.record.clone());
     }
-    let not_due = |record: &&Record| !record.may_be_submitted_by(submission.by, now);
+    let not_due = |record: &&Record| !record.may_be_submitted(submission, now);
     let not_due: Vec<PaymentKey> = records.iter().filter(not_due).map(|record| record.key).collect();
     if !not_due.is_empty() {
         return Err(LedgerError::NotDue(not_due));
@@ -241,6 +241,7 @@ fn read(sender: &Sender, row: &PgRow) -> Result<Submission, LedgerError> {
         by: number("owner")?,
         at: number("submitted_at")?,
         until: number("apart_until")?,
+        known_failures: BTreeMap::new(),
     })
 }
 

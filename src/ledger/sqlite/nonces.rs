@@ -1,5 +1,7 @@
 //! Transactions on disk.
 
+use std::collections::BTreeMap;
+
 use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
@@ -79,6 +81,7 @@ fn read(row: &Row<'_>) -> Result<Option<(Submission, bool)>, rusqlite::Error> {
         by: 0,
         at: row.get::<_, i64>(7)?.cast_unsigned(),
         until: 0,
+        known_failures: BTreeMap::new(),
     };
     Ok(Some((submission, row.get(6)?)))
 }

@@ -186,7 +186,7 @@ async fn who_did_not_pay_pays_in_line_until_it_has() {
     let customer = known(&app, 1).await;
     let (late, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
-    let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds };
+    let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
     facilitator.ledger.settle(&key(&late), &fail).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     // Presented again, what it owes is settled.

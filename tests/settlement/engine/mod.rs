@@ -7,5 +7,6 @@ mod lane;
 mod reconcile;
 mod settle;
 mod together;
+mod two_processes;
 mod upkeep;
 mod verify;

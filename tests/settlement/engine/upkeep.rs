@@ -57,6 +57,7 @@ async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u
         by: 1,
         at: now - 11,
         until: now - 1,
+        known_failures: Default::default(),
     };
     stage.ledger.submit(submission).await.unwrap();
     *envelope.tx_hash()
@@ -76,7 +77,7 @@ async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
     let stage = Stage::with(|d| d, diligent).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds };
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds, by: 0 };
     // The upkeep may have been faster; then this is no test of it.
     if stage.ledger.settle(&payment.key(), &failed).await.is_ok() && stage.received() == 0 {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -281,7 +282,7 @@ async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
     let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError };
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError, by: 0 };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     let verified = stage.verify(&payment).await.unwrap();
     paid_by(&stage.settle(&payment, &verified).await);
@@ -407,7 +408,7 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let verified = stage.admit(&payment).await;
     let settling = facilitator.settle(&payment, &verified);
     let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
-    stage.ledger.settle(&payment.key(), &outcome.as_ref().unwrap().step()).await.unwrap();
+    stage.ledger.settle(&payment.key(), &outcome.as_ref().unwrap().step(facilitator.process())).await.unwrap();
     paid_by(&outcome);
 }
 

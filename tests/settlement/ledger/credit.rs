@@ -130,9 +130,9 @@ async fn who_did_not_pay_gets_no_credit_until_it_has(TestLedger { ledger, direct
     paid(&*ledger, 2, 0).await;
     let failed = produced(&*ledger, 1, 1).await;
     let in_line = produced(&*ledger, 1, 2).await;
-    ledger.settle(&in_line.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
+    ledger.settle(&in_line.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
     assert!(defer(&*ledger, &failed, plenty()).await, "what was not deferred is not owed");
-    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds }).await.unwrap();
+    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
     let next = produced(&*ledger, 1, 3).await;
     assert!(!defer(&*ledger, &next, plenty()).await);
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
@@ -235,7 +235,7 @@ fn any_move() -> impl Strategy<Value = (u8, u64, Result<FulfilmentStep, Settleme
         1 => Just(Err(SettlementStep::Submit { transaction: hash(1) })),
         1 => Just(Err(SettlementStep::LoseSight)),
         1 => Just(Err(SettlementStep::Finalize)),
-        1 => Just(Err(SettlementStep::Fail { reason: Reason::InsufficientFunds })),
+        1 => Just(Err(SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 })),
         1 => Just(Err(SettlementStep::Die { reason: Reason::InsufficientFunds })),
         1 => Just(Err(SettlementStep::Undo)),
     ];

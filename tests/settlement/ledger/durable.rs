@@ -63,6 +63,7 @@ async fn everything_is_there_after_a_restart() {
         by: 1,
         at: CLOCK_START,
         until: CLOCK_START + 30,
+        known_failures: Default::default(),
     };
     for (nonce, n, payments) in [(2, 1, vec![]), (3, 2, vec![due.key]), (3, 3, vec![due.key]), (4, 4, vec![])] {
         ledger.submit(submission(nonce, n, payments)).await.unwrap();
@@ -109,7 +110,9 @@ async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
     for n in 0..100 {
         for nonce in NONCES {
             let (raw, payments, at) = (vec![n; 3].into(), Vec::new(), CLOCK_START);
-            let submission = Submission { sender, nonce, hash: hash(n), raw, payments, by: 1, at, until: at };
+            let known_failures = Default::default();
+            let submission =
+                Submission { sender, nonce, hash: hash(n), raw, payments, by: 1, at, until: at, known_failures };
             ledger.submit(submission).await.unwrap();
         }
         // No node took the one; the other is offered for more each time.

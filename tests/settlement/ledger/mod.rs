@@ -3,6 +3,7 @@
 mod backends;
 mod credit;
 mod durable;
+mod failures;
 #[cfg(feature = "test-postgres")]
 mod replicas;
 mod settling;
@@ -137,7 +138,7 @@ async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _director
     produce(&*ledger, &lease).await;
     ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     for step in [
-        SettlementStep::Fail { reason: Reason::InsufficientFunds },
+        SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 },
         SettlementStep::Die { reason: Reason::ValidBefore },
         SettlementStep::LoseSight,
         SettlementStep::Submit { transaction: hash(2) },
@@ -470,7 +471,7 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Err(SettlementStep::Submit { transaction: hash(1) }),
         Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None }),
         Err(SettlementStep::Finalize),
-        Err(SettlementStep::Fail { reason: reason.clone() }),
+        Err(SettlementStep::Fail { reason: reason.clone(), by: 0 }),
         Err(SettlementStep::Die { reason }),
         Err(SettlementStep::LoseSight),
         Err(SettlementStep::Undo),

@@ -55,6 +55,7 @@ fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> 
         by,
         at: CLOCK_START,
         until: CLOCK_START + 30,
+        known_failures: Default::default(),
     }
 }
 

@@ -32,6 +32,7 @@ fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> 
         by,
         at: CLOCK_START,
         until: CLOCK_START + 30,
+        known_failures: Default::default(),
     }
 }
 
@@ -153,7 +154,7 @@ async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
     TestLedger { ledger, clock, directory: _directory }: TestLedger,
 ) {
     let key = due(&*ledger, 1, 1).await;
-    let entrust = |by, until| SettlementStep::Entrust(Settling { by, until });
+    let entrust = |by, until| SettlementStep::Entrust { settling: Settling { by, until }, known_failures: 0 };
     ledger.settle(&key, &entrust(1, CLOCK_START + 30)).await.unwrap();
     assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process dies now");
     assert!(matches!(ledger.settle(&key, &entrust(2, CLOCK_START + 30)).await, Err(LedgerError::Forbidden(_))));

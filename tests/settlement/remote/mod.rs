@@ -10,3 +10,4 @@ mod reorg;
 mod service;
 #[allow(unreachable_pub)]
 mod stage;
+mod two_processes;

@@ -124,7 +124,17 @@ fn record(payer: u8, nonce: u64) -> Record {
 fn submission(payer: u8, nonce: u64, key: PaymentKey) -> Submission {
     let sender = Sender { network: key.network, address: Address::repeat_byte(payer) };
     let raw = Bytes::from_static(b"signed");
-    Submission { sender, nonce, hash: key.nonce, raw, payments: vec![key], by: 1, at: NOW, until: NOW + 30 }
+    Submission {
+        sender,
+        nonce,
+        hash: key.nonce,
+        raw,
+        payments: vec![key],
+        by: 1,
+        at: NOW,
+        until: NOW + 30,
+        known_failures: Default::default(),
+    }
 }
 
 /// Works on a payment and submits it.

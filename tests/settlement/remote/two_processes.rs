@@ -1,0 +1,47 @@
+//! Two processes on one ledger, whose facilitator is elsewhere.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use tower_x402::{
+    ledger::{Fulfilment, Ledger, MemoryLedger, Settlement, SettlementStep},
+    protocol::Reason,
+};
+
+use super::stage::Stage;
+use support::{
+    engine_stage::until,
+    gated_ledger::{GatedLedger, Held},
+    scripted::{self, Scripted, echo, layer, serve},
+    shop::{evaluate, send},
+};
+
+/// The upkeep of one process has seen that the payment is due when another one says that it failed.
+#[tokio::test]
+async fn a_payment_that_failed_meanwhile_is_not_given_to_the_facilitator() {
+    let stage = Stage::open().await;
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let mut dying = Scripted::new().settle(|_, _| pending());
+    dying.ledger = ledger.clone();
+    let dying = Arc::new(dying);
+    let (app, _) = serve(layer(&dying), echo);
+    let purchase = stage.customer().await.pay(&app, evaluate("x")).await;
+    let (asked, request) = (app.clone(), purchase.on(evaluate("x")));
+    let asking = tokio::spawn(async move { send(&asked, request).await });
+    let key = scripted::key(&purchase);
+    let record = async || ledger.get(&key).await.unwrap();
+    until(async || record().await.is_some_and(|record| record.fulfilment == Fulfilment::Produced)).await;
+    // Its lease ends with its process.
+    ledger.take_over(&key, 0, 0, 0).await.unwrap().expect("the work is done");
+    asking.abort();
+
+    let gated = GatedLedger::over(ledger.clone(), Held::Taking);
+    let remote = stage.remote().upkeep_interval(Duration::from_secs(3_600));
+    let _seller = stage.seller_on(gated.clone(), remote, |layer| layer).await;
+    gated.until_one_waits().await;
+    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9 };
+    ledger.settle(&key, &failed).await.expect("nobody has it");
+    gated.open();
+    until(async || record().await.is_some_and(|record| record.failures == 2)).await;
+    assert!(stage.settles().is_empty(), "given away without being asked for");
+    assert_eq!(record().await.unwrap().settlement, Settlement::Due);
+}

@@ -162,6 +162,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_too_heavy_pushes_nothing_out() {
+        let limits = ResponseLimits { body_bytes: 10_000, total_bytes: 2_000, count: 10, age_seconds: 60 };
+        let mut store = ResponseStore::new(limits);
+        store.insert(key(1), response(100, 0));
+        assert!(store.insert(key(2), response(1_900, 0)).is_empty());
+        assert!(store.get(&key(1), 0).is_some() && store.get(&key(2), 0).is_none());
+        // Headers and trailers weigh as well.
+        let name = http::HeaderName::from_static("x-note");
+        let fields = HeaderMap::from_iter([(name, "n".repeat(800).parse().unwrap())]);
+        let heavy = StoredResponse { headers: fields.clone(), trailers: Some(fields), ..(*response(1, 0)).clone() };
+        assert!(store.insert(key(3), Arc::new(heavy)).is_empty());
+        assert!(store.get(&key(1), 0).is_some() && store.get(&key(3), 0).is_none());
+    }
+
+    #[test]
+    fn what_has_aged_out_goes_when_another_comes() {
+        let mut store = ResponseStore::new(ResponseLimits { age_seconds: 60, ..ResponseLimits::default() });
+        store.insert(key(1), response(1, 0));
+        assert!(store.insert(key(2), response(1, 60)).is_empty(), "it can still be replayed");
+        assert_eq!(store.insert(key(3), response(1, 61)), [key(1)]);
+        assert_eq!((store.kept.len(), store.order.len(), store.bytes), (2, 2, 2 * 513));
+    }
+
+    #[test]
     fn the_first_response_stays() {
         let mut store = ResponseStore::new(ResponseLimits::default());
         store.insert(key(1), response(1, 0));

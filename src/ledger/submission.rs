@@ -210,6 +210,18 @@ mod tests {
     }
 
     #[test]
+    fn of_the_nonces_of_a_sender_the_newest_are_kept_and_the_oldest_listed() {
+        let mut nonces = Nonces::default();
+        let most = MAX_NONCES as u64;
+        for nonce in 0..most + 10 {
+            let forgotten = nonces.insert(Submission { nonce, ..submission(nonce) });
+            assert_eq!(forgotten, nonce.checked_sub(most), "one for one, once there are too many");
+        }
+        let listed: Vec<u64> = nonces.list(&SENDER, 0).iter().map(|submission| submission.nonce).collect();
+        assert_eq!(listed, (10..10 + MAX_LISTED as u64).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn of_the_transactions_of_a_nonce_the_newest_are_kept() {
         let mut nonces = Nonces::default();
         for n in 0..100 {

@@ -10,9 +10,11 @@ use rusqlite::Connection;
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        Counts, CreditLimit, Fulfilment, FulfilmentStep, Ledger, LedgerError, Record, ResponseLimits, Sender,
-        Settlement, SettlementStep, SqliteLedger, StoredResponse, Submission,
+        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Listing,
+        PaymentKey, Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger, StoredResponse,
+        Submission,
     },
+    protocol::Reason,
 };
 
 use super::{CLOCK_START, admit, hash, produce, record, reserve, with_id};
@@ -84,6 +86,7 @@ async fn everything_is_there_after_a_restart() {
     let response = ledger.response(&settled.key).await.unwrap().expect("kept");
     assert_eq!((response.status, &response.body[..]), (StatusCode::CREATED, &b"\0answer"[..]));
     assert_eq!(response.headers["x-bytes"].as_bytes(), b"\xff\xfe");
+    assert!(response.trailers.is_some());
     assert!(ledger.get(&gone.key).await.unwrap().is_none());
     assert_eq!(ledger.counts().await.unwrap(), Counts { settled: 1, pending: 2, ..Counts::default() });
     let submissions = ledger.submissions(&sender, 0).await.unwrap();
@@ -331,7 +334,10 @@ fn a_ledger_outlives_the_runtime_it_was_opened_in() {
 /// Whether another process can have it: this very program, started for that.
 fn opens_elsewhere(path: &Path) -> bool {
     let mut process = Command::new(std::env::current_exe().unwrap());
-    process.args(["--exact", "ledger::durable::another_process", "--ignored"]).env(FILE, path).env("RUST_BACKTRACE", "0");
+    process
+        .args(["--exact", "ledger::durable::another_process", "--ignored"])
+        .env(FILE, path)
+        .env("RUST_BACKTRACE", "0");
     process.output().unwrap().status.success()
 }
 
@@ -500,4 +506,254 @@ async fn what_is_owed_is_owed_after_a_restart_too() {
     assert!(matches!(defer().await, Err(LedgerError::NoCredit)), "what the earlier process deferred is owed");
     ledger.settle(&first.key, &SettlementStep::Settle { transaction: hash(2), block: None, fee: None }).await.unwrap();
     defer().await.expect("the history is there, and nothing is owed");
+}
+
+#[tokio::test]
+async fn what_was_there_before_a_restart_counts_to_the_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let bounded = async || {
+        let clock = Arc::new(ManualClock::at(CLOCK_START));
+        SqliteLedger::open_with(&path, ResponseLimits::default(), 2, clock).await.unwrap()
+    };
+    let ledger = bounded().await;
+    reserve(&ledger, record(1, 1)).await;
+    reserve(&ledger, record(1, 2)).await;
+    ledger.close().await;
+    let refused = bounded().await.reserve(&record(1, 3)).await;
+    assert!(matches!(refused, Err(LedgerError::Full)), "{refused:?}");
+}
+
+/// All that is known of a payment, but who works on it and who settles it: they are gone.
+#[tokio::test]
+async fn a_record_is_the_same_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let everything = Record {
+        request: Fingerprint { digest: hash(1), names_caller: true },
+        body: Some(BodyDigest { length: 2, digest: hash(3), complete: true }),
+        fulfilment: Fulfilment::Delivered,
+        settlement: Settlement::Unknown,
+        last_failure: Some(Reason::InsufficientFunds),
+        failures: 4,
+        attempts: 5,
+        replays: 6,
+        block_seen: Some(7),
+        transactions: vec![hash(8), hash(9)],
+        admitted: true,
+        deferred: true,
+        epoch: 10,
+        reserved_at: 11,
+        produced_at: Some(12),
+        settling: Some(Settling { by: 13, until: 14 }),
+        settled_at: Some(15),
+        fee: Some(U256::from(16)),
+        ..with_id(17, record(1, 1))
+    };
+    let ledger = open(&path).await;
+    ledger.reserve(&everything).await.unwrap();
+    ledger.close().await;
+    let read = open(&path).await.get(&everything.key).await.unwrap().expect("kept");
+    assert_eq!(read.request, everything.request);
+    let expected = Record { lease_until: 0, settling: None, ..everything };
+    assert_eq!(format!("{read:?}"), format!("{expected:?}"));
+}
+
+/// After a restart, too, a payment that failed is not submitted for whoever asked before.
+#[tokio::test]
+async fn failures_are_counted_after_a_restart_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let lease = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &lease).await;
+    for _ in 0..2 {
+        let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1 };
+        ledger.settle(&lease.key, &fail).await.unwrap();
+    }
+    ledger.close().await;
+
+    let ledger = open(&path).await;
+    assert_eq!(ledger.get(&lease.key).await.unwrap().unwrap().failures, 2);
+    let known = |failures| Submission { known_failures: [(lease.key, failures)].into(), ..submission(0, &[lease.key]) };
+    for outdated in [0, 1] {
+        assert!(matches!(ledger.submit(known(outdated)).await, Err(LedgerError::NotDue(_))));
+    }
+    ledger.submit(known(2)).await.unwrap();
+}
+
+/// A transaction of process 1.
+fn submission(nonce: u64, payments: &[PaymentKey]) -> Submission {
+    Submission {
+        sender: SENDER,
+        nonce,
+        hash: hash(1),
+        raw: vec![1; 3].into(),
+        payments: payments.to_vec(),
+        by: 1,
+        at: CLOCK_START,
+        until: CLOCK_START + 30,
+        known_failures: Default::default(),
+    }
+}
+
+const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
+
+/// From now on nothing can be written to the file.
+fn forbid_writing(path: &Path) {
+    let mut sql = String::new();
+    for table in ["payments", "progress", "transactions", "responses"] {
+        for write in ["INSERT", "UPDATE", "DELETE"] {
+            sql += &format!(
+                "CREATE TRIGGER {write}_{table} BEFORE {write} ON {table} BEGIN SELECT RAISE(FAIL, 'disk full'); END;"
+            );
+        }
+    }
+    sqlite_file::change(path, &sql);
+}
+
+/// What a call says that must be on disk before it returns, made on a payment that `prepare` has brought so far, and on a disk that
+/// takes nothing more.
+async fn on_a_full_disk<T>(
+    prepare: impl AsyncFn(&SqliteLedger, &Lease),
+    call: impl AsyncFn(&SqliteLedger, &Lease) -> Result<T, LedgerError>,
+) -> Result<T, LedgerError> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let lease = reserve(&ledger, record(1, 1)).await;
+    prepare(&ledger, &lease).await;
+    ledger.close().await;
+    forbid_writing(&path);
+    let ledger = open(&path).await;
+    let result = call(&ledger, &lease).await;
+    // Wait for the writer to let go of the file before it is removed.
+    ledger.close().await;
+    result
+}
+
+/// A caller that is told before the disk says so would be told what is not true here.
+#[track_caller]
+fn assert_failed<T>(result: Result<T, LedgerError>) {
+    match result {
+        Err(LedgerError::Backend(_)) => {}
+        Ok(_) => panic!("done, it says, and it is not on disk"),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+async fn produced(ledger: &SqliteLedger, lease: &Lease) {
+    produce(ledger, lease).await;
+}
+
+async fn settled(ledger: &SqliteLedger, lease: &Lease) {
+    produce(ledger, lease).await;
+    let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
+    ledger.settle(&lease.key, &settle).await.unwrap();
+}
+
+async fn submitted(ledger: &SqliteLedger, lease: &Lease) {
+    produce(ledger, lease).await;
+    ledger.submit(submission(0, &[lease.key])).await.unwrap();
+}
+
+async fn working(ledger: &SqliteLedger, lease: &Lease) {
+    admit(ledger, lease, 10, 1).await.unwrap();
+    ledger.fulfil(lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+}
+
+async fn reserved(_: &SqliteLedger, _: &Lease) {}
+
+#[tokio::test]
+async fn no_transaction_leaves_before_it_is_on_disk() {
+    assert_failed(
+        on_a_full_disk(produced, async |ledger, lease| ledger.submit(submission(0, &[lease.key])).await).await,
+    );
+    assert_failed(on_a_full_disk(reserved, async |ledger, _| ledger.submit(submission(0, &[])).await).await);
+}
+
+#[tokio::test]
+async fn no_step_of_settlement_is_taken_before_it_is_on_disk() {
+    let settling = Settling { by: 1, until: CLOCK_START + 30 };
+    let reason = Reason::InsufficientFunds;
+    for step in [
+        SettlementStep::Entrust { settling, known_failures: 0 },
+        SettlementStep::Take(settling),
+        SettlementStep::Fail { reason: reason.clone(), by: 1 },
+        SettlementStep::Die { reason },
+        SettlementStep::LoseSight,
+        SettlementStep::Submit { transaction: hash(1) },
+    ] {
+        assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.settle(&lease.key, &step).await).await);
+    }
+    let undo = SettlementStep::Undo;
+    assert_failed(on_a_full_disk(settled, async |ledger, lease| ledger.settle(&lease.key, &undo).await).await);
+}
+
+/// Those that would be repeated, or repeated otherwise, if they were lost.
+#[tokio::test]
+async fn no_step_of_work_that_counts_is_taken_before_it_is_on_disk() {
+    let start = FulfilmentStep::Start { until: 0 };
+    let release = FulfilmentStep::Release { body: None };
+    let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(answer())) };
+    let due = FulfilmentStep::Admit { funds: None, due: true };
+    let defer =
+        FulfilmentStep::Defer { limit: CreditLimit { total: U256::from(10), per_payer: U256::from(10), history: 0 } };
+    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &produce).await).await);
+    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &release).await).await);
+    assert_failed(on_a_full_disk(working, async |ledger, lease| ledger.fulfil(lease, &start).await).await);
+    assert_failed(on_a_full_disk(reserved, async |ledger, lease| ledger.fulfil(lease, &due).await).await);
+    assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.fulfil(lease, &defer).await).await);
+}
+
+#[tokio::test]
+async fn nothing_else_that_counts_is_done_before_it_is_on_disk() {
+    let take_over = async |ledger: &SqliteLedger, lease: &Lease| {
+        ledger.take_over(&lease.key, 0, CLOCK_START + 31, CLOCK_START + 90).await
+    };
+    assert_failed(on_a_full_disk(working, take_over).await);
+    assert_failed(on_a_full_disk(reserved, async |ledger, lease| ledger.discard(lease).await).await);
+    let store = async |ledger: &SqliteLedger, lease: &Lease| ledger.store_response(&lease.key, answer()).await;
+    assert_failed(on_a_full_disk(produced, store).await);
+    assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.count_replay(&lease.key).await).await);
+    let free = async |ledger: &SqliteLedger, _: &Lease| {
+        // The process that had it before is gone: its number is 0 now.
+        ledger.free_nonce(&SENDER, 0, 0).await
+    };
+    assert_failed(on_a_full_disk(submitted, free).await);
+    assert_failed(on_a_full_disk(submitted, async |ledger, _| ledger.forget_nonces(&SENDER, 1).await).await);
+}
+
+#[tokio::test]
+async fn nothing_is_shown_before_it_is_on_disk() {
+    /// What nobody waits for.
+    async fn noted(ledger: &SqliteLedger) -> Record {
+        let other = record(2, 1);
+        ledger.reserve(&other).await.unwrap();
+        other
+    }
+    let get = async |ledger: &SqliteLedger, _: &Lease| ledger.get(&noted(ledger).await.key).await;
+    assert_failed(on_a_full_disk(submitted, get).await);
+    let reserve_again = async |ledger: &SqliteLedger, _: &Lease| ledger.reserve(&noted(ledger).await).await;
+    assert_failed(on_a_full_disk(submitted, reserve_again).await);
+    let response = async |ledger: &SqliteLedger, lease: &Lease| {
+        noted(ledger).await;
+        ledger.response(&lease.key).await
+    };
+    assert_failed(on_a_full_disk(submitted, response).await);
+    let submissions = async |ledger: &SqliteLedger, _: &Lease| {
+        noted(ledger).await;
+        ledger.submissions(&SENDER, 0).await
+    };
+    assert_failed(on_a_full_disk(submitted, submissions).await);
+    let list = async |ledger: &SqliteLedger, _: &Lease| {
+        noted(ledger).await;
+        ledger.list(&Listing::default()).await
+    };
+    assert_failed(on_a_full_disk(submitted, list).await);
+    let counts = async |ledger: &SqliteLedger, _: &Lease| {
+        noted(ledger).await;
+        ledger.counts().await
+    };
+    assert_failed(on_a_full_disk(submitted, counts).await);
 }

@@ -21,9 +21,9 @@ use tower_x402::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Terms, Window, precheck},
     ledger::{
-        Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError, MemoryLedger,
-        PaymentKey, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
-        StoredResponse,
+        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError,
+        MemoryLedger, PaymentKey, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling,
+        SqliteLedger, StoredResponse,
     },
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
@@ -38,9 +38,18 @@ on_every_ledger! {
     what_was_released_and_leased_anew_is_its_owners,
     who_had_it_before_has_nothing_of_a_later_reservation,
     of_many_who_take_over_one_wins,
+    who_decided_on_an_older_record_takes_nothing_over,
     what_is_in_flight_stays_within_the_balance,
+    a_due_payment_that_is_released_stays_in_flight,
+    the_digest_that_covers_most_of_the_body_is_kept,
+    what_was_noted_first_stays,
+    what_may_have_been_sent_is_not_discarded,
+    a_dead_payment_is_out_of_flight,
+    what_is_worked_on_is_not_forgotten,
+    the_block_at_which_a_payment_was_unused_is_kept,
     a_balance_read_before_a_transfer_still_counts_it,
     a_balance_read_after_a_transfer_does_not_count_it_again,
+    a_balance_read_between_two_transfers_counts_the_later_one,
     what_was_worked_on_is_not_discarded,
     a_discarded_reservation_may_be_made_again,
     responses_are_kept_and_replays_counted,
@@ -238,6 +247,20 @@ async fn of_many_who_take_over_one_wins(TestLedger { ledger, directory: _directo
     assert_eq!(won, [Lease { key: lease.key, epoch: 1 }]);
 }
 
+async fn who_decided_on_an_older_record_takes_nothing_over(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
+    let first = reserve(&*ledger, record(1, 1)).await;
+    ledger.fulfil(&first, &FulfilmentStep::Release { body: None }).await.unwrap();
+    let (now, until) = (CLOCK_START, CLOCK_START + 90);
+    let second = ledger.take_over(&first.key, 0, now, until).await.unwrap().expect("released");
+    ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
+    for seen in [0, 2] {
+        assert_eq!(ledger.take_over(&first.key, seen, now, until).await.unwrap(), None, "epoch {seen}");
+    }
+    assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some());
+}
+
 async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let tasks = (0..50).map(|nonce| {
         let ledger = ledger.clone();
@@ -259,6 +282,76 @@ async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, directo
     admit(&*ledger, &next, 100, 1).await.expect("a released attempt is out of flight");
 }
 
+/// Whoever pays first may be charged though the work that it paid for came to nothing.
+async fn a_due_payment_that_is_released_stays_in_flight(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let (upfront, later) = (reserve(&*ledger, record(1, 1)).await, reserve(&*ledger, record(1, 2)).await);
+    let funds = Some(Funds { balance: U256::from(20), block: 1 });
+    ledger.fulfil(&upfront, &FulfilmentStep::Admit { funds, due: true }).await.unwrap();
+    admit(&*ledger, &later, 20, 1).await.unwrap();
+    for lease in [&upfront, &later] {
+        ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await.unwrap();
+    }
+    let released = async |lease: &Lease| ledger.get(&lease.key).await.unwrap().unwrap();
+    assert!(released(&upfront).await.admitted, "it is due");
+    assert!(!released(&later).await.admitted);
+    let next = reserve(&*ledger, record(1, 3)).await;
+    let refused = admit(&*ledger, &next, 19, 1).await;
+    assert!(matches!(refused, Err(LedgerError::Exposed)), "{refused:?}");
+    admit(&*ledger, &next, 20, 1).await.expect("only what is due is in flight");
+}
+
+/// An attempt that read little of the body must not open the payment to other bodies.
+async fn the_digest_that_covers_most_of_the_body_is_kept(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let digest = |length, complete| Some(BodyDigest { length, digest: hash(length as u8), complete });
+    let (short, long, whole) = (digest(3, false), digest(10, false), digest(10, true));
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    let body = async || ledger.get(&lease.key).await.unwrap().unwrap().body;
+    admit(&*ledger, &lease, 10, 1).await.unwrap();
+    for (read, kept) in [(long, long), (short, long), (None, long), (whole, whole), (long, whole)] {
+        ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+        ledger.fulfil(&lease, &FulfilmentStep::Release { body: read }).await.unwrap();
+        assert_eq!(body().await, kept, "after {read:?}");
+        admit(&*ledger, &lease, 10, 1).await.unwrap();
+    }
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: short, at: CLOCK_START, response: None }).await.unwrap();
+    assert_eq!(body().await, whole);
+}
+
+async fn what_was_noted_first_stays(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    let key = lease.key;
+    admit(&*ledger, &lease, 10, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    let early = ledger.fulfil(&lease, &FulfilmentStep::Deliver).await;
+    assert!(matches!(early, Err(LedgerError::Forbidden(_))), "there is nothing to deliver: {early:?}");
+    let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START + 3, response: None };
+    ledger.fulfil(&lease, &produce).await.unwrap();
+    for _ in 0..2 {
+        ledger.settle(&key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    }
+    let settle = |block, fee| SettlementStep::Settle { transaction: hash(1), block: Some(block), fee };
+    ledger.settle(&key, &settle(7, Some(U256::from(5)))).await.unwrap();
+    clock.advance(10);
+    ledger.settle(&key, &settle(8, None)).await.unwrap();
+    let record = ledger.get(&key).await.unwrap().unwrap();
+    assert_eq!(record.settlement.block(), Some(8), "the block may be another one after a reorganization");
+    assert_eq!((record.settled_at, record.fee), (Some(CLOCK_START), Some(U256::from(5))));
+    assert_eq!((record.produced_at, record.transactions), (Some(CLOCK_START + 3), vec![hash(1)]));
+}
+
+/// What is paid after that block is credited (I8), also if a later attempt was admitted without a look at the chain.
+async fn the_block_at_which_a_payment_was_unused_is_kept(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    let seen = async || ledger.get(&lease.key).await.unwrap().unwrap().block_seen;
+    admit(&*ledger, &lease, 10, 5).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: false }).await.unwrap();
+    assert_eq!(seen().await, Some(5));
+    admit(&*ledger, &lease, 10, 7).await.unwrap();
+    assert_eq!(seen().await, Some(7));
+}
+
 async fn a_balance_read_before_a_transfer_still_counts_it(
     TestLedger { ledger, directory: _directory, .. }: TestLedger,
 ) {
@@ -274,6 +367,23 @@ async fn a_balance_read_before_a_transfer_still_counts_it(
     let stale = admit(&*ledger, &next, 10, 6).await;
     assert!(matches!(stale, Err(LedgerError::Stale)), "the balance of block 6 is spent in block 7");
     admit(&*ledger, &next, 10, 7).await.expect("the balance of block 7 is what is left");
+}
+
+async fn a_balance_read_between_two_transfers_counts_the_later_one(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
+    for (payer, blocks) in [(1, [7, 9]), (2, [9, 7])] {
+        for (nonce, block) in (1..).zip(blocks) {
+            let lease = reserve(&*ledger, record(payer, nonce)).await;
+            produce(&*ledger, &lease).await;
+            let settle = SettlementStep::Settle { transaction: hash(1), block: Some(block), fee: None };
+            ledger.settle(&lease.key, &settle).await.unwrap();
+        }
+        let next = reserve(&*ledger, record(payer, 3)).await;
+        assert!(matches!(admit(&*ledger, &next, 29, 6).await, Err(LedgerError::Stale)), "before both");
+        assert!(matches!(admit(&*ledger, &next, 19, 8).await, Err(LedgerError::Stale)), "between the two");
+        admit(&*ledger, &next, 20, 8).await.expect("one of them is seen");
+    }
 }
 
 /// 200 authorizations on a balance for 200: the last one must not be refused because a balance that already shows what
@@ -312,6 +422,50 @@ async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _di
     assert!(matches!(ledger.discard(&upfront).await, Err(LedgerError::Forbidden(_))));
 }
 
+async fn what_may_have_been_sent_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let leases = [1, 2, 3].map(async |payer| reserve(&*ledger, record(payer, 1)).await);
+    let [entrusted, failed, released] = <[Lease; 3]>::try_from(join_all(leases).await).unwrap();
+    for lease in [&entrusted, &failed] {
+        ledger.fulfil(lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+    }
+    let settling = Settling { by: 1, until: CLOCK_START + 30 };
+    ledger.settle(&entrusted.key, &SettlementStep::Entrust { settling, known_failures: 0 }).await.unwrap();
+    ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1 }).await.unwrap();
+    ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
+    for lease in [entrusted, failed, released] {
+        assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::Forbidden(_))));
+        assert!(ledger.get(&lease.key).await.unwrap().is_some());
+    }
+}
+
+async fn a_dead_payment_is_out_of_flight(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+    let dead = reserve(&*ledger, record(1, 1)).await;
+    produce(&*ledger, &dead).await;
+    let next = reserve(&*ledger, record(1, 2)).await;
+    assert!(matches!(admit(&*ledger, &next, 19, 1).await, Err(LedgerError::Exposed)));
+    ledger.settle(&dead.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    admit(&*ledger, &next, 10, 1).await.expect("it is never executed");
+}
+
+async fn what_is_worked_on_is_not_forgotten(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    admit(&*ledger, &lease, 1_000, 1).await.unwrap();
+    let until = VALID_BEFORE + 7_200;
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until }).await.unwrap();
+    let others_come = async |nonces: std::ops::Range<u64>| {
+        for nonce in nonces {
+            let _ = ledger.reserve(&record(1, nonce)).await.unwrap();
+        }
+    };
+    clock.advance(VALID_BEFORE + 3_600 - CLOCK_START);
+    others_come(10..30).await;
+    assert!(ledger.get(&lease.key).await.unwrap().is_some(), "its lease runs");
+    clock.advance(7_200);
+    others_come(30..60).await;
+    assert!(ledger.get(&lease.key).await.unwrap().is_none());
+}
+
 async fn a_discarded_reservation_may_be_made_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
@@ -332,6 +486,9 @@ async fn responses_are_kept_and_replays_counted(TestLedger { ledger, clock, dire
     };
     ledger.store_response(&lease.key, response(ledger.response_limit() + 1)).await.unwrap();
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "beyond the bound, dropped");
+    let largest = reserve(&*ledger, record(2, 1)).await;
+    ledger.store_response(&largest.key, response(ledger.response_limit())).await.unwrap();
+    assert!(ledger.response(&largest.key).await.unwrap().is_some(), "at the bound, kept");
     ledger.store_response(&lease.key, response(3)).await.unwrap();
     ledger.store_response(&lease.key, response(4)).await.unwrap();
     let stored = ledger.response(&lease.key).await.unwrap().expect("kept");
@@ -436,6 +593,13 @@ async fn what_has_expired_makes_room_for_whoever_comes() {
         }
         assert!(matches!(ledger.reserve(&record(2, 0)).await, Err(LedgerError::Full)));
     }
+    for ledger in &ledgers {
+        assert!(matches!(ledger.reserve(&record(2, 1)).await, Err(LedgerError::Full)));
+        let Ok(Some(first)) = ledger.get(&record(1, 0).key).await else { panic!("kept") };
+        ledger.discard(&first.lease()).await.unwrap();
+        reserve(&**ledger, record(1, 0)).await;
+        assert!(matches!(ledger.reserve(&record(2, 1)).await, Err(LedgerError::Full)), "one for one");
+    }
     clock.advance(VALID_BEFORE - CLOCK_START + 7_200);
     for ledger in &ledgers {
         // Who filled it never comes again.
@@ -445,6 +609,37 @@ async fn what_has_expired_makes_room_for_whoever_comes() {
     drop(ledgers);
     let sqlite = reopened(&path, clock).await;
     assert_eq!(sqlite.counts().await.unwrap().pending, 1, "forgotten in the file, too");
+}
+
+/// In memory: a database forgets from time to time.
+#[tokio::test]
+async fn records_go_when_their_time_is_over_and_their_fate_is_known() {
+    let clock = Arc::new(ManualClock::at(CLOCK_START));
+    let ledger = MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone());
+    let [last, open] = [1, 2].map(async |nonce| {
+        let lease = reserve(&ledger, record(1, nonce)).await;
+        produce(&ledger, &lease).await;
+        lease.key
+    });
+    let (last, open) = (last.await, open.await);
+    let settle = SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None };
+    let others_come = async |nonce| drop(ledger.reserve(&record(1, nonce)).await.unwrap());
+    let is_known = async |key| ledger.get(&key).await.unwrap().is_some();
+    ledger.settle(&last, &settle).await.unwrap();
+    ledger.settle(&last, &SettlementStep::Finalize).await.unwrap();
+    ledger.settle(&open, &SettlementStep::LoseSight).await.unwrap();
+    clock.advance(VALID_BEFORE + 900 - CLOCK_START);
+    others_come(10).await;
+    assert!(is_known(last).await, "a late reorganization finds it");
+    clock.advance(1);
+    others_come(11).await;
+    assert_eq!((is_known(last).await, is_known(open).await), (false, true));
+    // It was looked at in vain, and is looked at again.
+    ledger.settle(&open, &settle).await.unwrap();
+    ledger.settle(&open, &SettlementStep::Finalize).await.unwrap();
+    clock.advance(901);
+    others_come(12).await;
+    assert!(!is_known(open).await);
 }
 
 /// Once whoever had it before has let go of it.

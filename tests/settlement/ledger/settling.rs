@@ -13,8 +13,10 @@ on_every_ledger! {
     a_replacement_is_the_one_to_send_again,
     nonces_in_blocks_are_forgotten,
     a_payment_is_settled_by_one_process_at_a_time,
+    other_processes_keep_away_to_the_last_second,
     what_is_entrusted_to_somebody_is_unknown_until_they_answer,
     an_undone_settlement_is_due_and_in_flight_again,
+    an_undone_settlement_is_found_at_once_unless_it_is_worked_for,
     open_payments_are_listed_in_order_page_by_page,
     what_somebody_works_on_is_not_idle,
     a_whole_response_is_kept_with_the_step_that_produced_it,
@@ -150,6 +152,30 @@ async fn a_payment_is_settled_by_one_process_at_a_time(
     ledger.submit(later).await.unwrap();
 }
 
+async fn other_processes_keep_away_to_the_last_second(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+    let keys = [due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await];
+    let settling = |by, until| Settling { by, until };
+    ledger.settle(&keys[0], &SettlementStep::Take(settling(1, CLOCK_START + 30))).await.unwrap();
+    ledger.submit(submission(1, 0, 1, &[keys[1]])).await.unwrap();
+    let by_another = settling(2, CLOCK_START + 90);
+    clock.advance(30);
+    for key in keys {
+        for step in
+            [SettlementStep::Take(by_another), SettlementStep::Entrust { settling: by_another, known_failures: 0 }]
+        {
+            let refused = ledger.settle(&key, &step).await;
+            assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "{step:?}: {refused:?}");
+        }
+        let refused = ledger.submit(submission(2, 1, 2, &[key])).await;
+        assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{refused:?}");
+        let taken = ledger.settle(&key, &SettlementStep::Take(settling(1, CLOCK_START + 30))).await;
+        taken.expect("whoever has it may go on");
+    }
+    clock.advance(1);
+    ledger.settle(&keys[0], &SettlementStep::Take(by_another)).await.expect("its time ran out");
+    ledger.submit(submission(2, 1, 2, &[keys[1]])).await.expect("its time ran out");
+}
+
 async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
     TestLedger { ledger, clock, directory: _directory }: TestLedger,
 ) {
@@ -184,6 +210,24 @@ async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, di
         matches!(ledger.settle(&key, &SettlementStep::Undo).await, Err(LedgerError::Forbidden(_))),
         "final is final"
     );
+}
+
+async fn an_undone_settlement_is_found_at_once_unless_it_is_worked_for(
+    TestLedger { ledger, directory: _directory, .. }: TestLedger,
+) {
+    let produced = due(&*ledger, 1, 1).await;
+    let upfront = reserve(&*ledger, record(2, 1)).await;
+    for key in [produced, upfront.key] {
+        let settle = SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: None };
+        ledger.settle(&key, &settle).await.unwrap();
+    }
+    ledger.fulfil(&upfront, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    for key in [produced, upfront.key] {
+        ledger.settle(&key, &SettlementStep::Undo).await.unwrap();
+    }
+    let idle = Listing { idle_at: Some(CLOCK_START), ..Listing::of([SettlementState::Due]) };
+    let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
+    assert_eq!(found, [produced], "whoever settled it is gone; the other's lease still runs");
 }
 
 async fn open_payments_are_listed_in_order_page_by_page(TestLedger { ledger, directory: _directory, .. }: TestLedger) {

@@ -81,7 +81,10 @@ impl Purchase {
         let Presented { payment, refusal, facilitator } = presented;
         let catalogue = &sale.config.catalogue;
         let payment = match facilitator.reads_echo() {
-            true => payment.with_echo(claim.echo(&catalogue.url(&sale.uri), catalogue.extensions())),
+            true => {
+                let url = catalogue.public_url(&sale.target);
+                payment.with_echo(url.and_then(|url| claim.echo(&url, catalogue.extensions())))
+            }
             false => payment,
         };
         Box::new(Self {

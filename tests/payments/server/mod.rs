@@ -7,6 +7,7 @@ mod composition;
 mod deferred;
 mod deferred_on_chain;
 mod exposure;
+mod host;
 mod http_semantics;
 mod paid_request;
 mod payment_identifier;

@@ -127,7 +127,7 @@ async fn authenticate(purchase: &Purchase) -> Result<Option<Verified>, Answer> {
     if record.is_some_and(|record| is_same(&record, payment)) {
         return Ok(None);
     }
-    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
+    let _place = sale.config.unproven.enter().await.ok_or_else(sale::overloaded)?;
     let verified = facilitator.as_ref().verify(payment).await;
     verified.map(Some).map_err(|error| sale.not_verified(&error))
 }

@@ -10,11 +10,12 @@ use tokio::sync::Semaphore;
 
 use super::{
     claim::{PAYMENT_SIGNATURE, X_PAYMENT},
-    config::{Classifier, Config, Limits, UNPROVEN},
+    config::{Classifier, Config, Limits, UNPROVEN, UNPROVEN_PATIENCE},
     deferred::DeferredPolicy,
     fingerprint::HEADERS,
     frames::Frames,
     layer::RequirePaymentLayer,
+    line::Line,
     offer::{Catalogue, Location, Way},
     page::BrowserPage,
     price::{Price, PriceError, Pricing, Quote},
@@ -453,7 +454,7 @@ impl RequirePaymentLayerBuilder {
             catalogue,
             facilitators: self.facilitators,
             permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
-            unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
+            unproven: Line::new(self.limits.concurrent.min(UNPROVEN), UNPROVEN_PATIENCE),
             unpriced: Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS)),
             limits: self.limits,
             credit: self.deferred.map(|policy| policy.limit()),

@@ -129,6 +129,7 @@ mod job;
 mod layer;
 mod lease;
 mod letters;
+mod line;
 mod offer;
 mod offer_v1;
 mod page;
@@ -156,6 +157,8 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
+#[cfg(feature = "market")]
+pub(crate) use line::Line;
 pub use page::BrowserPage;
 #[cfg(feature = "market")]
 pub(crate) use page::is_navigation;

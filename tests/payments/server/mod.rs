@@ -16,4 +16,5 @@ mod presented_again;
 mod produced;
 mod scripted;
 mod status;
+mod upgraded;
 mod v1;

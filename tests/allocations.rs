@@ -6,7 +6,7 @@
 
 use std::alloc::System;
 
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header::HOST};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, answer, buyer, clock, layer, order};
 use tower::Service as _;
@@ -68,6 +68,13 @@ fn judge(what: &str, counted: f64, usual: f64) -> Option<String> {
 #[tokio::test]
 async fn no_request_allocates_more_than_it_did() {
     let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(support::hot_path::unpaid)).await;
+    let at_a_host = many(|| {
+        let mut request = hot_path::unpaid();
+        request.headers_mut().insert(HOST, HeaderValue::from_static("api.example:8443"));
+        request
+    });
+    // The same: its URL is written once, whatever it is made of.
+    let named = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, at_a_host).await;
     let mut mint = Mint::new(10);
     let mut payments = |signed| many(|| support::hot_path::paid(&mint.header(signed, NOW)));
     let by_wallet = of_requests(shop(), StatusCode::OK, payments(Signed::ByWallet)).await;
@@ -85,6 +92,7 @@ async fn no_request_allocates_more_than_it_did() {
     .await;
     let wrong: Vec<String> = [
         judge("an unpaid request", unpaid, 7.0),
+        judge("an unpaid request that names its host", named, 7.0),
         judge("a paid request, signed by a key", by_key, 26.0),
         judge("a paid request, signed by a wallet", by_wallet, 30.0),
         judge("a payment by a client, beside its two requests", paying - asked_twice, 60.0),

@@ -140,7 +140,8 @@ pub(crate) struct Flags {
     /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several evaluators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
-    /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate
+    /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate [default: what
+    /// each request names as its host]
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<HttpUrl>,
     /// Print what is on record in --ledger, of all payments, those that are due, or those that are owed (paid for, and the student

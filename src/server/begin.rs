@@ -81,7 +81,10 @@ impl Purchase {
         let Presented { payment, refusal, facilitator } = presented;
         let catalogue = &sale.config.catalogue;
         let payment = match facilitator.reads_echo() {
-            true => payment.with_echo(claim.echo(&catalogue.url(&sale.uri), catalogue.extensions())),
+            true => {
+                let url = catalogue.public_url(&sale.target);
+                payment.with_echo(url.and_then(|url| claim.echo(&url, catalogue.extensions())))
+            }
             false => payment,
         };
         Box::new(Self {
@@ -124,7 +127,7 @@ async fn authenticate(purchase: &Purchase) -> Result<Option<Verified>, Answer> {
     if record.is_some_and(|record| is_same(&record, payment)) {
         return Ok(None);
     }
-    let _place = sale.config.unproven.try_acquire().map_err(|_| sale::overloaded())?;
+    let _place = sale.config.unproven.enter().await.ok_or_else(sale::overloaded)?;
     let verified = facilitator.as_ref().verify(payment).await;
     verified.map(Some).map_err(|error| sale.not_verified(&error))
 }

@@ -4,17 +4,18 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use http::{HeaderName, StatusCode, Uri, request, response};
+use http::{HeaderMap, HeaderName, StatusCode, Uri, request, response};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::{
     claim::{PAYMENT_SIGNATURE, X_PAYMENT},
-    config::{Classifier, Config, Limits, UNPROVEN},
+    config::{Classifier, Config, Limits, UNPROVEN, UNPROVEN_PATIENCE},
     deferred::DeferredPolicy,
     fingerprint::HEADERS,
     frames::Frames,
     layer::RequirePaymentLayer,
+    line::Line,
     offer::{Catalogue, Location, Way},
     page::BrowserPage,
     price::{Price, PriceError, Pricing, Quote},
@@ -40,7 +41,9 @@ pub struct RequirePaymentLayerBuilder {
     flows: Vec<PaymentFlow>,
     facilitators: Vec<Arc<dyn Facilitator>>,
     resource: ResourceInfo,
-    location: Location,
+    /// `None` if it is the request that says where the resource is.
+    location: Option<Location>,
+    trusts_proxy: bool,
     status_url: Option<String>,
     discovery: Option<Discovery>,
     limits: Limits,
@@ -63,7 +66,8 @@ impl Default for RequirePaymentLayerBuilder {
             flows: Vec::new(),
             facilitators: Vec::new(),
             resource: ResourceInfo::default(),
-            location: Location::Origin(String::new()),
+            location: None,
+            trusts_proxy: false,
             status_url: None,
             discovery: None,
             limits: Limits::default(),
@@ -196,15 +200,31 @@ impl RequirePaymentLayerBuilder {
 
     /// The public URL of the one resource that this layer charges for.
     pub fn resource_url(mut self, url: impl Into<String>) -> Self {
-        self.location = Location::Url(url.into());
+        self.location = Some(Location::Url(url.into()));
         self
     }
 
-    /// The public origin, such as `https://api.example`, to which the request's path is added. Without it the 402 names the
-    /// path alone, which clients of v1 refuse; it never repeats a `Host` header.
+    /// The public origin, such as `https://api.example`, to which the request's path is added in the URL that the 402 names.
+    ///
+    /// Without it, or with an empty one, the 402 names the host that the request names itself: its `Host` header, or the host in its
+    /// URI, where HTTP/2 has it. The scheme is the URI's if it has one, `http` for loopback hosts and `https` for others; see
+    /// [`trust_forwarded_proto`](Self::trust_forwarded_proto). A request that names no host, several, or something else gets the path
+    /// alone, which clients of v1 refuse. A client can choose its `Host`, so nothing else depends on it: neither the price nor what a
+    /// payment is bound to, unless [`priced_by`](Self::priced_by) names it.
     pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
         let origin = origin.into();
-        self.location = Location::Origin(origin.trim_end_matches('/').to_owned());
+        let origin = origin.trim_end_matches('/');
+        self.location = (!origin.is_empty()).then(|| Location::Origin(origin.to_owned()));
+        self
+    }
+
+    /// Takes the scheme of a request's URL from `X-Forwarded-Proto`, or from the last element of `Forwarded`. Default: off.
+    ///
+    /// Turn it on behind a proxy that ends TLS and sets or removes both headers itself. It has no effect with a
+    /// [`public_origin`](Self::public_origin) or a [`resource_url`](Self::resource_url). The host is that of the `Host` header, which the
+    /// proxy has to pass on.
+    pub fn trust_forwarded_proto(mut self, trust: bool) -> Self {
+        self.trusts_proxy = trust;
         self
     }
 
@@ -387,7 +407,7 @@ impl RequirePaymentLayerBuilder {
             return Err(BuildError::ZeroPrice);
         }
         check_limits(&self.limits)?;
-        check_location(&self.location)?;
+        check_location(self.location.as_ref())?;
         check_status_url(self.status_url.as_deref())?;
         if self.resource.tags.len() > 5 {
             return Err(BuildError::TooManyTags(self.resource.tags.len()));
@@ -417,14 +437,15 @@ impl RequirePaymentLayerBuilder {
                 ways.push(way);
             }
         }
-        if self.discovery.is_some() && matches!(&self.location, Location::Origin(origin) if origin.is_empty()) {
+        if self.discovery.is_some() && self.location.is_none() {
             return Err(BuildError::NoPublicUrl);
         }
         let extensions = declarations(self.asks_for_ids, self.status_url.as_deref(), self.discovery.as_ref())?;
         let pricing = Pricing { price, headers: self.priced_by.into() };
-        let catalogue =
-            Catalogue::new(pricing, ways, timeout, self.resource, self.location, extensions, self.speaks_v1);
-        let longest = catalogue.demand(&Uri::default(), &catalogue.longest(), None);
+        let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
+        let catalogue = Catalogue::new(pricing, ways, timeout, self.resource, location, extensions, self.speaks_v1);
+        let (uri, headers) = (Uri::default(), HeaderMap::new());
+        let longest = catalogue.demand(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
         let size = longest.map_or(usize::MAX, |demand| demand.header.len());
         if size > MAX_DEMAND {
             return Err(BuildError::DemandTooLarge { size });
@@ -433,7 +454,7 @@ impl RequirePaymentLayerBuilder {
             catalogue,
             facilitators: self.facilitators,
             permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
-            unproven: Semaphore::new(self.limits.concurrent.min(UNPROVEN)),
+            unproven: Line::new(self.limits.concurrent.min(UNPROVEN), UNPROVEN_PATIENCE),
             unpriced: Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS)),
             limits: self.limits,
             credit: self.deferred.map(|policy| policy.limit()),
@@ -481,12 +502,11 @@ fn check_limits(limits: &Limits) -> Result<(), BuildError> {
     Ok(())
 }
 
-fn check_location(location: &Location) -> Result<(), BuildError> {
-    let text = match location {
-        Location::Origin(origin) if origin.is_empty() => return Ok(()),
-        Location::Origin(text) | Location::Url(text) => text,
-    };
-    if is_http_url(text) { Ok(()) } else { Err(BuildError::Url(text.clone())) }
+fn check_location(location: Option<&Location>) -> Result<(), BuildError> {
+    match location {
+        Some(Location::Origin(text) | Location::Url(text)) if !is_http_url(text) => Err(BuildError::Url(text.clone())),
+        _ => Ok(()),
+    }
 }
 
 /// What the 402 declares; `None` if nothing.

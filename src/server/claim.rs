@@ -120,9 +120,9 @@ impl Claim {
     }
 
     /// What it returns of the 402 besides the offer, for a facilitator that makes something of it. Only what is about the resource
-    /// that is sold here, and only if that is named for the whole world: a facilitator may show to others what it reads.
+    /// that is sold here, at the URL that the seller says: a facilitator may show to others what it reads.
     pub(super) fn echo(&self, resource_url: &str, offered: Offered<'_>) -> Option<Arc<Echo>> {
-        let resource = self.resource().filter(|_| !resource_url.starts_with('/'))?;
+        let resource = self.resource()?;
         if resource.read().ok()?.url != resource_url {
             return None;
         }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::{frames::Frames, offer::Catalogue, page::BrowserPage, wait::InProgress};
+use super::{frames::Frames, line::Line, offer::Catalogue, page::BrowserPage, wait::InProgress};
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Window},
@@ -35,13 +35,15 @@ pub(super) struct Config {
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
     /// Places for payments that anybody could have made up: these must not take those of the proven ones.
-    pub(super) unproven: Semaphore,
+    pub(super) unproven: Line,
     /// Places for requests that are read to be priced.
     pub(super) unpriced: Semaphore,
 }
 
-/// How many payments may wait at once for the chain to say whether they are genuine.
+/// About how many payments the chain is asked at once whether they are genuine.
 pub(super) const UNPROVEN: usize = 64;
+/// How long others wait for that; about as long as the chain may take.
+pub(super) const UNPROVEN_PATIENCE: Duration = Duration::from_secs(4);
 
 /// Bounds of a layer.
 #[derive(Clone, Copy, Debug)]

@@ -56,3 +56,15 @@ pub(super) fn settled_later(record: &Record, payer: Spelling, status_url: Option
     let extensions = record.deferred.then(|| Verbatim::of(&payment_status::pending(&record.key, status_url)).ok())?;
     Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, payer, Ok(B256::ZERO)) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_policy_gives_credit_to_payers_that_never_paid() {
+        for (history, needed) in [(0, 1), (1, 1), (2, 2), (u32::MAX, u32::MAX)] {
+            assert_eq!(DeferredPolicy { history, ..DeferredPolicy::default() }.limit().history, needed);
+        }
+    }
+}

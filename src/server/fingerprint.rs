@@ -13,9 +13,20 @@ use crate::ledger::{BodyDigest, Fingerprint};
 pub(super) static HEADERS: [HeaderName; 2] = [AUTHORIZATION, COOKIE];
 
 impl Fingerprint {
-    /// The fingerprint of a request's head, presented to this seller, whose prices depend on the headers `priced_by` too. Every
-    /// part is preceded by its length, so that none can pass for another.
+    /// Returns the fingerprint of a request's head, presented to this seller, whose prices depend on the headers `priced_by` too. Every
+    /// part is preceded by its length and the values of a header by their number, so that none can pass for another.
     pub(super) fn of(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
+        Self::counting(true, parts, seller, priced_by)
+    }
+
+    /// Returns the same as it was until values were counted, so that a payment on record from then is known again; `None` if it was
+    /// no different. A value `cookie` of `Authorization` could pass for one of `Cookie`.
+    pub(super) fn uncounted(parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Option<Self> {
+        let is_different = HEADERS.iter().any(|name| parts.headers.contains_key(name));
+        is_different.then(|| Self::counting(false, parts, seller, priced_by))
+    }
+
+    fn counting(counts: bool, parts: &Parts, seller: [&str; 2], priced_by: &[HeaderName]) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_be_bytes());
@@ -33,11 +44,15 @@ impl Fingerprint {
         }
         let mut names_caller = false;
         for name in &HEADERS {
+            let values = parts.headers.get_all(name);
+            let count = values.iter().count() as u64;
             add(name.as_str().as_bytes());
-            for value in parts.headers.get_all(name) {
-                add(value.as_bytes());
-                names_caller = true;
+            // No name of a header has the bytes of a number, so that where there are no values none needs to be said.
+            if counts && count > 0 {
+                add(&count.to_be_bytes());
             }
+            values.iter().for_each(|value| add(value.as_bytes()));
+            names_caller |= count > 0;
         }
         for name in priced_by {
             let values = parts.headers.get_all(name);
@@ -91,6 +106,8 @@ mod tests {
             fingerprint("POST", "/a", &[("authorization", "x")]),
             fingerprint("POST", "/a", &[("cookie", "x")]),
             fingerprint("POST", "/a", &[("cookie", "x"), ("cookie", "")]),
+            fingerprint("POST", "/a", &[("authorization", "x"), ("cookie", "x")]),
+            fingerprint("POST", "/a", &[("authorization", "x"), ("authorization", "x")]),
         ];
         for (i, one) in requests.iter().enumerate() {
             for other in &requests[i + 1..] {
@@ -98,7 +115,66 @@ mod tests {
             }
         }
         assert_eq!(requests[0], fingerprint("POST", "/a", &[("user-agent", "x"), ("payment-signature", "y")]));
-        assert_eq!(requests.iter().filter(|request| request.names_caller).count(), 3);
+        assert_eq!(requests.iter().filter(|request| request.names_caller).count(), 5);
+    }
+
+    /// What a value may hold of the bytes that the hash is made of: names of headers, and no NUL, of which lengths and numbers have
+    /// seven.
+    #[test]
+    fn however_values_are_shared_out_among_headers_none_passes_for_another() {
+        let values = ["", "cookie", "authorization"];
+        let lists: Vec<Vec<&str>> = (0..=3)
+            .flat_map(|length| {
+                (0..values.len().pow(length))
+                    .map(move |n| (0..length).map(|place| values[n / values.len().pow(place) % values.len()]).collect())
+            })
+            .collect();
+        let mut seen = std::collections::HashMap::new();
+        for authorization in &lists {
+            for cookie in &lists {
+                let headers: Vec<_> = authorization
+                    .iter()
+                    .map(|value| ("authorization", *value))
+                    .chain(cookie.iter().map(|value| ("cookie", *value)))
+                    .collect();
+                let digest = fingerprint("POST", "/a", &headers).digest;
+                let other = seen.insert(digest, (authorization, cookie));
+                assert_eq!(other, None, "{authorization:?} {cookie:?}");
+            }
+        }
+        assert_eq!(seen.len(), lists.len().pow(2));
+    }
+
+    /// Ledgers hold these: whoever changes one refuses payments that are on record.
+    #[test]
+    fn fingerprints_stay_what_they_were() {
+        let digest = |headers: &[(&str, &str)]| fingerprint("POST", "/a?x=1", headers).digest.to_string();
+        assert_eq!(digest(&[]), "0x2f298778e353e16b3f79580684a8c95ad5b63603c4262a0313cbf7321d204fed");
+        assert_eq!(
+            digest(&[("authorization", "x")]),
+            "0x3d1e8dd524119c7c36d1bbb5d1b57e81ffbf780b89505115e45477496efc8055"
+        );
+        assert_eq!(
+            digest(&[("cookie", "x"), ("cookie", "y")]),
+            "0x495417f3ac16323a4803487aff7aee5851f2d5ffbc231c87594568ff393f2e5a"
+        );
+    }
+
+    #[test]
+    fn a_fingerprint_from_before_values_were_counted_is_found_again() {
+        let uncounted = |headers: &[(&str, &str)]| {
+            let mut request = Request::builder().method("POST").uri("/a?x=1");
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            Fingerprint::uncounted(&parts, ["https://api.example", ""], &[])
+        };
+        assert_eq!(uncounted(&[("x-other", "x")]), None, "there it is the same");
+        let old = uncounted(&[("authorization", "x")]).unwrap();
+        assert_eq!(old.digest.to_string(), "0xd7005b6fbd40dbaf52a310776b9affed3c4a2989dd86c3136ade4a82aac6b792");
+        assert!(old.names_caller);
+        assert_eq!(uncounted(&[("authorization", "cookie")]), uncounted(&[("cookie", "cookie")]));
     }
 
     #[test]

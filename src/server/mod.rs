@@ -49,11 +49,14 @@
 //!
 //! The 402 serves both: `PAYMENT-REQUIRED` is x402 v2, the JSON body is x402 v1. A payment in `X-PAYMENT` is answered in
 //! `X-PAYMENT-RESPONSE`; everything in between is the same, so that a payment presented once in each version is one
-//! purchase. Clients of v1 check that the resource is an absolute URL: for them, set
-//! [`public_origin`](RequirePaymentLayerBuilder::public_origin) or
-//! [`resource_url`](RequirePaymentLayerBuilder::resource_url). They know no flows: they are offered `authorization` where it
-//! is offered at all, and `upfront` otherwise. Networks without a name in v1 are not offered to them.
-//! [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
+//! purchase. Clients of v1 know no flows: they are offered `authorization` where it is offered at all, and `upfront` otherwise.
+//! Networks without a name in v1 are not offered to them. [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
+//!
+//! # The URL in the 402
+//!
+//! Clients of v1 check that it is absolute. [`public_origin`](RequirePaymentLayerBuilder::public_origin) and
+//! [`resource_url`](RequirePaymentLayerBuilder::resource_url) set it. Without them it is built from the request's own `Host`, which is
+//! read strictly and nothing else depends on; every 402 carries `Cache-Control: no-store`.
 //!
 //! # People
 //!
@@ -126,6 +129,7 @@ mod job;
 mod layer;
 mod lease;
 mod letters;
+mod line;
 mod offer;
 mod offer_v1;
 mod page;
@@ -144,6 +148,7 @@ mod service;
 mod settle;
 mod spellings;
 mod status;
+mod target;
 mod unread;
 mod usual_payload;
 mod wait;
@@ -152,6 +157,8 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
+#[cfg(feature = "market")]
+pub(crate) use line::Line;
 pub use page::BrowserPage;
 #[cfg(feature = "market")]
 pub(crate) use page::is_navigation;

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use alloy_primitives::{Address, U256};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Uri, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     offer_v1::InV1,
     price::{Price, PriceError, Pricing, Quote},
     spellings::Spellings,
+    target::Target,
 };
 use crate::{
     facilitator::Terms,
@@ -39,13 +40,15 @@ impl Way {
     }
 }
 
-/// Where the resource's URL comes from; never from the request's `Host`, which a client chooses.
+/// Where the resource's URL comes from.
 #[derive(Clone, Debug)]
 pub(super) enum Location {
     /// One resource.
     Url(String),
-    /// The request's path under this origin; empty if the origin is not known.
+    /// The request's path under this origin.
     Origin(String),
+    /// The request itself, whose sender chooses its `Host`. A trusted proxy says by which scheme it was asked.
+    Request { trusts_proxy: bool },
 }
 
 /// Everything on sale.
@@ -160,11 +163,16 @@ impl Catalogue {
     }
 
     /// The 402 for a request; `error` is a code and a sentence.
-    pub(super) fn demand(&self, uri: &Uri, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
+    pub(super) fn demand(
+        &self,
+        target: &Target<'_>,
+        offers: &[OnOffer],
+        error: Option<(&str, &str)>,
+    ) -> Option<Demand> {
         match (&self.prebuilt, error) {
             (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
-            (Some(Prebuilt::But(blank)), None) => blank.fill(&self.url(uri)),
-            _ => self.assemble(&self.url(uri), offers, error),
+            (Some(Prebuilt::But(blank)), None) => blank.fill(&self.url(target)),
+            _ => self.assemble(&self.url(target), offers, error),
         }
     }
 
@@ -174,9 +182,12 @@ impl Catalogue {
     }
 
     /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
-    /// what is configured, and does not change with the price.
+    /// what is configured, and does not change with the price; never a `Host`, or a client could choose what its payment is bound to.
     pub(super) fn seller(&self) -> [&str; 2] {
-        let (Location::Url(place) | Location::Origin(place)) = &self.location;
+        let place = match &self.location {
+            Location::Url(place) | Location::Origin(place) => place,
+            Location::Request { .. } => "",
+        };
         [place, self.resource.service_name.as_deref().unwrap_or_default()]
     }
 
@@ -185,11 +196,25 @@ impl Catalogue {
         &self.resource
     }
 
-    /// Where the resource is, as the 402 names it.
-    pub(super) fn url(&self, uri: &Uri) -> Cow<'_, str> {
+    /// Takes from a request what its URL is made of.
+    pub(super) fn target<'a>(&self, uri: &'a Uri, headers: &'a HeaderMap) -> Target<'a> {
         match &self.location {
-            Location::Url(url) => Cow::Borrowed(url.as_str()),
-            Location::Origin(origin) => Cow::Owned(format!("{origin}{}", uri.path())),
+            Location::Url(_) | Location::Origin(_) => Target::of_path(uri),
+            Location::Request { trusts_proxy } => Target::of(uri, headers, *trusts_proxy),
+        }
+    }
+
+    /// Where the resource is, as the 402 names it.
+    pub(super) fn url<'a>(&'a self, target: &'a Target<'_>) -> Cow<'a, str> {
+        self.public_url(target).unwrap_or_else(|| target.url())
+    }
+
+    /// The same, if it is the seller who says so.
+    pub(super) fn public_url(&self, target: &Target<'_>) -> Option<Cow<'_, str>> {
+        match &self.location {
+            Location::Url(url) => Some(Cow::Borrowed(url)),
+            Location::Origin(origin) => Some(Cow::Owned(format!("{origin}{}", target.path()))),
+            Location::Request { .. } => None,
         }
     }
 
@@ -211,7 +236,7 @@ impl Catalogue {
         const MARK: &str = "tower-x402: the URL of what was asked for";
         match &self.location {
             Location::Url(url) => self.assemble(url, offers, None).map(Prebuilt::Whole),
-            Location::Origin(_) => {
+            Location::Origin(_) | Location::Request { .. } => {
                 let demand = self.assemble(MARK, offers, None)?;
                 Blank::of(&demand, MARK).map(Prebuilt::But)
             }

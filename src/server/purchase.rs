@@ -70,7 +70,7 @@ where
                 Ok(purchase) => purchase,
                 Err(answer) => break 'sold Ok(answer.into_response()),
             };
-            match purchase.decide(work).instrument(span.clone()).await {
+            match purchase.decide(&parts, work).instrument(span.clone()).await {
                 Ok(Decision::Work(record, work)) => {
                     let witness = Witness::of(&purchase);
                     let job = Job { held: Held::new(record, &purchase), purchase, parts, work, inner };
@@ -151,7 +151,7 @@ enum Verdict {
 impl Purchase {
     /// Most payments are new, and one request has them. What else there may be is kept in boxes: it takes much room, which
     /// would be moved about with every payment.
-    async fn decide<B, R>(&mut self, work: Work<B>) -> Result<Decision<B, R>, Answer>
+    async fn decide<B, R>(&mut self, parts: &Parts, work: Work<B>) -> Result<Decision<B, R>, Answer>
     where
         B: Body<Data = Bytes>,
     {
@@ -166,7 +166,7 @@ impl Purchase {
         }
         loop {
             let Some(busy) = config.in_progress.enter(self.key) else {
-                Box::pin(self.wait_for_copy(&mut body, deadline.by(config.limits.wait))).await?;
+                Box::pin(self.wait_for_copy(parts, &mut body, deadline.by(config.limits.wait))).await?;
                 continue;
             };
             if self.refusal.is_none() {
@@ -193,7 +193,7 @@ impl Purchase {
                 }
             };
             let by = deadline.by(config.limits.wait);
-            match Box::pin(self.follow(record, busy, &mut body, by)).await? {
+            match Box::pin(self.follow(parts, record, busy, &mut body, by)).await? {
                 Followed::Work(record) => return Ok(Decision::Work(record, body.into_work())),
                 Followed::Replay(response) => return Ok(Decision::Replay(response)),
                 Followed::Again => {}
@@ -202,7 +202,7 @@ impl Purchase {
     }
 
     /// Waits while another request in this process works on the payment.
-    async fn wait_for_copy<B>(&self, body: &mut Unread<B>, deadline: Instant) -> Result<(), Answer>
+    async fn wait_for_copy<B>(&self, parts: &Parts, body: &mut Unread<B>, deadline: Instant) -> Result<(), Answer>
     where
         B: Body<Data = Bytes>,
     {
@@ -211,7 +211,7 @@ impl Purchase {
         let Some(waiting) = waiting.map_err(|TooMany| sale::in_progress())? else { return Ok(()) };
         let known = self.facilitator.ledger().get(&self.key).await;
         if let Some(record) = known.map_err(|error| sale::ledger_failed(&error))? {
-            self.compare(&record)?;
+            self.compare(&record, parts)?;
             // It is compared once there is an answer; until then its client may send it.
             body.read().await?;
         }
@@ -221,6 +221,7 @@ impl Purchase {
     /// Goes on with a payment that is known.
     async fn follow<B, R>(
         &mut self,
+        parts: &Parts,
         record: Box<Record>,
         busy: Busy,
         body: &mut Unread<B>,
@@ -229,7 +230,7 @@ impl Purchase {
     where
         B: Body<Data = Bytes>,
     {
-        self.compare(&record)?;
+        self.compare(&record, parts)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
         self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
         body.read().await?;
@@ -312,14 +313,21 @@ impl Purchase {
 
     /// Refuses a payment that was first used for another request (invariant I7), or that differs from the one known. The id
     /// comes first: without it, nothing is learned of the request.
-    fn compare(&self, record: &Record) -> Result<(), Answer> {
+    fn compare(&self, record: &Record, parts: &Parts) -> Result<(), Answer> {
         // Who sends ids where nobody asks for them is not held to them, except to one that was accepted before.
         let same_id = record.id == self.id || (record.id.is_none() && !self.sale.config.asks_for_ids);
         if !same_id {
             return Err(sale::other_id());
         }
-        let same = record.is_of(&self.payment) && record.request == self.request;
+        let same =
+            record.is_of(&self.payment) && (record.request == self.request || self.is_recorded_as(record, parts));
         if same { Ok(()) } else { Err(sale::other_request()) }
+    }
+
+    /// Returns `true` if the request is the one on record from before a change of fingerprints. Records age out, and this with them.
+    fn is_recorded_as(&self, record: &Record, parts: &Parts) -> bool {
+        let catalogue = &self.sale.config.catalogue;
+        Fingerprint::uncounted(parts, catalogue.seller(), catalogue.priced_by()) == Some(record.request)
     }
 
     async fn kept(&self, record: &Record, now: u64) -> Result<Kept, Answer> {

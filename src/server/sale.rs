@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
-use http::{StatusCode, Uri};
+use http::{StatusCode, request::Parts};
 
 use super::{
     answer::Answer,
@@ -15,6 +15,7 @@ use super::{
     price::PriceError,
     receipt::{Receipt, settlement_of},
     refusal::Refusal,
+    target::Target,
 };
 use crate::{
     facilitator::{FacilitatorError, Rejection, VerifyError},
@@ -41,7 +42,8 @@ pub(super) enum Unfinished {
 pub(super) struct Sale {
     pub(super) config: Arc<Config>,
     pub(super) offers: Arc<[OnOffer]>,
-    pub(super) uri: Uri,
+    /// Where the request was sent.
+    pub(super) target: Target<'static>,
     /// What the payer speaks.
     pub(super) version: Version,
     /// How it writes its address.
@@ -49,20 +51,21 @@ pub(super) struct Sale {
 }
 
 impl Sale {
-    pub(super) fn new(config: Arc<Config>, offers: Arc<[OnOffer]>, uri: Uri) -> Self {
-        Self { config, offers, uri, version: Version::default(), payer: Spelling::default() }
+    pub(super) fn new(config: Arc<Config>, offers: Arc<[OnOffer]>, parts: &Parts) -> Self {
+        let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
+        Self { config, offers, target, version: Version::default(), payer: Spelling::default() }
     }
 
     /// The plain 402.
     pub(super) fn demand(&self) -> Answer {
-        Answer::demand(StatusCode::PAYMENT_REQUIRED, self.config.catalogue.demand(&self.uri, &self.offers, None))
+        Answer::demand(StatusCode::PAYMENT_REQUIRED, self.config.catalogue.demand(&self.target, &self.offers, None))
     }
 
     /// The offer again, with what was wrong.
     pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
         let error = (rejection.reason.as_str(), rejection.detail.as_str());
         let ended = if status == StatusCode::BAD_REQUEST { Ended::Malformed } else { Ended::Rejected };
-        Answer::demand(status, self.config.catalogue.demand(&self.uri, &self.offers, Some(error))).counted(ended)
+        Answer::demand(status, self.config.catalogue.demand(&self.target, &self.offers, Some(error))).counted(ended)
     }
 
     pub(super) fn refuse(&self, refusal: &Refusal) -> Answer {

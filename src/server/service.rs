@@ -105,7 +105,7 @@ where
             }
             Some(offers) => {
                 let (parts, body) = request.into_parts();
-                let sale = Sale::new(config.clone(), offers.clone(), parts.uri.clone());
+                let sale = Sale::new(config.clone(), offers.clone(), &parts);
                 let served = purchase::serve(sale, self.inner.clone(), parts, Work::Streaming(body));
                 ResponseFuture::paid(Box::pin(served), cors)
             }
@@ -163,7 +163,7 @@ where
     if !is_paid {
         return Ok(page::demand(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
     }
-    let sale = Sale::new(config, offers, parts.uri.clone());
+    let sale = Sale::new(config, offers, &parts);
     purchase::serve(sale, inner, parts, work).await
 }
 

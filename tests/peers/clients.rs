@@ -2,7 +2,7 @@
 
 use super::{
     programs::Buyer,
-    stage::{does_not_pay_the_evaluator, pays_the_evaluator},
+    stage::{does_not_pay_the_evaluator, pays_an_evaluator_without_a_url, pays_the_evaluator},
 };
 
 #[tokio::test]
@@ -44,6 +44,14 @@ async fn the_legacy_fetch_client_pays_the_evaluator_on_anvil() {
 #[tokio::test]
 async fn the_legacy_fetch_client_pays_the_evaluator_upfront_on_anvil() {
     pays_the_evaluator(Buyer::FetchV1, "upfront").await;
+}
+
+/// It checks that the resource in the 402 is a whole URL, and signs nothing for a path.
+#[tokio::test]
+async fn the_legacy_fetch_client_pays_an_evaluator_that_knows_no_url_on_anvil() {
+    for flow in ["authorization", "upfront"] {
+        pays_an_evaluator_without_a_url(Buyer::FetchV1, flow).await;
+    }
 }
 
 #[tokio::test]

@@ -77,6 +77,8 @@ impl Buyer {
 #[derive(Clone, Copy, Debug)]
 pub enum Seller {
     Evaluator,
+    /// The same, which was not told under which URL it is reached.
+    EvaluatorWithoutUrl,
     Express,
     Hono,
     FastApi,
@@ -91,7 +93,12 @@ impl Seller {
     /// Its program, which sells for `PAYEE` and has its payments settled at that URL, or by itself.
     pub fn program(self, chain: &AnvilChain, facilitator_url: Option<&str>, flow: &str) -> Command {
         let mut program = match self {
-            Self::Evaluator => evaluator(chain, facilitator_url, flow),
+            Self::Evaluator => {
+                let mut program = evaluator(chain, facilitator_url, flow);
+                program.args(["--public-url", "http://evaluator.example"]);
+                program
+            }
+            Self::EvaluatorWithoutUrl => evaluator(chain, facilitator_url, flow),
             Self::Express => script(["node", "express_server.mjs"]),
             Self::Hono => script(["node", "hono_server.mjs"]),
             Self::ExpressV1 => script(["node", "express_v1_server.mjs"]),
@@ -110,7 +117,7 @@ impl Seller {
 
     pub const fn name(self) -> (&'static str, u8) {
         match self {
-            Self::Evaluator => ("evaluator", 2),
+            Self::Evaluator | Self::EvaluatorWithoutUrl => ("evaluator", 2),
             Self::Express => ("@x402/express", 2),
             Self::Hono => ("@x402/hono", 2),
             Self::FastApi => ("x402-fastapi", 2),
@@ -175,7 +182,7 @@ impl Bank {
 fn evaluator(chain: &AnvilChain, facilitator_url: Option<&str>, flow: &str) -> Command {
     let mut program = example("evaluator");
     program.args(["--listen", "127.0.0.1:0", "--price", "$0.001", "--network", "base-sepolia", "--flow", flow]);
-    program.args(["--rpc-url", &chain.rpc_url(), "--public-url", "http://evaluator.example"]);
+    program.args(["--rpc-url", &chain.rpc_url()]);
     program.args(["--pay-to", &PAYEE.to_string(), "--handler-delay-ms", "50"]);
     match facilitator_url {
         Some(url) => program.args(["--facilitator-url", url]),

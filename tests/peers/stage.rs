@@ -37,9 +37,24 @@ pub async fn pays_the_evaluator(buyer: Buyer, flow: &str) {
 pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     let chain = AnvilChain::start(None).await;
     let mut server = Server::open(&chain, Seller::Evaluator, bank, flow).await;
-    let account = funded(&chain).await;
     let url = server.recorded().await;
-    let purchase = buyer.buy(&url, &account).await.unwrap_or_else(|error| panic!("{buyer:?}: {error}"));
+    buys(&chain, &server, &url, buyer).await;
+    if let Bank::Own = bank {
+        server.keep("client", buyer.name(), flow, "settled");
+    }
+}
+
+/// Runs a client of others against our evaluator that was not told its own URL.
+pub async fn pays_an_evaluator_without_a_url(buyer: Buyer, flow: &str) {
+    let chain = AnvilChain::start(None).await;
+    let server = Server::open(&chain, Seller::EvaluatorWithoutUrl, Bank::Own, flow).await;
+    buys(&chain, &server, &server.url, buyer).await;
+}
+
+/// One evaluation, paid for once.
+async fn buys(chain: &AnvilChain, server: &Server, url: &str, buyer: Buyer) {
+    let account = funded(chain).await;
+    let purchase = buyer.buy(url, &account).await.unwrap_or_else(|error| panic!("{buyer:?}: {error}"));
     assert_eq!(purchase["status"], 200, "{purchase}");
     let evaluation: Value = serde_json::from_str(purchase["body"].as_str().unwrap()).unwrap();
     assert_eq!(evaluation["score"], 1.0, "{purchase}");
@@ -47,14 +62,11 @@ pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     assert_eq!(payment["success"], true, "{purchase}");
     let payer: Address = payment["payer"].as_str().unwrap().parse().unwrap();
     assert_eq!(payer, account.address());
-    server.was_paid_once(&chain, &account, payment).await;
+    server.was_paid_once(chain, &account, payment).await;
 
     let stats = server.stats().await;
     let counts = ["handled", "settled", "pending", "unknown", "failed"].map(|name| &stats[name]);
     assert_eq!(counts, [1, 1, 0, 0, 0], "{stats}");
-    if let Bank::Own = bank {
-        server.keep("client", buyer.name(), flow, "settled");
-    }
 }
 
 /// Runs a client of others that cannot pay our evaluator: what it says, and nothing has moved.

@@ -5,12 +5,14 @@ use std::{collections::BTreeSet, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use alloy_provider::{DynProvider, Provider, ProviderBuilder};
 use alloy_signer_local::PrivateKeySigner;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use support::{
     authorization::random_address,
     chain::{Chain, call, on_every_chain},
     devnet::DevnetChain,
     programs::example,
+    scripted::customer,
     shop::{Answer, Customer, Purchase, demand},
     token::Token,
 };
@@ -295,6 +297,38 @@ async fn without_payment_there_is_no_evaluation() {
     assert_eq!(purchases.lines.len(), 1);
     assert_ne!(purchases.lines[0]["outcome"], "settled");
     assert_eq!(evaluator.stats().await["handled"], 0);
+}
+
+/// More at once than it judges at once, from a student that it knows.
+#[tokio::test]
+async fn a_hundred_payments_at_once_are_all_answered_in_every_flow() {
+    const COUNT: u64 = 100;
+    for flow in ["authorization", "upfront", "deferred"] {
+        let evaluator = Evaluator::start(&["--flow", flow, "--handler-delay-ms", "300"], None).await;
+        let customer = customer();
+        let mint = json!([customer.from, U256::from(1_000_000)]);
+        let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+        let offer = demand(&ask(&evaluator, None).await);
+        for _ in 0..3 {
+            assert_eq!(ask(&evaluator, Some(&customer.sign(&offer, 0))).await.status, 200, "{flow}");
+        }
+        let purchases: Vec<Purchase> = (0..COUNT).map(|_| customer.sign(&offer, 0)).collect();
+        let answers = join_all(purchases.iter().map(|purchase| ask(&evaluator, Some(purchase)))).await;
+        for answer in &answers {
+            assert_eq!(answer.status, 200, "{flow}: {}", answer.text());
+        }
+        let later = answers.iter().filter(|answer| answer.settlement().unwrap()["transaction"] == "").count();
+        assert_eq!(later > 0, flow == "deferred");
+        let collected = async {
+            while evaluator.income().await < (3 + COUNT) * PRICE {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, collected).await.unwrap_or_else(|_| panic!("{flow}: all is paid"));
+        let stats = evaluator.stats().await;
+        assert_eq!((&stats["handled"], &stats["settled"]), (&json!(3 + COUNT), &json!(3 + COUNT)), "{flow}: {stats}");
+        assert_eq!(evaluator.income().await, (3 + COUNT) * PRICE);
+    }
 }
 
 #[tokio::test]

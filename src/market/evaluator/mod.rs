@@ -9,7 +9,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::Method;
 use serde_json::json;
-use tokio::sync::Semaphore;
 use url::Url;
 
 pub use service::{EvaluatorFuture, EvaluatorService};
@@ -20,7 +19,7 @@ use crate::{
     facilitator::Facilitator,
     network::Asset,
     protocol::bazaar::{BodyType, Discovery},
-    server::{BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    server::{BrowserPage, BuildError, Line, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use stats::Counters;
 use work::Work;
@@ -62,8 +61,10 @@ struct Limits {
     time: Duration,
 }
 
-/// How much longer than the judge the handler may take.
+/// How much longer than the judge the handler may take: to wait for its turn, and to write the answer.
 const SLACK: Duration = Duration::from_secs(5);
+/// How long a submission waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(4);
 /// What is left of a payment's validity for the settlement, at least.
 const SETTLEMENT: Duration = Duration::from_secs(60);
 
@@ -105,13 +106,14 @@ impl Evaluator {
         self
     }
 
-    /// How many submissions are judged at once; further ones are answered 503 and not charged.
+    /// Sets how many submissions are judged at once. Default: 64. Further ones wait for their turn, sixteen times as many at most
+    /// and for four seconds at most; then they are answered 503 and not charged.
     pub fn max_judgements(mut self, judgements: usize) -> Self {
         self.limits.judgements = judgements;
         self
     }
 
-    /// How long judging a submission may take, a day at most; then it is answered 504 and not charged.
+    /// How long judging a submission may take once it is its turn, a day at most; then it is answered 504 and not charged.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limits.time = limit.min(LONGEST_WAIT);
         self
@@ -152,7 +154,7 @@ impl Evaluator {
             pricing,
             skills: card.skills.iter().map(|skill| skill.id.clone()).collect(),
             limits,
-            places: Semaphore::new(limits.judgements.min(Semaphore::MAX_PERMITS)),
+            line: Line::new(limits.judgements, PATIENCE),
             counters,
         });
         let deadline = limits.time + SLACK;

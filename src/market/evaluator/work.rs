@@ -12,10 +12,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Limits,
@@ -27,7 +24,7 @@ use crate::{
         judge::{Judge, JudgeError},
     },
     protocol::header_name,
-    server::{PriceError, Quote},
+    server::{Line, PriceError, Quote},
 };
 
 /// What all requests share.
@@ -37,8 +34,8 @@ pub(super) struct Work {
     pub(super) pricing: Pricing,
     pub(super) skills: Vec<String>,
     pub(super) limits: Limits,
-    /// One for each submission that is judged at once.
-    pub(super) places: Semaphore,
+    /// One place for each submission that is judged at once.
+    pub(super) line: Line,
     pub(super) counters: Arc<Counters>,
 }
 
@@ -122,7 +119,7 @@ impl Work {
 
     async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
         let mut tally = self.counters.tally(&submission.task.skill);
-        let Ok(_place) = self.places.try_acquire() else {
+        let Some(_place) = self.line.enter().await else {
             tally.ended = Ended::Busy;
             return Err(refusal(JudgeError::Busy { retry_after: Duration::from_secs(1) }));
         };

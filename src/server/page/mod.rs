@@ -80,12 +80,13 @@ impl BrowserPage {
 
 /// The 402 for a request without a payment: as a page if a person asks, as JSON otherwise.
 pub(super) fn demand(config: &Config, method: &Method, uri: &Uri, headers: &HeaderMap, offers: &[OnOffer]) -> Answer {
-    let demand = config.catalogue.demand(uri, offers, None);
+    let target = config.catalogue.target(uri, headers);
+    let demand = config.catalogue.demand(&target, offers, None);
     let html = match (&config.page, &demand) {
         (Some(page), Some(demand)) if is_navigation(method, headers) => render(&Shown {
             page,
             resource: config.catalogue.resource(),
-            url: &config.catalogue.url(uri),
+            url: &config.catalogue.url(&target),
             query: uri.query(),
             offers,
             demand,

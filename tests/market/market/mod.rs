@@ -1,4 +1,5 @@
 //! Evaluators that sell verdicts, and students that buy them.
+mod burst;
 mod buying;
 mod cards;
 mod llm;

@@ -1,7 +1,14 @@
 //! An evaluator, from the first question to the money.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tower_x402::{
     client::{Outcome, PaymentMiddleware, ReceiptExt as _},
@@ -220,31 +227,29 @@ async fn a_judge_may_have_all_the_time_there_is() {
 
 #[tokio::test]
 async fn no_more_is_judged_at_once_than_there_are_places() {
+    const STUDENTS: u64 = 8;
     let stage = Stage::set().await;
-    let (begun, mut begins) = tokio::sync::mpsc::channel(8);
-    let finish = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
-    let gate = finish.clone();
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (judging, peak) = (now.clone(), most.clone());
     let judge = output_judge(move |_, _| {
-        let (begun, gate) = (begun.clone(), gate.clone());
+        let (judging, peak) = (judging.clone(), peak.clone());
         async move {
-            begun.send(()).await.map_err(JudgeError::failed)?;
-            gate.acquire().await.map_err(JudgeError::failed)?.forget();
+            peak.fetch_max(judging.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            judging.fetch_sub(1, Ordering::SeqCst);
             Ok(right())
         }
     });
     let booth = stage.open_with(judge, |card| card, |evaluator| evaluator.max_judgements(1)).await;
     let card = booth.card().await;
-    let first = stage.student(PRICE).await;
-    let (card_of_first, submission) = (card.clone(), Submission::single(task(), "").unwrap());
-    let waiting = tokio::spawn(async move { first.evaluate(&card_of_first, &submission).await });
-    begins.recv().await.unwrap();
-    let payments = PaymentMiddleware::new(stage.payer(PRICE).await).max_attempts(1);
-    let second = tower_x402::market::EvaluationClient::with(payments).unwrap();
-    let refused = second.evaluate(&card, &Submission::single(task(), "").unwrap()).await;
-    assert!(matches!(refused, Err(EvaluateError::Answered { status: 503, .. })), "{refused:?}");
-    finish.add_permits(1);
-    waiting.await.unwrap().unwrap();
-    assert_eq!(booth.income(&stage).await, PRICE);
+    let payments = PaymentMiddleware::new(stage.payer(STUDENTS * PRICE).await).max_attempts(1);
+    let students = tower_x402::market::EvaluationClient::with(payments).unwrap();
+    let submission = Submission::single(task(), "").unwrap();
+    for bought in join_all((0..STUDENTS).map(|_| students.evaluate(&card, &submission))).await {
+        bought.expect("the others wait for their turn");
+    }
+    assert_eq!((now.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (0, 1));
+    assert_eq!(booth.income(&stage).await, STUDENTS * PRICE);
 }
 
 #[tokio::test]

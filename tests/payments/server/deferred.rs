@@ -110,6 +110,18 @@ async fn a_stranger_pays_in_line() {
     }
 }
 
+/// A history of none would be one that anybody can have.
+#[tokio::test]
+async fn a_policy_that_asks_for_no_history_gives_strangers_no_credit() {
+    let facilitator = Arc::new(Scripted::new());
+    let (app, _) = serve(layer(&facilitator).deferred(policy(10, 10, 0)), echo);
+    for _ in 0..3 {
+        let stranger = customer();
+        let answers = [buy(&app, &stranger).await.1, buy(&app, &stranger).await.1];
+        assert_eq!(answers.map(|answer| is_accepted(&answer)), [false, true], "it pays first");
+    }
+}
+
 #[tokio::test]
 async fn at_the_limit_payments_are_settled_in_line_and_nobody_is_refused() {
     for policy in [policy(3, 100, 1), policy(100, 3, 1)] {

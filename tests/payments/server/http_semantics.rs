@@ -254,14 +254,13 @@ async fn several_offers_stand_side_by_side() {
 }
 
 #[tokio::test]
-async fn the_resource_is_named_by_configuration_and_never_by_host() {
+async fn a_configured_resource_is_never_named_by_the_host() {
     let (_chain, shop, _) = open().await;
     let ask = async |layer: tower_x402::server::RequirePaymentLayerBuilder| {
         let mut request = evaluate("a");
         request.headers_mut().insert("host", "evil.example".parse().unwrap());
         demand(&send(&shop.app(layer), request).await)
     };
-    assert_eq!(ask(shop.layer()).await["resource"]["url"], "/evaluate");
     let named =
         ask(shop.layer().public_origin("https://api.example/").description("Marks arithmetic").tags(["math"])).await;
     assert_eq!(named["resource"]["url"], "https://api.example/evaluate");

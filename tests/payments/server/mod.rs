@@ -3,10 +3,12 @@
 mod bad_clients;
 mod bad_payments;
 mod browser_page;
+mod burst;
 mod composition;
 mod deferred;
 mod deferred_on_chain;
 mod exposure;
+mod host;
 mod http_semantics;
 mod paid_request;
 mod payment_identifier;
@@ -14,4 +16,5 @@ mod presented_again;
 mod produced;
 mod scripted;
 mod status;
+mod upgraded;
 mod v1;

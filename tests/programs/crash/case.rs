@@ -10,9 +10,11 @@ use bytes::Bytes;
 use tower_x402::ledger::{PaymentKey, Record, SettlementState};
 
 use super::{
+    bank::{Bank, Cut},
     points::Point,
+    process::Process,
     scene::{Ended, Life, Scene},
-    server::{Flow, PRICE},
+    server::{Flow, PRICE, Via},
     shoppers::Shopper,
     store::Store,
 };
@@ -32,8 +34,10 @@ pub(crate) struct Wrong {
     pub(crate) reworked: usize,
     /// Customers who came back and have no answer.
     pub(crate) unanswered: usize,
-    /// Payments neither paid nor proven dead in the end.
+    /// Payments neither paid for good nor proven dead in the end, and a last life that did not come to its end.
     pub(crate) open: usize,
+    /// Customers who were told that a transaction paid which did not, or that a payment failed which did not.
+    pub(crate) untrue: usize,
 }
 
 impl Wrong {
@@ -43,13 +47,14 @@ impl Wrong {
         self.reworked += other.reworked;
         self.unanswered += other.unanswered;
         self.open += other.open;
+        self.untrue += other.untrue;
     }
 }
 
 /// What came of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// How many of the stops were reached, and so kills made there.
+    /// How many of the stops were reached, and so kills made there; or connections cut.
     pub(crate) kills: usize,
     pub(crate) wrong: Wrong,
     /// Customers of a streamed response who were told that their payment is used, and by what transaction, or not charged.
@@ -70,27 +75,24 @@ impl Report {
 struct Kept(BTreeMap<B256, Bytes>);
 
 /// Kills the process at each of these points, one life after the other, lets the last life bring everything to an end, and
-/// judges it.
-pub(crate) async fn run(flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
-    let mut scene = Scene::new(flow, store).await;
+/// judges it. To the lives before the last kill only half of the customers come, so that the one to be ended there sees new
+/// payments whatever became of the others.
+pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
+    let mut scene = Scene::new(via, flow, store).await;
     let mut report = Report::default();
     let mut kept = Kept::default();
     let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
-    for life in 0..stops.len() {
-        let ended = scene.live(&mut process, Life { number: life as u64, is_last: false }).await;
-        if ended == Ended::Stopped {
+    for number in 0..stops.len() {
+        if scene.live(&mut process, life(number, stops.len())).await == Ended::Stopped {
             report.kills += 1;
         }
         scene.kill(process).await;
         scene.spend_elsewhere();
         kept.look(&scene, &mut report).await;
         let runs = scene.runs();
-        process = scene.reopen(stops.get(life + 1).cloned()).await;
-        if life + 1 == stops.len() {
-            let ended = scene.live(&mut process, Life { number: life as u64 + 1, is_last: true }).await;
-            if ended != Ended::Quiet {
-                report.note(format!("the last life ended {ended:?}"));
-            }
+        process = scene.reopen(stops.get(number + 1).cloned()).await;
+        if number + 1 == stops.len() {
+            end(&scene, &mut process, life(number + 1, stops.len()), &mut report).await;
         }
         kept.compare(&scene, &runs, &mut report);
     }
@@ -99,16 +101,55 @@ pub(crate) async fn run(flow: Flow, store: Option<Store>, stops: &[Point]) -> Re
     report
 }
 
+/// One of the lives of a process that is killed so many times.
+pub(crate) fn life(number: usize, kills: usize) -> Life {
+    let customers = if number + 1 < kills { PAYMENTS / 2 } else { PAYMENTS };
+    Life { number: number as u64, customers, is_last: number == kills }
+}
+
+/// Cuts the connection to the facilitator once, and judges what comes of it. Nobody is killed.
+pub(crate) async fn run_cut(via: Via, flow: Flow, store: Option<Store>, cut: Cut, occurrence: u32) -> Report {
+    let mut scene = Scene::new(via, flow, store).await;
+    let mut report = Report::default();
+    let mut process = scene.open(PAYMENTS, None).await;
+    let bank = scene.bank.as_ref().expect("a facilitator elsewhere");
+    bank.cut(cut, occurrence);
+    end(&scene, &mut process, life(0, 0), &mut report).await;
+    report.kills = bank.cuts();
+    scene.kill(process).await;
+    let mut kept = Kept::default();
+    kept.look(&scene, &mut report).await;
+    judge(&scene, &kept, &mut report).await;
+    report
+}
+
+/// Everything is to come to its end.
+async fn end(scene: &Scene, process: &mut Process, life: Life, report: &mut Report) {
+    let ended = scene.live(process, life).await;
+    if ended != Ended::Quiet {
+        report.wrong.open += 1;
+        report.note(format!("the last life ended {ended:?}"));
+    }
+}
+
 impl Kept {
-    /// What is on record now stays so.
+    /// Remembers the responses on record, which must not change. A payment that the facilitator was asked to settle must not be due.
     async fn look(&mut self, scene: &Scene, report: &mut Report) {
+        let mut entrusted = scene.bank.as_ref().map(Bank::entrusted).unwrap_or_default();
         for (record, response) in scene.setup.store.remains(scene.clock.clone()).await {
+            if !matches!(record.settlement.state(), SettlementState::None | SettlementState::Due) {
+                entrusted.remove(&record.key.nonce);
+            }
             let Some(response) = response else { continue };
             let first = self.0.entry(record.key.nonce).or_insert_with(|| response.body.clone());
             if *first != response.body {
                 report.wrong.reworked += 1;
                 report.note(format!("{}: another response on record", record.key.nonce));
             }
+        }
+        for nonce in entrusted {
+            report.wrong.lost += 1;
+            report.note(format!("{nonce}: with the facilitator, and due on record"));
         }
     }
 
@@ -134,6 +175,7 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
     let transfers = transfers(scene).await;
     for shopper in &scene.shoppers {
         judge_answers(scene, shopper, kept, records.get(&shopper.key()), report);
+        judge_receipts(shopper, &transfers, report);
     }
     let mut paid = 0;
     for shopper in scene.shoppers.iter().chain(&scene.earlier) {
@@ -147,7 +189,13 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
             continue;
         };
         match record.settlement.paid_by() {
-            Some(by) if transfers.contains(&(by, record.key.payer)) => paid += 1,
+            Some(by) if transfers.contains(&(by, record.key.payer)) => {
+                paid += 1;
+                if !is_for_good(scene, record).await {
+                    report.wrong.open += 1;
+                    report.note(format!("{nonce}: {:?} is not final", record.settlement));
+                }
+            }
             Some(by) => {
                 report.wrong.lost += 1;
                 report.note(format!("{nonce}: {by} moved nothing"));
@@ -207,6 +255,34 @@ fn judge_answers(scene: &Scene, shopper: &Arc<Shopper>, kept: &Kept, record: Opt
     } else {
         report.wrong.unanswered += 1;
         report.note(format!("{nonce}: {status} {refusal}"));
+    }
+}
+
+/// Returns `true` if the payment is settled for good: by the shop's ledger, or by the facilitator's where the shop has no node to tell.
+async fn is_for_good(scene: &Scene, record: &Record) -> bool {
+    match &scene.bank {
+        Some(bank) if scene.setup.via == Via::Remote => bank.is_final(&record.key).await,
+        _ => record.settlement.state() == SettlementState::Final,
+    }
+}
+
+/// Every `PAYMENT-RESPONSE` that the customer got must be true.
+fn judge_receipts(shopper: &Shopper, transfers: &[(B256, Address)], report: &mut Report) {
+    let PaymentKey { payer, nonce, .. } = shopper.key();
+    for receipt in shopper.receipts() {
+        let transaction = receipt["transaction"].as_str().and_then(|hash| hash.parse().ok());
+        let paid = transaction.is_some_and(|by| transfers.contains(&(by, payer)));
+        let is_true = match (receipt["success"].as_bool(), receipt["errorReason"].as_str()) {
+            // On credit: the transaction is still to be made.
+            (Some(true), _) => paid || (transaction.is_none() && receipt["extensions"].is_object()),
+            (Some(false), Some("settlement_pending")) => true,
+            (Some(false), Some(_)) => !paid,
+            _ => false,
+        };
+        if !is_true {
+            report.wrong.untrue += 1;
+            report.note(format!("{nonce}: told {receipt}"));
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     case::PAYMENTS,
     matrix::Backend,
     scene::{Ended, Life, Scene},
-    server::Flow,
+    server::{Flow, Via},
 };
 
 /// For each payment.
@@ -18,17 +18,20 @@ pub(crate) struct Cost {
 }
 
 /// Counts the commits of one ledger for one flow.
-pub(crate) async fn cost(backend: Backend, flow: Flow) -> Cost {
-    Cost { alone: commits(backend, flow, 1).await, in_company: commits(backend, flow, PAYMENTS).await }
+pub(crate) async fn cost(via: Via, backend: Backend, flow: Flow) -> Cost {
+    Cost { alone: commits(via, backend, flow, 1).await, in_company: commits(via, backend, flow, PAYMENTS).await }
 }
 
-async fn commits(backend: Backend, flow: Flow, payments: usize) -> f64 {
+async fn commits(via: Via, backend: Backend, flow: Flow, payments: usize) -> f64 {
     let spent = match backend {
         Backend::Sqlite => {
-            let mut scene = Scene::new(flow, None).await;
+            let mut scene = Scene::new(via, flow, None).await;
             let mut process = scene.open(payments, None).await;
             let before = process.commits().await;
-            assert_eq!(scene.live(&mut process, Life { number: 0, is_last: true }).await, Ended::Quiet);
+            assert_eq!(
+                scene.live(&mut process, Life { number: 0, customers: payments, is_last: true }).await,
+                Ended::Quiet
+            );
             let spent = process.commits().await - before;
             scene.kill(process).await;
             spent
@@ -36,7 +39,7 @@ async fn commits(backend: Backend, flow: Flow, payments: usize) -> f64 {
         #[cfg(feature = "test-postgres")]
         Backend::Postgres => {
             // The server counts for a process when that has ended: once with the payments, and once without.
-            let (with, without) = (synced(flow, payments, true).await, synced(flow, payments, false).await);
+            let (with, without) = (synced(via, flow, payments, true).await, synced(via, flow, payments, false).await);
             with.saturating_sub(without)
         }
     };
@@ -45,13 +48,16 @@ async fn commits(backend: Backend, flow: Flow, payments: usize) -> f64 {
 
 /// How often the server synced its log to disk for one process, which brings its payments to their end or none of them.
 #[cfg(feature = "test-postgres")]
-async fn synced(flow: Flow, payments: usize, goes_on: bool) -> u64 {
+async fn synced(via: Via, flow: Flow, payments: usize, goes_on: bool) -> u64 {
     let backend = Backend::Postgres;
     let before = syncs().await;
-    let mut scene = Scene::new(flow, backend.store()).await;
+    let mut scene = Scene::new(via, flow, backend.store()).await;
     let mut process = scene.open(payments, None).await;
     if goes_on {
-        assert_eq!(scene.live(&mut process, Life { number: 0, is_last: true }).await, Ended::Quiet);
+        assert_eq!(
+            scene.live(&mut process, Life { number: 0, customers: payments, is_last: true }).await,
+            Ended::Quiet
+        );
     }
     scene.kill(process).await;
     syncs().await.saturating_sub(before)

@@ -2,21 +2,23 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::Future,
     sync::Arc,
 };
 
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
 
 use super::{
+    bank::Cut,
     case::{self, PAYMENTS, Report, Wrong},
     points::Point,
-    scene::{Ended, Life, Scene},
-    server::Flow,
+    scene::{Ended, Scene},
+    server::{Flow, Via},
     store::Store,
 };
 
 /// How many cases run at a time; most of a case is waiting for blocks.
-const AT_A_TIME: usize = 12;
+const AT_A_TIME: usize = 16;
 
 /// What a process may keep its books in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,43 +55,61 @@ impl Backend {
 pub(crate) enum When {
     /// The one that the payments are first presented to.
     First,
-    /// The one after a kill with a transaction in the journal that no node has.
+    /// The one after a kill with a settlement on record that nobody was sent: a transaction in the journal, or a payment that was
+    /// just being entrusted.
     Unsent,
-    /// The one after a kill with a transaction in a block that the ledger does not know of.
+    /// The one after a kill with a settlement that the ledger does not know of: in a block, or in the facilitator's answer.
     Unseen,
+    /// None: the connection to the facilitator is cut.
+    Never,
 }
 
 /// How often a place is tried once more that was not passed even once.
-const AGAIN: u32 = 3;
+const AGAIN: u32 = 8;
 
 impl When {
-    pub(crate) const ALL: [Self; 3] = [Self::First, Self::Unsent, Self::Unseen];
+    pub(crate) const KILLS: [Self; 3] = [Self::First, Self::Unsent, Self::Unseen];
 
     /// Where the lives before it end.
-    fn stops(self) -> Vec<Point> {
-        let name = match self {
-            Self::First => return Vec::new(),
-            Self::Unsent => "ledger submit: after",
-            Self::Unseen => "node eth_sendRawTransactionSync: after",
+    fn stops(self, via: Via) -> Vec<Point> {
+        let name = match (self, via) {
+            (Self::First | Self::Never, _) => return Vec::new(),
+            (Self::Unsent, Via::Chain) => "ledger submit: after",
+            (Self::Unseen, Via::Chain) => "node eth_sendRawTransactionSync: after",
+            (Self::Unsent, Via::Remote | Via::Confirmed) => "ledger settle Entrust: after",
+            (Self::Unseen, Via::Remote | Via::Confirmed) => "facilitator settle: after",
         };
         vec![Point { name: name.into(), occurrence: 1 }]
     }
 
-    pub(crate) const fn title(self) -> &'static str {
+    /// How many kills a case is made of, or cuts.
+    fn kills(self, via: Via) -> usize {
+        self.stops(via).len() + 1
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::First => "first life",
-            Self::Unsent => "second life, after a kill with a journalled transaction that was not sent",
-            Self::Unseen => "second life, after a kill with a transaction in a block that the ledger does not know of",
+            Self::Unsent => "second life, settlement not sent",
+            Self::Unseen => "second life, settlement not seen",
+            Self::Never => "no kill",
         }
     }
 }
 
-/// One row of the matrix, as far as one ledger goes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+/// The set-up of a case, and the life that is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Course {
+    pub(crate) via: Via,
     pub(crate) backend: Backend,
     pub(crate) flow: Flow,
     pub(crate) when: When,
+}
+
+/// One row of the matrix.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) course: Course,
     /// Places in the order they were first passed.
     pub(crate) order: usize,
     pub(crate) name: String,
@@ -109,46 +129,59 @@ pub(crate) struct Tally {
 
 pub(crate) type Matrix = BTreeMap<Place, Tally>;
 
-/// All places, and how often each was passed.
-pub(crate) async fn explore(backends: &[Backend], flows: &[Flow], times: &[When]) -> BTreeMap<Place, u32> {
-    let mut places = BTreeMap::new();
-    for &backend in backends {
-        for &flow in flows {
-            // There, the first kill is what gives payers their chance.
-            for &when in times.iter().filter(|when| flow != Flow::Spent || **when == When::First) {
-                let passed = course(backend, flow, when).await;
-                let mut order: Vec<&String> = Vec::new();
-                let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
-                for name in &passed {
-                    *counts.entry(name).or_default() += 1;
-                    if counts[name] == 1 {
-                        order.push(name);
-                    }
-                }
-                places.extend(
-                    order.iter().enumerate().map(|(order, name)| {
-                        (Place { backend, flow, when, order, name: (*name).clone() }, counts[name])
-                    }),
-                );
+/// All courses of these flows on these ledgers, the facilitator being one or the other.
+pub(crate) fn courses(vias: &[Via], backends: &[Backend], flows: &[Flow], times: &[When]) -> Vec<Course> {
+    let mut courses = Vec::new();
+    for &via in vias {
+        for &backend in backends {
+            for &flow in flows {
+                // There, the first kill is what gives payers their chance.
+                let times = times.iter().filter(|when| flow != Flow::Spent || **when == When::First);
+                courses.extend(times.map(|&when| Course { via, backend, flow, when }));
             }
         }
+    }
+    courses
+}
+
+/// All places of these courses, and how often each was passed.
+pub(crate) async fn explore(courses: Vec<Course>) -> BTreeMap<Place, u32> {
+    let all = each(courses, |course| async move { (course, passed(course).await) }).await;
+    let mut places = BTreeMap::new();
+    for (course, passed) in all {
+        let mut order: Vec<&String> = Vec::new();
+        let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
+        for name in &passed {
+            *counts.entry(name).or_default() += 1;
+            if counts[name] == 1 {
+                order.push(name);
+            }
+        }
+        let named = order.iter().enumerate();
+        places.extend(named.map(|(order, name)| (Place { course, order, name: (*name).clone() }, counts[name])));
     }
     places
 }
 
 /// What a process passes in this life if nobody kills it.
-async fn course(backend: Backend, flow: Flow, when: When) -> Vec<String> {
-    let mut scene = Scene::new(flow, backend.store()).await;
-    let stops = when.stops();
-    let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
-    for next in 1..=stops.len() {
-        let life = Life { number: next as u64 - 1, is_last: false };
-        assert_eq!(scene.live(&mut process, life).await, Ended::Stopped, "{flow:?} {when:?}");
-        scene.kill(process).await;
-        process = scene.reopen(stops.get(next).cloned()).await;
+async fn passed(course: Course) -> Vec<String> {
+    let Course { via, backend, flow, when } = course;
+    if when == When::Never {
+        return Cut::ALL.iter().flat_map(|cut| vec![cut.name().to_owned(); PAYMENTS]).collect();
     }
-    let life = Life { number: stops.len() as u64, is_last: true };
-    assert_eq!(scene.live(&mut process, life).await, Ended::Quiet, "{backend:?} {flow:?} {when:?}");
+    let mut scene = Scene::new(via, flow, backend.store()).await;
+    let stops = when.stops(via);
+    let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
+    // The last stop is that of the life which is looked at.
+    let kills = stops.len() + 1;
+    for number in 0..stops.len() {
+        let ended = scene.live(&mut process, case::life(number, kills)).await;
+        assert_eq!(ended, Ended::Stopped, "{course:?}");
+        scene.kill(process).await;
+        process = scene.reopen(stops.get(number + 1).cloned()).await;
+    }
+    let ended = scene.live(&mut process, case::life(stops.len(), kills)).await;
+    assert_eq!(ended, Ended::Quiet, "{course:?}");
     let passed = process.passed();
     scene.kill(process).await;
     assert!(!passed.is_empty());
@@ -156,25 +189,41 @@ async fn course(backend: Backend, flow: Flow, when: When) -> Vec<String> {
 }
 
 /// Every place at the middle one of the times it is passed, and those of a first life in the flows proper at the first one too.
+/// Where a facilitator settles, the second lives are ended at the places of settling only: the others are passed with and
+/// without it.
 pub(crate) fn all(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
     let times = |place: &Place, count: &u32| {
-        let is_proper = matches!(place.flow, Flow::Authorization | Flow::Upfront | Flow::Deferred);
-        let first = (is_proper && place.when == When::First).then_some(1);
+        let Course { via, flow, when, .. } = place.course;
+        let (is_first, settles) = (matches!(when, When::First | When::Never), is_of_settling(&place.name));
+        if via != Via::Chain && !is_first && !settles {
+            return BTreeSet::new();
+        }
+        let is_proper = matches!(flow, Flow::Authorization | Flow::Upfront | Flow::Deferred);
+        let first = (is_proper && is_first && (via == Via::Chain || settles)).then_some(1);
         BTreeSet::from_iter(first.into_iter().chain([count.div_ceil(2)]))
     };
     let each = places.iter().map(|(place, count)| times(place, count).into_iter().map(|time| (place.clone(), time)));
     each.flatten().collect()
 }
 
-/// Every place of the first life once on every ledger, in one flow or another, and some of the second ones.
+/// Returns `true` for the steps of settling: those of the ledger, and every request to the facilitator or the node.
+fn is_of_settling(name: &str) -> bool {
+    ["ledger settle", "facilitator ", "node "].iter().any(|part| name.starts_with(part))
+}
+
+/// Every place of the first life once on every ledger, in one flow or another, and some of the second ones. Where a facilitator
+/// settles, the places are those of settling: the others are passed with and without it.
 pub(crate) fn some(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
     let mut by_name: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (place, count) in places {
-        by_name.entry((place.backend, place.when, &place.name)).or_default().push((place, count));
+        let Course { via, backend, when, .. } = place.course;
+        if via == Via::Chain || is_of_settling(&place.name) {
+            by_name.entry((backend, when, &place.name)).or_default().push((place, count));
+        }
     }
     let mut chosen = Vec::new();
     for (index, ((_, when, _), same)) in by_name.into_iter().enumerate() {
-        if when == When::First || index.is_multiple_of(5) {
+        if matches!(when, When::First | When::Never) || index.is_multiple_of(5) {
             let (place, count) = same[index % same.len()];
             chosen.push((place.clone(), count.div_ceil(2)));
         }
@@ -184,33 +233,57 @@ pub(crate) fn some(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
 
 /// Kills at all of them, and judges what comes of it.
 pub(crate) async fn run(kills: Vec<(Place, u32)>) -> Matrix {
-    let places = Arc::new(Semaphore::new(AT_A_TIME));
-    let (mut running, mut matrix, total) = (JoinSet::new(), Matrix::new(), kills.len());
-    for (place, occurrence) in kills {
-        let turn = places.clone().acquire_owned().await.expect("it is never closed");
-        let runtime = Handle::current();
-        running.spawn_blocking(move || {
-            let _turn = turn;
-            let report = runtime.block_on(kill(&place, occurrence));
-            (place, occurrence, report)
-        });
-        while let Some(done) = running.try_join_next() {
-            count(&mut matrix, done.expect("no case panics"), total);
-        }
-    }
-    while let Some(done) = running.join_next().await {
-        count(&mut matrix, done.expect("no case panics"), total);
+    let mut matrix = Matrix::new();
+    let done = each(kills, |(place, occurrence)| async move {
+        let report = kill(&place, occurrence).await;
+        tell(&place, occurrence, &report);
+        (place, report)
+    });
+    for done in done.await {
+        count(&mut matrix, done);
     }
     matrix
 }
 
-async fn kill(place: &Place, occurrence: u32) -> Report {
-    let before = place.when.stops();
-    let (mut occurrence, mut again) = (occurrence, AGAIN);
+/// Does it for each, some at a time.
+async fn each<T, R, F>(all: Vec<T>, work: impl Fn(T) -> F + Copy + Send + 'static) -> Vec<R>
+where
+    T: Send + 'static,
+    R: Send + 'static,
+    F: Future<Output = R>,
+{
+    let (places, total) = (Arc::new(Semaphore::new(AT_A_TIME)), all.len());
+    let (mut running, mut done) = (JoinSet::new(), Vec::new());
+    for one in all {
+        let turn = places.clone().acquire_owned().await.expect("it is never closed");
+        let runtime = Handle::current();
+        running.spawn_blocking(move || {
+            let _turn = turn;
+            runtime.block_on(work(one))
+        });
+        while let Some(one) = running.try_join_next() {
+            done.push(one.expect("no case panics"));
+            if done.len().is_multiple_of(100) {
+                eprintln!("{} of {total}", done.len());
+            }
+        }
+    }
+    while let Some(one) = running.join_next().await {
+        done.push(one.expect("no case panics"));
+    }
+    done
+}
+
+async fn kill(place: &Place, mut occurrence: u32) -> Report {
+    let Course { via, backend, flow, when } = place.course;
+    if let Some(cut) = Cut::ALL.into_iter().find(|cut| when == When::Never && cut.name() == place.name) {
+        return case::run_cut(via, flow, backend.store(), cut, occurrence).await;
+    }
+    let (before, mut again) = (when.stops(via), AGAIN);
     loop {
         let stop = Point { name: place.name.clone(), occurrence };
         let stops: Vec<_> = before.iter().cloned().chain([stop]).collect();
-        let report = case::run(place.flow, place.backend.store(), &stops).await;
+        let report = case::run(via, flow, backend.store(), &stops).await;
         let is_done = report.kills == stops.len() || report.wrong != Wrong::default();
         if is_done || (occurrence == 1 && again == 0) {
             return report;
@@ -223,20 +296,24 @@ async fn kill(place: &Place, occurrence: u32) -> Report {
     }
 }
 
-fn count(matrix: &mut Matrix, (place, occurrence, report): (Place, u32, Report), total: usize) {
-    let wanted = place.when.stops().len() + 1;
-    let (backend, flow, when) = (place.backend.name(), place.flow.name(), place.when);
-    for detail in &report.details {
-        eprintln!("{backend}, {flow}, {when:?}, {} #{occurrence}: {detail}", place.name);
+/// Reports at once a place that was not reached, and everything that went wrong there.
+fn tell(place: &Place, occurrence: u32, report: &Report) {
+    let Place { course: Course { via, backend, flow, when }, name, .. } = place;
+    let course = [via.name(), backend.name(), flow.name(), when.name()].join(", ");
+    if report.kills < when.kills(*via) {
+        eprintln!("{course}, {name} #{occurrence}: not reached");
     }
+    for detail in &report.details {
+        eprintln!("{course}, {name} #{occurrence}: {detail}");
+    }
+}
+
+fn count(matrix: &mut Matrix, (place, report): (Place, Report)) {
+    let wanted = place.course.when.kills(place.course.via);
     let tally = matrix.entry(place).or_default();
     tally.kills += usize::from(report.kills == wanted);
     tally.missed += usize::from(report.kills < wanted);
     tally.wrong.add(report.wrong);
     tally.told += report.told;
     tally.dead += report.dead;
-    let done: usize = matrix.values().map(|tally| tally.kills + tally.missed).sum();
-    if done.is_multiple_of(100) {
-        eprintln!("{done} of {total} cases");
-    }
 }

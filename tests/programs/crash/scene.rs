@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::SolCall as _;
-use reqwest::Client;
+use reqwest::{Client, StatusCode};
 use tempfile::TempDir;
 use tokio::{
     sync::watch,
@@ -15,14 +15,15 @@ use tokio::{
 use tower_x402::{
     Usdc,
     devnet::{BlockTime, Devnet, DevnetPort},
-    facilitator::OnchainFacilitator,
+    facilitator::{FacilitatorError, OnchainFacilitator},
     protocol::payment_status::{State, Status},
 };
 
 use super::{
+    bank::Bank,
     points::Point,
     process::{PATIENCE, Process},
-    server::{Ahead, Flow, PRICE, Setup, VALID},
+    server::{Ahead, Flow, PRICE, Setup, VALID, Via},
     shoppers::{Said, Shopper, client},
     store::Store,
 };
@@ -47,6 +48,8 @@ const EXPIRED: u64 = VALID + 300;
 pub(crate) struct Scene {
     pub(crate) devnet: Devnet,
     pub(crate) setup: Setup,
+    /// The remote facilitator, if there is one.
+    pub(crate) bank: Option<Bank>,
     pub(crate) shoppers: Vec<Arc<Shopper>>,
     pub(crate) clock: Arc<Ahead>,
     /// Payments made before points count, by which payers become known.
@@ -64,6 +67,8 @@ pub(crate) struct Scene {
 pub(crate) struct Life {
     /// How many were before it.
     pub(crate) number: u64,
+    /// How many of the customers come to it.
+    pub(crate) customers: usize,
     /// Whether it is to bring everything to an end.
     pub(crate) is_last: bool,
 }
@@ -80,7 +85,7 @@ pub(crate) enum Ended {
 }
 
 impl Scene {
-    pub(crate) async fn new(flow: Flow, store: Option<Store>) -> Self {
+    pub(crate) async fn new(via: Via, flow: Flow, store: Option<Store>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let clock = Arc::new(Ahead::default());
         let builder = Devnet::builder().block_time(BlockTime::Every(BLOCKS)).clock(clock.clone());
@@ -94,7 +99,13 @@ impl Scene {
             tower_x402::devnet::Fault::None
         });
         let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
+        let bank = match via {
+            Via::Chain => None,
+            Via::Remote | Via::Confirmed => Some(Bank::open(&devnet, clock.clone()).await),
+        };
         let setup = Setup {
+            via,
+            bank: bank.as_ref().map(|bank| bank.url.clone()),
             node: port.url().to_string(),
             store: store.unwrap_or_else(|| Store::Sqlite(directory.path().join("ledger.sqlite"))),
             flow,
@@ -108,6 +119,7 @@ impl Scene {
         Self {
             devnet,
             setup,
+            bank,
             shoppers: Vec::new(),
             earlier: Vec::new(),
             payers: Vec::new(),
@@ -185,7 +197,8 @@ impl Scene {
     pub(crate) async fn live(&self, process: &mut Process, life: Life) -> Ended {
         let restart = life.number > 0;
         let mut presenting = JoinSet::new();
-        for shopper in &self.shoppers {
+        let present = &self.shoppers[..life.customers];
+        for shopper in present {
             let (shopper, client, url) = (shopper.clone(), self.client.clone(), process.url.clone());
             presenting.spawn(async move {
                 if shopper.persist(&client, &url).await == Said::Served && restart {
@@ -194,7 +207,8 @@ impl Scene {
                 }
             });
         }
-        let leases_outlive = restart && !matches!(self.setup.store, Store::Sqlite(_));
+        // What was entrusted to a facilitator is held for a while, in whatever ledger.
+        let leases_outlive = restart && (self.setup.via != Via::Chain || !matches!(self.setup.store, Store::Sqlite(_)));
         let (mut stopped, started) = (process.stopped(), Instant::now());
         let mut ticks = interval(TICK);
         let (mut left_until_jump, mut quiet_ticks) = (3, 4);
@@ -206,9 +220,9 @@ impl Scene {
                 _ = ticks.tick() => {}
             }
             let answered = presenting.is_empty();
-            if answered && self.are_final(&self.shoppers, &process.url).await {
+            if answered && self.are_final(present, &process.url).await {
                 // Who was told that nothing is charged is given the time to be charged all the same.
-                if quiet_ticks == 0 || !self.shoppers.iter().any(|shopper| is_refused(shopper)) {
+                if quiet_ticks == 0 || !present.iter().any(|shopper| is_refused(shopper)) {
                     return Ended::Quiet;
                 }
                 quiet_ticks -= 1;
@@ -237,23 +251,36 @@ impl Scene {
         }
     }
 
-    /// Lets the node take what the process may have sent it just now, then ends the process.
+    /// Lets the node or the facilitator take what the process may have sent it just now, then ends the process.
     pub(crate) async fn kill(&self, process: Process) {
         let at = process.stopped().borrow().clone().unwrap_or_default();
-        if at.starts_with("node ") && at.ends_with(": begun") {
-            let mut asked = self.asked.clone();
+        if at.ends_with(": begun") && (at.starts_with("node ") || at.starts_with("facilitator ")) {
+            let mut asked = match &self.bank {
+                Some(bank) if at.starts_with("facilitator ") => bank.asked(),
+                _ => self.asked.clone(),
+            };
             asked.mark_unchanged();
-            // If the node was asked before this looked, nothing more comes.
+            // If it was asked before this looked, nothing more comes.
             let _ = timeout(Duration::from_millis(20), asked.changed()).await;
         }
         process.kill().await;
     }
 
-    /// Whether all of them that the shop is to be paid for are paid for good, or dead. What was refused unserved is not.
+    /// Returns `true` if all of them that the shop is to be paid for are paid for good, or dead. What was refused unserved is neither,
+    /// and may stay so, but not on its way.
     async fn are_final(&self, shoppers: &[Arc<Shopper>], url: &str) -> bool {
         for shopper in shoppers {
-            let is_final =
-                is_refused(shopper) || matches!(self.state(shopper, url).await, Some(State::Final | State::Dead));
+            let is_final = match self.state(shopper, url).await {
+                Some(State::Final | State::Dead) => true,
+                // Its shop cannot tell more without a node; the facilitator can.
+                Some(State::Settled) if self.setup.via == Via::Remote => match &self.bank {
+                    Some(bank) => bank.is_final(&shopper.key()).await,
+                    None => false,
+                },
+                Some(State::Settled | State::Submitted | State::Unknown) => false,
+                Some(State::Pending | State::Failed) | None => is_refused(shopper),
+                other => panic!("{other:?} is new"),
+            };
             if !is_final {
                 return false;
             }
@@ -266,12 +293,18 @@ impl Scene {
         self.are_final(&others.cloned().collect::<Vec<_>>(), url).await
     }
 
+    /// What the shop says of the payment; `None` if it does not know it.
     async fn state(&self, shopper: &Shopper, url: &str) -> Option<State> {
         let key = shopper.key();
         let (network, asset, payer, nonce) = (key.network, key.asset, key.payer, key.nonce);
         let url = format!("{url}/status?network={network}&asset={asset}&payer={payer}&nonce={nonce}");
-        let answer = self.client.get(url).timeout(Duration::from_secs(1)).send().await.ok()?;
-        serde_json::from_slice::<Status>(&answer.bytes().await.ok()?).ok().map(|status| status.state)
+        let answer = self.client.get(url).timeout(Duration::from_secs(1)).send().await;
+        let Ok(answer) = answer else { return Some(State::Unknown) };
+        if answer.status() == StatusCode::NOT_FOUND {
+            return None;
+        }
+        let body = answer.bytes().await.unwrap_or_default();
+        Some(serde_json::from_slice::<Status>(&body).map_or(State::Unknown, |status| status.state))
     }
 
     /// How often the handler ran so far, for each payment.
@@ -294,5 +327,12 @@ async fn deploy(devnet: &Devnet) {
     devnet.fund(anybody.address(), U256::from(10).pow(U256::from(18)));
     let builder = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client()).signer(anybody);
     let facilitator = builder.build().await.expect("the devnet answers");
-    facilitator.deploy_batch_settler().await.expect("it is deployed");
+    let deployed = async {
+        // It may take long on a machine that has better to do; then it says so, and is asked again.
+        while let Err(error) = facilitator.deploy_batch_settler().await {
+            assert!(matches!(error, FacilitatorError::Busy { .. }), "{error}");
+            tokio::time::sleep(TICK).await;
+        }
+    };
+    timeout(PATIENCE, deployed).await.expect("it is deployed");
 }

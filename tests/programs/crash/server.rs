@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 use tokio::{net::TcpListener, task::yield_now};
 use tower_x402::{
     Clock, Network, SystemClock, Usdc,
-    facilitator::{Facilitator as _, OnchainFacilitator},
+    facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
+    ledger::Ledger,
     protocol::PaymentFlow,
     server::{DeferredPolicy, Payment, PaymentStatus, RequirePaymentLayer},
 };
@@ -33,6 +34,7 @@ use tower_x402::{
 use super::{
     ledger, node,
     points::{Point, Points, say},
+    relay,
     store::Store,
 };
 
@@ -44,6 +46,8 @@ pub(crate) const ARMED: &str = "armed";
 pub(crate) const COMMITS: &str = "commits ";
 /// What a request costs, in units.
 pub(crate) const PRICE: u64 = 1_000;
+/// How often the facilitator looks after what is open.
+pub(crate) const UPKEEP: Duration = Duration::from_millis(150);
 /// How long an authorization is valid, in seconds: beyond every jump of the clock.
 pub(crate) const VALID: u64 = 3_600;
 
@@ -71,10 +75,34 @@ impl Flow {
     }
 }
 
+/// The facilitator that the shop uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Via {
+    /// One in the process, on the chain.
+    Chain,
+    /// A remote one, which is believed.
+    Remote,
+    /// A remote one, and a node that confirms what it says.
+    Confirmed,
+}
+
+impl Via {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Chain => "on-chain",
+            Self::Remote => "remote",
+            Self::Confirmed => "remote, confirmed by a node",
+        }
+    }
+}
+
 /// What the process is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
+    pub(crate) via: Via,
     pub(crate) node: String,
+    /// The URL of the remote facilitator, if there is one.
+    pub(crate) bank: Option<String>,
     pub(crate) store: Store,
     pub(crate) flow: Flow,
     pub(crate) settlement_key: B256,
@@ -124,24 +152,44 @@ async fn serve(setup: Setup) {
     let store = Arc::new(setup.store.open(clock.clone()).await);
     obey(points.clone(), clock.clone(), store.clone());
     let watched = ledger::Watched { ledger: store.ledger.clone(), points: points.clone() };
-    let facilitator = OnchainFacilitator::builder()
-        .network(Network::BASE_SEPOLIA)
-        .client(node::client(&setup.node, points.clone()))
-        .signer(PrivateKeySigner::from_bytes(&setup.settlement_key).expect("a key"))
-        .ledger(Arc::new(watched))
-        .clock(clock.clone())
-        .confirm_timeout(Duration::from_secs(5))
-        .upkeep_interval(Duration::from_millis(150))
-        .build()
-        .await
-        .expect("the node answers");
+    let facilitator = facilitator(&setup, Arc::new(watched), clock.clone(), points.clone()).await;
     let app = app(&setup, &facilitator, clock, points);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     say(&format!("{LISTENING}{}", listener.local_addr().expect("it is bound")));
     axum::serve(listener, app).await.expect("it serves");
 }
 
-fn app(setup: &Setup, facilitator: &OnchainFacilitator, clock: Arc<Ahead>, points: Arc<Points>) -> Router {
+async fn facilitator(
+    setup: &Setup,
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<Ahead>,
+    points: Arc<Points>,
+) -> Arc<dyn Facilitator> {
+    if setup.via == Via::Chain {
+        let facilitator = OnchainFacilitator::builder()
+            .network(Network::BASE_SEPOLIA)
+            .client(node::client(&setup.node, points))
+            .signer(PrivateKeySigner::from_bytes(&setup.settlement_key).expect("a key"))
+            .ledger(ledger)
+            .clock(clock)
+            .confirm_timeout(Duration::from_secs(10))
+            .upkeep_interval(UPKEEP);
+        return Arc::new(facilitator.build().await.expect("the node answers"));
+    }
+    let bank = setup.bank.as_deref().expect("a facilitator elsewhere");
+    let facilitator = RemoteFacilitator::builder(relay::to_facilitator(bank, points.clone()).await)
+        .ledger(ledger)
+        .clock(clock)
+        .settle_timeout(Duration::from_secs(5))
+        .upkeep_interval(UPKEEP);
+    let facilitator = match setup.via {
+        Via::Confirmed => facilitator.confirm(Network::BASE_SEPOLIA, relay::to_node(&setup.node, points).await),
+        _ => facilitator,
+    };
+    Arc::new(facilitator.build().await.expect("the facilitator and the node answer"))
+}
+
+fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, points: Arc<Points>) -> Router {
     let layer = RequirePaymentLayer::builder()
         .price("$0.001")
         .pay_to(Network::BASE_SEPOLIA, setup.pay_to)

@@ -19,6 +19,7 @@ pub(crate) struct Shopper {
     body: String,
     answers: Mutex<Vec<Bytes>>,
     refusal: Mutex<Option<(StatusCode, String)>>,
+    receipts: Mutex<Vec<Value>>,
 }
 
 /// What one presentation led to.
@@ -47,7 +48,13 @@ impl Shopper {
         let demand = BASE64_STANDARD.decode(&unpaid.headers()["payment-required"]).expect("base64");
         let demand: Value = serde_json::from_slice(&demand).expect("JSON");
         let purchase = customer.sign(&demand, 0);
-        Arc::new(Self { purchase, body, answers: Mutex::default(), refusal: Mutex::default() })
+        Arc::new(Self {
+            purchase,
+            body,
+            answers: Mutex::default(),
+            refusal: Mutex::default(),
+            receipts: Mutex::default(),
+        })
     }
 
     pub(crate) fn key(&self) -> PaymentKey {
@@ -62,6 +69,10 @@ impl Shopper {
         let request = client.post(format!("{url}/evaluate")).header("payment-signature", header);
         let Ok(response) = request.body(self.body.clone()).send().await else { return Said::Later };
         let status = response.status();
+        if let Some(receipt) = response.headers().get("payment-response") {
+            let receipt = BASE64_STANDARD.decode(receipt).expect("base64");
+            self.receipts.lock().unwrap().push(serde_json::from_slice(&receipt).expect("JSON"));
+        }
         let Ok(body) = response.bytes().await else { return Said::Later };
         if status.is_success() {
             self.answers.lock().unwrap().push(body);
@@ -88,6 +99,11 @@ impl Shopper {
     /// All answers that arrived whole.
     pub(crate) fn answers(&self) -> Vec<Bytes> {
         self.answers.lock().unwrap().clone()
+    }
+
+    /// What every answer said of the money.
+    pub(crate) fn receipts(&self) -> Vec<Value> {
+        self.receipts.lock().unwrap().clone()
     }
 
     pub(crate) fn refusal(&self) -> Option<(StatusCode, String)> {

@@ -7,7 +7,7 @@ mod durable;
 mod replicas;
 mod settling;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use alloy_primitives::{Address, B256, U256};
 use backends::{CLOCK_START, TestLedger, on_every_ledger};
@@ -448,12 +448,13 @@ async fn what_has_expired_makes_room_for_whoever_comes() {
 
 /// Once whoever had it before has let go of it.
 async fn reopened(path: &Path, clock: Arc<ManualClock>) -> SqliteLedger {
-    loop {
-        match SqliteLedger::open_with(path, ResponseLimits::default(), 4, clock.clone()).await {
-            Ok(ledger) => return ledger,
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
+    let mut ledger = None;
+    support::eventually::eventually("whoever had the file lets go of it", async || {
+        ledger = SqliteLedger::open_with(path, ResponseLimits::default(), 4, clock.clone()).await.ok();
+        ledger.is_some()
+    })
+    .await;
+    ledger.unwrap()
 }
 
 fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {

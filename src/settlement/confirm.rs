@@ -152,4 +152,44 @@ mod tests {
         let flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
         assert_eq!(flight.rebroadcast_pause, MAX_REBROADCAST);
     }
+
+    /// From looking twenty times a second to looking every five, from sending it after two seconds to sending it every fifteen.
+    #[cfg(feature = "devnet")]
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_chain_is_asked_ever_more_rarely_and_never_forgotten() {
+        use std::sync::{Arc, Mutex};
+
+        use crate::devnet::{Devnet, Fault};
+
+        let devnet = Devnet::start().await.unwrap();
+        let begun = Instant::now();
+        let (looks, sends) = (Arc::new(Mutex::new(vec![begun])), Arc::new(Mutex::new(vec![begun])));
+        let (looked, sent) = (looks.clone(), sends.clone());
+        devnet.faults().set(move |call| match call.method {
+            "eth_sendRawTransaction" => {
+                sent.lock().unwrap().push(Instant::now());
+                Fault::Error { code: -32000, message: "already known".into() }
+            }
+            _ => {
+                looked.lock().unwrap().push(Instant::now());
+                Fault::None
+            }
+        });
+        let (rpc, pace) = (Rpc::new(devnet.rpc_client(), MAX_PAUSE), Pace::new(Some(Duration::from_millis(200))));
+        let mut flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
+        let seen = flight.watch(&rpc, &Broadcaster::new(), &pace, begun + Duration::from_secs(300)).await;
+        assert!(matches!(seen, Seen::NotYet), "{seen:?}");
+        let pauses = |times: &Mutex<Vec<Instant>>| -> Vec<Duration> {
+            times.lock().unwrap().windows(2).map(|pair| pair[1].duration_since(pair[0])).collect()
+        };
+        let looks = pauses(&looks);
+        assert!(looks[1..70].iter().all(|pause| pause.as_millis() <= 60), "{looks:?}");
+        // The last one is cut off by the deadline.
+        assert_eq!(looks.iter().max().unwrap().as_millis() / 10, MAX_PAUSE.as_millis() / 10);
+        assert!(looks[looks.len() - 5..looks.len() - 1].iter().all(|pause| *pause >= MAX_PAUSE), "{looks:?}");
+        let sends = pauses(&sends);
+        assert_eq!(sends[0].as_secs(), 2);
+        let (last, most) = (*sends.last().unwrap(), *sends.iter().max().unwrap());
+        assert!(last >= MAX_REBROADCAST && most <= MAX_REBROADCAST + MAX_PAUSE, "{sends:?}");
+    }
 }

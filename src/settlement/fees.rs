@@ -233,6 +233,17 @@ mod tests {
         assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_a_node_wanted_ten_minutes_ago_is_forgotten() {
+        let fees = FeeCache::new(None);
+        let market = Market { base_fee: 10, tip: 25 * GWEI };
+        fees.insisted_on().await;
+        tokio::time::advance(INSISTED - Duration::from_millis(1)).await;
+        assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
+    }
+
     #[test]
     fn the_usual_tip_is_what_half_of_the_blocks_with_transactions_say() {
         assert_eq!(usual(vec![0, 5, 100, 0, 6, 4, 0, 0, 7]), 6);

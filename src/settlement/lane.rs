@@ -417,4 +417,21 @@ mod tests {
         nonces.resume(4);
         assert_eq!(nonces.take(), Some(7));
     }
+
+    #[test]
+    fn of_many_gaps_the_lowest_come_first_and_the_others_later() {
+        let mut nonces = Nonces::default();
+        nonces.taken.insert(200);
+        nonces.resume(0);
+        assert!(nonces.free.iter().copied().eq(0..MAX_GAPS as u64));
+        for _ in 0..MAX_GAPS {
+            nonces.take();
+        }
+        assert_eq!((nonces.has_gap(), nonces.next), (false, Some(201)));
+        // When those are in blocks, the chain is asked again.
+        nonces.taken.retain(|nonce| *nonce == 200);
+        nonces.next = None;
+        nonces.resume(64);
+        assert_eq!((nonces.free.first(), nonces.free.len()), (Some(&64), MAX_GAPS));
+    }
 }

@@ -90,4 +90,22 @@ mod tests {
         pace.observe(103);
         assert_eq!(pace.block_time(), Duration::from_secs(2));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn blocks_that_are_seen_within_two_seconds_tell_no_pace_and_a_change_is_noticed_in_a_minute() {
+        let pace = Pace::new(None);
+        pace.observe(100);
+        tokio::time::advance(BASELINE - Duration::from_millis(1)).await;
+        pace.observe(200);
+        assert_eq!(pace.block_time(), ASSUMED);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        pace.observe(200);
+        assert_eq!(pace.block_time(), Duration::from_millis(20));
+        // From then on a block takes two seconds: by what came after the minute, however many were quick before it.
+        tokio::time::advance(30 * BASELINE).await;
+        pace.observe(230);
+        tokio::time::advance(Duration::from_secs(20)).await;
+        pace.observe(240);
+        assert_eq!(pace.block_time(), Duration::from_secs(2));
+    }
 }

@@ -154,26 +154,34 @@ impl Together {
                 }
             }
         }
-        let is_good = self.ask_one_by_one(batch).await;
-        if is_refused && is_good {
-            tracing::info!("the node takes no batches; it is asked one by one");
-            self.gathering().one_by_one = Some(Instant::now() + ONE_BY_ONE);
-        }
+        self.ask_one_by_one(batch, is_refused).await;
     }
 
-    /// Whether any has a result: what harmed them together may harm none of them alone.
-    async fn ask_one_by_one(&self, batch: Vec<Waiting>) -> bool {
+    /// Asks for each by itself: what harmed them together may harm none of them alone. If they were refused together and one of them is
+    /// not, the node takes no batches.
+    async fn ask_one_by_one(&self, batch: Vec<Waiting>, is_refused: bool) {
         let mut answers = JoinSet::new();
         for Waiting { request, answer } in batch {
-            let rpc = self.0.rpc.clone();
+            let together = self.clone();
             answers.spawn(async move {
+                let rpc = &together.0.rpc;
                 let result = rpc.ask(rpc.timeout(), request).await;
-                let is_good = result.is_ok();
+                // Before whoever asked knows: what it asks next must not be in a batch.
+                if is_refused && result.is_ok() {
+                    together.go_one_by_one();
+                }
                 let _ = answer.send(result);
-                is_good
             });
         }
-        answers.join_all().await.contains(&true)
+        answers.join_all().await;
+    }
+
+    fn go_one_by_one(&self) {
+        let now = Instant::now();
+        let before = self.gathering().one_by_one.replace(now + ONE_BY_ONE);
+        if before.is_none_or(|until| until <= now) {
+            tracing::info!("the node takes no batches; it is asked one by one");
+        }
     }
 
     fn gathering(&self) -> MutexGuard<'_, Gathering> {
@@ -195,5 +203,133 @@ impl Drop for Sending {
 impl fmt::Debug for Together {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Together").field("waiting", &self.gathering().waiting.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use alloy_json_rpc::{ErrorPayload, Response, ResponsePayload};
+    use alloy_rpc_client::RpcClient;
+    use alloy_transport::{TransportError, TransportFut};
+    use tower_service::Service;
+
+    use super::*;
+
+    /// A node that answers everything with 1, and notes how many requests came together.
+    #[derive(Clone, Default)]
+    struct Node {
+        packets: Arc<Mutex<Vec<usize>>>,
+        refuses_batches: bool,
+    }
+
+    impl Service<RequestPacket> for Node {
+        type Response = ResponsePacket;
+        type Error = TransportError;
+        type Future = TransportFut<'static>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, packet: RequestPacket) -> Self::Future {
+            self.packets.lock().unwrap().push(packet.len());
+            let one = || RawValue::from_string("1".into()).unwrap();
+            let answer = match packet {
+                RequestPacket::Single(request) => ResponsePacket::Single(Response {
+                    id: request.id().clone(),
+                    payload: ResponsePayload::Success(one()),
+                }),
+                RequestPacket::Batch(_) if self.refuses_batches => ResponsePacket::Single(Response {
+                    id: Id::None,
+                    payload: ResponsePayload::Failure(ErrorPayload::invalid_request()),
+                }),
+                RequestPacket::Batch(requests) => ResponsePacket::Batch(
+                    requests
+                        .iter()
+                        .map(|request| Response { id: request.id().clone(), payload: ResponsePayload::Success(one()) })
+                        .collect(),
+                ),
+            };
+            Box::pin(async move { Ok(answer) })
+        }
+    }
+
+    impl Node {
+        fn together(&self) -> Together {
+            Together::new(Rpc::new(RpcClient::new(self.clone(), true), Duration::from_secs(5)))
+        }
+
+        /// How many came together since the last time, in order of their number.
+        fn packets(&self) -> Vec<usize> {
+            let mut packets = std::mem::take(&mut *self.packets.lock().unwrap());
+            packets.sort_unstable();
+            packets
+        }
+    }
+
+    /// Asks so often at once; every question is answered.
+    async fn ask(together: &Together, times: usize) {
+        let mut asking = JoinSet::new();
+        for _ in 0..times {
+            let together = together.clone();
+            asking.spawn(async move { together.call::<u64>("eth_call", [(); 0]).await });
+        }
+        for answer in asking.join_all().await {
+            assert_eq!(answer.unwrap(), 1);
+        }
+        // The next one comes alone.
+        tokio::time::sleep(2 * GATHERING).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_fifty_share_a_request() {
+        let node = Node::default();
+        let together = node.together();
+        ask(&together, 1).await;
+        assert_eq!(node.packets(), [1], "who comes alone waits for nobody");
+        ask(&together, 120).await;
+        assert_eq!(node.packets(), [1, 19, 50, 50]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_a_thousand_wait_for_each_other() {
+        let node = Node::default();
+        let together = node.together();
+        ask(&together, 1 + MAX_WAITING + 3).await;
+        assert_eq!(node.packets(), [vec![1; 4], vec![MAX_TOGETHER; MAX_WAITING / MAX_TOGETHER]].concat());
+    }
+
+    /// Whoever has its answer asks again at once.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_takes_no_batches_is_known_before_anybody_has_an_answer() {
+        let node = Node { refuses_batches: true, ..Node::default() };
+        let together = node.together();
+        let mut asking = JoinSet::new();
+        for _ in 0..10 {
+            let together = together.clone();
+            asking.spawn(async move {
+                for _ in 0..2 {
+                    together.call::<u64>("eth_call", [(); 0]).await.unwrap();
+                }
+            });
+        }
+        asking.join_all().await;
+        // The first came alone, and came again in time for the batch.
+        assert_eq!(node.packets(), [vec![1; 20], vec![10]].concat());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_takes_no_batches_is_tried_with_one_again_after_ten_minutes() {
+        let node = Node { refuses_batches: true, ..Node::default() };
+        let together = node.together();
+        ask(&together, 10).await;
+        assert_eq!(node.packets(), [vec![1; 10], vec![9]].concat());
+        ask(&together, 10).await;
+        assert_eq!(node.packets(), [1; 10]);
+        tokio::time::sleep(ONE_BY_ONE).await;
+        ask(&together, 10).await;
+        assert_eq!(node.packets(), [vec![1; 10], vec![9]].concat());
     }
 }

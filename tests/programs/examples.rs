@@ -374,9 +374,7 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     let mut command = example("student");
     command.args(["--url", &evaluator.url]).env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
     let buying = command.spawn().unwrap();
-    while evaluator.stats().await["handled"] == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    support::eventually::eventually("the evaluator works", async || evaluator.stats().await["handled"] != 0).await;
     let id = evaluator.process.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
     assert!(timeout(PATIENCE, buying.wait_with_output()).await.unwrap().unwrap().status.success());

@@ -7,6 +7,7 @@
 //! token.rs          the token's ABI and one-line calls of it
 //! authorization.rs  EIP-3009 messages, hashed and signed without this crate's own code
 //! rpc_proxy.rs      counts and delays JSON-RPC requests, and makes them fail
+//! eventually.rs     waiting for what must happen, with an end
 //! engine_stage.rs   an on-chain facilitator on the devnet, and payments for it
 //! shop.rs           a service that charges, and customers who pay it by hand
 //! script.rs         a server that answers by a script, for the paying client
@@ -32,6 +33,7 @@ pub mod circle;
 pub mod crowd;
 pub mod devnet;
 pub mod engine_stage;
+pub mod eventually;
 pub mod gated_ledger;
 pub mod hot_path;
 pub mod numbers;

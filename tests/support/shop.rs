@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 use tower_x402::{
     Asset, Network,
-    facilitator::{Facilitator, OnchainFacilitator},
+    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{Counts, PaymentKey, Record},
     server::{Payment, RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
@@ -28,6 +28,7 @@ use tower_x402::{
 use crate::{
     authorization::{self, Signature, TransferWithAuthorization, unix_now},
     chain::Chain,
+    devnet::DevnetChain,
 };
 
 /// What an evaluation costs, in units.
@@ -51,15 +52,27 @@ impl Shop {
 
     /// A shop that reaches its chain at another address, such as a proxy's.
     pub async fn open_at(chain: &dyn Chain, rpc_url: &str) -> Self {
+        Self::open_with(chain, |builder| builder.rpc_url(rpc_url)).await
+    }
+
+    /// A shop that reaches its devnet without a network, so that the runtime's time may be paused; with other settings of its
+    /// facilitator.
+    pub async fn in_process(
+        chain: &DevnetChain,
+        settings: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
+        Self::open_with(chain, |builder| settings(builder.client(chain.devnet.rpc_client()))).await
+    }
+
+    /// A shop whose facilitator has other settings, of which one must be how it reaches its chain.
+    pub async fn open_with(
+        chain: &dyn Chain,
+        settings: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+    ) -> Self {
         let settler = PrivateKeySigner::random();
         chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
-        let facilitator = OnchainFacilitator::builder()
-            .rpc_url(rpc_url)
-            .network(Network::BASE_SEPOLIA)
-            .signer(settler)
-            .build()
-            .await
-            .expect("the facilitator reaches its chain");
+        let builder = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).signer(settler);
+        let facilitator = settings(builder).build().await.expect("the facilitator reaches its chain");
         Self {
             facilitator: Arc::new(facilitator),
             pay_to: authorization::random_address(),

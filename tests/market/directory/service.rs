@@ -59,7 +59,7 @@ async fn slow_bodies_keep_nobody_out() {
     let service = service(|directory| directory.at_once(1)).await;
     let (body, waited) = slow();
     let slow_one = tokio::spawn(service.clone().oneshot(post("/evidence", body)));
-    waited.notified().await;
+    support::eventually::in_time("the slow one is read", waited.notified()).await;
     for path in ["/evidence", "/cards"] {
         assert_eq!(ask(&service, post(path, "{}")).await, (400, "bad_request".into()));
     }
@@ -159,7 +159,7 @@ async fn slow_cards_keep_no_voice_from_being_removed() {
         let asked = booth.hang();
         let service = stage.service.clone();
         let round = tokio::spawn(async move { service.tidy().await });
-        asked.notified().await;
+        support::eventually::in_time("the evaluator is asked", asked.notified()).await;
         assert_eq!(stage.count().await, 0, "undone: {undone}");
         round.abort();
     }

@@ -69,13 +69,12 @@ async fn pairs_and_groups_are_priced_by_output() {
     assert_eq!(bought.receipt.unwrap().amount.atomic(), 7 * PRICE);
     assert_eq!(booth.income(&stage).await, 9 * PRICE);
     // The ledger's sum is kept for as short a time as it takes to make it twenty times.
-    let stats = loop {
-        let stats = booth.stats().await;
-        if stats.earned.as_ref().is_some_and(|earned| earned.iter().any(|earned| earned.payments == 2)) {
-            break stats;
-        }
-        tokio::task::yield_now().await;
-    };
+    let mut stats = booth.stats().await;
+    support::eventually::eventually("both payments are in the sum", async || {
+        stats = booth.stats().await;
+        stats.earned.as_ref().is_some_and(|earned| earned.iter().any(|earned| earned.payments == 2))
+    })
+    .await;
     let skill = &stats.skills["arithmetic"];
     assert_eq!((stats.asked, skill.judged, skill.outputs), (2, 2, 9));
     let earned = stats.earned.unwrap();

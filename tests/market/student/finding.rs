@@ -79,9 +79,9 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
     let dead = stage.open(honest()).await;
     dead.server.abort();
     // Aborting is not waited for.
-    while tokio::net::TcpStream::connect(dead.url.socket_addrs(|| None).unwrap()[0]).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
+    let address = dead.url.socket_addrs(|| None).unwrap()[0];
+    support::eventually::eventually("nobody listens", async || tokio::net::TcpStream::connect(address).await.is_err())
+        .await;
     let key = PrivateKeySigner::random();
     let shown = async |json: Vec<u8>, listener: TcpListener| {
         serve(listener, Router::new().route(CARD_PATH, get(async move || json.clone()))).0

@@ -51,7 +51,7 @@ async fn all_members_of_a_panel_are_asked_at_once() {
     });
     // Nobody answers before all have been asked.
     for end in &ends {
-        end.arrived.notified().await;
+        support::eventually::in_time("every evaluator is asked", end.arrived.notified()).await;
     }
     ends.iter().for_each(|end| end.let_go.notify_one());
     assert_eq!(asking.await.unwrap().unwrap().outputs[0].opinions.len(), 3);
@@ -134,7 +134,7 @@ async fn what_nobody_waits_for_any_more_is_in_the_books_all_the_same() {
         let student = student.clone();
         async move { student.evaluate(&single("a good one")).await }
     });
-    slow.arrived.notified().await;
+    support::eventually::in_time("the slow one is asked", slow.arrived.notified()).await;
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
     slow.let_go.notify_one();
@@ -155,7 +155,7 @@ async fn what_nobody_waits_for_any_more_is_not_paid_for_and_nobody_is_blamed() {
         let student = student.clone();
         async move { student.evaluate(&single("a good one")).await }
     });
-    slow.knocked.notified().await;
+    support::eventually::in_time("it is asked", slow.knocked.notified()).await;
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
     slow.opened.notify_one();

@@ -203,13 +203,13 @@ async fn serve(
 }
 
 pub async fn stands_still(count: &AtomicU64) -> u64 {
-    loop {
-        let before = count.load(Ordering::SeqCst);
+    let mut before = count.load(Ordering::SeqCst);
+    support::eventually::eventually("nothing more comes", async || {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        if count.load(Ordering::SeqCst) == before {
-            return before;
-        }
-    }
+        std::mem::replace(&mut before, count.load(Ordering::SeqCst)) == before
+    })
+    .await;
+    before
 }
 
 on_every_chain! {

@@ -205,6 +205,31 @@ async fn a_payment_that_cannot_be_looked_at_keeps_no_other_open() {
     assert_eq!(buyer.books(), (1_000, 0));
 }
 
+/// What was used and what was not: both may look otherwise in the block that is final at last.
+#[tokio::test]
+async fn where_no_block_is_final_nothing_is_decided() {
+    let chain = DevnetChain::start(None).await;
+    let buyer = Buyer::new(&chain, Journal::in_memory()).await;
+    let (outcome, executed) = buyer.buy(vec![cut(), cut()]).await;
+    buyer.buy(failed()).await;
+    assert_eq!(outcome, Outcome::Unknown);
+    buyer.execute(&executed).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let node = ProviderBuilder::new().connect_http(proxy.url().parse().unwrap());
+    proxy.judge(|methods| match methods[0].as_str() {
+        "eth_getBlockByNumber" => Fate::Result("null"),
+        _ => Fate::Pass,
+    });
+    let nothing = reconcile(&buyer.budget, &node).await;
+    assert!(matches!(nothing, Err(ReconcileError::NoFinality)), "{nothing:?}");
+    assert_eq!((buyer.books(), buyer.budget.journal().unresolved().len()), ((0, 2_000), 2));
+    assert_eq!(proxy.counts().of("eth_call"), 0, "no block is asked that may be replaced");
+    proxy.judge(|_| Fate::Pass);
+    let found = reconcile(&buyer.budget, &node).await.unwrap();
+    assert_eq!((found.paid, found.void, found.open), (1, 0, 1));
+    assert_eq!(buyer.books(), (1_000, 1_000));
+}
+
 #[tokio::test]
 async fn payments_that_a_node_has_forgotten_keep_no_other_open_however_many() {
     let chain = DevnetChain::start(None).await;

@@ -302,7 +302,7 @@ async fn a_silent_node_means_come_back_later() {
 async fn when_settlement_is_cut_off_the_outcome_is_unknown_until_it_is_known() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let shop = Shop::open_at(&chain, proxy.url()).await;
+    let shop = Shop::open_with(&chain, |b| b.rpc_url(proxy.url()).confirm_timeout(Duration::from_secs(1))).await;
     let app = shop.app(shop.layer());
     let customer = Customer::with_funds(&chain, PRICE).await;
     let purchase = customer.pay(&app, evaluate("a")).await;
@@ -326,7 +326,7 @@ async fn when_settlement_is_cut_off_the_outcome_is_unknown_until_it_is_known() {
 async fn an_unknown_outcome_is_followed_without_the_client() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let shop = Shop::open_at(&chain, proxy.url()).await;
+    let shop = Shop::open_with(&chain, |b| b.rpc_url(proxy.url()).confirm_timeout(Duration::from_secs(1))).await;
     let app = shop.app(shop.layer());
     let customer = Customer::with_funds(&chain, PRICE).await;
     let purchase = customer.pay(&app, evaluate("a")).await;

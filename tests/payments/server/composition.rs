@@ -157,9 +157,8 @@ impl Gate {
     }
 
     async fn until_running(&self, count: usize) {
-        while self.running.load(Ordering::SeqCst) < count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        support::eventually::eventually("so many are running", async || self.running.load(Ordering::SeqCst) >= count)
+            .await;
     }
 }
 
@@ -280,12 +279,15 @@ async fn under_a_timeout_the_work_goes_on_and_its_answer_is_kept() {
     let error = try_send(&app, purchase.on(evaluate("a"))).await.unwrap_err();
     assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
     gate.open.add_permits(1);
-    let answer = loop {
-        // Each look is cut off by the timeout as well, until there is an answer.
-        if let Ok(answer) = try_send(&app, purchase.on(evaluate("a"))).await {
-            break answer;
+    let looking = async {
+        loop {
+            // Each look is cut off by the timeout as well, until there is an answer.
+            if let Ok(answer) = try_send(&app, purchase.on(evaluate("a"))).await {
+                break answer;
+            }
         }
     };
+    let answer = support::eventually::in_time("there is an answer", looking).await;
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "a");
     assert_eq!((gate.most.load(Ordering::SeqCst), chain.balance(shop.pay_to).await), (1, PRICE));

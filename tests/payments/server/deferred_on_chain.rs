@@ -104,9 +104,10 @@ async fn what_was_answered_on_credit_a_moment_ago_is_settled_before_it_shuts_dow
     proxy.judge(move |methods| if is_slow(methods) { Fate::Delay(Duration::from_secs(1)) } else { Fate::Pass });
     let looks = proxy.counts().of("eth_getBlockByNumber");
     shop.facilitator.look_after_soon();
-    while proxy.counts().of("eth_getBlockByNumber") == looks {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    support::eventually::eventually("the upkeep asks its node", async || {
+        proxy.counts().of("eth_getBlockByNumber") > looks
+    })
+    .await;
     let (purchase, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
     assert!(shop.facilitator.drain(Duration::from_secs(10)).await);

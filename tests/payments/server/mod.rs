@@ -4,6 +4,7 @@ mod bad_clients;
 mod bad_payments;
 mod browser_page;
 mod burst;
+mod cannot_settle;
 mod composition;
 mod deferred;
 mod deferred_on_chain;

@@ -368,9 +368,7 @@ async fn a_drained_payer_is_not_served(chain: &dyn Chain) {
         let (app, purchase) = (app.clone(), purchase.clone());
         async move { send(&app, purchase.on(evaluate("a"))).await }
     });
-    while !may_work.load(Ordering::SeqCst) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    support::eventually::eventually("the handler works", async || may_work.load(Ordering::SeqCst)).await;
     // While the handler works, the money goes elsewhere.
     let other = Shop { pay_to: support::authorization::random_address(), ..shop.clone() };
     let other_app = other.app(other.layer());

@@ -161,7 +161,7 @@ async fn who_pays_by_asking_again_gets_an_answer_that_is_pushed_out_meanwhile() 
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let again = tokio::spawn(async move { send(&other_app, request).await });
-    settling.notified().await;
+    support::eventually::in_time("it is being settled", settling.notified()).await;
     let other = customer().pay(&app, evaluate("y")).await;
     assert_eq!(send(&app, other.on(evaluate("y"))).await.text(), "y");
     assert!(facilitator.ledger.response(&key(&purchase)).await.unwrap().is_none(), "only one is kept");
@@ -250,7 +250,7 @@ impl http_body::Body for Announced {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
     let facilitator = Arc::new(Scripted::new());
     let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -271,9 +271,11 @@ async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
     };
     let [first, _] = requests(text);
     let mut answers = vec![sent(first)];
-    working.notified().await;
+    support::eventually::in_time("the work has begun", working.notified()).await;
     answers.extend(requests(text).map(sent));
+    // The runtime's time passes only when all of them wait.
     tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(answers.iter().all(|answer| !answer.is_finished()));
     go_on.notify_one();
     for answer in answers {
         let answer = answer.await.unwrap();

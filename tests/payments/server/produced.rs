@@ -118,7 +118,7 @@ fn a_process_that_dies_before_it_settled_owes_the_answer_and_not_the_work() {
         let purchase = customer().pay(&app, evaluate("x")).await;
         let request = purchase.on(evaluate("x"));
         tokio::spawn(async move { send(&app, request).await });
-        settling.notified().await;
+        support::eventually::in_time("it is being settled", settling.notified()).await;
         purchase
     });
     killed(async {
@@ -152,7 +152,7 @@ fn a_process_that_dies_after_it_settled_owes_nothing_but_the_answer() {
         let purchase = customer().pay(&app, evaluate("x")).await;
         let request = purchase.on(evaluate("x"));
         tokio::spawn(async move { send(&app, request).await });
-        settled.notified().await;
+        support::eventually::in_time("it is settled", settled.notified()).await;
         purchase
     });
     killed(async {

@@ -66,7 +66,7 @@ async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at(
     let purchase = customer().pay(&app, cheap()).await;
     let (one, first) = (app.clone(), purchase.on(cheap()));
     let first = tokio::spawn(async move { send(&one, first).await });
-    asked.notified().await;
+    support::eventually::in_time("somebody asks", asked.notified()).await;
     // While it is known, it is shown for something dear; its body arrives after the payment was refused and forgotten.
     let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let dear = Request::post("/dear").body(held_body("x", read.clone(), go.clone())).unwrap();
@@ -209,7 +209,7 @@ async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
     assert_eq!((known.settlement, known.last_failure), (Settlement::Submitted, None));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while_it_is_asked() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (asking, told) = (asked.clone(), answer.clone());
@@ -232,12 +232,14 @@ async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while
     facilitator.ledger.settle(&key(&purchase), &SettlementStep::LoseSight).await.unwrap();
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let client = tokio::spawn(async move { send(&other_app, request).await });
-    asked.notified().await;
+    support::eventually::in_time("somebody asks", asked.notified()).await;
     client.abort();
     assert!(client.await.unwrap_err().is_cancelled());
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let copy = tokio::spawn(async move { send(&other_app, request).await });
+    // The runtime's time passes only when there is nothing left to do: the copy waits.
     tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!copy.is_finished());
     answer.notify_one();
     let copy = copy.await.unwrap();
     assert_eq!((copy.status, copy.text()), (StatusCode::OK, "x"), "{copy:?}");
@@ -261,7 +263,7 @@ async fn a_response_that_was_not_kept_is_not_charged_for_later() {
     assert_eq!(handled.load(Ordering::SeqCst), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_only_a_contract_can_judge_takes_no_place_from_proven_payments() {
     let facilitator = Arc::new(Scripted::new().verify(|_, payment| async move {
         if payment.authenticity() != Authenticity::Proven {
@@ -277,7 +279,9 @@ async fn what_only_a_contract_can_judge_takes_no_place_from_proven_payments() {
         let (app, request) = (app.clone(), purchase.on(evaluate("x")));
         garbage.push(tokio::spawn(async move { try_send(&app, request).await.is_ok() }));
     }
+    // The runtime's time passes only when all of them are where they wait.
     tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(garbage.iter().any(|task| !task.is_finished()), "some are looked at by the facilitator");
     let purchase = customer().pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::OK);
     garbage.into_iter().for_each(|task| task.abort());
@@ -478,7 +482,7 @@ async fn what_is_free_at_one_layer_is_paid_for_at_one_below() {
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn copies_of_one_payment_leave_places_to_others() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {
@@ -492,6 +496,7 @@ async fn copies_of_one_payment_leave_places_to_others() {
     let copies = stream::iter(0..32).map(|_| send(&app, purchase.on(evaluate("slow")))).buffer_unordered(32);
     let copies = async { copies.collect::<Vec<_>>().await };
     let other = async {
+        // The runtime's time passes only when all copies wait.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let purchase = customer().pay(&app, evaluate("quick")).await;
         send(&app, purchase.on(evaluate("quick"))).await

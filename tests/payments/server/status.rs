@@ -83,7 +83,8 @@ async fn the_state_of_a_payment_is_told_from_its_first_work_to_its_settlement(ch
 
 async fn a_payment_that_nobody_can_see_is_told_as_unknown(chain: &dyn Chain) {
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let shop = Shop::open_at(chain, proxy.url()).await;
+    let shop =
+        Shop::open_with(chain, |b| b.rpc_url(proxy.url()).confirm_timeout(std::time::Duration::from_secs(1))).await;
     let app = shop.app(shop.layer().flow(PaymentFlow::Upfront));
     let customer = Customer::with_funds(chain, PRICE).await;
     let purchase = customer.pay(&app, evaluate("a")).await;

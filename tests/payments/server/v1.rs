@@ -174,7 +174,8 @@ async fn what_a_client_of_v1_gets_wrong_is_said_and_not_charged(chain: &dyn Chai
 
 async fn a_failed_settlement_is_told_in_v1(chain: &dyn Chain) {
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let shop = Shop::open_at(chain, proxy.url()).await;
+    let shop =
+        Shop::open_with(chain, |b| b.rpc_url(proxy.url()).confirm_timeout(std::time::Duration::from_secs(1))).await;
     let app = shop.app(layer(&shop));
     let customer = Customer::with_funds(chain, PRICE).await;
     let purchase = customer.pay_v1(&app, evaluate("a")).await;

@@ -37,7 +37,7 @@ fn fee(outcome: &Outcome) -> U256 {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_burst_shares_a_few_transactions_and_their_cost() {
     let stage = with_settler(200).await;
     let before = stage.facilitator.stats();
@@ -53,7 +53,7 @@ async fn a_burst_shares_a_few_transactions_and_their_cost() {
     assert_eq!((after.pending, after.in_flight), (0, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lone_payment_is_a_call_of_the_token() {
     let stage = with_settler(50).await;
     let [payment] = &payments(&stage, 1)[..] else { panic!() };
@@ -66,7 +66,7 @@ async fn a_lone_payment_is_a_call_of_the_token() {
     assert_eq!(receipt.to, Some(BatchSettler::ADDRESS));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_needs_more_gas_than_a_batch_gives_is_settled_alone_from_the_start() {
     let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50)).batch_gas_cap(30_000)).await;
     stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
@@ -76,7 +76,7 @@ async fn who_needs_more_gas_than_a_batch_gives_is_settled_alone_from_the_start()
     assert_eq!((stage.received(), stats.transactions, stats.reverted), (6, 7, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_chain_without_the_contract_settles_one_by_one() {
     let stage = Arc::new(Stage::with(every(50), |b| b).await);
     settle_at_once(&stage, &payments(&stage, 20)).await;
@@ -88,7 +88,7 @@ async fn a_chain_without_the_contract_settles_one_by_one() {
 }
 
 /// The payer is fine when it is verified. Before the transaction runs, its account gets code that burns gas (EIP-7702).
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payer_that_turns_hostile_harms_nobody_else() {
     let stage = with_settler(200).await;
     let hostile_key = stage.payer(1);
@@ -113,7 +113,7 @@ async fn a_payer_that_turns_hostile_harms_nobody_else() {
     assert_eq!(stage.record(&all[40]).await.settlement, Settlement::Due);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payer_that_spends_its_money_meanwhile_fails_alone_and_without_a_transaction_of_its_own() {
     let stage = with_settler(200).await;
     let poor = stage.payer(1);
@@ -133,7 +133,7 @@ async fn a_payer_that_spends_its_money_meanwhile_fails_alone_and_without_a_trans
     assert!(stage.facilitator.stats().transactions - before <= 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_that_somebody_else_executed_first_is_credited_with_that_transaction() {
     let stage = with_settler(200).await;
     let all = payments(&stage, 10);
@@ -145,7 +145,7 @@ async fn a_member_that_somebody_else_executed_first_is_credited_with_that_transa
     assert_eq!((stage.received(), stage.facilitator.stats().credited), (10, 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_batch_that_hangs_is_replaced_though_one_of_its_payments_is_settled_by_then() {
     let stage = with_settler(200).await;
     let both = payments(&stage, 2);
@@ -169,7 +169,7 @@ async fn a_batch_that_hangs_is_replaced_though_one_of_its_payments_is_settled_by
     assert_eq!((stage.received(), stage.next_nonce().await), (2, next_nonce + 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_payment_is_settled_by_one_task_at_a_time() {
     let stage = with_settler(200).await;
     let [payment] = &payments(&stage, 1)[..] else { panic!() };
@@ -180,7 +180,7 @@ async fn one_payment_is_settled_by_one_task_at_a_time() {
     assert_eq!(stage.received(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_full_backlog_verifies_nothing_new() {
     let stage = Arc::new(Stage::with(|d| d, |b| b.backlog(3)).await);
     let all = payments(&stage, 4);
@@ -206,7 +206,7 @@ async fn a_full_backlog_verifies_nothing_new() {
     stage.verify(&all[3]).await.expect("there is room again");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn shutting_down_ends_what_was_begun_and_begins_nothing() {
     let stage = with_settler(200).await;
     let all = payments(&stage, 21);

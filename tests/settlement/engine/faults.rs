@@ -29,7 +29,7 @@ fn error(code: i64, message: &str) -> Fault {
     Fault::Error { code, message: message.into() }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_without_the_synchronous_send_is_polled_and_not_asked_again() {
     let stage = settles_in_spite_of(|method, _| match method {
         SYNC => error(-32601, "the method eth_sendRawTransactionSync does not exist/is not available"),
@@ -41,7 +41,7 @@ async fn a_node_without_the_synchronous_send_is_polled_and_not_asked_again() {
     assert_eq!(stage.calls("eth_sendRawTransaction"), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_broadcast_that_never_arrived_is_repeated() {
     let stage = settles_in_spite_of(|method, _| match method {
         SYNC => Fault::DropBefore,
@@ -51,7 +51,7 @@ async fn a_broadcast_that_never_arrived_is_repeated() {
     assert_eq!(stage.calls("eth_sendRawTransaction"), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_broadcast_whose_answer_was_lost_settles_once() {
     settles_in_spite_of(|method, index| match (method, index) {
         (SYNC, _) => Fault::DropAfter,
@@ -61,7 +61,7 @@ async fn a_broadcast_whose_answer_was_lost_settles_once() {
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_nonce_is_not_called_anothers_before_a_receipt_was_looked_for_in_vain() {
     settles_in_spite_of(|method, index| match (method, index) {
         (SYNC, _) => Fault::DropAfter,
@@ -79,7 +79,7 @@ async fn a_nonce_is_not_called_anothers_before_a_receipt_was_looked_for_in_vain(
 }
 
 /// Slower than the pause between two looks at why a transaction is in no block.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {
     let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -93,7 +93,7 @@ async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_broadcast_that_timed_out_in_the_pool_is_found() {
     for code in [4, 5] {
         settles_in_spite_of(move |method, _| match method {
@@ -104,7 +104,7 @@ async fn a_broadcast_that_timed_out_in_the_pool_is_found() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_error_that_nobody_understands_is_no_refusal() {
     settles_in_spite_of(|method, _| match method {
         SYNC => Fault::ErrorAfter { code: -32603, message: "upstream said something odd".into() },
@@ -113,7 +113,7 @@ async fn an_error_that_nobody_understands_is_no_refusal() {
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_offer_that_is_too_low_is_made_again() {
     let stage = Stage::with(|d| d, |b| b).await;
     let payment = stage.payment(&stage.payer(1));
@@ -127,7 +127,7 @@ async fn an_offer_that_is_too_low_is_made_again() {
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_falls_silent_leaves_the_outcome_unknown_until_it_speaks() {
     let stage = Stage::with(every(50), |b| {
         b.rpc_timeout(Duration::from_millis(100)).confirm_timeout(Duration::from_millis(600))
@@ -152,7 +152,7 @@ async fn a_node_that_falls_silent_leaves_the_outcome_unknown_until_it_speaks() {
     assert_eq!(stage.next_nonce().await, 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn fees_and_nonces_that_cannot_be_read_leave_the_payment_due() {
     for method in ["eth_feeHistory", "eth_getTransactionCount"] {
         let stage = stage().await;
@@ -168,7 +168,7 @@ async fn fees_and_nonces_that_cannot_be_read_leave_the_payment_due() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_empty_tank_submits_nothing_and_leaves_the_payment_due() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(2));

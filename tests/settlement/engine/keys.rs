@@ -34,7 +34,7 @@ async fn settle_many(stage: &Arc<Stage>, count: usize) -> Vec<Result<Outcome, Fa
     join_all(payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn keys_share_the_work() {
     let stage = with_two_keys().await;
     for outcome in settle_many(&stage, 12).await {
@@ -45,7 +45,7 @@ async fn keys_share_the_work() {
     assert!(first >= 4 && second >= 4, "{first} and {second}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_without_gas_leaves_the_work_to_the_other() {
     let stage = Arc::new(Stage::with(every(50), |b| b.signer(second_key()).in_flight(2).batch_size(1)).await);
     for outcome in settle_many(&stage, 12).await {
@@ -56,7 +56,7 @@ async fn a_key_without_gas_leaves_the_work_to_the_other() {
     assert_eq!(stage.facilitator.gas_tank().await.unwrap(), U256::ZERO, "the one that has least");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_is_given_once() {
     let devnet = Devnet::start().await.unwrap();
     let builder = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
@@ -65,7 +65,7 @@ async fn a_key_is_given_once() {
 }
 
 /// Four facilitators on one ledger, as four processes on one database are.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn processes_that_share_keys_use_every_nonce_once() {
     let stage = Stage::with(every(50), |b| b.signer(second_key()).upkeep_interval(Duration::from_millis(100))).await;
     stage.devnet.fund(second_key().address(), U256::from(ETHER));

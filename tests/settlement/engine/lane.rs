@@ -40,7 +40,7 @@ pub(crate) async fn foreign(stage: &Stage, nonce: u64, max_fee_per_gas: u128) ->
     *stage.provider().send_raw_transaction(&envelope.encoded_2718()).await.unwrap().tx_hash()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nonces_that_another_process_used_are_skipped() {
     let stage = stage().await;
     let key = stage.payer(3);
@@ -53,7 +53,7 @@ async fn nonces_that_another_process_used_are_skipped() {
     assert_eq!(stage.received(), 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_nonce_that_another_process_waits_with_is_left_to_it() {
     let stage = stage().await;
     let key = stage.payer(2);
@@ -62,12 +62,14 @@ async fn a_nonce_that_another_process_waits_with_is_left_to_it() {
     foreign(&stage, 1, 1_000_000_000).await;
     let payment = stage.payment(&key);
     let verified = stage.admit(&payment).await;
-    let devnet = stage.devnet.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        devnet.stall(false);
-    });
-    paid_by(&stage.settle(&payment, &verified).await);
+    let sends = stage.calls(SYNC);
+    let waiting = async {
+        // The one that does not outbid the other's, and one behind it.
+        until(async || stage.calls(SYNC) == sends + 2).await;
+        stage.devnet.stall(false);
+    };
+    let (outcome, ()) = tokio::join!(stage.settle(&payment, &verified), waiting);
+    paid_by(&outcome);
     assert_eq!(stage.next_nonce().await, 3);
 }
 
@@ -92,7 +94,7 @@ impl TxSigner<Signature> for FlakySigner {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
     let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
     let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
@@ -134,7 +136,7 @@ impl TxSigner<Signature> for SilentSigner {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() {
     let stage = Stage::with_keys(|d| d, |b| b.signer(SilentSigner(AtomicBool::new(false))).in_flight(1)).await;
     let payment = stage.payment(&stage.payer(1));
@@ -147,7 +149,7 @@ async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() 
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
     let stage = stage().await;
     let key = stage.payer(2);
@@ -164,7 +166,7 @@ async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
     assert_eq!(stage.next_nonce().await, 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_window_that_is_full_holds_back_and_nothing_is_lost() {
     let stage = Arc::new(Stage::with(every(50), |b| b.in_flight(2).block_time(Duration::from_millis(50))).await);
     let settling = (0..20).map(|_| {
@@ -177,7 +179,7 @@ async fn a_window_that_is_full_holds_back_and_nothing_is_lost() {
     assert_eq!(stage.received(), 20);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_with_a_history_goes_on_where_the_chain_is() {
     let stage = stage().await;
     foreign(&stage, 0, 100_000_000).await;
@@ -185,7 +187,7 @@ async fn a_key_with_a_history_goes_on_where_the_chain_is() {
     assert_eq!(stage.next_nonce().await, 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_whose_money_is_set_aside_for_what_is_in_flight_is_not_empty() {
     let stage = stage().await;
     let key = stage.payer(3);
@@ -199,20 +201,21 @@ async fn a_key_whose_money_is_set_aside_for_what_is_in_flight_is_not_empty() {
     let others = async {
         let sent = async || stage.record(&payments[0]).await.transactions.first().copied();
         until(async || sent().await.is_some()).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
         let sent = sent().await.unwrap();
-        let sent = stage.provider().get_transaction_by_hash(sent).await.unwrap().unwrap();
+        let in_pool = async || stage.provider().get_transaction_by_hash(sent).await.unwrap();
+        until(async || in_pool().await.is_some()).await;
+        let sent = in_pool().await.unwrap();
         // Enough for any one payment, not for two at the most that they may cost.
         let most = U256::from(sent.gas_limit()) * U256::from(sent.max_fee_per_gas());
         let tank = most * U256::from(9) / U256::from(5);
         let set = ("anvil_setBalance".into(), (settlement_key().address(), tank));
         stage.provider().raw_request::<_, ()>(set.0, set.1).await.unwrap();
-        let devnet = stage.devnet.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            devnet.stall(false);
-        });
-        let second = stage.settle(&payments[1], &verified[1]).await;
+        let sends = stage.calls(SYNC);
+        let refused = async {
+            until(async || stage.calls(SYNC) > sends + 1).await;
+            stage.devnet.stall(false);
+        };
+        let (second, ()) = tokio::join!(stage.settle(&payments[1], &verified[1]), refused);
         (second, stage.facilitator.verify(&payments[2]).await)
     };
     let (first, (second, third)) = tokio::join!(first, others);

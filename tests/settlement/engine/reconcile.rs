@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use alloy_primitives::B256;
 use tower_x402::{
+    Clock as _,
     devnet::{Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitator, Outcome},
+    ledger::{Fingerprint, FulfilmentStep, Record, Reservation},
+    protocol::Reason,
 };
 
 use support::engine_stage::*;
@@ -22,7 +26,7 @@ async fn restarted(stage: &Stage) -> OnchainFacilitator {
         .unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_waits_is_unknown_and_later_settled() {
     let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(200))).await;
     stage.devnet.stall(true);
@@ -38,7 +42,7 @@ async fn a_transaction_that_waits_is_unknown_and_later_settled() {
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_vanished_is_sent_again_after_a_restart() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -53,7 +57,7 @@ async fn a_transaction_that_vanished_is_sent_again_after_a_restart() {
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_crash_between_broadcast_and_answer_loses_nothing() {
     let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(100))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -69,7 +73,7 @@ async fn a_crash_between_broadcast_and_answer_loses_nothing() {
     assert_eq!(stage.received(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn somebody_elses_transfer_is_found_after_a_restart() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -81,7 +85,21 @@ async fn somebody_elses_transfer_is_found_after_a_restart() {
     assert_eq!(paid_by(&restarted(&stage).await.reconcile(&stage.record(&payment).await).await), theirs);
 }
 
-#[tokio::test]
+/// It may have paid for something else: nobody here saw it unused.
+#[tokio::test(start_paused = true)]
+async fn a_transfer_from_before_a_payment_was_seen_here_is_not_credited() {
+    let stage = stage().await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.front_run(&payment);
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    let record = Record::new(&payment, request, stage.clock.now(), u64::MAX);
+    let Reservation::New(lease) = stage.ledger.reserve(&record).await.unwrap() else { panic!("known") };
+    stage.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
+    let outcome = stage.reconcile(&payment).await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_node_that_limits_log_ranges_is_asked_for_less() {
     for (limit, blocks) in [(500, 700), (10, 35), (10, 700)] {
         let stage = stage().await;
@@ -112,7 +130,7 @@ fn limit_log_ranges(stage: &Stage, limit: u64) {
     });
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_another_process_is_settling_has_not_failed() {
     let stage = stage().await;
     let key = new_key();
@@ -145,7 +163,7 @@ async fn what_another_process_is_settling_has_not_failed() {
     paid_by(&outcome);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
     let stage = stage().await;
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];

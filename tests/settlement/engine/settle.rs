@@ -19,7 +19,7 @@ use tower_x402::{
 use super::lane::foreign;
 use support::engine_stage::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_warm_facilitator_verifies_and_settles_with_two_requests() {
     let stage = stage().await;
     let key = stage.payer(2);
@@ -51,7 +51,7 @@ async fn two_hundred_at_once(stage: Stage) {
     assert_eq!(stage.facilitator.stats().in_flight, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_hundred_payments_at_once_settle_through_one_key() {
     two_hundred_at_once(stage().await).await;
 }
@@ -61,7 +61,7 @@ async fn two_hundred_payments_at_once_settle_in_timed_blocks() {
     two_hundred_at_once(Stage::with(every(200), |b| b).await).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_transaction_is_journalled_before_it_leaves() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -81,18 +81,18 @@ async fn the_transaction_is_journalled_before_it_leaves() {
     assert_eq!(seen.lock().unwrap().take(), Some((Settlement::Submitted, vec![transaction])));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn settling_goes_on_when_nobody_waits() {
     let stage = Stage::with(every(100), |b| b).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
-    let _ = tokio::time::timeout(Duration::from_millis(1), stage.settle(&payment, &verified)).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(stage.received(), 1);
+    let gone = tokio::time::timeout(Duration::from_millis(1), stage.settle(&payment, &verified)).await;
+    gone.expect_err("nobody waits");
+    until(async || stage.received() == 1).await;
     paid_by(&stage.reconcile(&payment).await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_verified_long_ago_is_looked_at_again() {
     let stage = stage().await;
     let key = stage.payer(1);
@@ -109,7 +109,7 @@ async fn what_was_verified_long_ago_is_looked_at_again() {
     assert_eq!(stage.requests(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payer_that_drains_its_account_has_not_paid_and_may_yet() {
     let stage = stage().await;
     let key = stage.payer(1);
@@ -130,7 +130,7 @@ async fn a_payer_that_drains_its_account_has_not_paid_and_may_yet() {
     assert!(matches!(outcome, Outcome::Failed { reason: Reason::ValidBefore, dead: true, .. }), "{outcome:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn expiry_is_proven_by_a_final_block_only() {
     let stage = Stage::with(|devnet| devnet.finality_depth(10), |b| b).await;
     let payment = stage.payment(&stage.payer(1));
@@ -144,7 +144,7 @@ async fn expiry_is_proven_by_a_final_block_only() {
     assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Failed { dead: true, .. })));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_front_run_payment_is_credited_with_its_transaction() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -165,7 +165,7 @@ async fn a_front_run_payment_is_credited_with_its_transaction() {
     assert_eq!(stage.facilitator.stats().reverted, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_cancelled_authorization_has_not_paid_and_never_will() {
     let stage = stage().await;
     let key = stage.payer(1);
@@ -176,7 +176,7 @@ async fn a_cancelled_authorization_has_not_paid_and_never_will() {
     assert!(matches!(outcome, Outcome::Failed { reason: Reason::NonceAlreadyUsed, dead: true, .. }), "{outcome:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_nonce_spent_on_somebody_else_has_not_paid() {
     let stage = Stage::with(|devnet| devnet.finality_depth(5), |b| b).await;
     let key = stage.payer(1);
@@ -197,7 +197,7 @@ async fn a_nonce_spent_on_somebody_else_has_not_paid() {
     assert_eq!(stage.received(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wallet_that_changes_its_mind_has_not_paid() {
     let stage = stage().await;
     let owner = new_key();
@@ -216,7 +216,7 @@ async fn a_wallet_that_changes_its_mind_has_not_paid() {
     paid_by(&stage.settle(&payment, &verified).await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wallet_that_changes_its_mind_again_and_again_costs_gas_twice() {
     let stage = stage().await;
     let owner = new_key();
@@ -244,7 +244,7 @@ async fn a_wallet_that_changes_its_mind_again_and_again_costs_gas_twice() {
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_price_above_the_ceiling_is_not_paid_and_nothing_is_journalled() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     let payment = stage.payment(&stage.payer(1));
@@ -264,7 +264,7 @@ async fn price_paid(stage: &Stage) -> u128 {
     stage.provider().get_transaction_receipt(transaction).await.unwrap().unwrap().effective_gas_price
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_one_transaction_offers_for_its_haste_is_not_the_price() {
     const GWEI: u128 = 1_000_000_000;
     let stage = stage().await;
@@ -276,7 +276,7 @@ async fn what_one_transaction_offers_for_its_haste_is_not_the_price() {
     assert!(price < GWEI / 10, "{price}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_tip_above_the_ceiling_is_cut_and_settling_goes_on() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     foreign(&stage, 0, 1_000_000_000).await;
@@ -284,7 +284,7 @@ async fn a_tip_above_the_ceiling_is_cut_and_settling_goes_on() {
     assert!(price <= 50_000_000, "{price}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
     let stage = Stage::with(
         |d| d.block_time(BlockTime::Every(Duration::from_millis(50))),
@@ -305,7 +305,7 @@ async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
     assert_eq!(stage.next_nonce().await, 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_nonce() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -316,7 +316,7 @@ async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_non
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_a_node_holds_on_to_and_never_includes_is_replaced_in_good_time() {
     // As slow as Base and with the default patience: what is noticed late is answered too late.
     let stage = Stage::with(|d| d, |b| b.block_time(Duration::from_secs(2))).await;
@@ -336,7 +336,7 @@ async fn a_transaction_that_a_node_holds_on_to_and_never_includes_is_replaced_in
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_for_it() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -350,7 +350,7 @@ async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_f
 }
 
 /// Its only payment needs it no more; what is behind its nonce does.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_front_run_payment_whose_transaction_cannot_be_found_is_not_called_unpaid() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -367,7 +367,7 @@ async fn a_front_run_payment_whose_transaction_cannot_be_found_is_not_called_unp
     assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_hangs_is_replaced_though_its_payment_is_settled_by_then() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -398,7 +398,7 @@ pub(crate) fn bury_the_first_transaction(stage: &Stage) {
     });
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_succeeds_without_the_events_has_not_paid() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
@@ -410,7 +410,7 @@ async fn a_transaction_that_succeeds_without_the_events_has_not_paid() {
     assert_eq!((stage.facilitator.stats().settled, stage.next_nonce().await), (0, 1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payment_that_queued_for_long_is_looked_at_again_before_it_is_signed_for() {
     let stage = Stage::with(|d| d, |b| b.in_flight(1)).await;
     let (key, first) = (stage.payer(1), stage.payment(&stage.payer(1)));
@@ -418,13 +418,14 @@ async fn a_payment_that_queued_for_long_is_looked_at_again_before_it_is_signed_f
     let verified = (stage.admit(&first).await, stage.admit(&second).await);
     stage.devnet.stall(true);
     let meanwhile = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        until(async || !stage.record(&first).await.transactions.is_empty()).await;
+        until(async || stage.facilitator.stats().pending == 2).await;
         stage.clock.advance(10);
         stage.drain(key.address());
         stage.devnet.stall(false);
     };
-    let (first, second, ()) =
+    let (paid, unpaid, ()) =
         tokio::join!(stage.settle(&first, &verified.0), stage.settle(&second, &verified.1), meanwhile);
-    paid_by(&first);
-    assert!(matches!(second, Ok(Outcome::Failed { transaction: None, dead: false, .. })), "{second:?}");
+    paid_by(&paid);
+    assert!(matches!(unpaid, Ok(Outcome::Failed { transaction: None, dead: false, .. })), "{unpaid:?}");
 }

@@ -13,7 +13,7 @@ use tower_x402::{
 use super::faults::empty;
 use support::engine_stage::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payment_is_verified_with_one_request() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(3));
@@ -26,7 +26,7 @@ async fn a_payment_is_verified_with_one_request() {
     assert_eq!(stage.calls("eth_call"), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_payer_without_the_money_is_told_both_numbers() {
     let stage = stage().await;
     let key = new_key();
@@ -37,7 +37,7 @@ async fn a_payer_without_the_money_is_told_both_numbers() {
     assert_eq!(stage.requests(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_authorization_that_was_used_or_cancelled_is_refused() {
     let stage = stage().await;
     let key = stage.payer(2);
@@ -49,7 +49,7 @@ async fn an_authorization_that_was_used_or_cancelled_is_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn time_is_judged_by_the_chain() {
     let stage = stage().await;
     let key = stage.payer(1);
@@ -63,7 +63,7 @@ async fn time_is_judged_by_the_chain() {
     assert_eq!(stage.rejection(&payment).await.reason, Reason::ValidBefore);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pause_and_blacklists_are_named() {
     for (name, paused, blacklisted) in
         [("paused", true, None), ("payer", false, Some("payer")), ("payee", false, Some("payee"))]
@@ -93,7 +93,7 @@ async fn rejected_with(change: impl FnOnce(&Stage, &mut ExactOffer)) -> Reason {
     stage.rejection(&stage.payment(&key)).await.reason
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wrong_asset_or_domain_is_told_from_a_wrong_signature() {
     let missing = rejected_with(|_, offer| offer.asset.address = Address::repeat_byte(0x77)).await;
     assert_eq!(missing, Reason::AssetNotDeployed);
@@ -106,7 +106,7 @@ async fn a_wrong_asset_or_domain_is_told_from_a_wrong_signature() {
     assert_eq!(other_contract.await, Reason::InsufficientFunds);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn anothers_signature_and_garbage_are_refused_and_the_payer_remembered() {
     let stage = stage().await;
     let payer = stage.payer(1);
@@ -124,7 +124,7 @@ async fn anothers_signature_and_garbage_are_refused_and_the_payer_remembered() {
     stage.verify(&stage.payment(&payer)).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nothing_is_no_payment() {
     let mut stage = stage().await;
     stage.terms = Terms::new(ExactOffer { amount: U256::ZERO, ..stage.terms.offer().clone() }).into();
@@ -136,7 +136,7 @@ async fn nothing_is_no_payment() {
     assert_eq!(stage.requests(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn contract_wallets_and_delegated_accounts_can_pay() {
     let stage = stage().await;
     let owner = new_key();
@@ -159,7 +159,7 @@ async fn contract_wallets_and_delegated_accounts_can_pay() {
     assert_eq!(stage.received(), 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wallet_that_refuses_or_burns_gas_is_refused() {
     let stage = stage().await;
     let owner = new_key();
@@ -176,7 +176,7 @@ async fn a_wallet_that_refuses_or_burns_gas_is_refused() {
     stage.verify(&payment).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_fails_is_not_the_payers_fault() {
     let stage = Stage::with(|d| d, |b| b.rpc_timeout(std::time::Duration::from_millis(100))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -205,7 +205,7 @@ async fn unavailable(stage: &Stage) -> FacilitatorError {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_facilitator_that_shuts_down_verifies_nothing_new() {
     let stage = stage().await;
     assert!(stage.facilitator.drain(std::time::Duration::from_secs(5)).await);
@@ -213,7 +213,7 @@ async fn a_facilitator_that_shuts_down_verifies_nothing_new() {
     assert!(matches!(error, FacilitatorError::Busy { .. }), "{error:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn while_gas_costs_more_than_is_allowed_nothing_is_verified() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     let payment = stage.payment(&stage.payer(1));
@@ -224,7 +224,7 @@ async fn while_gas_costs_more_than_is_allowed_nothing_is_verified() {
     assert!(matches!(error, FacilitatorError::Busy { .. }), "{error:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn while_no_key_can_pay_for_gas_nothing_is_verified() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(std::time::Duration::from_millis(50))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -237,7 +237,7 @@ async fn while_no_key_can_pay_for_gas_nothing_is_verified() {
     until(async || stage.verify(&payment).await.is_ok()).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_it_supports_is_told() {
     let stage = stage().await;
     let supported = stage.facilitator.supported().await.unwrap();
@@ -274,7 +274,7 @@ async fn a_builder_says_what_to_change_and_never_shows_the_url() {
     builder().provider(devnet.provider()).build().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn made_up_wallets_wait_for_their_turn_and_others_do_not() {
     let stage = Stage::with(|d| d, |b| b.contract_wallets(1)).await;
     stage.devnet.faults().set(|call| match call.index {

@@ -8,7 +8,7 @@ mod failures;
 mod replicas;
 mod settling;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use alloy_primitives::{Address, B256, U256};
 use backends::{CLOCK_START, TestLedger, on_every_ledger};
@@ -644,12 +644,13 @@ async fn records_go_when_their_time_is_over_and_their_fate_is_known() {
 
 /// Once whoever had it before has let go of it.
 async fn reopened(path: &Path, clock: Arc<ManualClock>) -> SqliteLedger {
-    loop {
-        match SqliteLedger::open_with(path, ResponseLimits::default(), 4, clock.clone()).await {
-            Ok(ledger) => return ledger,
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
+    let mut ledger = None;
+    support::eventually::eventually("whoever had the file lets go of it", async || {
+        ledger = SqliteLedger::open_with(path, ResponseLimits::default(), 4, clock.clone()).await.ok();
+        ledger.is_some()
+    })
+    .await;
+    ledger.unwrap()
 }
 
 fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {

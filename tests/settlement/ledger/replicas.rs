@@ -212,9 +212,7 @@ async fn a_submission_cut_off_in_its_middle_leaves_nothing_half_done() {
     });
     let mut admin = session(server.url(), schema).await;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-    while number(&mut admin, waiting).await == 0 {
-        tokio::task::yield_now().await;
-    }
+    support::eventually::eventually("the statement waits", async || number(&mut admin, waiting).await > 0).await;
     let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     assert_eq!(number(&mut admin, kill).await, 1);
     for key in &keys {
@@ -367,7 +365,7 @@ async fn what_was_reserved_is_there_after_the_server_was_killed() {
             })
         })
         .collect();
-    counted.wait_for(|count| *count >= 300).await.unwrap();
+    support::eventually::in_time("so many are reserved", counted.wait_for(|count| *count >= 300)).await.unwrap();
     tokio::task::block_in_place(|| server.kill());
     let reserved: Vec<PaymentKey> = join_all(tasks).await.into_iter().flat_map(Result::unwrap).collect();
     assert!(reserved.len() >= 300);

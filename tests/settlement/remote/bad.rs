@@ -236,9 +236,7 @@ async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left
         let (app, purchase) = (first.app.clone(), purchase.clone());
         async move { send(&app, purchase.on(evaluate("2 + 2 = 4"))).await }
     });
-    while stage.settles().is_empty() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    support::eventually::eventually("the first process asks", async || !stage.settles().is_empty()).await;
     let record = first.record(&purchase).await.unwrap();
     assert_eq!(record.settlement, Settlement::Unknown, "from before it is asked");
 
@@ -248,9 +246,9 @@ async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left
     assert_eq!(stage.settles().len(), 1, "the other one still waits for its answer");
 
     clock.advance(600);
-    while !matches!(first.record(&purchase).await.unwrap().settlement, Settlement::Settled { .. }) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let settlement = async || first.record(&purchase).await.unwrap().settlement;
+    support::eventually::eventually("it is settled", async || matches!(settlement().await, Settlement::Settled { .. }))
+        .await;
     assert_eq!((first.income(&stage).await, first.handled()), (PRICE, 1));
     stage.assert_identical();
     waiting.abort();

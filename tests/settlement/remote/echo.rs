@@ -96,14 +96,13 @@ async fn after_a_restart_the_echo_may_be_gone_and_the_payment_is_the_same() {
     let second =
         stage.remote().clock(after_it.clone()).upkeep_interval(Duration::from_millis(20)).ledger(ledger.clone());
     let _second = second.build().await.unwrap();
-    while payloads(&stage.settles()).last().unwrap().get("resource").is_some() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let without_echo = async || payloads(&stage.settles()).last().unwrap().get("resource").is_none();
+    support::eventually::eventually("the second process asks", without_echo).await;
     stage.script([], Turn::Honest);
     after_it.advance(600);
-    while !matches!(first.record(&purchase).await.unwrap().settlement, Settlement::Settled { .. }) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let settlement = async || first.record(&purchase).await.unwrap().settlement;
+    support::eventually::eventually("it is settled", async || matches!(settlement().await, Settlement::Settled { .. }))
+        .await;
     let mut payloads = payloads(&stage.settles());
     let mut last = payloads.pop().unwrap();
     assert_eq!((&last["resource"], &last["extensions"]), (&Value::Null, &Value::Null));

@@ -1,0 +1,72 @@
+//! What is known of the price of gas, for how long, and how often a node is asked for it that does not answer.
+
+use std::time::Duration;
+
+use support::engine_stage::*;
+use tokio::time::{Instant, sleep_until};
+use tower_x402::{
+    devnet::Fault,
+    facilitator::{FacilitatorError, Outcome},
+    ledger::Settlement,
+};
+
+const FEES: &str = "eth_feeHistory";
+const NONCE: &str = "eth_getTransactionCount";
+
+async fn quiet() -> Stage {
+    Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await
+}
+
+async fn pay(stage: &Stage) -> Result<Outcome, FacilitatorError> {
+    stage.admit_and_settle(&stage.payment(&stage.payer(1))).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_price_of_gas_is_good_for_ten_seconds() {
+    let (stage, begun) = (quiet().await, Instant::now());
+    paid_by(&pay(&stage).await);
+    for (millis, looks) in [(9_900, 1), (10_100, 2), (19_000, 2)] {
+        sleep_until(begun + Duration::from_millis(millis)).await;
+        paid_by(&pay(&stage).await);
+        assert_eq!(stage.calls(FEES), looks, "after {millis} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_answer_the_last_price_is_good_for_a_minute() {
+    let (stage, begun) = (quiet().await, Instant::now());
+    paid_by(&pay(&stage).await);
+    stage.devnet.faults().set(|call| if call.method == FEES { Fault::DropBefore } else { Fault::None });
+    sleep_until(begun + Duration::from_millis(59_900)).await;
+    paid_by(&pay(&stage).await);
+    assert_eq!(stage.calls(FEES), 2);
+    sleep_until(begun + Duration::from_millis(61_100)).await;
+    let payment = stage.payment(&stage.payer(1));
+    let error = stage.admit_and_settle(&payment).await.unwrap_err();
+    assert!(matches!(error, FacilitatorError::Unreachable { .. }), "{error:?}");
+    assert_eq!((stage.calls(FEES), stage.record(&payment).await.settlement), (3, Settlement::Due));
+    assert_eq!(stage.received(), 2);
+}
+
+/// Of the fees and of the nonce alike. What could not be settled is due, and nothing was signed for it.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_does_not_answer_is_asked_once_a_second() {
+    for method in [FEES, NONCE] {
+        let (stage, begun) = (quiet().await, Instant::now());
+        stage.devnet.faults().set(move |call| if call.method == method { Fault::DropBefore } else { Fault::None });
+        let payment = stage.payment(&stage.payer(1));
+        let verified = stage.admit(&payment).await;
+        for (millis, looks) in [(0, 1), (100, 1), (900, 1), (1_100, 2), (1_900, 2)] {
+            sleep_until(begun + Duration::from_millis(millis)).await;
+            let error = stage.settle(&payment, &verified).await.unwrap_err();
+            assert!(matches!(error, FacilitatorError::Unreachable { .. }), "{error:?}");
+            assert_eq!(stage.calls(method), looks, "{method} after {millis} ms");
+        }
+        let record = stage.record(&payment).await;
+        assert_eq!((record.settlement, record.transactions.len()), (Settlement::Due, 0));
+        stage.devnet.faults().clear();
+        sleep_until(begun + Duration::from_millis(3_000)).await;
+        paid_by(&stage.settle(&payment, &verified).await);
+        assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+    }
+}

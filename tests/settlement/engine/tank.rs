@@ -1,0 +1,137 @@
+//! The gas tank: what a key that cannot pay for gas holds up and for how long, and when its operator hears of it.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use alloy_primitives::U256;
+use alloy_provider::Provider as _;
+use support::{engine_stage::*, numbers::Recording};
+use tokio::time::sleep;
+use tower_x402::{
+    devnet::Fault,
+    facilitator::{FacilitatorError, VerifyError},
+    ledger::Settlement,
+};
+
+const BALANCE: &str = "eth_getBalance";
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl Logged {
+    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        let logged = Self::default();
+        let writer = logged.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        (logged, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn lines(&self, words: &str) -> usize {
+        self.text().lines().filter(|line| line.contains(words)).count()
+    }
+}
+
+impl Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn pay(stage: &Stage) {
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+}
+
+async fn fill_to(stage: &Stage, wei: U256) {
+    let set = ("anvil_setBalance".into(), (settlement_key().address(), wei));
+    stage.provider().raw_request::<_, ()>(set.0, set.1).await.unwrap();
+}
+
+/// Enough for two hundred more transactions like those so far.
+fn two_hundred_more(stage: &Stage) -> U256 {
+    let stats = stage.facilitator.stats();
+    stats.spent / U256::from(stats.transactions) * U256::from(200)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tank_is_looked_at_once_a_minute_while_it_is_used_and_warned_of_when_it_is_low() {
+    const LOW: &str = "will soon be unable to pay for gas";
+    let (recording, (logged, _guard)) = (Recording::begin(), Logged::begin());
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
+    let gauge = || recording.read().gauge("x402_gas_tank_wei");
+    let balance = || stage.devnet.eth_balance(settlement_key().address());
+    let as_gauge = |wei: U256| Some(f64::from(wei));
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(stage.calls(BALANCE), 0, "nothing was paid for with it");
+    pay(&stage).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((stage.calls(BALANCE), gauge()), (1, as_gauge(balance())));
+    pay(&stage).await;
+    sleep(Duration::from_secs(56)).await;
+    assert_eq!(stage.calls(BALANCE), 1, "a minute has not passed");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!((stage.calls(BALANCE), gauge()), (2, as_gauge(balance())));
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(stage.calls(BALANCE), 2, "nothing was paid for with it since");
+
+    pay(&stage).await;
+    fill_to(&stage, two_hundred_more(&stage)).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((stage.calls(BALANCE), logged.lines(LOW)), (3, 0));
+    sleep(Duration::from_secs(60)).await;
+    pay(&stage).await;
+    let low = two_hundred_more(&stage) - U256::ONE;
+    fill_to(&stage, low).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((stage.calls(BALANCE), logged.lines(LOW), gauge()), (4, 1, as_gauge(low)));
+    assert!(logged.text().lines().any(|line| line.contains(LOW) && line.contains(&low.to_string())), "how low");
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(logged.lines(LOW), 1);
+
+    // What cannot be read is not taken for full.
+    stage.devnet.faults().set(|call| if call.method == BALANCE { Fault::DropBefore } else { Fault::None });
+    pay(&stage).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(logged.lines("what the settlement key holds could not be read"), 1);
+}
+
+/// Until somebody fills it, payments are refused before anything is done for them; after half a minute it is tried again.
+#[tokio::test(start_paused = true)]
+async fn an_empty_tank_is_believed_to_be_empty_for_half_a_minute() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    fill_to(&stage, U256::from(7)).await;
+    let error = stage.settle(&payment, &verified).await.unwrap_err();
+    assert!(matches!(error, FacilitatorError::GasTank { balance } if balance == U256::from(7)), "{error:?}");
+    assert_eq!(error.retry_after(), Duration::from_secs(60));
+    let record = stage.record(&payment).await;
+    assert_eq!(record.settlement, Settlement::Due);
+    stage.devnet.faults().reset();
+    for wait in [0, 29_900] {
+        sleep(Duration::from_millis(wait)).await;
+        let refused = stage.verify(&payment).await;
+        assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::GasTank { .. }))), "{refused:?}");
+    }
+    assert_eq!(stage.requests(), 0, "nobody asks the node while it is known");
+    sleep(Duration::from_millis(200)).await;
+    stage.verify(&payment).await.unwrap();
+    assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::GasTank { .. })));
+    // Filled, it is used as soon as the upkeep sees it.
+    stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
+    stage.facilitator.look_after_soon();
+    sleep(Duration::from_millis(10)).await;
+    paid_by(&stage.settle(&payment, &verified).await);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}

@@ -34,7 +34,7 @@ pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, Re
 pub use terms::Terms;
 
 use crate::{
-    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+    ledger::{Funds, Ledger, LedgerError, PaymentKey, Record, SettlementStep},
     protocol::{Reason, SupportedResponse},
 };
 
@@ -233,6 +233,8 @@ impl Outcome {
 /// another process is at it.
 #[cfg(any(feature = "onchain", feature = "remote"))]
 pub(crate) fn as_recorded(record: &Record, asked: &Prechecked) -> Outcome {
+    use crate::ledger::Settlement;
+
     let transaction = record.transactions.last().copied();
     match (record.settlement, &record.last_failure) {
         (Settlement::Settled { transaction, block } | Settlement::Final { transaction, block }, _) => {

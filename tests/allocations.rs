@@ -69,7 +69,7 @@ fn judge(what: &str, counted: f64, usual: f64) -> Option<String> {
 async fn no_request_allocates_more_than_it_did() {
     let unpaid = of_requests(shop(), StatusCode::PAYMENT_REQUIRED, many(support::hot_path::unpaid)).await;
     let at_a_host = many(|| {
-        let mut request = hot_path::unpaid();
+        let mut request = support::hot_path::unpaid();
         request.headers_mut().insert(HOST, HeaderValue::from_static("api.example:8443"));
         request
     });

@@ -51,7 +51,7 @@ impl<'a> Settler<'a> {
             }
         };
         let step = outcome.step();
-        record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
+        let is_recorded = record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
         match outcome {
@@ -62,6 +62,8 @@ impl<'a> Settler<'a> {
                 }
                 Ok(())
             }
+            // What the ledger does not know to have failed is settled without being asked.
+            Outcome::Failed { transaction, .. } if !is_recorded => Err(self.sale.pending(record, transaction)),
             Outcome::Failed { reason, detail, transaction, .. } => {
                 Err(self.sale.not_settled(record, reason, &detail, transaction))
             }
@@ -76,20 +78,24 @@ impl<'a> Settler<'a> {
 }
 
 impl Settler<'_> {
-    /// Nothing was sent for work that is done. Whoever is told so may buy it elsewhere: as after a failure, it is charged for only if it
-    /// is asked for again. Whether it may be told so: what the ledger does not know to have failed is settled without being asked.
+    /// Nothing was sent, says the facilitator. Whoever is told so may buy elsewhere: as after a failure, the payment is charged only if
+    /// it is presented again. Returns whether the payer may be told so. The ledger decides: a payment that it has as submitted, or as
+    /// entrusted to somebody, may be charged yet, and work that is done is paid for without being asked unless it is known to have failed.
     async fn let_go(&self, record: &mut Record) -> bool {
-        if record.fulfilment != Fulfilment::Produced {
-            return true;
-        }
         let ledger = self.facilitator.ledger().as_ref();
         // What is under way by now, in another process, is not a failure.
         let is_due = async || {
             let known = ledger.get(&record.key).await;
             known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due))
         };
+        if !is_due().await {
+            return false;
+        }
+        if record.fulfilment != Fulfilment::Produced {
+            return true;
+        }
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError };
-        let is_told = is_due().await && record_step(ledger, &record.key, &step).await;
+        let is_told = record_step(ledger, &record.key, &step).await;
         if is_told {
             let _ = record.settle(&step, self.sale.config.clock.now());
         }

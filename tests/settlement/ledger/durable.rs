@@ -328,7 +328,10 @@ fn a_ledger_outlives_the_runtime_it_was_opened_in() {
 /// Whether another process can have it: this very program, started for that.
 fn opens_elsewhere(path: &Path) -> bool {
     let mut process = Command::new(std::env::current_exe().unwrap());
-    process.args(["--exact", "ledger::durable::another_process", "--ignored"]).env(FILE, path).env("RUST_BACKTRACE", "0");
+    process
+        .args(["--exact", "ledger::durable::another_process", "--ignored"])
+        .env(FILE, path)
+        .env("RUST_BACKTRACE", "0");
     process.output().unwrap().status.success()
 }
 

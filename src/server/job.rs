@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     facilitator::Verified,
-    ledger::{BodyDigest, FulfilmentStep, Ledger, LedgerError, Record, Settlement},
+    ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
     metrics::{self, Ended},
     protocol::{PaymentFlow, Version, header_name},
 };
@@ -31,6 +31,9 @@ use crate::{
 const ADMISSION_POLL: Duration = Duration::from_millis(20);
 /// How often the balance of a payer is read again that pays others all the time.
 const MAX_LOOKS: u32 = 5;
+/// For how long a ledger that fails is asked to take a step after the work, the last try not included, and the first pause.
+const INSISTENCE: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// A paid request whose work may start.
 pub(super) struct Job<S, B> {
@@ -82,7 +85,8 @@ where
             }
             let until = self.purchase.lease_until(self.purchase.sale.config.clock.now());
             if let Err(error) = self.held.step(FulfilmentStep::Start { until }).await {
-                let answer = self.purchase.sale.unrecorded(&error, &self.held.record);
+                // Work that was not begun is not charged, whether the ledger takes the payment back or not.
+                let answer = self.purchase.sale.unrecorded(&error, &self.held.record, true);
                 self.held.give_back().await;
                 return Ok(answer.into_response());
             }
@@ -203,10 +207,9 @@ where
     async move {
         let now = purchase.sale.config.clock.now();
         let step = FulfilmentStep::Produce { body: Some(read), at: now, response: work.to_keep(&parts, now) };
-        if let Err(error) = held.step(step).await {
-            let answer = purchase.sale.unrecorded(&error, &held.record);
-            held.give_back().await;
-            return answer.into_response();
+        if let Err(error) = insist(purchase.facilitator.ledger().as_ref(), &mut held.record, step).await {
+            let is_given_back = held.give_back().await;
+            return purchase.sale.unrecorded(&error, &held.record, is_given_back).into_response();
         }
         held.disarm();
         let lease = held.record.lease();
@@ -217,8 +220,7 @@ where
             now,
         });
         if held.record.settlement.paid_by().is_none()
-            && !(delivery.is_whole() && is_deferred(purchase, held).await)
-            && let Err(answer) = settle(purchase, held).await
+            && let Err(answer) = settle_or_defer(purchase, held, delivery.is_whole()).await
         {
             // The work is done and must not be done again: kept, in case the payment settles yet.
             drop(delivery);
@@ -239,24 +241,76 @@ async fn settle(purchase: &mut Purchase, held: &mut Held) -> Result<(), Answer> 
     Settler::of(purchase).settle(&mut held.record, &verified).await
 }
 
-/// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, or if anything is in
-/// the way, it is settled now like any other.
-async fn is_deferred(purchase: &Purchase, held: &mut Held) -> bool {
+async fn settle_or_defer(purchase: &mut Purchase, held: &mut Held, may_defer: bool) -> Result<(), Answer> {
+    if may_defer && is_deferred(purchase, held).await? { Ok(()) } else { settle(purchase, held).await }
+}
+
+/// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. If not, it is settled now like any
+/// other. The error is what the client is told if the ledger does not say: what it deferred is charged, whatever is tried now.
+async fn is_deferred(purchase: &Purchase, held: &mut Held) -> Result<bool, Answer> {
     // A client of v1 could not be told where to ask for it.
     let Some(limit) = purchase.sale.config.credit.filter(|_| purchase.sale.version == Version::V2) else {
-        return false;
+        return Ok(false);
     };
-    let (step, lease) = (FulfilmentStep::Defer { limit }, held.record.lease());
-    match purchase.facilitator.ledger().fulfil(&lease, &step).await {
+    let (step, key) = (FulfilmentStep::Defer { limit }, held.record.key);
+    match insist(purchase.facilitator.ledger().as_ref(), &mut held.record, step).await {
         Ok(()) => {
-            purchase.facilitator.settle_soon(&lease.key);
-            held.record.fulfil(&step).is_ok()
+            purchase.facilitator.settle_soon(&key);
+            Ok(true)
         }
-        Err(LedgerError::NoCredit) => false,
+        Err(LedgerError::NoCredit) => Ok(false),
         Err(error) => {
-            tracing::warn!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a payment was not deferred");
-            false
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+            if matches!(error, LedgerError::Backend(_)) {
+                return Err(purchase.sale.pending(&held.record, None));
+            }
+            Ok(false)
         }
+    }
+}
+
+/// Takes a step after the work, in the ledger and in the local copy. If the ledger fails it is asked again for a while: what is done
+/// must not be done again because of one call, nor be charged for after the client was told that it is not.
+async fn insist(ledger: &dyn Ledger, record: &mut Record, step: FulfilmentStep) -> Result<(), LedgerError> {
+    match ledger.fulfil(&record.lease(), &step).await {
+        Err(LedgerError::Backend(error)) => {
+            tracing::warn!(%error, "the ledger did not take a step");
+            Box::pin(insist_again(ledger, &record.lease(), &step)).await?;
+        }
+        answer => answer?,
+    }
+    Ok(record.fulfil(&step)?)
+}
+
+async fn insist_again(ledger: &dyn Ledger, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
+    let until = Instant::now() + INSISTENCE;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+        let mut error = match ledger.fulfil(lease, step).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if !matches!(error, LedgerError::Backend(_)) {
+            // It may have been taken before, and the answer was lost.
+            match ledger.get(&lease.key).await {
+                Ok(Some(record)) if record.epoch == lease.epoch && has_taken(&record, step) => return Ok(()),
+                Ok(_) => return Err(error),
+                Err(unknown) => error = unknown,
+            }
+        }
+        if Instant::now() + pause > until {
+            return Err(error);
+        }
+    }
+}
+
+fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {
+    match step {
+        FulfilmentStep::Produce { .. } => matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered),
+        FulfilmentStep::Defer { .. } => record.deferred,
+        _ => false,
     }
 }
 
@@ -291,14 +345,15 @@ impl Held {
         self.disarm();
     }
 
-    /// Leaves the payment as if it had not been presented, where that loses nothing.
-    async fn give_back(&mut self) {
-        if let Some(ledger) = self.disarm()
-            && let Err(error) = give_back(ledger.as_ref(), &self.record).await
-        {
+    /// Leaves the payment as if it had not been presented, where that loses nothing. Returns whether the ledger has it so.
+    async fn give_back(&mut self) -> bool {
+        let Some(ledger) = self.disarm() else { return false };
+        let given_back = give_back(ledger.as_ref(), &self.record).await;
+        if let Err(error) = &given_back {
             let key = &self.record.key;
             tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
         }
+        given_back.is_ok()
     }
 
     fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {

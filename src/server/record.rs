@@ -15,12 +15,18 @@ use http::{
     response::Parts,
 };
 use http_body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
 
 use super::wait::Busy;
 use crate::ledger::{FulfilmentStep, Lease, Ledger, StoredResponse};
 
 /// How long a response that nobody reads any more may take to finish.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// For how long a ledger that fails is asked to keep a response, and the pauses in between, doubled up to the longest.
+const KEEP_FOR: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Copies up to the ledger's limit. If the client goes away before the end, the rest is drained into the copy, so that
 /// presenting the payment again finds the answer.
@@ -161,14 +167,7 @@ where
 async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destination, is_released: bool) {
     let Destination { ledger, lease, busy, now } = destination;
     let is_kept = match copy {
-        Some(copy) => match ledger.store_response(&lease.key, StoredResponse { body: copy.freeze(), ..head }).await {
-            Ok(()) => true,
-            Err(error) => {
-                let key = &lease.key;
-                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
-                false
-            }
-        },
+        Some(copy) => keep(ledger.as_ref(), &lease, StoredResponse { body: copy.freeze(), ..head }).await,
         None => false,
     };
     if is_released {
@@ -178,6 +177,22 @@ async fn store(head: StoredResponse, copy: Option<BytesMut>, destination: Destin
         let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
     }
     drop(busy);
+}
+
+/// Keeps a response: it may be paid for already, and nobody else has it. Returns whether the ledger took it.
+async fn keep(ledger: &dyn Ledger, lease: &Lease, response: StoredResponse) -> bool {
+    let until = Instant::now() + KEEP_FOR;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let Err(error) = ledger.store_response(&lease.key, response.clone()).await else { return true };
+        let key = &lease.key;
+        tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
+        if Instant::now() + pause > until {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 /// Losing this step costs nothing: a produced response is replayed like a delivered one.

@@ -127,15 +127,20 @@ impl Sale {
         }
     }
 
-    /// The ledger did not take a step of work that was verified, and paid for if the flow is so.
-    pub(super) fn unrecorded(&self, error: &LedgerError, record: &Record) -> Answer {
+    /// The ledger did not take a step of work that was verified, and paid for if the flow is so. Unless the payment `is_given_back`, the
+    /// ledger may have taken the step all the same, and have what was produced charged for.
+    pub(super) fn unrecorded(&self, error: &LedgerError, record: &Record, is_given_back: bool) -> Answer {
         let answer = ledger_failed(error);
+        if answer.status() != StatusCode::SERVICE_UNAVAILABLE {
+            return answer;
+        }
         match record.settlement.paid_by() {
-            Some(transaction) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => {
+            Some(transaction) => {
                 let (status, what) = (StatusCode::SERVICE_UNAVAILABLE, "the work could not be recorded");
                 self.paid_in_vain(record, transaction, status, "ledger_unavailable", what).retry_after(RETRY_LEDGER)
             }
-            _ => answer,
+            None if is_given_back => answer,
+            None => self.pending(record, None),
         }
     }
 

@@ -79,18 +79,21 @@ impl<'a> Settler<'a> {
 
 impl Settler<'_> {
     /// Records as failed what was not sent: whoever is told so may buy it elsewhere, and is charged for it only if it presents the
-    /// payment again. Returns `true` if it may be told so: not if the ledger does not take it, or another process is settling the payment.
+    /// payment again. Returns `true` if it may be told so. The ledger decides: a payment that it has as submitted, or as entrusted to
+    /// somebody, may be charged yet, and so may one of which it does not take the failure.
     async fn let_go(&self, record: &mut Record) -> bool {
+        let ledger = self.facilitator.ledger().as_ref();
+        // What is under way by now is not a failure; if it comes under way after this look, the ledger refuses the step.
+        let known = ledger.get(&record.key).await;
+        if !known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due)) {
+            return false;
+        }
         // It is about to be forgotten, and what is not in the ledger is settled by nobody.
         if record.is_discardable() {
             return true;
         }
-        let ledger = self.facilitator.ledger().as_ref();
-        // What is under way by now is not a failure; if it comes under way after this look, the ledger refuses the step.
-        let known = ledger.get(&record.key).await;
-        let is_due = known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due));
         let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.facilitator.process() };
-        let is_told = is_due && matches!(record_step(ledger, &record.key, &step).await, Recorded::Now);
+        let is_told = matches!(record_step(ledger, &record.key, &step).await, Recorded::Now);
         if is_told {
             let _ = record.settle(&step, self.sale.config.clock.now());
         }

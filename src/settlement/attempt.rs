@@ -78,7 +78,10 @@ impl Engine {
         let transaction = self.transaction(slot.nonce(), fees, call.gas_limit, call.to, call.input);
         let (transaction, signed) = match self.sign_and_journal(&mut members, &mut slot, transaction).await {
             Ok(Some(signed)) => signed,
-            Ok(None) => return self.give_back(slot).await,
+            Ok(None) => {
+                self.give_back(slot).await;
+                return;
+            }
             Err(error) => {
                 self.give_back(slot).await;
                 return self.give_up_all(members, error).await;
@@ -109,8 +112,10 @@ impl Engine {
                 self.again(members).await;
             }
             refusal => {
-                members.iter_mut().for_each(|member| member.spent.push(signed.hash));
-                self.give_back(slot).await;
+                // What stays in the journal may be sent again, and pay then.
+                if self.give_back(slot).await {
+                    members.iter_mut().for_each(|member| member.spent.push(signed.hash));
+                }
                 match self.refused(lane, refusal).await {
                     Ok(()) => self.again(members).await,
                     Err(error) => self.give_up_all(members, error).await,

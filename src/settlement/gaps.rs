@@ -21,11 +21,13 @@ const MAX_FILLERS: usize = 64;
 const FILLER_GAS: u64 = 21_000;
 
 impl Engine {
-    /// Gives a nonce back and sees to it that nobody waits for it.
-    pub(super) async fn give_back(self: &Arc<Self>, slot: Slot) {
+    /// Gives a nonce back and sees to it that nobody waits for it. Returns whether the ledger took it back: if not, the upkeep may send
+    /// its transaction again.
+    pub(super) async fn give_back(self: &Arc<Self>, slot: Slot) -> bool {
         let nonce = slot.nonce();
         // While nobody here can take it yet: what is freed must not be in use again already.
-        if let Err(error) = self.ledger.free_nonce(&self.sender(slot.lane()), nonce, self.process).await {
+        let freed = self.ledger.free_nonce(&self.sender(slot.lane()), nonce, self.process).await;
+        if let Err(error) = &freed {
             tracing::warn!(%error, lane_nonce = nonce, "a nonce was not given back; other processes wait for it a while");
         }
         let lane = slot.lane().clone();
@@ -34,6 +36,7 @@ impl Engine {
         if lane.begin_filling() {
             tokio::spawn(self.clone().fill_gaps(lane));
         }
+        freed.is_ok()
     }
 
     /// Fills gaps that no payment fills soon with transfers of nothing to ourselves, so that what is in flight above them can

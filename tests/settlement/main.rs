@@ -6,6 +6,7 @@ mod batching;
 mod devnet;
 mod engine;
 mod ledger;
+mod ledger_faults;
 mod ops;
 mod remote;
 mod rpc_proxy;

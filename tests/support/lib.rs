@@ -13,6 +13,7 @@
 //! script.rs         a server that answers by a script, for the paying client
 //! student_stage.rs  evaluators for hire on the devnet, and a student; crowd.rs has their judges
 //! gated_ledger.rs   a ledger that holds calls back until the test lets them go on
+//! around_ledger.rs  something before, after or in place of every call of a ledger; faulty_ledger.rs lets one call fail
 //! postgres.rs       a PostgreSQL server of the tests' own; tests on it need the feature `test-postgres`
 //! scripted.rs       a facilitator that does as it is told, and a service that charges through it
 //! programs.rs       the examples, compiled and run
@@ -27,6 +28,7 @@
 use std::path::PathBuf;
 
 pub mod anvil;
+pub mod around_ledger;
 pub mod authorization;
 pub mod chain;
 pub mod circle;
@@ -34,6 +36,7 @@ pub mod crowd;
 pub mod devnet;
 pub mod engine_stage;
 pub mod eventually;
+pub mod faulty_ledger;
 pub mod gated_ledger;
 pub mod hot_path;
 pub mod numbers;

@@ -101,6 +101,27 @@ impl Server {
         must(&self.run("pg_ctl", arguments.into_iter().chain(rest)), "pg_ctl restart");
     }
 
+    /// Changes a setting of the server, and restarts it.
+    pub fn set(&self, name: &str, value: &str) {
+        let file = self.directory.join("data/postgresql.conf");
+        let settings = fs::read_to_string(&file).expect("settings");
+        fs::write(file, format!("{settings}{name} = {value}\n")).expect("settings");
+        self.restart();
+    }
+
+    /// Makes it a standby of nobody, restarted, which can only be read.
+    pub fn make_standby(&self) {
+        fs::write(self.directory.join("data/standby.signal"), "").expect("a file");
+        self.restart();
+    }
+
+    /// Lets a standby be written again.
+    pub fn promote(&self) {
+        let data = self.directory.join("data");
+        let arguments = [OsStr::new("-w"), OsStr::new("-D"), data.as_os_str(), OsStr::new("promote")];
+        must(&self.run("pg_ctl", arguments), "pg_ctl promote");
+    }
+
     fn run<'a>(&self, program: &str, arguments: impl IntoIterator<Item = &'a OsStr>) -> Output {
         let mut command = Command::new(self.programs.join(program));
         // A server that inherits a pipe would keep it open.

@@ -1,0 +1,227 @@
+//! Goes every flow with every fault, and prints what came of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt::Write as _,
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    flows::{FACILITATOR_FLOWS, FLOWS, Flow, LATE_FLOWS, NODE_FLOWS, PLAIN_FLOWS, REMOTE_FLOWS},
+    scene::{Client, Scene, Wrongs},
+};
+use support::{
+    around_ledger::{METHODS, method_of},
+    faulty_ledger::{Fault, How},
+};
+
+/// Methods that no flow of a payment calls.
+const NOT_CALLED: [&str; 1] = ["counts"];
+
+const OUTAGE: Duration = Duration::from_secs(20);
+
+/// What came of one flow, gone once.
+struct Gone {
+    calls: Vec<&'static str>,
+    has_failed: bool,
+    wrongs: Wrongs,
+}
+
+/// One point: a flow, and what fails in it.
+#[derive(Clone, Copy)]
+struct Point<'a> {
+    flow: &'a Flow,
+    fault: Fault,
+    client: Client,
+}
+
+#[derive(Default)]
+struct Row {
+    points: usize,
+    lost: usize,
+    doubled: usize,
+    untrue: usize,
+    missed: usize,
+}
+
+#[test]
+fn no_call_that_fails_hurts_a_payment() {
+    check(PLAIN_FLOWS, false);
+}
+
+#[test]
+fn no_call_that_fails_hurts_a_payment_that_is_settled_late_or_for_a_stream() {
+    check(LATE_FLOWS, false);
+}
+
+#[test]
+fn no_call_that_fails_hurts_a_payment_in_trouble_with_its_node() {
+    check(NODE_FLOWS, false);
+}
+
+#[test]
+fn no_call_that_fails_hurts_a_payment_through_a_facilitator() {
+    check(REMOTE_FLOWS, false);
+}
+
+#[test]
+fn no_call_that_fails_at_a_facilitator_hurts_a_payment() {
+    check(FACILITATOR_FLOWS, false);
+}
+
+#[test]
+#[ignore = "takes minutes: also what is the same as something that is tried above"]
+fn no_call_that_fails_in_whatever_way_hurts_a_payment() {
+    check(&FLOWS.concat(), true);
+}
+
+/// What is not called cannot fail above. A new method belongs into a flow, or among those that no payment depends on.
+#[test]
+fn flows_call_every_method_that_a_payment_depends_on() {
+    let gone = on_all_cores(FLOWS.concat(), |flow| go(&flow, None, Client::Insists));
+    let called: BTreeSet<_> = gone.iter().flat_map(|gone| &gone.calls).map(|call| method_of(call)).collect();
+    let not_called: Vec<_> = METHODS.into_iter().filter(|method| !called.contains(method)).collect();
+    assert_eq!(not_called, NOT_CALLED);
+}
+
+fn check(flows: &[Flow], all: bool) {
+    let started = Instant::now();
+    let chosen = |name| std::env::var(name).ok();
+    let (chosen_flow, chosen_call) = (chosen("LEDGER_FAULTS_FLOW"), chosen("LEDGER_FAULTS_CALL"));
+    let is_chosen = |chosen: &Option<String>, name: &str| chosen.as_ref().is_none_or(|chosen| chosen == name);
+    let chosen_flows = flows.iter().filter(|flow| is_chosen(&chosen_flow, flow.name)).collect();
+    let without_faults = on_all_cores(chosen_flows, |flow: &Flow| (flow, go(flow, None, Client::Insists)));
+    let mut points = Vec::new();
+    for (flow, gone) in &without_faults {
+        assert!(gone.wrongs.is_empty(), "{} without faults: {:?}", flow.name, gone.wrongs);
+        let mut counts = BTreeMap::<&'static str, usize>::new();
+        for call in gone.calls.iter().filter(|call| is_chosen(&chosen_call, call)) {
+            *counts.entry(call).or_default() += 1;
+        }
+        for (call, count) in counts {
+            for (nth, how, client) in ways(call, count, all) {
+                points.push(Point { flow, fault: Fault { call, nth, how }, client });
+            }
+        }
+    }
+    let gone = on_all_cores(points, |point| (point, go_until_it_fails(point)));
+    let (mut rows, mut wrongs) = (BTreeMap::<(usize, &str), Row>::new(), String::new());
+    for (Point { flow, fault, client }, gone) in &gone {
+        let place = flows.iter().position(|known| known.name == flow.name).unwrap();
+        let row = rows.entry((place, fault.call)).or_default();
+        row.points += 1;
+        row.missed += usize::from(!gone.has_failed);
+        row.lost += usize::from(!gone.wrongs.lost.is_empty());
+        row.doubled += usize::from(!gone.wrongs.doubled.is_empty());
+        row.untrue += usize::from(!gone.wrongs.untrue.is_empty());
+        if !gone.wrongs.is_empty() || !gone.has_failed {
+            let Fault { call, nth, how } = fault;
+            let Wrongs { lost, doubled, untrue } = &gone.wrongs;
+            let missed = if gone.has_failed { "" } else { "missed " };
+            writeln!(
+                wrongs,
+                "{missed}{}: {call} #{nth} {how:?} {client:?}: {lost:?} {doubled:?} {untrue:?}",
+                flow.name
+            )
+            .unwrap();
+        }
+    }
+    println!("{}\n{wrongs}", print(flows, &rows));
+    println!("{} points in {:.1?}", gone.len(), started.elapsed());
+    assert!(wrongs.is_empty(), "{wrongs}");
+}
+
+/// How the calls of this name are made to fail: `count` of them, each in every way if `all` of it is wanted. Otherwise those ways are left
+/// out that are the same: a call that changes nothing has no "after", and an outage begins with the first call of each name.
+fn ways(call: &str, count: usize, all: bool) -> Vec<(usize, How, Client)> {
+    let changes_nothing = ["get", "response", "submissions", "list", "counts"].contains(&call);
+    let outages = [How::GoneBefore(OUTAGE), How::GoneAfter(OUTAGE)];
+    let mut ways = Vec::new();
+    for nth in 0..count {
+        for how in [How::Before, How::After, outages[0], outages[1]] {
+            let is_outage = outages.contains(&how);
+            let is_same = changes_nothing && matches!(how, How::After | How::GoneAfter(_));
+            for client in [Client::Insists, Client::Leaves] {
+                let is_new = match is_outage {
+                    true => nth == 0 && client == Client::Leaves,
+                    // Clients take turns where nothing was changed.
+                    false => !changes_nothing || (nth % 2 == 0) == (client == Client::Leaves),
+                };
+                if all || (is_new && !is_same) {
+                    ways.push((nth, how, client));
+                }
+            }
+        }
+    }
+    ways
+}
+
+/// The order of calls may be another the next time, where several things happen at once.
+fn go_until_it_fails(point: Point<'_>) -> Gone {
+    let mut gone = go(point.flow, Some(point.fault), point.client);
+    for _ in 0..3 {
+        if gone.has_failed || !gone.wrongs.is_empty() {
+            break;
+        }
+        gone = go(point.flow, Some(point.fault), point.client);
+    }
+    gone
+}
+
+/// Goes a flow, with a clock of its own that runs when nothing else does.
+fn go(flow: &Flow, fault: Option<Fault>, client: Client) -> Gone {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut scene = Scene::open(flow.setting, client).await;
+        (flow.prepare)(&mut scene).await;
+        scene.arm(fault);
+        (flow.play)(&mut scene).await;
+        let (faulty, calls) = (scene.faulty.clone(), scene.faulty.around.made());
+        let wrongs = scene.end().await;
+        Gone { calls, has_failed: faulty.around.has_failed(), wrongs }
+    })
+}
+
+/// Does `work` for all of `items`; their order stays.
+fn on_all_cores<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let queue = Mutex::new(items.into_iter().enumerate().collect::<VecDeque<_>>());
+    let done = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap().pop_front();
+                    let Some((index, item)) = next else { return };
+                    let result = work(item);
+                    done.lock().unwrap().push((index, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn print(flows: &[Flow], rows: &BTreeMap<(usize, &str), Row>) -> String {
+    let mut table = format!(
+        "{:<38} {:<16} {:>7} {:>5} {:>8} {:>7} {:>7}\n",
+        "flow", "call", "points", "lost", "doubled", "untrue", "missed"
+    );
+    let mut sum = Row::default();
+    for ((flow, call), row) in rows {
+        let Row { points, lost, doubled, untrue, missed } = row;
+        let name = flows[*flow].name;
+        writeln!(table, "{name:<38} {call:<16} {points:>7} {lost:>5} {doubled:>8} {untrue:>7} {missed:>7}").unwrap();
+        sum.points += points;
+        sum.lost += lost;
+        sum.doubled += doubled;
+        sum.untrue += untrue;
+        sum.missed += missed;
+    }
+    let Row { points, lost, doubled, untrue, missed } = sum;
+    write!(table, "{:<38} {:<16} {points:>7} {lost:>5} {doubled:>8} {untrue:>7} {missed:>7}", "all", "").unwrap();
+    table
+}

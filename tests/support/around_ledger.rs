@@ -1,0 +1,142 @@
+//! A ledger with something around every call: what watches the calls of another one, or makes them fail.
+
+use std::{future::Future, sync::Arc};
+
+use async_trait::async_trait;
+use tower_x402::ledger::{
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
+    SettlementStep, StoredResponse, Submission,
+};
+
+/// Does something before a call of a ledger, after it, or in its place.
+pub trait Around: Send + Sync + 'static {
+    /// Makes the call named `call`, or does not.
+    fn around<T: Send>(
+        &self,
+        call: &'static str,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> impl Future<Output = Result<T, LedgerError>> + Send;
+}
+
+/// The methods of [`Ledger`] that can fail.
+pub const METHODS: [&str; 15] = [
+    "reserve",
+    "get",
+    "take_over",
+    "fulfil",
+    "settle",
+    "discard",
+    "store_response",
+    "response",
+    "count_replay",
+    "submit",
+    "free_nonce",
+    "forget_nonces",
+    "submissions",
+    "list",
+    "counts",
+];
+
+/// The method that a call is one of.
+pub fn method_of(call: &str) -> &str {
+    call.split(' ').next().unwrap_or(call)
+}
+
+/// Passes every call to another ledger, through an [`Around`].
+pub struct AroundLedger<A> {
+    pub ledger: Arc<dyn Ledger>,
+    pub around: A,
+}
+
+/// Without a wildcard, so that a new step does not compile until it has a name here.
+fn fulfilling(step: &FulfilmentStep) -> &'static str {
+    match step {
+        FulfilmentStep::Admit { .. } => "fulfil Admit",
+        FulfilmentStep::Start { .. } => "fulfil Start",
+        FulfilmentStep::Release { .. } => "fulfil Release",
+        FulfilmentStep::Produce { .. } => "fulfil Produce",
+        FulfilmentStep::Defer { .. } => "fulfil Defer",
+        FulfilmentStep::Deliver => "fulfil Deliver",
+    }
+}
+
+fn settling(step: &SettlementStep) -> &'static str {
+    match step {
+        SettlementStep::Submit { .. } => "settle Submit",
+        SettlementStep::Settle { .. } => "settle Settle",
+        SettlementStep::Finalize => "settle Finalize",
+        SettlementStep::Undo => "settle Undo",
+        SettlementStep::Take(_) => "settle Take",
+        SettlementStep::Entrust { .. } => "settle Entrust",
+        SettlementStep::Fail { .. } => "settle Fail",
+        SettlementStep::Die { .. } => "settle Die",
+        SettlementStep::LoseSight => "settle LoseSight",
+    }
+}
+
+#[async_trait]
+impl<A: Around> Ledger for AroundLedger<A> {
+    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
+        self.around.around("reserve", self.ledger.reserve(record)).await
+    }
+
+    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        self.around.around("get", self.ledger.get(key)).await
+    }
+
+    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+        self.around.around("take_over", self.ledger.take_over(key, seen, now, until)).await
+    }
+
+    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
+        self.around.around(fulfilling(step), self.ledger.fulfil(lease, step)).await
+    }
+
+    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
+        self.around.around(settling(step), self.ledger.settle(key, step)).await
+    }
+
+    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
+        self.around.around("discard", self.ledger.discard(lease)).await
+    }
+
+    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.around.around("store_response", self.ledger.store_response(key, response)).await
+    }
+
+    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        self.around.around("response", self.ledger.response(key)).await
+    }
+
+    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
+        self.around.around("count_replay", self.ledger.count_replay(key)).await
+    }
+
+    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+        self.around.around("submit", self.ledger.submit(submission)).await
+    }
+
+    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+        self.around.around("free_nonce", self.ledger.free_nonce(sender, nonce, by)).await
+    }
+
+    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+        self.around.around("forget_nonces", self.ledger.forget_nonces(sender, below)).await
+    }
+
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+        self.around.around("submissions", self.ledger.submissions(sender, from)).await
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+        self.around.around("list", self.ledger.list(listing)).await
+    }
+
+    async fn counts(&self) -> Result<Counts, LedgerError> {
+        self.around.around("counts", self.ledger.counts()).await
+    }
+
+    fn response_limit(&self) -> usize {
+        self.ledger.response_limit()
+    }
+}

@@ -403,6 +403,42 @@ async fn work_is_not_begun_again_when_too_little_time_is_left_to_be_paid_for_it(
 }
 
 #[tokio::test]
+async fn a_copy_that_waited_until_too_little_time_was_left_is_not_worked_for() {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (asking, told) = (asked.clone(), answer.clone());
+    let facilitator = Arc::new(Scripted::new().verify(move |call, _| {
+        let (asking, told) = (asking.clone(), told.clone());
+        async move {
+            if call > 0 {
+                return Ok(Verified::default());
+            }
+            asking.notify_one();
+            told.notified().await;
+            Err(Rejection::new(Reason::InsufficientFunds, "nothing there").into())
+        }
+    }));
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let (one, first) = (app.clone(), purchase.on(evaluate("x")));
+    let first = tokio::spawn(async move { send(&one, first).await });
+    asked.notified().await;
+    // It came in time: its body is read while it waits for the first one.
+    let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let copy = Request::post("/evaluate?k=1").body(held_body("x", read.clone(), go.clone())).unwrap();
+    let (two, second) = (app.clone(), purchase.on(copy));
+    let second = tokio::spawn(async move { send(&two, second).await });
+    tokio::time::timeout(Duration::from_secs(10), read.notified()).await.expect("it is read");
+    clock.advance(100);
+    answer.notify_one();
+    assert_eq!(first.await.unwrap().status, StatusCode::PAYMENT_REQUIRED);
+    go.notify_one();
+    let second = second.await.unwrap();
+    assert_eq!((second.status, handled.load(Ordering::SeqCst)), (StatusCode::PAYMENT_REQUIRED, 0), "{second:?}");
+    assert_eq!(facilitator.settlements(), 0);
+}
+
+#[tokio::test]
 async fn an_upgrade_that_may_be_paid_for_is_charged() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).allow_upgrades(true), |_, _| async {

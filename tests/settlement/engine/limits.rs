@@ -336,8 +336,10 @@ async fn a_payment_that_another_processs_transaction_may_still_pay_has_not_faile
 /// A ledger some of whose answers are the test's.
 struct Stubborn {
     inner: MemoryLedger,
-    refuse: Box<dyn Fn(&Asked<'_>) -> Option<LedgerError> + Send + Sync>,
+    refuse: Box<Refuse>,
 }
+
+type Refuse = dyn Fn(&Asked<'_>) -> Option<LedgerError> + Send + Sync;
 
 enum Asked<'a> {
     Submit(&'a Submission),

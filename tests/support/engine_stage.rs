@@ -175,22 +175,27 @@ impl Stage {
 
     /// Enters a payment into the ledger whose work is done and whose answer is kept, by a process that is gone.
     pub async fn produced(&self, payment: &Prechecked) {
-        let funds = self.verify(payment).await.unwrap().funds;
-        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
-        let now = self.clock.now();
-        let record = Record::new(payment, request, now, now - 1);
-        let Reservation::New(lease) = self.ledger.reserve(&record).await.unwrap() else { panic!("known") };
         let response = StoredResponse {
             status: http::StatusCode::OK,
             headers: http::HeaderMap::new(),
             body: bytes::Bytes::from_static(b"answer"),
             trailers: None,
-            stored_at: now,
+            stored_at: self.clock.now(),
         };
+        self.produced_with(payment, Some(response)).await;
+    }
+
+    /// Enters a payment whose work is done, with the response that was kept of it, if one was.
+    pub async fn produced_with(&self, payment: &Prechecked, response: Option<StoredResponse>) {
+        let funds = self.verify(payment).await.unwrap().funds;
+        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+        let now = self.clock.now();
+        let record = Record::new(payment, request, now, now - 1);
+        let Reservation::New(lease) = self.ledger.reserve(&record).await.unwrap() else { panic!("known") };
         for step in [
             FulfilmentStep::Admit { funds, due: false },
             FulfilmentStep::Start { until: 0 },
-            FulfilmentStep::Produce { body: None, at: now, response: Some(Arc::new(response)) },
+            FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) },
         ] {
             self.ledger.fulfil(&lease, &step).await.unwrap();
         }

@@ -73,6 +73,20 @@ async fn what_a_dead_process_produced_is_settled_without_being_asked() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_buyer_who_cannot_have_the_answer_is_not_charged_unasked() {
+    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
+    let (unkept, kept) = (stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1)));
+    // Its process died while the answer streamed, and nothing of it was kept.
+    stage.produced_with(&unkept, None).await;
+    stage.produced(&kept).await;
+    until_settled(&stage, &kept).await;
+    // The upkeep has seen both, and goes on looking.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((stage.received(), stage.facilitator.stats().pending), (1, 0));
+    assert_eq!(settlement(&stage, &unkept).await, Settlement::Due);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
     let payment = stage.payment(&stage.payer(1));

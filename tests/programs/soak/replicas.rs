@@ -281,7 +281,7 @@ async fn four_processes_and_one_of_them_killed_settle_everything_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes; see the head of main.rs"]
+#[ignore = "takes minutes; see the head of mod.rs"]
 async fn four_processes_of_full_size() {
     replicas(Plan::of(10_000, 200)).await;
 }

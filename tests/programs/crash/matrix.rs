@@ -113,6 +113,8 @@ pub(crate) struct Place {
     /// Places in the order they were first passed.
     pub(crate) order: usize,
     pub(crate) name: String,
+    /// Whether a run that looked for places did not pass it. Then it depends on timing, and no kill can be required there.
+    pub(crate) by_chance: bool,
 }
 
 /// What came of a place.
@@ -123,7 +125,7 @@ pub(crate) struct Tally {
     pub(crate) wrong: Wrong,
     pub(crate) told: usize,
     pub(crate) dead: usize,
-    /// The process came to its end without passing there again.
+    /// Processes that came to their end without passing there again.
     pub(crate) missed: usize,
 }
 
@@ -144,23 +146,32 @@ pub(crate) fn courses(vias: &[Via], backends: &[Backend], flows: &[Flow], times:
     courses
 }
 
-/// All places of these courses, and how often each was passed.
+/// Returns all places of these courses, and how often each was passed at least. Each course runs twice, because no two runs are the
+/// same.
 pub(crate) async fn explore(courses: Vec<Course>) -> BTreeMap<Place, u32> {
-    let all = each(courses, |course| async move { (course, passed(course).await) }).await;
-    let mut places = BTreeMap::new();
-    for (course, passed) in all {
-        let mut order: Vec<&String> = Vec::new();
-        let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
-        for name in &passed {
-            *counts.entry(name).or_default() += 1;
-            if counts[name] == 1 {
-                order.push(name);
-            }
-        }
-        let named = order.iter().enumerate();
-        places.extend(named.map(|(order, name)| (Place { course, order, name: (*name).clone() }, counts[name])));
+    let twice = courses.iter().chain(&courses).copied().collect();
+    let mut runs: BTreeMap<Course, Vec<Vec<String>>> = BTreeMap::new();
+    for (course, passed) in each(twice, |course| async move { (course, passed(course).await) }).await {
+        runs.entry(course).or_default().push(passed);
     }
-    places
+    runs.iter().flat_map(|(course, runs)| places(*course, runs)).collect()
+}
+
+/// Returns the places that these runs of a course passed. The number is that of the run that passed the place least often, but once.
+pub(crate) fn places(course: Course, runs: &[Vec<String>]) -> Vec<(Place, u32)> {
+    let mut names: Vec<&String> = Vec::new();
+    for name in runs.iter().flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let place = |(order, name): (usize, &String)| {
+        let counts = runs.iter().map(|run| run.iter().map(|passed| u32::from(passed == name)).sum::<u32>());
+        let by_chance = counts.clone().any(|count| count == 0);
+        let least = counts.filter(|count| *count > 0).min().unwrap_or_default();
+        (Place { course, order, name: name.clone(), by_chance }, least)
+    };
+    names.into_iter().enumerate().map(place).collect()
 }
 
 /// What a process passes in this life if nobody kills it.
@@ -212,7 +223,8 @@ fn is_of_settling(name: &str) -> bool {
 }
 
 /// Every place of the first life once on every ledger, in one flow or another, and some of the second ones. Where a facilitator
-/// settles, the places are those of settling: the others are passed with and without it.
+/// settles, the places are those of settling: the others are passed with and without it. A place that every run of some course
+/// passed is taken from such a course.
 pub(crate) fn some(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
     let mut by_name: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (place, count) in places {
@@ -222,8 +234,11 @@ pub(crate) fn some(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
         }
     }
     let mut chosen = Vec::new();
-    for (index, ((_, when, _), same)) in by_name.into_iter().enumerate() {
+    for (index, ((_, when, _), mut same)) in by_name.into_iter().enumerate() {
         if matches!(when, When::First | When::Never) || index.is_multiple_of(5) {
+            if same.iter().any(|(place, _)| !place.by_chance) {
+                same.retain(|(place, _)| !place.by_chance);
+            }
             let (place, count) = same[index % same.len()];
             chosen.push((place.clone(), count.div_ceil(2)));
         }
@@ -298,10 +313,11 @@ async fn kill(place: &Place, mut occurrence: u32) -> Report {
 
 /// Reports at once a place that was not reached, and everything that went wrong there.
 fn tell(place: &Place, occurrence: u32, report: &Report) {
-    let Place { course: Course { via, backend, flow, when }, name, .. } = place;
+    let Place { course: Course { via, backend, flow, when }, name, by_chance, .. } = place;
     let course = [via.name(), backend.name(), flow.name(), when.name()].join(", ");
     if report.kills < when.kills(*via) {
-        eprintln!("{course}, {name} #{occurrence}: not reached");
+        let seen = if *by_chance { ", seen by chance" } else { "" };
+        eprintln!("{course}, {name} #{occurrence}: not reached{seen}");
     }
     for detail in &report.details {
         eprintln!("{course}, {name} #{occurrence}: {detail}");

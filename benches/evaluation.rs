@@ -24,15 +24,15 @@ use tower_x402::{
     Network, Usdc,
     client::{Budget, Payer},
     facilitator::OnchainFacilitator,
-    market::{
-        AgentCard, CardFetcher, Evaluation, EvaluationClient, Evaluator, EvaluatorId, Score, Submission, Task,
-        VerifiedCard,
-        judge::{ArithmeticJudge, Judge as _},
-    },
     protocol::PaymentFlow,
     server::DeferredPolicy,
 };
 use url::Url;
+use x402_market::{
+    AgentCard, CardFetcher, Evaluation, EvaluationClient, Evaluator, EvaluatorId, Score, Submission, Task,
+    VerifiedCard,
+    judge::{ArithmeticJudge, Judge as _},
+};
 
 const RTT: Duration = Duration::from_millis(50);
 const BLOCK: Duration = Duration::from_millis(200);

@@ -16,12 +16,10 @@ use std::{
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use tower_x402::{
-    Usdc,
-    market::{
-        evidence::Outcome,
-        selection::{Candidate, Job, Observation, Panel, Selector, Skill, SkillSet, Thompson},
-    },
+use tower_x402::Usdc;
+use x402_market::{
+    evidence::Outcome,
+    selection::{Candidate, Job, Observation, Panel, Selector, Skill, SkillSet, Thompson},
 };
 
 #[global_allocator]

@@ -24,10 +24,10 @@ use tower_x402::{
     Asset, Network,
     devnet::{Devnet, DevnetPort},
     facilitator::service::PeerAddress,
-    market::directory::{DirectoryService, DirectoryStore, Witness},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
+use x402_market::directory::{DirectoryService, DirectoryStore, Witness};
 
 /// How long a stopping directory waits for requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);

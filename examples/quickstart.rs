@@ -22,9 +22,9 @@ use tower_x402::{
     client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt as _},
     devnet::{BlockTime, Devnet},
     facilitator::{Facilitator, OnchainFacilitator},
-    market::{AgentCard, Score, judge::ArithmeticJudge},
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
 };
+use x402_market::{AgentCard, Score, judge::ArithmeticJudge};
 
 use crate::service::Evaluator;
 

@@ -57,7 +57,7 @@
 //! | feature | what it adds | default |
 //! |---|---|---|
 //! | `server` | [`server`]: the tower layer that charges; [`facilitator::service`]: a facilitator for others | yes |
-//! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC | yes |
+//! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC; `lookup`: whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`: verification and settlement through a facilitator over HTTP | |
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
 //! | `reqwest` | the paying reqwest middleware | yes |
@@ -66,18 +66,17 @@
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
-//! | `market` | [`market`]: evaluators that sell verdicts, and students that hire them | |
-//! | `atropos` | [`atropos`]: the API server of Atropos, for trainers and environments |
-//! | `directory` | `market::directory::DirectoryService`: a directory of evaluators and of evidence, for others | |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |
+//!
+//! # On top of it
+//!
+//! The package `x402-market` has evaluators that sell verdicts over x402, students that hire them, and a directory of evaluators.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "atropos")]
-pub mod atropos;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;
@@ -88,8 +87,8 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
-#[cfg(feature = "market")]
-pub mod market;
+#[cfg(feature = "onchain")]
+pub mod lookup;
 #[cfg(feature = "facilitator")]
 mod metrics;
 mod network;

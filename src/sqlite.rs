@@ -1,4 +1,4 @@
-//! SQLite's files, each of which belongs to one process: the ledger's and the directory's.
+//! The ledger's SQLite file, which belongs to one process.
 
 use std::{path::Path, time::Duration};
 

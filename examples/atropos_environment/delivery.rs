@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::time::{Instant, sleep};
-use tower_x402::atropos::{
+use atropos_client::{
     AtroposClient, AtroposError, EnvRegistration, Environment, GroupError, GroupLimits, ReceivedGroup, RunInfo,
 };
+use tokio::time::{Instant, sleep};
 
 use crate::{flags::Flags, scoring::Scored};
 

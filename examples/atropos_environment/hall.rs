@@ -9,12 +9,12 @@ use tower_x402::{
     Usdc,
     devnet::{Devnet, DevnetPort},
     facilitator::OnchainFacilitator,
-    market::{
-        AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
-        judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
-    },
 };
 use url::Url;
+use x402_market::{
+    AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
+    judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+};
 
 /// What the settlement key gets: one ether.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;

@@ -45,8 +45,8 @@ use tokio::{
 use tower_x402::{
     Nonces as _, OsNonces, Usdc,
     client::{Payer, Reconciliation},
-    market::{Student, selection::Thompson},
 };
+use x402_market::{Student, selection::Thompson};
 
 use crate::{
     chain::Chain,

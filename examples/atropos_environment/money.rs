@@ -4,8 +4,8 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     Asset,
     client::{Budget, Journal, Payer, key},
-    market::evidence::EvidenceLog,
 };
+use x402_market::evidence::EvidenceLog;
 
 use crate::flags::Flags;
 

@@ -9,7 +9,8 @@ use alloy_primitives::Address;
 use anyhow::Context as _;
 use plotters::{coord::Shift, prelude::*};
 use serde::{Deserialize, Serialize};
-use tower_x402::{Usdc, market::Account};
+use tower_x402::Usdc;
+use x402_market::Account;
 
 use crate::{
     canvas::{COLORS, FONT, Picture, both},

@@ -4,7 +4,7 @@ use std::{future::ready, path::PathBuf, pin::pin};
 
 use anyhow::{Context as _, bail};
 use tokio::sync::watch;
-use tower_x402::market::{Feedback, Gold, Student, StudentError, Submission, Task};
+use x402_market::{Feedback, Gold, Student, StudentError, Submission, Task};
 
 use crate::{
     checkpoint::{Checkpoint, Pending},

@@ -1,12 +1,10 @@
 //! From what evaluators say to what a trainer gets.
 
+use atropos_client::{Bytes, GroupError, GroupLimits, Message, ScoredGroup, Sequence};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tower_x402::{
-    atropos::{Bytes, GroupError, GroupLimits, Message, ScoredGroup, Sequence},
-    client::Outcome,
-    market::{Feedback, LengthError, Submission, Task},
-};
+use tower_x402::client::Outcome;
+use x402_market::{Feedback, LengthError, Submission, Task};
 
 use crate::{
     policy::{Problem, advantages},

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::Context as _;
+use atropos_client::{AtroposClient, AtroposError, TrainerRegistration};
 use tokio::{task::JoinHandle, time::sleep};
-use tower_x402::atropos::{AtroposClient, AtroposError, TrainerRegistration};
 
 use crate::flags::Flags;
 

@@ -6,15 +6,13 @@ use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use anyhow::Context as _;
 use clap::ValueEnum;
-use tower_x402::{
-    Asset, Usdc,
-    market::{
-        AgentCard, MAX_OUTPUTS, Score,
-        judge::{ArithmeticJudge, Judge, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge},
-    },
-};
+use tower_x402::{Asset, Usdc};
 use tracing::warn;
 use url::Url;
+use x402_market::{
+    AgentCard, MAX_OUTPUTS, Score,
+    judge::{ArithmeticJudge, Judge, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge},
+};
 
 use crate::flags::Flags;
 

@@ -15,11 +15,11 @@ use serde_json::json;
 use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator},
     ledger::LedgerError,
-    market::{
-        self, AgentCard, EvaluatorError, EvaluatorService, Submission, Verdict,
-        judge::{Judge, JudgeError},
-    },
     server::RequirePaymentLayerBuilder,
+};
+use x402_market::{
+    AgentCard, EvaluatorError, EvaluatorService, Submission, Verdict,
+    judge::{Judge, JudgeError},
 };
 
 /// The largest request body.
@@ -45,7 +45,7 @@ pub(crate) struct Stats {
     pub(crate) failed: u64,
     pub(crate) gas_used: u64,
     #[serde(flatten)]
-    pub(crate) evaluator: market::Stats,
+    pub(crate) evaluator: x402_market::Stats,
 }
 
 impl Evaluator {
@@ -58,7 +58,7 @@ impl Evaluator {
         listed: bool,
         paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
     ) -> Result<Self, EvaluatorError> {
-        let evaluator = market::Evaluator::new(card, Delayed { judge, delay }).facilitator(facilitator.clone());
+        let evaluator = x402_market::Evaluator::new(card, Delayed { judge, delay }).facilitator(facilitator.clone());
         let service = evaluator.max_body(MAX_BODY).listed(listed).paywall(paywall).build()?;
         Ok(Self { service, facilitator, own })
     }

@@ -2,7 +2,7 @@
 
 use alloy_primitives::Address;
 use clap::ValueEnum;
-use tower_x402::market::selection::{Candidate, Job, Observation, Panel, Selector};
+use x402_market::selection::{Candidate, Job, Observation, Panel, Selector};
 
 use super::world::MIXTURE;
 

@@ -1,7 +1,7 @@
 //! All arms of one seed, in a market of its own.
 
 use anyhow::ensure;
-use tower_x402::market::evidence::{EvidenceError, EvidenceLog};
+use x402_market::evidence::{EvidenceError, EvidenceLog};
 
 use super::{
     arms::Arm,

@@ -2,7 +2,7 @@
 //! verdict.
 
 use async_trait::async_trait;
-use tower_x402::market::{
+use x402_market::{
     Confidence, Score, Submission, Task, Verdict,
     judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
 };

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the
-//! library's ([`Student`](tower_x402::market::Student)), its policy that of `examples/policy`. One JSON document on stdout, plots (SVG
+//! library's ([`Student`](x402_market::Student)), its policy that of `examples/policy`. One JSON document on stdout, plots (SVG
 //! and PNG) in the directory named by `--out`, progress on stderr. The same arguments give the same result, as nothing depends
 //! on who answers first. What the world is and what came out is told in `docs/learning.md`.
 

@@ -1,6 +1,6 @@
 //! One student, taught in one way.
 
-use tower_x402::market::{LengthError, Task};
+use x402_market::{LengthError, Task};
 
 use super::{
     policy::{ACTIONS, Action, KINDS, Kind, Policy, Problem, Rng, actions, advantages, answer},

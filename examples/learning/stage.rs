@@ -16,9 +16,9 @@ use tower_x402::{
     client::{Budget, Payer},
     devnet::Devnet,
     facilitator::OnchainFacilitator,
-    market::{AgentCard, CardSource, Evaluator, Score, SourceError, StudentBuilder},
 };
 use url::Url;
+use x402_market::{AgentCard, CardSource, Evaluator, Score, SourceError, StudentBuilder};
 
 use super::{
     judges::SellersJudge,
@@ -79,7 +79,7 @@ impl Stage {
         let paying = Payer::builder(key).asset(self.devnet.asset()).budget(limits).build();
         let shown = Arc::new(AtomicUsize::new(0));
         let urls = self.booths.iter().map(|booth| booth.url.clone()).collect();
-        let student = tower_x402::market::Student::builder(paying)
+        let student = x402_market::Student::builder(paying)
             .source(OneByOne { urls, shown: shown.clone() })
             .clock(ManualClock::at(NOW))
             // One after the other, so that runs are alike: what is learned depends on who answers first.
@@ -102,7 +102,7 @@ impl Stage {
 
 /// Has a student find everyone, in the order of the world: the answers of several at once would come in any order.
 pub(crate) async fn introduce(
-    student: &tower_x402::market::Student,
+    student: &x402_market::Student,
     shown: &AtomicUsize,
     booths: &[Booth],
 ) -> anyhow::Result<()> {

@@ -2,13 +2,11 @@
 
 use alloy_primitives::Address;
 use anyhow::{Context as _, ensure};
-use tower_x402::{
-    Usdc,
-    market::{
-        Feedback, Student, StudentBuilder, StudentError, Submission, Truth,
-        evidence::EvidenceLog,
-        selection::{CardClaims, Random, Thompson},
-    },
+use tower_x402::Usdc;
+use x402_market::{
+    Feedback, Student, StudentBuilder, StudentError, Submission, Truth,
+    evidence::EvidenceLog,
+    selection::{CardClaims, Random, Thompson},
 };
 
 use super::{
@@ -142,7 +140,7 @@ impl Buyer {
         if let Some(failure) = hires.iter().find_map(|hire| hire.failure.as_ref()) {
             anyhow::bail!("an evaluator failed, which none of them should: {failure}");
         }
-        let score = |output: &tower_x402::market::OutputFeedback| match self.learns {
+        let score = |output: &x402_market::OutputFeedback| match self.learns {
             true => output.judged.map(|judged| judged.score.get()),
             false => {
                 let scores = output.opinions.iter().map(|opinion| opinion.verdict.score.get());

@@ -4,7 +4,7 @@
 //! cargo run --release -p examples --example market -- --world examples/market/worlds/reference.json --seeds 40 --out target/market
 //! ```
 //!
-//! The students choose with the very code that real ones run (`market::selection`). One JSON document on stdout, plots (SVG and PNG) in
+//! The students choose with the very code that real ones run (`x402_market::selection`). One JSON document on stdout, plots (SVG and PNG) in
 //! the directory named by `--out`, progress on stderr. The same arguments give the same result. What the worlds are and what
 //! came out is told in `docs/market.md`.
 

@@ -2,14 +2,10 @@
 
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
-use tower_x402::{
-    Usdc,
-    market::{
-        evidence::Outcome,
-        selection::{
-            Candidate, CardClaims, Cheapest, Greedy, Job, Observation, Panel, Random, Selector, Skill, Thompson,
-        },
-    },
+use tower_x402::Usdc;
+use x402_market::{
+    evidence::Outcome,
+    selection::{Candidate, CardClaims, Cheapest, Greedy, Job, Observation, Panel, Random, Selector, Skill, Thompson},
 };
 
 use super::{oracle, world::World};

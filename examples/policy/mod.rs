@@ -43,7 +43,7 @@ pub(crate) fn actions() -> impl Iterator<Item = Action> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tower_x402::market::{
+    use x402_market::{
         Submission, Task,
         judge::{ArithmeticJudge, Judge, ProseJudge},
     };

@@ -113,8 +113,11 @@ impl Budget {
         Ok(Reservation { budget: self.clone(), promise, on_drop: OnDrop::Release })
     }
 
-    /// Gives back what was called failed and has expired by `now`, if the budget is one that believes it.
-    pub(crate) fn release_expired(&self, now: u64) {
+    /// Gives back the amounts of payments that their server reported as failed and whose authorizations have expired by `now`, in seconds
+    /// since the Unix epoch; only if the budget [releases such payments](BudgetBuilder::release_failed).
+    ///
+    /// Every reservation does this first. Call it before you read [`remaining`](Self::remaining) where no payment was made for a while.
+    pub fn release_expired(&self, now: u64) {
         if !self.0.release_failed {
             return;
         }

@@ -112,9 +112,12 @@ impl Journal {
         entries
     }
 
-    /// Whether a payment without an answer was made, if that was found out by this process. Only the last thousands are known.
-    #[cfg(feature = "market")]
-    pub(crate) fn fate(&self, nonce: B256) -> Option<bool> {
+    /// Returns whether the payment with this authorization nonce was made, if its answer did not tell and this process found out since
+    /// (by `reconcile` or `reconcile_with_servers`, or because a failed payment has expired).
+    ///
+    /// `None` for all other payments: those that their answer closed, and those that are still [unresolved](Self::unresolved). Only
+    /// the last 4,096 results are kept, and none of them in the file.
+    pub fn was_paid(&self, nonce: B256) -> Option<bool> {
         self.state().fates.iter().find(|(known, _)| *known == nonce).map(|(_, paid)| *paid)
     }
 

@@ -7,9 +7,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// An append-only, locked file that can be replaced as a whole.
+/// An append-only file of lines that one process has locked, and that can be replaced as a whole: what a
+/// [`Journal`](super::Journal) is kept in, for logs of your own.
+///
+/// A crash leaves complete lines only: an incomplete last one is removed when the file is opened. The file is created readable by its
+/// owner only (on Unix). All methods may wait for the disk.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("log");
+/// use tower_x402::client::JournalFile;
+///
+/// let (mut file, lines) = JournalFile::open(&path)?;
+/// assert_eq!(lines, "");
+/// file.append(b"first\n", true)?;
+/// assert!(JournalFile::open(&path).is_err(), "it is locked");
+/// drop(file);
+/// assert_eq!(JournalFile::open(&path)?.1, "first\n");
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
-pub(crate) struct JournalFile {
+pub struct JournalFile {
     path: PathBuf,
     file: File,
     /// Up to here it holds complete lines.
@@ -17,8 +36,11 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens or creates the file, and returns its complete lines; an incomplete last one is removed.
-    pub(crate) fn open(path: &Path) -> io::Result<(Self, String)> {
+    /// Opens or creates the file, locks it, and returns its complete lines. An incomplete last line is removed.
+    ///
+    /// # Errors
+    /// If it cannot be opened or read, is not a regular file or not UTF-8, or if another process (or this one) has it open.
+    pub fn open(path: &Path) -> io::Result<(Self, String)> {
         // A process may go to another directory.
         let path = std::path::absolute(path)?;
         let mut file = locked(&path)?;
@@ -41,12 +63,17 @@ impl JournalFile {
         std::mem::replace(&mut self.file, file)
     }
 
-    pub(crate) const fn length(&self) -> u64 {
+    /// Returns how many bytes of lines it holds.
+    pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// Adds complete lines; if they must be durable, they are on disk when this returns, in the file that has the name.
-    pub(crate) fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
+    /// Adds complete lines, each of which ends with `\n`. If `durable`, they are on disk when this returns, in the file that has the name.
+    ///
+    /// # Errors
+    /// If they could not be written, or `durable` and the file was removed or replaced by another one. Lines that were written in
+    /// part are removed by the next call, or when the file is opened again.
+    pub fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
         // A file that was removed takes lines and loses them.
         if durable && !is_at(&self.file, &self.path)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the file was replaced by another one"));
@@ -61,8 +88,11 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Puts other lines in the place of all. A crash leaves the old file or the new one.
-    pub(crate) fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
+    /// Replaces all lines by these. A crash leaves the old file or the new one.
+    ///
+    /// # Errors
+    /// If the new file could not be written or renamed. The old one is used further, unless only its directory could not be synced.
+    pub fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
         let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
         name.push(".new");
         let aside = self.path.with_file_name(name);

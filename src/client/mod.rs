@@ -34,7 +34,7 @@ mod demand;
 mod discovery;
 mod error;
 mod journal;
-pub(crate) mod journal_file;
+mod journal_file;
 mod journal_record;
 #[cfg(feature = "local-signer")]
 pub mod key;
@@ -65,6 +65,7 @@ pub use discovery::{
 };
 pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use journal::{Journal, JournalError};
+pub use journal_file::JournalFile;
 pub use journal_record::JournalEntry;
 pub use layer::AddPaymentLayer;
 #[cfg(feature = "reqwest")]

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::{frames::Frames, line::Line, offer::Catalogue, page::BrowserPage, wait::InProgress};
+use super::{frames::Frames, line::WaitingLine, offer::Catalogue, page::BrowserPage, wait::InProgress};
 use crate::{
     clock::Clock,
     facilitator::{Facilitator, Window},
@@ -35,7 +35,7 @@ pub(super) struct Config {
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
     /// Places for payments that anybody could have made up: these must not take those of the proven ones.
-    pub(super) unproven: Line,
+    pub(super) unproven: WaitingLine,
     /// Places for requests that are read to be priced.
     pub(super) unpriced: Semaphore,
 }

@@ -10,30 +10,52 @@ use tokio::{
 /// How many wait for each place. A line grows with what it leads to, or the last in it could not get there in time.
 const WAITING: usize = 16;
 
-/// A number of places with a line before them. Places go to those who wait in the order in which they came.
+/// A number of places for work, with a bounded line of callers that wait for one. Places are given in the order of arrival.
+///
+/// A semaphore alone lets any number of callers wait for any time. Here a caller is refused at once if the line is full, and
+/// after a while if it is slow, so that it can be told to come again.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::time::Duration;
+/// use tower_x402::server::WaitingLine;
+///
+/// let line = WaitingLine::new(1, Duration::from_millis(10));
+/// let place = line.enter().await.expect("nobody else works");
+/// assert!(line.enter().await.is_none(), "the place was not free in time");
+/// drop(place);
+/// assert!(line.enter().await.is_some());
+/// # }
+/// ```
 #[derive(Debug)]
-pub(crate) struct Line {
+pub struct WaitingLine {
     places: Semaphore,
     waiting: Semaphore,
     patience: Duration,
 }
 
-impl Line {
+/// A place of a [`WaitingLine`], free again when this is dropped.
+#[derive(Debug)]
+#[must_use = "the place is free again when this is dropped"]
+pub struct Place<'a>(#[expect(dead_code, reason = "only held")] SemaphorePermit<'a>);
+
+impl WaitingLine {
     /// Makes `places`, for each of which at most sixteen callers wait, for `patience` at most.
-    pub(crate) fn new(places: usize, patience: Duration) -> Self {
+    pub fn new(places: usize, patience: Duration) -> Self {
         let semaphore = |permits: usize| Semaphore::new(permits.min(Semaphore::MAX_PERMITS));
         Self { places: semaphore(places), waiting: semaphore(places.saturating_mul(WAITING)), patience }
     }
 
     /// Takes a place until it is dropped, waiting for one if all are taken. Returns `None` if the line is full or the wait too long.
     /// Whoever stops waiting leaves the line.
-    pub(crate) async fn enter(&self) -> Option<SemaphorePermit<'_>> {
+    pub async fn enter(&self) -> Option<Place<'_>> {
         // Nobody overtakes those who wait: a place that is given back is theirs before anybody can find it free.
         if let Ok(place) = self.places.try_acquire() {
-            return Some(place);
+            return Some(Place(place));
         }
         let _waiting = self.waiting.try_acquire().ok()?;
-        timeout(self.patience, self.places.acquire()).await.ok()?.ok()
+        timeout(self.patience, self.places.acquire()).await.ok()?.ok().map(Place)
     }
 }
 
@@ -50,7 +72,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn places_are_given_in_the_order_of_the_line() {
-        let line = Line::new(1, PATIENCE);
+        let line = WaitingLine::new(1, PATIENCE);
         let place = line.enter().await.unwrap();
         let (mut first, mut second) = (pin!(line.enter()), pin!(line.enter()));
         assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
@@ -65,7 +87,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_full_line_refuses_at_once() {
-        let line = Line::new(2, PATIENCE);
+        let line = WaitingLine::new(2, PATIENCE);
         let _places = (line.enter().await.unwrap(), line.enter().await.unwrap());
         let mut waiting = Vec::new();
         for _ in 0..2 * WAITING {
@@ -80,7 +102,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_longer_than_the_patience_and_its_place_in_line_is_free_again() {
-        let line = Line::new(1, PATIENCE);
+        let line = WaitingLine::new(1, PATIENCE);
         let place = line.enter().await.unwrap();
         for _ in 0..2 * WAITING {
             let before = Instant::now();
@@ -93,7 +115,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_waiter_that_goes_away_frees_its_place_in_line() {
-        let line = Line::new(1, PATIENCE);
+        let line = WaitingLine::new(1, PATIENCE);
         let place = line.enter().await.unwrap();
         for _ in 0..2 * WAITING {
             let mut gone = Box::pin(line.enter());

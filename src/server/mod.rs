@@ -157,11 +157,8 @@ pub use builder::{BuildError, RequirePaymentLayerBuilder};
 pub use deferred::DeferredPolicy;
 pub use future::ResponseFuture;
 pub use layer::RequirePaymentLayer;
-#[cfg(feature = "market")]
-pub(crate) use line::Line;
-pub use page::BrowserPage;
-#[cfg(feature = "market")]
-pub(crate) use page::is_navigation;
+pub use line::{Place, WaitingLine};
+pub use page::{BrowserPage, is_navigation};
 pub use payment::Payment;
 pub use price::{PriceError, Quote};
 pub use request_body::RequestBody;

@@ -42,12 +42,19 @@ impl<B> ResponseBody<B> {
         Self { kind: Kind::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), trailers } }
     }
 
-    pub(crate) fn inner(body: B) -> Self {
+    pub(super) fn inner(body: B) -> Self {
         Self { kind: Kind::Inner { body } }
     }
 
     pub(super) fn recorded(recorder: Box<Recorder<B>>) -> Self {
         Self { kind: Kind::Recorded { recorder } }
+    }
+}
+
+/// A body that passes unchanged, for a service that answers some requests by itself and leaves the others to the layer.
+impl<B> From<B> for ResponseBody<B> {
+    fn from(body: B) -> Self {
+        Self::inner(body)
     }
 }
 

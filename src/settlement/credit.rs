@@ -3,12 +3,8 @@
 //! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Such a
 //! transfer is credited if it came after the payment was reserved here; an earlier one may have paid for something else.
 
-#[cfg(feature = "client")]
-use alloy_primitives::Bytes;
-use alloy_primitives::{B256, U64};
-#[cfg(feature = "client")]
-use alloy_sol_types::SolCall as _;
-use alloy_sol_types::SolEvent;
+use alloy_primitives::{B256, Bytes, U64};
+use alloy_sol_types::{SolCall as _, SolEvent};
 use serde_json::json;
 
 use super::{
@@ -36,7 +32,6 @@ pub(crate) enum Use {
 }
 
 /// Whether the authorization is used, or cancelled, in that block; `None` if the token does not say.
-#[cfg(feature = "client")]
 pub(crate) async fn is_used(rpc: &Rpc, expected: &Expected, block: u64) -> Result<Option<bool>, RpcFailure> {
     let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
     let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
@@ -52,7 +47,6 @@ pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, lates
 }
 
 /// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
-#[cfg(feature = "market")]
 pub(crate) async fn find_newest(rpc: &Rpc, expected: &Expected, after: u64, latest: u64) -> Result<Use, RpcFailure> {
     search(rpc, expected, [after.saturating_add(1), latest], 0).await
 }

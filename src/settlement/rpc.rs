@@ -279,7 +279,6 @@ pub(crate) struct Log {
     #[serde(default)]
     pub(crate) block_number: Option<U64>,
     #[serde(default)]
-    #[cfg_attr(not(feature = "market"), allow(dead_code))]
     pub(crate) block_hash: Option<B256>,
     #[serde(default)]
     pub(crate) transaction_hash: Option<B256>,

@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use atropos_client::{
+    AtroposClient, AtroposError, Bytes, EnvRegistration, Environment, GroupError, GroupLimits, Message, ScoredGroup,
+    Sequence, TrainerRegistration,
+};
 use axum::{
     Json, Router,
     extract::Request,
@@ -21,10 +25,6 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
     time::timeout,
-};
-use tower_x402::atropos::{
-    AtroposClient, AtroposError, Bytes, EnvRegistration, Environment, GroupError, GroupLimits, Message, ScoredGroup,
-    Sequence, TrainerRegistration,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -21,11 +21,9 @@ use tokio::{
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
-use tower_x402::{
-    client::{Payer, PaymentMiddleware},
-    market::{CardFetcher, EvaluationClient, Preference, Submission, Task},
-};
+use tower_x402::client::{Payer, PaymentMiddleware};
 use url::Url;
+use x402_market::{CardFetcher, EvaluationClient, Preference, Submission, Task};
 
 /// For everything a program does here; compiling is not part of it.
 const PATIENCE: Duration = Duration::from_secs(60);

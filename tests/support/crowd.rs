@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower_x402::{
     Network,
-    market::{AgentCardBuilder, CARD_PATH},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
+use x402_market::{AgentCardBuilder, CARD_PATH};
 
 use crate::student_stage::{Booth, PRICE, Stage, card, serve};
 

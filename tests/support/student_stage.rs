@@ -10,12 +10,12 @@ use tower_x402::{
     Network, Usdc,
     client::{Budget, Journal, Payer},
     facilitator::OnchainFacilitator,
-    market::{
-        AgentCard, AgentCardBuilder, Confidence, Evaluator, Score, Student, StudentBuilder, Submission, Task, Verdict,
-        judge::{Judge, output_judge},
-    },
 };
 use url::Url;
+use x402_market::{
+    AgentCard, AgentCardBuilder, Confidence, Evaluator, Score, Student, StudentBuilder, Submission, Task, Verdict,
+    judge::{Judge, output_judge},
+};
 
 use crate::{chain::Chain, devnet::DevnetChain};
 

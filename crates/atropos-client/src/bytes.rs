@@ -4,7 +4,7 @@
 /// where it ends.
 ///
 /// ```
-/// use tower_x402::atropos::Bytes;
+/// use atropos_client::Bytes;
 ///
 /// let mut sequence = Bytes::prompt("1 + 1?");
 /// sequence.extend(Bytes::completion("2"));

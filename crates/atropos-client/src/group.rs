@@ -20,7 +20,7 @@ pub struct GroupLimits {
 /// Several answers to one prompt, with scores that differ.
 ///
 /// ```
-/// use tower_x402::atropos::{Bytes, GroupError, GroupLimits, ScoredGroup, Sequence};
+/// use atropos_client::{Bytes, GroupError, GroupLimits, ScoredGroup, Sequence};
 ///
 /// let limits = GroupLimits { group_size: 2, max_token_len: 64 };
 /// let answer = |text, score| Sequence::new(&Bytes::prompt("1 + 1?"), &Bytes::completion(text), score);

@@ -8,7 +8,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
-//! use tower_x402::atropos::{AtroposClient, Bytes, EnvRegistration, ScoredGroup, Sequence};
+//! use atropos_client::{AtroposClient, Bytes, EnvRegistration, ScoredGroup, Sequence};
 //!
 //! let server = AtroposClient::new("http://127.0.0.1:8000")?;
 //! let environment = server.register_env(&EnvRegistration::new("sums", 2, 512), Duration::from_secs(600)).await?;

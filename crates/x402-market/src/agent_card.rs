@@ -4,6 +4,7 @@ use alloy_primitives::Address;
 use alloy_signer::Signer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tower_x402::{Asset, Network, ParseUsdcError, Usdc};
 use url::Url;
 
 use super::{
@@ -16,10 +17,6 @@ use super::{
     schema::{EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA_PATH},
     submission::MAX_OUTPUTS,
 };
-use crate::{
-    network::{Asset, Network},
-    usdc::{ParseUsdcError, Usdc},
-};
 
 /// Where a card is served, below an evaluator's base URL.
 pub const CARD_PATH: &str = "/.well-known/agent-card.json";
@@ -31,7 +28,8 @@ pub const EVALUATION_BINDING: &str = "x402-evaluation";
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use alloy_signer_local::PrivateKeySigner;
-/// use tower_x402::{Network, market::{AgentCard, Score}};
+/// use tower_x402::Network;
+/// use x402_market::{AgentCard, Score};
 ///
 /// let key = PrivateKeySigner::random();
 /// let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)

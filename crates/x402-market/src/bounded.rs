@@ -10,13 +10,13 @@ use serde::{
 /// Text of `MIN` to `MAX` Unicode code points (what JSON Schema counts).
 ///
 /// ```
-/// use tower_x402::market::Text;
+/// use x402_market::Text;
 ///
 /// let skill: Text<1, 8> = "prose".try_into()?;
 /// assert_eq!(&*skill, "prose");
 /// assert!(Text::<1, 8>::new("").is_err());
 /// assert_eq!(&*Text::<0, 8>::cut("much too long"), "much to…");
-/// # Ok::<(), tower_x402::market::LengthError>(())
+/// # Ok::<(), x402_market::LengthError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]

@@ -31,7 +31,7 @@ const MAX_REDIRECTS: usize = 3;
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::CardFetcher;
+/// use x402_market::CardFetcher;
 ///
 /// let cards = CardFetcher::new()?;
 /// let card = cards.fetch(&"https://reasons.example".parse()?).await?;

@@ -7,9 +7,9 @@ use base64_simd::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
+use tower_x402::eip3009::PaymentSignature;
 
 use super::card_error::CardError;
-use crate::eip3009::PaymentSignature;
 
 /// More signatures than this are not looked at.
 const MAX_SIGNATURES: usize = 8;

@@ -23,7 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::{ChatClient, ChatMessage};
+/// use x402_market::{ChatClient, ChatMessage};
 ///
 /// let model = ChatClient::new(&"http://127.0.0.1:11434/v1".parse()?, "llama3.1")?.temperature(1.0);
 /// println!("{}", model.ask(&[ChatMessage::user("What is 17 * 23?")]).await?);

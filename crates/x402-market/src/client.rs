@@ -18,15 +18,14 @@ use reqwest::{
 };
 use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
 use serde::Deserialize;
+use tower_x402::{
+    Network, Usdc,
+    client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
+    protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
+};
 
 use super::{
     CardError, Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard, card_fetcher::read, public_hosts,
-};
-use crate::{
-    client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
-    network::Network,
-    protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
-    usdc::Usdc,
 };
 
 /// Buys evaluations, within its payer's budget.
@@ -36,7 +35,8 @@ use crate::{
 ///
 /// ```no_run
 /// # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::{client::{Budget, Payer}, market::{CardFetcher, EvaluationClient, Submission, Task}};
+/// use tower_x402::client::{Budget, Payer};
+/// use x402_market::{CardFetcher, EvaluationClient, Submission, Task};
 ///
 /// let budget = Budget::builder().per_payment("$0.01".parse()?).total("$1.00".parse()?).build();
 /// let client = EvaluationClient::new(Payer::builder(key).budget(budget).build())?;

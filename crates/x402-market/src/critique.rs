@@ -12,7 +12,7 @@ use super::{
 /// A critique in parts. What is too long is cut, and what is too much left out, so that writing one cannot fail.
 ///
 /// ```
-/// use tower_x402::market::{Critique, Issue, Place, Severity};
+/// use x402_market::{Critique, Issue, Place, Severity};
 ///
 /// let output = "17 * 23 = 381. Answer: 381";
 /// let issue = Issue::new(Severity::Critical, "17 * 23 is 391").at(Place::quoting(output, "17 * 23 = 381"));

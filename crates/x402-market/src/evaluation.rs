@@ -46,11 +46,11 @@ pub struct EvaluatorId {
 /// What an evaluator thinks of one output.
 ///
 /// ```
-/// use tower_x402::market::{Confidence, Critique, Score, Verdict};
+/// use x402_market::{Confidence, Critique, Score, Verdict};
 ///
 /// let verdict = Verdict::new(Score::new(0.75)?, Confidence::new(0.9)?, Critique::new("Right, but hard to follow."));
 /// assert_eq!(verdict.reward.get(), 0.5, "from -1 to 1 unless set otherwise");
-/// # Ok::<(), tower_x402::market::OutOfRange>(())
+/// # Ok::<(), x402_market::OutOfRange>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {

@@ -13,9 +13,9 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
+use tower_x402::{Usdc, client::JournalFile};
 
 use super::selection::{Observation, Skill};
-use crate::{client::journal_file::JournalFile, usdc::Usdc};
 
 /// How far the clocks of others may be ahead, in seconds.
 const SKEW: u64 = 300;
@@ -140,6 +140,9 @@ struct Inner {
     dropped_until: Option<u64>,
     file: Option<JournalFile>,
     lines: usize,
+    /// As a full disk would, refuses lines.
+    #[cfg(test)]
+    refuses: bool,
 }
 
 /// One line.
@@ -164,6 +167,8 @@ impl EvidenceLog {
             dropped_until: None,
             file: None,
             lines: 0,
+            #[cfg(test)]
+            refuses: false,
         };
         Self(Arc::new(Mutex::new(inner)))
     }
@@ -203,10 +208,7 @@ impl EvidenceLog {
         let mut inner = self.lock();
         inner.admit(&evidence, now)?;
         let line = line(&Line::Evidence(evidence.clone()))?;
-        if let Some(file) = &mut inner.file {
-            file.append(&line, false)?;
-            inner.lines += 1;
-        }
+        inner.append(&line)?;
         inner.keep(evidence);
         inner.shorten();
         Ok(())
@@ -224,10 +226,7 @@ impl EvidenceLog {
         }
         if inner.seen.len() < inner.capacity {
             let line = line(&Line::Seen { evaluator, at: now })?;
-            if let Some(file) = &mut inner.file {
-                file.append(&line, false)?;
-                inner.lines += 1;
-            }
+            inner.append(&line)?;
             inner.see(evaluator, now);
         }
         Ok(now)
@@ -246,10 +245,7 @@ impl EvidenceLog {
     pub fn note_examination(&self, paid: Usdc) -> io::Result<()> {
         let mut inner = self.lock();
         let line = line(&Line::Examined { paid })?;
-        if let Some(file) = &mut inner.file {
-            file.append(&line, false)?;
-            inner.lines += 1;
-        }
+        inner.append(&line)?;
         inner.examine(paid);
         inner.shorten();
         Ok(())
@@ -309,6 +305,19 @@ impl fmt::Debug for EvidenceLog {
 }
 
 impl Inner {
+    /// Writes a line, where there is a file.
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        #[cfg(test)]
+        if self.refuses {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if let Some(file) = &mut self.file {
+            file.append(line, false)?;
+            self.lines += 1;
+        }
+        Ok(())
+    }
+
     fn admit(&self, evidence: &Evidence, now: u64) -> Result<(), EvidenceError> {
         if evidence.at > now.saturating_add(SKEW) {
             return Err(EvidenceError::Future);
@@ -567,9 +576,7 @@ mod tests {
     fn a_record_that_the_disk_does_not_take_is_not_known() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        std::fs::write(path.0.path().join("other"), "").unwrap();
-        let unwritable = std::fs::File::open(path.0.path().join("other")).unwrap();
-        log.lock().file.as_mut().unwrap().swap(unwritable);
+        log.lock().refuses = true;
         assert!(matches!(log.record(evidence(1, 1), 9), Err(EvidenceError::Write(_))));
         assert!(log.is_empty());
     }

@@ -12,7 +12,8 @@
 //! # #[cfg(feature = "onchain")]
 //! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 //! # use axum::Router;
-//! # use tower_x402::{Network, market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge}};
+//! # use tower_x402::Network;
+//! # use x402_market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge};
 //! # let key = alloy_signer_local::PrivateKeySigner::random();
 //! # let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
 //! let judge = output_judge(async |_task, output| {
@@ -37,7 +38,8 @@
 //!
 //! ```no_run
 //! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
-//! # use tower_x402::{client::{Budget, DiscoveryClient, Payer}, market::{Student, Submission, Task}};
+//! # use tower_x402::client::{Budget, DiscoveryClient, Payer};
+//! # use x402_market::{Student, Submission, Task};
 //! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
 //! let bazaar = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
 //! let student = Student::builder(payer).source(bazaar).tasks(500).panel(3).build()?;

@@ -81,11 +81,11 @@ measure! {
     /// How good an output is: from 0 (worthless) to 1 (nothing to improve).
     ///
     /// ```
-    /// use tower_x402::market::Score;
+    /// use x402_market::Score;
     ///
     /// assert_eq!(Score::new(0.75)?.get(), 0.75);
     /// assert!(Score::new(f64::NAN).is_err() && Score::new(1.1).is_err());
-    /// # Ok::<(), tower_x402::market::OutOfRange>(())
+    /// # Ok::<(), x402_market::OutOfRange>(())
     /// ```
     Score, "score", 0.0..=1.0
 }

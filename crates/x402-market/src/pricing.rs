@@ -3,6 +3,7 @@
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use tower_x402::{Asset, Network, Usdc};
 
 use super::{
     agent_card::AgentExtension,
@@ -12,10 +13,6 @@ use super::{
     message::Version,
     submission::MAX_OUTPUTS,
     task::SkillId,
-};
-use crate::{
-    network::{Asset, Network},
-    usdc::Usdc,
 };
 
 /// The URI of the extension, under `capabilities.extensions` of an agent card. Its `params` are a [`Pricing`].

@@ -1,9 +1,9 @@
 //! The JSON Schemas of what students and evaluators say to each other.
 
 /// The schema of a [`Submission`](super::Submission) (JSON Schema 2020-12).
-pub const SUBMISSION_SCHEMA: &str = include_str!("../../docs/schema/submission.v1.schema.json");
+pub const SUBMISSION_SCHEMA: &str = include_str!("../schema/submission.v1.schema.json");
 /// The schema of an [`Evaluation`](super::Evaluation) (JSON Schema 2020-12).
-pub const EVALUATION_SCHEMA: &str = include_str!("../../docs/schema/evaluation.v1.schema.json");
+pub const EVALUATION_SCHEMA: &str = include_str!("../schema/evaluation.v1.schema.json");
 /// Where every evaluator serves the first one.
 pub const SUBMISSION_SCHEMA_PATH: &str = "/.well-known/submission.v1.schema.json";
 /// Where every evaluator serves the second one.

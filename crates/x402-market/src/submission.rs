@@ -17,7 +17,7 @@ pub const MAX_OUTPUTS: usize = 64;
 /// [`SUBMISSION_SCHEMA`](super::schema::SUBMISSION_SCHEMA).
 ///
 /// ```
-/// use tower_x402::market::{Submission, Task};
+/// use x402_market::{Submission, Task};
 ///
 /// let task = Task::new("arithmetic", "What is 17 * 23?")?;
 /// let group = Submission::group(task, ["Answer: 391", "Answer: 392"])?;

@@ -17,11 +17,11 @@ pub type TaskId = Text<0, 256>;
 /// The task that outputs are judged by.
 ///
 /// ```
-/// use tower_x402::market::Task;
+/// use x402_market::Task;
 ///
 /// let task = Task::new("arithmetic", "What is 17 * 23?")?.with_id("t1")?.with_reference("391")?;
 /// assert_eq!(task.question(), "What is 17 * 23?");
-/// # Ok::<(), tower_x402::market::LengthError>(())
+/// # Ok::<(), x402_market::LengthError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]

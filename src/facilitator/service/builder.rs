@@ -7,8 +7,9 @@ use tokio::sync::Semaphore;
 
 use super::{
     FacilitatorService, Shared,
-    access::{Access, Rate},
+    access::Access,
     catalogue::{Catalogue, Limits},
+    rate::RateLimit,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -21,7 +22,7 @@ use crate::{
 pub struct FacilitatorServiceBuilder {
     facilitators: Vec<Arc<dyn Facilitator>>,
     keys: Vec<String>,
-    rate: Option<Rate>,
+    rate: Option<RateLimit>,
     assets: Vec<Asset>,
     payees: Vec<Address>,
     clock: Arc<dyn Clock>,
@@ -63,7 +64,7 @@ impl FacilitatorServiceBuilder {
     /// How many requests a caller may make: so many at once, and as many again, evenly, in every `period`. No bound if not set.
     pub fn rate(mut self, requests: u32, period: Duration) -> Self {
         let burst = f64::from(requests.max(1));
-        self.rate = Some(Rate { per_second: burst / period.as_secs_f64().max(0.001), burst });
+        self.rate = Some(RateLimit::new(burst / period.as_secs_f64().max(0.001), burst));
         self
     }
 

@@ -3,11 +3,12 @@
 //! [`FacilitatorService`] is a tower service over any request body; it serves those who charge and have no chain of their own.
 //! What is to be paid is stated by the caller, who is trusted with it; everything else is checked.
 
-pub(crate) mod access;
+mod access;
 mod answer;
 mod builder;
 mod catalogue;
 mod public_url;
+mod rate;
 mod read;
 mod settle;
 
@@ -31,6 +32,7 @@ use tower_service::Service;
 
 pub use access::PeerAddress;
 pub use builder::FacilitatorServiceBuilder;
+pub use rate::{RateLimit, TooManyRequests};
 
 use access::Access;
 use answer::{Answer, Said};

@@ -15,7 +15,7 @@ use http::{
 };
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::negotiate::is_navigation;
+pub use self::negotiate::is_navigation;
 use self::render::{Shown, render};
 use super::{answer::Answer, config::Config, offer::OnOffer};
 

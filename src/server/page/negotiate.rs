@@ -8,9 +8,14 @@ use http::{
 /// Fetch Metadata: only browsers send it, and not to every origin.
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Whether the answer is to be a page. Every condition keeps some program out that never asked for one: `Accept` those that
-/// take anything, `User-Agent` libraries that name `text/html` by habit, the mode scripts in a browser.
-pub(crate) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
+/// Returns `true` if a person's browser opens this address, so that a page answers it better than JSON.
+///
+/// The request must be a GET or HEAD, with the `User-Agent` of a browser and `text/html` as what it likes best in `Accept`, and not from
+/// a script in a page (`Sec-Fetch-Mode`). The layer shows a [`BrowserPage`](crate::server::BrowserPage) in place of the 402's JSON to
+/// such a request; a service can do the same with its other answers.
+pub fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
+    // Every condition keeps some program out that never asked for a page: `Accept` those that take anything, `User-Agent` libraries that
+    // name `text/html` by habit, the mode scripts in a browser.
     let is_safe = *method == Method::GET || *method == Method::HEAD;
     let is_browser = || headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
     let navigates = || headers.get(SEC_FETCH_MODE).is_none_or(|mode| mode == "navigate");

@@ -15,17 +15,14 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
-use tower_x402::{
-    ManualClock, Network, Usdc,
-    facilitator::service::PeerAddress,
-    market::{
-        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, Score, VerifiedCard,
-        directory::{
-            CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
-        },
+use tower_x402::{ManualClock, Network, Usdc, facilitator::service::PeerAddress};
+use url::Url;
+use x402_market::{
+    AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, Score, VerifiedCard,
+    directory::{
+        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryError, DirectoryService, DirectoryStore, FoundCards,
     },
 };
-use url::Url;
 
 use super::{
     evidence::evaluator,

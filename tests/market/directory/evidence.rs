@@ -11,18 +11,17 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     client::{Budget, Payer},
     facilitator::OnchainFacilitator,
-    market::{
-        AgentCard, CardFetcher, EvaluationClient, Evaluator, Score, Student, Submission, Task,
-        directory::{
-            CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, Publication, SignedEvidence, VoiceQuery,
-            Witness,
-        },
-        evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        judge::ArithmeticJudge,
-        reputation::Reputation,
-    },
 };
 use url::Url;
+use x402_market::{
+    AgentCard, CardFetcher, EvaluationClient, Evaluator, Score, Student, Submission, Task,
+    directory::{
+        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, Publication, SignedEvidence, VoiceQuery, Witness,
+    },
+    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    judge::ArithmeticJudge,
+    reputation::Reputation,
+};
 
 use super::stage::{PRICE, Stage, witness};
 use support::{
@@ -98,7 +97,7 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     let student = Student::builder(payer(&key)).source(stage.client()).private_hosts(true);
     let student = student.evidence(log.clone()).tasks(3).build().unwrap();
     assert_eq!(student.discover().await.found.len(), 1);
-    let truth = tower_x402::market::Truth::good([true]);
+    let truth = x402_market::Truth::good([true]);
     for _ in 0..3 {
         let feedback = student.evaluate_known(&sum(), &truth).await.unwrap();
         assert_eq!(feedback.judged(), 1, "{feedback:?}");
@@ -355,8 +354,7 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     // What a chain that cannot be asked leaves open is read again.
     let proxy = support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
-    let asked =
-        tower_x402::market::directory::Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let asked = x402_market::directory::Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
     let mut reputation = Reputation::new(100, []).verify(Arc::new(asked));
     assert!(reputation.fetch(&stage.client()).await.is_err() && reputation.log().is_empty());
     proxy.judge(|_| support::rpc_proxy::Fate::Pass);

@@ -2,10 +2,8 @@
 
 use std::{error::Error as _, fs, path::Path};
 
-use tower_x402::{
-    ledger::SqliteLedger,
-    market::directory::{CardQuery, DirectoryStore, VoiceQuery},
-};
+use tower_x402::ledger::SqliteLedger;
+use x402_market::directory::{CardQuery, DirectoryStore, VoiceQuery};
 
 use super::stage::{PRICE, Stage, witness};
 use support::{devnet::DevnetChain, sqlite_file};

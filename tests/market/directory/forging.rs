@@ -6,13 +6,10 @@ use alloy_primitives::{Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, SolValue as _};
 use serde_json::{Value, json};
-use tower_x402::{
-    Network, Usdc,
-    eip3009::PaymentSignature,
-    market::{
-        directory::{CardQuery, Publication, SignedEvidence, VoiceError, Witness, WitnessError},
-        evidence::{Evidence, Outcome, Voice},
-    },
+use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
+use x402_market::{
+    directory::{CardQuery, Publication, SignedEvidence, VoiceError, Witness, WitnessError},
+    evidence::{Evidence, Outcome, Voice},
 };
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, forge, moved, say, send_as, used, witness};

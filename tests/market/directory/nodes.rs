@@ -12,11 +12,8 @@ use alloy_primitives::B256;
 use axum::{Router, body::Bytes, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_x402::{
-    Network,
-    devnet::Orphans,
-    market::directory::{Publication, Witness, WitnessError},
-};
+use tower_x402::{Network, devnet::Orphans};
+use x402_market::directory::{Publication, Witness, WitnessError};
 
 use super::stage::{PRICE, Paid, Stage, moved, say, used, witness};
 use support::{

@@ -5,8 +5,8 @@ use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
 };
-use tower_x402::market::directory::{CardQuery, DirectoryClient, VoiceQuery};
 use url::Url;
+use x402_market::directory::{CardQuery, DirectoryClient, VoiceQuery};
 
 use super::stage::{Booth, PRICE, Stage, post};
 use support::{chain::Chain as _, devnet::DevnetChain, programs::example};

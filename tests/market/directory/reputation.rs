@@ -11,16 +11,14 @@ use axum::{Router, routing::get};
 use http::StatusCode;
 use serde_json::json;
 use tokio::net::TcpListener;
-use tower_x402::{
-    ManualClock, Usdc,
-    market::{
-        directory::DirectoryClient,
-        evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        reputation::{PullError, Reputation, Why, tell},
-        selection::{Skills, Thompson},
-    },
-};
+use tower_x402::{ManualClock, Usdc};
 use url::Url;
+use x402_market::{
+    directory::DirectoryClient,
+    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    reputation::{PullError, Reputation, Why, tell},
+    selection::{Skills, Thompson},
+};
 
 use super::stage::{PRICE, Stage, say};
 use support::devnet::DevnetChain;

@@ -9,12 +9,8 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower::ServiceExt as _;
-use tower_x402::{
-    ManualClock,
-    devnet::Orphans,
-    facilitator::service::PeerAddress,
-    market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore},
-};
+use tower_x402::{ManualClock, devnet::Orphans, facilitator::service::PeerAddress};
+use x402_market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 
 use super::stage::{PRICE, Stage, witness};
 use support::{authorization::unix_now, devnet::DevnetChain};

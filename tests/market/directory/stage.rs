@@ -12,15 +12,13 @@ use alloy_sol_types::{Eip712Domain, SolEvent as _};
 use axum::{Router, routing::get};
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::Notify};
-use tower_x402::{
-    Network, Usdc,
-    market::{
-        AgentCard, CARD_PATH, Score,
-        directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, SignedEvidence, Witness},
-        evidence::{Evidence, Outcome, Voice},
-    },
-};
+use tower_x402::{Network, Usdc};
 use url::Url;
+use x402_market::{
+    AgentCard, CARD_PATH, Score,
+    directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, SignedEvidence, Witness},
+    evidence::{Evidence, Outcome, Voice},
+};
 
 use support::{
     authorization::{TransferWithAuthorization, authorization, sign},

@@ -23,12 +23,12 @@ use tower_x402::{
     Network, Usdc,
     devnet::Devnet,
     facilitator::{Facilitator, OnchainFacilitator},
-    market::{
-        AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
-        judge::{Judge, JudgeError},
-    },
     protocol::PaymentFlow,
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
+};
+use x402_market::{
+    AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
+    judge::{Judge, JudgeError},
 };
 
 /// How long a submission waits for its turn.

@@ -10,8 +10,10 @@ use tokio::net::TcpListener;
 use tower_x402::{
     Asset, Network,
     client::{Budget, Payer, PaymentMiddleware},
-    market::{CARD_PATH, CardFetcher, EvaluateError, EvaluationClient, MessageError, Submission, Task, VerifiedCard},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+};
+use x402_market::{
+    CARD_PATH, CardFetcher, EvaluateError, EvaluationClient, MessageError, Submission, Task, VerifiedCard,
 };
 
 use super::stage::{PRICE, Stage, card, serve};

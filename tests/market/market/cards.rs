@@ -15,12 +15,12 @@ use http::StatusCode;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_x402::market::{
+use url::Url;
+use x402_market::{
     AgentCard, CARD_PATH, CardError, CardFetcher, EXTENSION_URI, Score, VerifiedCard,
     judge::ArithmeticJudge,
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
-use url::Url;
 
 use super::stage::{Stage, card, serve};
 

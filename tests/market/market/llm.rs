@@ -15,12 +15,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_x402::{
-    Nonces, RandomnessError,
-    market::{
-        LengthError, Submission, Task, Verdict,
-        judge::{Judge, JudgeError, LlmJudge, LlmJudgeBuilder},
-    },
+use tower_x402::{Nonces, RandomnessError};
+use x402_market::{
+    LengthError, Submission, Task, Verdict,
+    judge::{Judge, JudgeError, LlmJudge, LlmJudgeBuilder},
 };
 
 use super::stage::{Stage, serve};

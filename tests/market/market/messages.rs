@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use jsonschema::Validator;
 use proptest::{collection::vec, option, prelude::*};
 use serde_json::{Value, json};
-use tower_x402::market::{
+use x402_market::{
     Confidence, Critique, Evaluation, EvaluatorId, Issue, List, Message, MessageError, Outputs, Place, Preference,
     Reward, Score, Severity, Submission, Task, Text, Verdict,
     schema::{EVALUATION_SCHEMA, SUBMISSION_SCHEMA},

@@ -1,6 +1,6 @@
 //! Comparing in both orders.
 
-use tower_x402::market::{
+use x402_market::{
     Confidence, Score, Submission, Task, Verdict,
     judge::{Judge, JudgeError, LlmJudge, PairwiseJudge, judge_fn},
 };

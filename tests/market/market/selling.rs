@@ -12,12 +12,12 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tower_x402::{
     client::{Outcome, PaymentMiddleware, ReceiptExt as _},
-    market::{
-        Confidence, Critique, EvaluateError, Evaluator, Issue, Place, Preference, Score, Severity, Submission, Task,
-        Verdict,
-        judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
-    },
     protocol::{MAX_REQUIRED_HEADER, decode_header},
+};
+use x402_market::{
+    Confidence, Critique, EvaluateError, Evaluator, Issue, Place, Preference, Score, Severity, Submission, Task,
+    Verdict,
+    judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
 };
 
 use super::stage::{PRICE, Stage};
@@ -173,7 +173,7 @@ async fn a_judge_that_fails_is_not_paid() {
     });
     let booth = stage.open_with(judge, |card| card, |evaluator| evaluator.time_limit(Duration::from_millis(100))).await;
     let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).max_attempts(1);
-    let student = tower_x402::market::EvaluationClient::with(payments).unwrap();
+    let student = x402_market::EvaluationClient::with(payments).unwrap();
     let card = booth.card().await;
     for (question, expected) in [
         ("fail", 500),
@@ -207,7 +207,7 @@ async fn verdicts_for_other_outputs_are_not_sold() {
     let stage = Stage::set().await;
     let booth = stage.open(judge_fn(async |_| Ok(vec![right(), right()]))).await;
     let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).max_attempts(1);
-    let student = tower_x402::market::EvaluationClient::with(payments).unwrap();
+    let student = x402_market::EvaluationClient::with(payments).unwrap();
     let card = booth.card().await;
     let one = student.evaluate(&card, &Submission::single(task(), "").unwrap()).await;
     assert!(matches!(one, Err(EvaluateError::Answered { status: 500, .. })), "{one:?}");
@@ -242,7 +242,7 @@ async fn no_more_is_judged_at_once_than_there_are_places() {
     let booth = stage.open_with(judge, |card| card, |evaluator| evaluator.max_judgements(1)).await;
     let card = booth.card().await;
     let payments = PaymentMiddleware::new(stage.payer(STUDENTS * PRICE).await).max_attempts(1);
-    let students = tower_x402::market::EvaluationClient::with(payments).unwrap();
+    let students = x402_market::EvaluationClient::with(payments).unwrap();
     let submission = Submission::single(task(), "").unwrap();
     for bought in join_all((0..STUDENTS).map(|_| students.evaluate(&card, &submission))).await {
         bought.expect("the others wait for their turn");

@@ -10,12 +10,12 @@ use tower_x402::{
     Network,
     client::{Budget, Payer},
     facilitator::OnchainFacilitator,
-    market::{
-        AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, Evaluator, EvaluatorService, Score, Stats,
-        VerifiedCard, judge::Judge,
-    },
 };
 use url::Url;
+use x402_market::{
+    AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, Evaluator, EvaluatorService, Score, Stats,
+    VerifiedCard, judge::Judge,
+};
 
 use support::{chain::Chain, devnet::DevnetChain};
 

@@ -11,14 +11,12 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use serde_json::Value;
-use tower_x402::{
-    Usdc,
-    market::{
-        Gold, StudentBuilder, StudentError, Submission, Task, Truth,
-        evidence::{Evidence, EvidenceError, Outcome, Voice},
-        judge::{Judge, output_judge},
-        selection::{Cheapest, Thompson},
-    },
+use tower_x402::Usdc;
+use x402_market::{
+    Gold, StudentBuilder, StudentError, Submission, Task, Truth,
+    evidence::{Evidence, EvidenceError, Outcome, Voice},
+    judge::{Judge, output_judge},
+    selection::{Cheapest, Thompson},
 };
 
 use support::crowd::{Endpoint, praise};

@@ -18,8 +18,10 @@ use axum::{
 use tower_x402::{
     Clock, ManualClock, SystemClock, Usdc,
     client::{Budget, Payer, reconcile},
-    market::{Books, CARD_PATH, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest},
     server::RequirePaymentLayer,
+};
+use x402_market::{
+    Books, CARD_PATH, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest,
 };
 
 use support::chain::Chain;
@@ -27,7 +29,7 @@ use support::crowd::{Endpoint, failing, garbage, honestly, income, praise};
 use support::student_stage::{Booth, PRICE, Stage, group, honest, says, single};
 
 /// The only failure of those hired from `booth`.
-fn failure<'a>(feedback: &'a tower_x402::market::Feedback, booth: &Booth) -> Option<&'a Failure> {
+fn failure<'a>(feedback: &'a x402_market::Feedback, booth: &Booth) -> Option<&'a Failure> {
     let hire = feedback.hires.iter().find(|hire| hire.evaluator == booth.payee);
     hire.unwrap_or_else(|| panic!("not hired: {feedback:?}")).failure.as_ref()
 }
@@ -160,8 +162,7 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     let key = PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| support::student_stage::card(address, key.address()).price(price);
-    let service =
-        |card| tower_x402::market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
+    let service = |card| x402_market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
     let old = service(at("$0.001").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let new = service(at("$0.003").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let current = std::sync::Arc::new(std::sync::Mutex::new(old));
@@ -229,8 +230,8 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     let good = stage.open(honest()).await;
     let settings = |student: StudentBuilder| student.tasks(2).selector(Cheapest);
     let student = stage.student(2 * PRICE, &[&good], settings).await;
-    let poetry = tower_x402::market::Task::new("poetry", "Rhyme.").unwrap();
-    let poetry = tower_x402::market::Submission::single(poetry, "time").unwrap();
+    let poetry = x402_market::Task::new("poetry", "Rhyme.").unwrap();
+    let poetry = x402_market::Submission::single(poetry, "time").unwrap();
     let nobody = student.evaluate(&poetry).await.unwrap_err();
     assert_eq!(nobody, StudentError::NobodyKnown { skill: "poetry".to_owned() });
     for _ in 0..2 {

@@ -22,12 +22,12 @@ use tower_x402::{
     Network,
     client::{DiscoveryClient, PaymentMiddleware},
     facilitator::{RemoteFacilitator, service::FacilitatorService},
-    market::{
-        AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, Evaluator,
-        RefusedReason, SourceError, Student, selection::Cheapest,
-    },
 };
 use url::Url;
+use x402_market::{
+    AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, Evaluator,
+    RefusedReason, SourceError, Student, selection::Cheapest,
+};
 
 use support::crowd::signed;
 use support::student_stage::{Booth, PRICE, Stage, card, honest, serve, single};
@@ -93,7 +93,7 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
     let unsigned = shown(unsigned, listener).await;
     let listener = bind().await;
     let abroad = AgentCard::builder("Abroad", format!("http://{}", at(&listener)).parse().unwrap())
-        .skill("prose", "Marks style", tower_x402::market::Score::MAX)
+        .skill("prose", "Marks style", x402_market::Score::MAX)
         .price("$0.001")
         .pay_to(Network::BASE, key.address());
     let abroad = shown(signed(abroad, &key).await, listener).await;
@@ -166,7 +166,7 @@ async fn a_client_for_strangers_sends_nothing_to_its_own_machine() {
     let key = PrivateKeySigner::random();
     let by_name: Url = format!("http://localhost:{}/", address.port()).parse().unwrap();
     let named = AgentCard::builder("Named", by_name.clone())
-        .skill("prose", "Marks style", tower_x402::market::Score::MAX)
+        .skill("prose", "Marks style", x402_market::Score::MAX)
         .price("$0.001")
         .pay_to(Network::BASE_SEPOLIA, key.address());
     let (numbered, named) = (signed(card(address, key.address()), &key).await, signed(named, &key).await);
@@ -369,8 +369,8 @@ async fn of_hundreds_some_are_looked_at_a_few_at_a_time() {
     let student = Student::builder(stage.payer(100 * PRICE).await).source(urls).max_evaluators(60).build().unwrap();
     let report = student.discover().await;
     assert_eq!((report.found.len(), report.left_out, student.known()), (60, 280, 60));
-    let full = |refused: &&tower_x402::market::Refused| matches!(refused.reason, RefusedReason::Full(60));
-    let same = |refused: &&tower_x402::market::Refused| matches!(refused.reason, RefusedReason::SamePayee(_));
+    let full = |refused: &&x402_market::Refused| matches!(refused.reason, RefusedReason::Full(60));
+    let same = |refused: &&x402_market::Refused| matches!(refused.reason, RefusedReason::SamePayee(_));
     let (full, same) = (report.refused.iter().filter(full).count(), report.refused.iter().filter(same).count());
     assert_eq!((full + same, report.refused.len()), (60, 60), "{report:?}");
     let peak = peak.load(Ordering::SeqCst);

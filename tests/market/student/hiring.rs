@@ -2,9 +2,9 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use tower_x402::{
-    Usdc,
-    market::{MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::Query, selection::Cheapest},
+use tower_x402::Usdc;
+use x402_market::{
+    MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::Query, selection::Cheapest,
 };
 
 use support::crowd::{Endpoint, praise};

@@ -4,13 +4,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;
-use tower_x402::{
-    client::Journal,
-    market::{
-        Student, Truth,
-        evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        selection::Thompson,
-    },
+use tower_x402::client::Journal;
+use x402_market::{
+    Student, Truth,
+    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    selection::Thompson,
 };
 
 use support::crowd::{Endpoint, garbage};

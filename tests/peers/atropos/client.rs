@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tower_x402::atropos::{
-    AtroposError, Bytes, EnvRegistration, Environment, Message, Pushed, RunInfo, ScoredGroup, Sequence, WandbInfo,
-};
+use atropos_client::{AtroposError, Bytes, EnvRegistration, Environment, Message, Pushed, RunInfo, ScoredGroup, Sequence, WandbInfo};
 
 use super::server::{AtroposServer, PATIENCE, run};
 

@@ -6,10 +6,8 @@ use alloy_signer_local::PrivateKeySigner;
 use axum::Router;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use tower_x402::{
-    Network,
-    market::{AgentCard, Evaluator, Score},
-};
+use tower_x402::Network;
+use x402_market::{AgentCard, Evaluator, Score};
 
 use super::{program::{Both, GROUP, Running, Student, environment, impatient, payments, server, units}, server::run, trainer::{Trainer, groups_of}};
 use support::student_stage::{Booth, Stage, serve};

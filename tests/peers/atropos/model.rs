@@ -8,7 +8,7 @@ use std::sync::{
 use axum::{Json, Router, http::HeaderMap, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_x402::atropos::Bytes;
+use atropos_client::Bytes;
 
 use super::{program::{Both, GROUP, Running, Student, environment, payments, server, units}, trainer::{Trainer, groups_of}};
 use support::student_stage::{Stage, serve};

@@ -13,7 +13,7 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{net::TcpListener, process::Command};
-use tower_x402::market::Evaluator;
+use x402_market::Evaluator;
 use url::Url;
 
 use super::{program::{Both, GROUP, Running, Student, blind, environment, incomes, server, units}, trainer::Trainer};

@@ -11,13 +11,8 @@ use tokio::{
     process::{Child, ChildStderr, Command},
     time::timeout,
 };
-use tower_x402::{
-    atropos::ReceivedGroup,
-    market::{
-        Submission, Verdict,
-        judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
-    },
-};
+use atropos_client::ReceivedGroup;
+use x402_market::{Submission, Verdict, judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge}};
 use url::Url;
 
 use super::server::{AtroposServer, PATIENCE};

@@ -7,7 +7,7 @@ use tokio::{
     process::{Child, Command},
     time::timeout,
 };
-use tower_x402::atropos::{AtroposClient, TrainerRegistration};
+use atropos_client::{AtroposClient, TrainerRegistration};
 
 /// For everything the server does here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

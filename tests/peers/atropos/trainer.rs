@@ -7,7 +7,7 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tower_x402::atropos::{AtroposClient, ReceivedGroup};
+use atropos_client::{AtroposClient, ReceivedGroup};
 
 use super::server::{AtroposServer, PATIENCE, run};
 

@@ -18,10 +18,7 @@ use super::{
     wire::ListMe,
     witness::{Witness, WitnessError},
 };
-use crate::{
-    facilitator::service::access::Refusal,
-    market::{CardError, VerifiedCard, card_fetcher::card_url},
-};
+use crate::{CardError, VerifiedCard, card_fetcher::card_url};
 
 /// How far the clocks of others may be ahead, in seconds.
 const SKEW: u64 = 300;
@@ -99,8 +96,8 @@ impl Shared {
             .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
         let of = said.verify().map_err(|error| unprocessable("bad_voice", &error.to_string()))?;
         // After the signature: nobody uses up somebody else's allowance.
-        if let Err(Refusal::TooMany(retry_after)) = self.payers.admit_account(of.voice.payer) {
-            return Err(Answer::too_many(retry_after));
+        if let Err(refused) = self.payers.admit_account(of.voice.payer) {
+            return Err(Answer::too_many(refused.retry_after));
         }
         if let Some(before) = self.store.heard(&of, &said).await? {
             return said_before(before);

@@ -3,17 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
+use tower_x402::{Clock, SystemClock, facilitator::service::RateLimit};
 
 use super::{
     service::{DirectoryService, Places, Shared},
     store::{DirectoryStore, Limits},
     witness::Witness,
 };
-use crate::{
-    clock::{Clock, SystemClock},
-    facilitator::service::access::{Access, Rate},
-    market::{CardError, CardFetcher},
-};
+use crate::{CardError, CardFetcher};
 
 /// Settings of a [`DirectoryService`].
 #[derive(Debug)]
@@ -124,7 +121,7 @@ impl DirectoryBuilder {
     }
 
     /// How many requests a caller may make per second, and at once after a pause; 10 and 100 unless set. A caller is an address, where
-    /// the server in front puts a [`PeerAddress`](crate::facilitator::service::PeerAddress) into the request's extensions; all
+    /// the server in front puts a [`PeerAddress`](tower_x402::facilitator::service::PeerAddress) into the request's extensions; all
     /// others share one allowance.
     pub fn rate(mut self, per_second: f64, burst: f64) -> Self {
         self.rate = (per_second, burst);
@@ -164,10 +161,7 @@ impl DirectoryBuilder {
     pub fn build(self) -> Result<DirectoryService, CardError> {
         let fetcher = CardFetcher::new()?;
         let fetcher = if self.private_hosts { fetcher } else { fetcher.public_only()? };
-        let access = |(per_second, burst): (f64, f64)| {
-            let rate = Rate { per_second: per_second.max(0.001), burst: burst.max(1.0) };
-            Access::new(&[], Some(rate))
-        };
+        let limit = |(per_second, burst): (f64, f64)| RateLimit::new(per_second.max(0.001), burst);
         let places = |places: usize| Semaphore::new(places.min(Semaphore::MAX_PERMITS));
         Ok(DirectoryService::of(Shared {
             store: self.store,
@@ -176,8 +170,8 @@ impl DirectoryBuilder {
             clock: self.clock,
             limits: self.limits,
             ages: self.ages,
-            callers: access(self.rate),
-            payers: access(self.payer_rate),
+            callers: limit(self.rate),
+            payers: limit(self.payer_rate),
             places: Places {
                 cards: places(self.at_once),
                 voices: places(self.at_once),

@@ -11,6 +11,7 @@ use reqwest::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{sleep, timeout};
+use tower_x402::{Asset, Network, Usdc, client::Receipt};
 use url::Url;
 
 use super::{
@@ -18,15 +19,10 @@ use super::{
     wire::{Admitted, CardPage, ListMe, Problem, VoicePage},
 };
 use crate::{
-    client::Receipt,
-    market::{
-        CardError, VerifiedCard,
-        agent_card::below,
-        card_fetcher::read,
-        evidence::{Evidence, EvidenceLog, Voice},
-    },
-    network::{Asset, Network},
-    usdc::Usdc,
+    CardError, VerifiedCard,
+    agent_card::below,
+    card_fetcher::read,
+    evidence::{Evidence, EvidenceLog, Voice},
 };
 
 /// The largest page that is read, in bytes.
@@ -49,7 +45,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::directory::{CardQuery, DirectoryClient};
+/// use x402_market::directory::{CardQuery, DirectoryClient};
 ///
 /// let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
 /// for found in directory.cards(&CardQuery { skill: Some("prose".into()), ..CardQuery::default() }).await?.found {
@@ -213,7 +209,7 @@ impl DirectoryClient {
     }
 
     /// Where its evidence is.
-    pub(in crate::market) const fn url(&self) -> &Url {
+    pub(crate) const fn url(&self) -> &Url {
         &self.evidence
     }
 
@@ -326,7 +322,7 @@ impl DirectoryClient {
         transaction: impl Fn(&Voice) -> Option<B256>,
     ) -> Result<Published, DirectoryError> {
         let mut published = Published::default();
-        let mine = log.find(&crate::market::evidence::Query { payer: Some(signer.address()), ..Default::default() });
+        let mine = log.find(&crate::evidence::Query { payer: Some(signer.address()), ..Default::default() });
         for evidence in mine {
             let Some(voice) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
             let transaction = transaction(&voice);

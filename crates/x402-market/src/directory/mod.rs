@@ -39,7 +39,7 @@
 //! use axum::{Router, body::Body, extract::{ConnectInfo, Request}};
 //! use tower::ServiceExt as _;
 //! use tower_x402::{Network, facilitator::service::PeerAddress};
-//! use tower_x402::market::directory::{DirectoryService, DirectoryStore, Witness};
+//! use x402_market::directory::{DirectoryService, DirectoryStore, Witness};
 //!
 //! let witness = Witness::new(Network::BASE).rpc_url("https://your-node.example")?;
 //! let directory = DirectoryService::builder(DirectoryStore::open("directory.sqlite").await?).witness(witness).build()?;

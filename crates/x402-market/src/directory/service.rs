@@ -16,6 +16,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
+use tower_x402::{Clock, facilitator::service::RateLimit};
 
 use super::{
     answer::Answer,
@@ -25,11 +26,7 @@ use super::{
     wire::{CardPage, VoicePage},
     witness::Witness,
 };
-use crate::{
-    clock::Clock,
-    facilitator::service::access::{Access, Refusal},
-    market::CardFetcher,
-};
+use crate::CardFetcher;
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
@@ -74,8 +71,8 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) ages: Ages,
-    pub(super) callers: Access,
-    pub(super) payers: Access,
+    pub(super) callers: RateLimit,
+    pub(super) payers: RateLimit,
     /// How many cards, voices and readers may be worked on besides those that are.
     pub(super) places: Places,
 }
@@ -154,10 +151,7 @@ impl Shared {
         if path.ends_with("/healthz") {
             return Ok(Answer::healthy());
         }
-        self.callers.admit(&parts.headers, &parts.extensions, false).map_err(|refusal| match refusal {
-            Refusal::TooMany(retry_after) => Answer::too_many(retry_after),
-            Refusal::Unknown => Answer::too_many(Duration::from_secs(1)),
-        })?;
+        self.callers.admit(&parts.extensions).map_err(|refused| Answer::too_many(refused.retry_after))?;
         let query = parts.uri.query().unwrap_or_default();
         let is_read = matches!(parts.method, Method::GET | Method::HEAD);
         if path.ends_with("/cards") && is_read {

@@ -4,13 +4,9 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_signer::Signer;
 use alloy_sol_types::{Eip712Domain, SolStruct as _};
 use serde::{Deserialize, Serialize};
+use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 
-use crate::{
-    eip3009::PaymentSignature,
-    market::evidence::{Evidence, Outcome, Voice},
-    network::Network,
-    usdc::Usdc,
-};
+use crate::evidence::{Evidence, Outcome, Voice};
 
 /// The longest name of a skill, in bytes.
 const SKILL_BYTES: usize = 128;

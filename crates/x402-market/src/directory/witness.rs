@@ -5,28 +5,20 @@ use std::{fmt, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
 use tokio::{
-    sync::{OnceCell, Semaphore, SemaphorePermit},
+    sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
-use url::Url;
+#[cfg(feature = "directory")]
+use tower_x402::lookup::Finality;
+use tower_x402::{
+    Asset, Network,
+    lookup::{LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment},
+};
 
 use super::{PaymentOf, SignedEvidence, VoiceError};
-use crate::{
-    network::{Asset, Network},
-    settlement::{
-        credit::{self, Use},
-        http::Endpoint,
-        judge::Expected,
-        rpc::{Block, Receipt, Rpc, RpcFailure},
-    },
-};
 
 /// How long a check waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// So many blocks before and after its own a payment is looked for that was moved to another one; together they are one request.
-#[cfg(feature = "directory")]
-const NEAR: u64 = 1_000;
 
 const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in time");
 
@@ -40,8 +32,9 @@ const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in
 /// removed.
 ///
 /// ```no_run
-/// # fn example() -> Result<(), tower_x402::market::directory::WitnessError> {
-/// use tower_x402::{Network, market::directory::Witness};
+/// # fn example() -> Result<(), x402_market::directory::WitnessError> {
+/// use tower_x402::Network;
+/// use x402_market::directory::Witness;
 ///
 /// let witness = Witness::new(Network::BASE).rpc_url("https://your-node.example")?.depth(20);
 /// # Ok(()) }
@@ -49,17 +42,12 @@ const LATE: WitnessError = WitnessError::Unavailable("the node did not answer in
 pub struct Witness {
     network: Network,
     tokens: Vec<Address>,
-    nodes: Vec<Node>,
+    nodes: Vec<PaymentLookup>,
     depth: u64,
     search: u64,
     drift: Duration,
     timeout: Duration,
     places: Semaphore,
-}
-
-struct Node {
-    rpc: Rpc,
-    is_of_network: OnceCell<()>,
 }
 
 /// A payment that took place.
@@ -133,15 +121,18 @@ impl Witness {
     /// # Errors
     /// [`WitnessError::Url`].
     pub fn rpc_url(self, url: impl AsRef<str>) -> Result<Self, WitnessError> {
-        let url = Url::parse(url.as_ref()).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        let endpoint = Endpoint::new(url.ok_or(WitnessError::Url)?).ok_or(WitnessError::Url)?;
-        Ok(self.client(RpcClient::new(endpoint, false)))
+        let node = PaymentLookup::at_url(self.network, url)?;
+        Ok(self.node(node))
     }
 
     /// The same, as an alloy client with a transport of your choice.
-    pub fn client(mut self, client: RpcClient) -> Self {
-        let rpc = Rpc::new(client, self.timeout);
-        self.nodes.push(Node { rpc, is_of_network: OnceCell::new() });
+    pub fn client(self, client: RpcClient) -> Self {
+        let node = PaymentLookup::new(self.network, client);
+        self.node(node)
+    }
+
+    fn node(mut self, node: PaymentLookup) -> Self {
+        self.nodes.push(node.timeout(self.timeout));
         self
     }
 
@@ -204,30 +195,29 @@ impl Witness {
         if !self.serves(of.network, of.asset) {
             return Err(WitnessError::NotServed { network: of.network, asset: of.asset });
         }
-        let expected = expected(&of, said);
+        let sought = sought(&of, said);
         let looking = async {
             let _place = self.enter().await?;
-            let mut found = None;
+            let mut found = None::<MinedPayment>;
             for node in &self.nodes {
                 // The first to find the transaction tells the others where it is.
-                let transaction = found.map(|(transaction, _)| transaction).or(said.transaction);
-                found = Some(self.look(node, &expected, transaction).await?);
+                let transaction = found.map(|mined| mined.transaction).or(said.transaction);
+                found = Some(self.look(node, &sought, transaction).await?);
             }
             found.ok_or(WitnessError::Unavailable("no node is known"))
         };
-        let (transaction, block) = timeout(self.timeout, looking).await.map_err(|_| LATE)??;
-        let (at, block_time) = (said.evidence.at, block.timestamp.saturating_to::<u64>());
+        let mined = timeout(self.timeout, looking).await.map_err(|_| LATE)??;
+        let (at, block_time) = (said.evidence.at, mined.block_time);
         if at.abs_diff(block_time) > self.drift.as_secs() {
             return Err(WitnessError::Implausible { at, block_time });
         }
-        Ok(Payment { of, transaction, block: block.number.saturating_to(), block_time })
+        Ok(Payment { of, transaction: mined.transaction, block: mined.block, block_time })
     }
 
     /// The newest block that will not be undone, if the node tells.
     #[cfg(feature = "directory")]
     pub(super) async fn finalized(&self) -> Option<u64> {
-        let block = self.nodes.first()?.rpc.block("finalized").await.ok()??;
-        Some(block.number.saturating_to())
+        self.nodes.first()?.finalized().await.ok()?
     }
 
     /// Whether a payment that was found in this block is there, or gone, for good; `None` if not all nodes know and say the same. In
@@ -238,12 +228,17 @@ impl Witness {
     #[cfg(feature = "directory")]
     pub(super) async fn stands(&self, said: &SignedEvidence, block: u64) -> Result<Option<bool>, WitnessError> {
         let (of, Some(transaction)) = (said.verify()?, said.transaction) else { return Ok(None) };
-        let expected = expected(&of, said);
+        let sought = sought(&of, said);
         let looking = async {
             let _place = self.enter().await?;
             let mut all = None;
             for node in &self.nodes {
-                let here = self.stands_at(node, &expected, transaction, block).await?;
+                // One that has not come to that block, or that shows the payment in a block that may yet be replaced, does not know.
+                let here = match node.finality(&sought, transaction, block).await? {
+                    Finality::Final => Some(true),
+                    Finality::Undone => Some(false),
+                    Finality::Open => None,
+                };
                 if here.is_none() || all.is_some_and(|before| Some(before) != here) {
                     return Ok(None);
                 }
@@ -254,37 +249,6 @@ impl Witness {
         timeout(self.timeout, looking).await.map_err(|_| LATE)?
     }
 
-    /// The same, as one node tells. One that has not come to that block, or that shows the payment in a block that may yet be
-    /// replaced, does not know.
-    #[cfg(feature = "directory")]
-    async fn stands_at(
-        &self,
-        node: &Node,
-        expected: &Expected,
-        transaction: B256,
-        block: u64,
-    ) -> Result<Option<bool>, WitnessError> {
-        let rpc = &node.rpc;
-        node.is_of_network.get_or_try_init(|| self.check_network(rpc)).await?;
-        let Some(is_final) = rpc.block("finalized").await?.map(|block| block.number.saturating_to::<u64>()) else {
-            return Ok(None);
-        };
-        if is_final < block {
-            return Ok(None);
-        }
-        let Some(receipt) = rpc.receipt(transaction).await? else {
-            return Ok(is_gone(rpc, expected, transaction, [block, is_final]).await.then_some(false));
-        };
-        if receipt.transaction_hash != transaction || receipt.block() > is_final {
-            return Ok(None);
-        }
-        match self.block_of(rpc, &receipt).await {
-            Ok(_) => Ok(Some(receipt.succeeded() && expected.is_paid_by(&receipt))),
-            Err(WitnessError::NotYet(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     async fn enter(&self) -> Result<SemaphorePermit<'_>, WitnessError> {
         let place = timeout(PATIENCE, self.places.acquire()).await;
         place.ok().and_then(Result::ok).ok_or(WitnessError::Unavailable("too many are asking"))
@@ -292,100 +256,44 @@ impl Witness {
 
     async fn look(
         &self,
-        node: &Node,
-        expected: &Expected,
+        node: &PaymentLookup,
+        sought: &SoughtPayment,
         transaction: Option<B256>,
-    ) -> Result<(B256, Block), WitnessError> {
-        let rpc = &node.rpc;
-        node.is_of_network.get_or_try_init(|| self.check_network(rpc)).await?;
-        let head = rpc.block("latest").await?.ok_or(WitnessError::Unavailable("the node has no block"))?;
-        let head: u64 = head.number.saturating_to();
-        let transaction = match transaction {
-            Some(transaction) => transaction,
-            None => match search(rpc, expected, head.saturating_sub(self.search), head).await? {
-                Use::Paid { transaction, .. } => transaction,
-                Use::Wasted { .. } => {
-                    return Err(WitnessError::NotPaid(
-                        "the authorization was cancelled, or paid something else than that",
-                    ));
-                }
-                Use::NotFound => {
-                    return Err(WitnessError::NotYet("the payment is not in the newest blocks; name its transaction"));
-                }
-            },
+    ) -> Result<MinedPayment, WitnessError> {
+        let state = match transaction {
+            Some(transaction) => node.transaction(sought, transaction).await?,
+            None => node.search(sought, self.search).await?,
         };
-        let receipt = rpc.receipt(transaction).await?;
-        let receipt = receipt.ok_or(WitnessError::NotYet("the transaction is in no block"))?;
-        if receipt.transaction_hash != transaction {
-            return Err(WitnessError::Unavailable("the node answers something else than it was asked"));
-        }
-        if !receipt.succeeded() {
-            return Err(WitnessError::NotPaid("the transaction failed"));
-        }
-        if !expected.is_paid_by(&receipt) {
-            return Err(WitnessError::NotPaid(
-                "the transaction does not execute this payer's authorization with this nonce, for exactly this amount, to this evaluator",
-            ));
-        }
-        if head < receipt.block().saturating_add(self.depth) {
-            return Err(WitnessError::NotYet("the payment's block is not deep enough"));
-        }
-        Ok((transaction, self.block_of(rpc, &receipt).await?))
-    }
-
-    /// The block of a receipt, if it is on the chain as it is now.
-    async fn block_of(&self, rpc: &Rpc, receipt: &Receipt) -> Result<Block, WitnessError> {
-        let block = rpc.block_at(receipt.block()).await?;
-        let is_it = |block: &Block| {
-            block.number == receipt.block_number
-                && receipt.logs.iter().all(|log| log.block_hash.is_none_or(|hash| hash == block.hash))
-        };
-        block.filter(is_it).ok_or(WitnessError::NotYet("the payment's block was replaced"))
-    }
-
-    async fn check_network(&self, rpc: &Rpc) -> Result<(), WitnessError> {
-        let is_it = rpc.chain_id().await? == self.network.chain_id();
-        is_it.then_some(()).ok_or(WitnessError::Unavailable("the node is one of another chain"))
-    }
-}
-
-/// Whether a transaction that was in this block and has no receipt now is gone, as of that final block.
-///
-/// That there is no receipt proves nothing: behind one address there may be several nodes, of which the one that was asked for it is
-/// behind the others, or has forgotten. What proves it is an authorization that is unused in the final block, or that another
-/// transaction has used. A node that does not tell proves nothing either.
-#[cfg(feature = "directory")]
-async fn is_gone(rpc: &Rpc, expected: &Expected, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
-    match credit::is_used(rpc, expected, is_final).await {
-        Ok(Some(false)) => true,
-        Ok(Some(true)) => {
-            let near = [block.saturating_sub(NEAR), block.saturating_add(NEAR).min(is_final)];
-            match credit::find(rpc, expected, near[0], near[1]).await {
-                Ok(Use::Paid { transaction: by, .. } | Use::Wasted { transaction: by, .. }) => by != transaction,
-                Ok(Use::NotFound) | Err(_) => false,
+        match state {
+            PaymentState::Made(mined) if mined.latest < mined.block.saturating_add(self.depth) => {
+                Err(WitnessError::NotYet("the payment's block is not deep enough"))
             }
+            PaymentState::Made(mined) => Ok(mined),
+            PaymentState::NotFound => {
+                Err(WitnessError::NotYet("the payment is not in the newest blocks; name its transaction"))
+            }
+            PaymentState::NotMined => Err(WitnessError::NotYet("the transaction is in no block")),
+            PaymentState::Replaced => Err(WitnessError::NotYet("the payment's block was replaced")),
+            PaymentState::Failed => Err(WitnessError::NotPaid("the transaction failed")),
+            PaymentState::UsedOtherwise => {
+                Err(WitnessError::NotPaid("the authorization was cancelled, or paid something else than that"))
+            }
+            // There are no others; what is not known proves no payment.
+            PaymentState::NotThis | _ => Err(WitnessError::NotPaid(
+                "the transaction does not execute this payer's authorization with this nonce, for exactly this amount, to this evaluator",
+            )),
         }
-        Ok(None) | Err(_) => false,
     }
 }
 
-fn expected(of: &PaymentOf, said: &SignedEvidence) -> Expected {
-    Expected {
+fn sought(of: &PaymentOf, said: &SignedEvidence) -> SoughtPayment {
+    SoughtPayment {
         token: of.asset,
         payer: of.voice.payer,
         payee: said.evidence.evaluator,
-        value: U256::from(said.evidence.paid.atomic()),
+        amount: U256::from(said.evidence.paid.atomic()),
         nonce: of.voice.nonce,
     }
-}
-
-async fn search(rpc: &Rpc, expected: &Expected, after: u64, head: u64) -> Result<Use, WitnessError> {
-    credit::find_newest(rpc, expected, after, head).await.map_err(|failure| match failure {
-        RpcFailure::Refused { .. } => WitnessError::Unavailable(
-            "the node does not search a hundred blocks at once; name the payment's transaction, or use another node",
-        ),
-        other => other.into(),
-    })
 }
 
 impl fmt::Debug for Witness {
@@ -398,8 +306,17 @@ impl fmt::Debug for Witness {
     }
 }
 
-impl From<RpcFailure> for WitnessError {
-    fn from(_: RpcFailure) -> Self {
-        Self::Unavailable("the node did not answer, or with an error")
+impl From<LookupError> for WitnessError {
+    fn from(error: LookupError) -> Self {
+        match error {
+            LookupError::Url => Self::Url,
+            LookupError::OtherChain => Self::Unavailable("the node is one of another chain"),
+            LookupError::NoBlock => Self::Unavailable("the node has no block"),
+            LookupError::Mismatch => Self::Unavailable("the node answers something else than it was asked"),
+            LookupError::SearchRefused => Self::Unavailable(
+                "the node does not search a hundred blocks at once; name the payment's transaction, or use another node",
+            ),
+            _ => Self::Unavailable("the node did not answer, or with an error"),
+        }
     }
 }

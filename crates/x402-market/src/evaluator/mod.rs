@@ -9,18 +9,18 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::Method;
 use serde_json::json;
+use tower_x402::{
+    Asset,
+    facilitator::Facilitator,
+    protocol::bazaar::{BodyType, Discovery},
+    server::{BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder, WaitingLine},
+};
 use url::Url;
 
 pub use service::{EvaluatorFuture, EvaluatorService};
 pub use stats::{Earned, SkillStats, Stats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
-use crate::{
-    facilitator::Facilitator,
-    network::Asset,
-    protocol::bazaar::{BodyType, Discovery},
-    server::{BrowserPage, BuildError, Line, RequirePaymentLayer, RequirePaymentLayerBuilder},
-};
 use stats::Counters;
 use work::Work;
 
@@ -31,7 +31,8 @@ use work::Work;
 /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 /// use alloy_signer_local::PrivateKeySigner;
 /// use axum::Router;
-/// use tower_x402::{Network, market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge}};
+/// use tower_x402::Network;
+/// use x402_market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge};
 ///
 /// # let key = PrivateKeySigner::random();
 /// let judge = output_judge(async |_task, output| {
@@ -119,7 +120,7 @@ impl Evaluator {
         self
     }
 
-    /// Whether the 402 declares what is sold (the extension [`bazaar`](crate::protocol::bazaar)), so that facilitators may list it. It
+    /// Whether the 402 declares what is sold (the extension [`bazaar`](tower_x402::protocol::bazaar)), so that facilitators may list it. It
     /// does unless this is turned off, or the card's endpoint is not a whole URL.
     pub fn listed(mut self, listed: bool) -> Self {
         self.listed = listed;
@@ -154,7 +155,7 @@ impl Evaluator {
             pricing,
             skills: card.skills.iter().map(|skill| skill.id.clone()).collect(),
             limits,
-            line: Line::new(limits.judgements, PATIENCE),
+            line: WaitingLine::new(limits.judgements, PATIENCE),
             counters,
         });
         let deadline = limits.time + SLACK;

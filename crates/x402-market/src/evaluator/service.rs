@@ -20,6 +20,10 @@ use serde_json::json;
 use tower::ServiceExt as _;
 use tower_layer::Layer as _;
 use tower_service::Service;
+use tower_x402::{
+    facilitator::Facilitator,
+    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, is_navigation},
+};
 
 use super::{
     page::Page,
@@ -27,12 +31,8 @@ use super::{
     work::{Work, json_response},
 };
 use crate::{
-    facilitator::Facilitator,
-    market::{
-        AgentCard, CARD_PATH, CardError,
-        schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
-    },
-    server::{PaymentStatus, RequestBody, RequirePayment, RequirePaymentLayer, ResponseBody, is_navigation},
+    AgentCard, CARD_PATH, CardError,
+    schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
 
 /// Where submissions are posted.
@@ -44,9 +44,9 @@ pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 ///
 /// | request | answer |
 /// |---|---|
-/// | `POST /evaluate` | an [`Evaluation`](crate::market::Evaluation), for the price of the outputs; a browser that opens it is shown what it costs |
+/// | `POST /evaluate` | an [`Evaluation`](crate::Evaluation), for the price of the outputs; a browser that opens it is shown what it costs |
 /// | `GET /.well-known/agent-card.json` | the [`AgentCard`] |
-/// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::market::schema) |
+/// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::schema) |
 /// | `GET /stats` | [`Stats`] |
 /// | `GET /payments/status` | what became of a payment: [`PaymentStatus`] |
 ///
@@ -106,7 +106,7 @@ impl EvaluatorService {
         }
         if path.ends_with(PAYMENT_STATUS_PATH) {
             let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(request);
-            return Box::pin(async { status.await.unwrap_or_else(|never| match never {}).map(ResponseBody::inner) });
+            return Box::pin(async { status.await.unwrap_or_else(|never| match never {}).map(ResponseBody::from) });
         }
         if path.ends_with(STATS_PATH) {
             if !matches!(*method, Method::GET | Method::HEAD) {
@@ -116,7 +116,7 @@ impl EvaluatorService {
             return Box::pin(async move {
                 let mut response = json_response(StatusCode::OK, &service.stats().await);
                 response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-                response.map(ResponseBody::inner)
+                response.map(ResponseBody::from)
             });
         }
         let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
@@ -187,7 +187,7 @@ where
 }
 
 fn ready(response: Response<Full<Bytes>>) -> Pin<Box<dyn Future<Output = Answer> + Send>> {
-    Box::pin(std::future::ready(response.map(ResponseBody::inner)))
+    Box::pin(std::future::ready(response.map(ResponseBody::from)))
 }
 
 fn not_allowed(methods: &'static str) -> Response<Full<Bytes>> {

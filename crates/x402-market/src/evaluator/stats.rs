@@ -9,12 +9,12 @@ use std::{
 use alloy_primitives::{Address, U256};
 use serde::{Serialize, Serializer};
 use tokio::sync::Mutex;
-
-use crate::{
+use tower_x402::{
+    Network,
     ledger::{Ledger, LedgerError, Listing, SettlementState},
-    market::{AgentCard, judge::JudgeError},
-    network::Network,
 };
+
+use crate::{AgentCard, judge::JudgeError};
 
 /// What `GET /stats` tells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -13,18 +13,18 @@ use http_body_util::{BodyExt as _, Full};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout};
+use tower_x402::{
+    protocol::header_name,
+    server::{PriceError, Quote, WaitingLine},
+};
 
 use super::{
     Limits,
     stats::{Counters, Ended},
 };
 use crate::{
-    market::{
-        Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
-        judge::{Judge, JudgeError},
-    },
-    protocol::header_name,
-    server::{Line, PriceError, Quote},
+    Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
+    judge::{Judge, JudgeError},
 };
 
 /// What all requests share.
@@ -35,7 +35,7 @@ pub(super) struct Work {
     pub(super) skills: Vec<String>,
     pub(super) limits: Limits,
     /// One place for each submission that is judged at once.
-    pub(super) line: Line,
+    pub(super) line: WaitingLine,
     pub(super) counters: Arc<Counters>,
 }
 

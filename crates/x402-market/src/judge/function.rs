@@ -5,12 +5,12 @@ use std::{fmt, future::Future, sync::Arc};
 use async_trait::async_trait;
 
 use super::{Judge, JudgeError};
-use crate::market::{Submission, Task, Verdict};
+use crate::{Submission, Task, Verdict};
 
 /// Makes a judge of a function of a submission, which returns a verdict per output.
 ///
 /// ```
-/// use tower_x402::market::{Confidence, Score, Submission, Verdict, judge::judge_fn};
+/// use x402_market::{Confidence, Score, Submission, Verdict, judge::judge_fn};
 ///
 /// let longest_is_best = judge_fn(async |submission: Submission| {
 ///     let longest = submission.outputs().iter().map(|output| output.len()).max().unwrap_or(0).max(1);
@@ -33,7 +33,7 @@ where
 /// An async closure that captures nothing will do, as will `move |task, output| { let state = state.clone(); async move { … } }`.
 ///
 /// ```
-/// use tower_x402::market::{Confidence, Score, Verdict, judge::output_judge};
+/// use x402_market::{Confidence, Score, Verdict, judge::output_judge};
 ///
 /// let gives_reasons = output_judge(async |_task, output| {
 ///     let score = if output.contains("because") { Score::MAX } else { Score::MIN };

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{Judge, JudgeError};
-use crate::market::{Confidence, Critique, Issue, LongText, Outputs, Score, Severity, Submission, Verdict};
+use crate::{Confidence, Critique, Issue, LongText, Outputs, Score, Severity, Submission, Verdict};
 
 /// Compares outputs with the help of another judge, which sees each pair in both orders: many judges, language models above all,
 /// favour what they see first.
@@ -14,7 +14,7 @@ use crate::market::{Confidence, Critique, Issue, LongText, Outputs, Score, Sever
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::{Submission, Task, judge::{ArithmeticJudge, Judge, PairwiseJudge}};
+/// use x402_market::{Submission, Task, judge::{ArithmeticJudge, Judge, PairwiseJudge}};
 ///
 /// let pair = Submission::pair(Task::new("arithmetic", "What is 2 + 2?")?, "Answer: 4", "Answer: 5")?;
 /// let verdicts = PairwiseJudge::new(ArithmeticJudge).judge(&pair).await?;
@@ -25,7 +25,7 @@ use crate::market::{Confidence, Critique, Issue, LongText, Outputs, Score, Sever
 pub struct PairwiseJudge<J>(J);
 
 /// The largest group that a [`PairwiseJudge`] takes, for its card
-/// ([`max_outputs`](crate::market::AgentCardBuilder::max_outputs)); the number of comparisons grows with its square.
+/// ([`max_outputs`](crate::AgentCardBuilder::max_outputs)); the number of comparisons grows with its square.
 pub const MAX_COMPARED: usize = 8;
 
 impl<J: Judge> PairwiseJudge<J> {

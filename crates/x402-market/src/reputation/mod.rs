@@ -11,8 +11,8 @@
 //!
 //! ```no_run
 //! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
-//! use tower_x402::market::{directory::DirectoryClient, evidence::EvidenceLog, reputation::Reputation};
-//! use tower_x402::market::selection::{Selector as _, Skills, Thompson};
+//! use x402_market::{directory::DirectoryClient, evidence::EvidenceLog, reputation::Reputation};
+//! use x402_market::selection::{Selector as _, Skills, Thompson};
 //!
 //! let skills: Skills = ["prose"].into_iter().collect();
 //! let audits = EvidenceLog::open("audits.jsonl", 100_000)?;
@@ -45,6 +45,7 @@ use std::{
 
 use alloy_primitives::Address;
 pub use report::{Opinion, Report, Standing, Tally, Why};
+use tower_x402::{Clock, SystemClock};
 
 #[cfg(feature = "onchain")]
 use super::directory::{Witness, WitnessError};
@@ -53,7 +54,6 @@ use super::{
     evidence::{Evidence, EvidenceError, EvidenceLog},
     selection::{Selector, Skills},
 };
-use crate::clock::{Clock, SystemClock};
 
 /// How many pages are read of a directory at a time, of up to a thousand voices each: as many as a directory keeps.
 const MAX_PAGES: usize = 1_000;

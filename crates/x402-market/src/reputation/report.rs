@@ -9,7 +9,7 @@ use alloy_primitives::Address;
 use serde::Serialize;
 
 use super::{interval::ninety_percent, tell};
-use crate::market::{
+use crate::{
     evidence::{Evidence, EvidenceLog, Outcome},
     selection::{Observation, Selector as _, Skills, Thompson, ThompsonConfig},
 };

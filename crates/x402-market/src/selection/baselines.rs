@@ -111,7 +111,8 @@ impl Selector for Greedy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{market::selection::SkillSet, usdc::Usdc};
+    use crate::selection::SkillSet;
+    use tower_x402::Usdc;
 
     fn market(prices: &[u64]) -> Vec<Candidate> {
         let skill = Skill::new(0).unwrap();

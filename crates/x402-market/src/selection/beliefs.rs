@@ -358,7 +358,7 @@ fn extend<T: Clone + Default>(items: &mut Vec<T>, count: usize, limit: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::usdc::Usdc;
+    use tower_x402::Usdc;
 
     const A: Address = Address::repeat_byte(1);
     const B: Address = Address::repeat_byte(2);

@@ -126,7 +126,8 @@ pub(super) const fn table_bytes<T>(capacity: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{market::selection::SkillSet, usdc::Usdc};
+    use crate::selection::SkillSet;
+    use tower_x402::Usdc;
 
     fn candidate(number: u8) -> Candidate {
         let evaluator = Address::repeat_byte(number);

@@ -3,7 +3,7 @@
 /// What a [`Thompson`](super::Thompson) selector believes before it has seen anything, and how fast it changes its mind.
 ///
 /// ```
-/// use tower_x402::market::selection::{Thompson, ThompsonConfig};
+/// use x402_market::selection::{Thompson, ThompsonConfig};
 ///
 /// let mut config = ThompsonConfig::default();
 /// config.newcomers = 0.02;

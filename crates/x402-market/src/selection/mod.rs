@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use alloy_primitives::Address;
-//! use tower_x402::{Usdc, market::selection::{Candidate, Job, Panel, Selector, Skills, Thompson}};
+//! //! use x402_market::selection::{Candidate, Job, Panel, Selector, Skills, Thompson};
 //!
 //! let skills: Skills = ["arithmetic"].into_iter().collect();
 //! let market = [Candidate {
@@ -59,9 +59,9 @@ pub use baselines::{CardClaims, Cheapest, Greedy, Random};
 pub use config::ThompsonConfig;
 pub use skills::{Skill, SkillSet, Skills};
 pub use thompson::{Estimate, Thompson};
+use tower_x402::Usdc;
 
 use super::evidence::{EvidenceLog, Outcome};
-use crate::usdc::Usdc;
 
 /// An evaluator that could be hired now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,7 +50,7 @@ impl FromIterator<Skill> for SkillSet {
 /// What cards claim beyond that is of no use to it, so that strangers cannot fill the table.
 ///
 /// ```
-/// use tower_x402::market::selection::Skills;
+/// use x402_market::selection::Skills;
 ///
 /// let skills: Skills = ["arithmetic", "prose"].into_iter().collect();
 /// let claimed = skills.set(["prose", "clairvoyance"]);

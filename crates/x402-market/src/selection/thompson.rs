@@ -4,15 +4,13 @@ use std::{collections::VecDeque, fmt};
 
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
+use tower_x402::Usdc;
 
 use super::{
     Candidate, Choice, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
     beliefs::Beliefs, pacing::Pacer,
 };
-use crate::{
-    market::evidence::{Evidence, EvidenceLog},
-    usdc::Usdc,
-};
+use crate::evidence::{Evidence, EvidenceLog};
 
 /// How many choices that are not settled are kept in mind; the oldest beyond that are taken as paid.
 const OPEN: usize = 1_024;
@@ -147,7 +145,7 @@ impl Thompson {
 
     /// The parameters of the two posteriors of an accuracy, without and with what others say, and the probability that the second
     /// is the one to go by.
-    pub(in crate::market) fn posteriors(&self, evaluator: Address, skill: Skill) -> Option<([[f64; 2]; 2], f64)> {
+    pub(crate) fn posteriors(&self, evaluator: Address, skill: Skill) -> Option<([[f64; 2]; 2], f64)> {
         let number = self.beliefs.number(evaluator)?;
         let of = |pooled| {
             let beta = self.beliefs.posterior(number, skill, pooled);
@@ -309,7 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::market::{evidence::Voice, selection::SkillSet};
+    use crate::{evidence::Voice, selection::SkillSet};
 
     fn skill() -> Skill {
         Skill::new(0).unwrap()

@@ -4,7 +4,7 @@
 //! is known of the judges is given.
 
 use super::feedback::Judged;
-use crate::market::{Confidence, Score};
+use crate::{Confidence, Score};
 
 /// The accuracy of a judge of whom nobody has an opinion. Any value above one half would do: all weigh the same then.
 pub(super) const UNKNOWN: f64 = 0.65;

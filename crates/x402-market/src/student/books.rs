@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
+use tower_x402::{
+    Usdc,
+    client::{Journal, Receipt},
+};
 
 use crate::{
-    client::{Journal, Receipt},
-    market::{
-        evidence::{Evidence, Outcome},
-        selection::Skill,
-    },
-    usdc::Usdc,
+    evidence::{Evidence, Outcome},
+    selection::Skill,
 };
 
 /// Where the money went, and for what.
@@ -122,7 +122,7 @@ impl Ledger {
     pub(super) fn reconcile(&mut self, journal: &Journal) {
         let accounts = &mut self.accounts;
         self.held.retain(|nonce, (evaluator, skill, amount)| {
-            let Some(paid) = journal.fate(*nonce) else { return true };
+            let Some(paid) = journal.was_paid(*nonce) else { return true };
             if let Some(account) = accounts.get_mut(&(*evaluator, *skill)) {
                 account.held = account.held.checked_sub(*amount).unwrap_or(Usdc::ZERO);
                 if paid {

@@ -8,16 +8,16 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::sync::{Semaphore, watch};
+use tower_x402::{
+    Clock, Nonces, OsNonces, SystemClock,
+    client::{Payer, PaymentMiddleware},
+};
 
 use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
 use crate::{
-    client::{Payer, PaymentMiddleware},
-    clock::{Clock, Nonces, OsNonces, SystemClock},
-    market::{
-        CardFetcher, EvaluationClient, LONGEST_WAIT,
-        evidence::{EvidenceLog, Outcome},
-        selection::{Selector, Thompson},
-    },
+    CardFetcher, EvaluationClient, LONGEST_WAIT,
+    evidence::{EvidenceLog, Outcome},
+    selection::{Selector, Thompson},
 };
 
 /// How many records a log in memory keeps.

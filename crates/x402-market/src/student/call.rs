@@ -10,6 +10,7 @@ use std::{
 
 use alloy_primitives::U256;
 use tokio::{sync::mpsc, task::JoinSet};
+use tower_x402::Usdc;
 
 use super::{
     Failure, Inner, Truth,
@@ -18,10 +19,7 @@ use super::{
     roster::Entry,
 };
 use crate::{
-    market::{
-        CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard, evidence::Evidence,
-    },
-    usdc::Usdc,
+    CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard, evidence::Evidence,
 };
 
 /// A submission, and what is known of it.

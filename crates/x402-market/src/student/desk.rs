@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use alloy_primitives::Address;
 use rand::{RngExt, rngs::Xoshiro256PlusPlus};
+use tower_x402::{Usdc, client::Receipt};
 use url::Url;
 
 use super::{
@@ -17,14 +18,10 @@ use super::{
     truth,
 };
 use crate::{
-    client::Receipt,
-    market::{
-        EvaluateError, Submission, VerifiedCard,
-        client::Bought,
-        evidence::{Evidence, EvidenceLog, Outcome, Voice},
-        selection::{Candidate, Choice, Job, Observation, Panel, Selector, Skill, Skills},
-    },
-    usdc::Usdc,
+    EvaluateError, Submission, VerifiedCard,
+    client::Bought,
+    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    selection::{Candidate, Choice, Job, Observation, Panel, Selector, Skill, Skills},
 };
 
 /// Everything that one lock guards. It is never held while something is waited for.

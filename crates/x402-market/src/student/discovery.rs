@@ -11,7 +11,7 @@ use tokio::{task::JoinSet, time::timeout};
 use url::Url;
 
 use super::{CardSource, Inner, SourceError, desk::Desk, roster::NotEntered};
-use crate::market::{CardError, card_fetcher::Fetched};
+use crate::{CardError, card_fetcher::Fetched};
 
 /// How many times in a row somebody's card must have been out of reach to be taken for gone.
 const MISSES: u32 = 3;
@@ -231,7 +231,7 @@ async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
 fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<Found, RefusedReason> {
     let (url, card) = (&place.0, &fetched.card);
     let accepts = &card.pricing().accepts;
-    let is_ours = |token: &crate::market::AcceptedToken| {
+    let is_ours = |token: &crate::AcceptedToken| {
         inner.payer.assets().iter().any(|asset| asset.network == token.network && asset.address == token.asset)
     };
     if !accepts.iter().any(is_ours) {

@@ -7,6 +7,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, timeout, timeout_at},
 };
+use tower_x402::Usdc;
 
 use super::{
     Failure, Feedback, Inner, Opinion, OutputFeedback, StudentError, Truth,
@@ -16,10 +17,7 @@ use super::{
     feedback::Hire,
     roster::Shape,
 };
-use crate::{
-    market::{EvaluatorId, Score, Submission, Verdict, selection::Skill},
-    usdc::Usdc,
-};
+use crate::{EvaluatorId, Score, Submission, Verdict, selection::Skill};
 
 /// Has a submission judged, and sometimes a hidden task before it.
 pub(super) async fn run(

@@ -4,13 +4,12 @@ use std::fmt;
 
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
-
-use crate::{
+use tower_x402::{
+    Network, Usdc,
     client::{PaymentError, Refusal},
-    market::{EvaluateError, evidence::Outcome},
-    network::Network,
-    usdc::Usdc,
 };
+
+use crate::{EvaluateError, evidence::Outcome};
 
 /// The longest detail that is kept, in characters.
 const DETAIL: usize = 200;

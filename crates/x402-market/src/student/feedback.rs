@@ -2,15 +2,14 @@
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
+use tower_x402::{
+    Network, Usdc,
+    client::{self, Receipt},
+};
 use url::Url;
 
 use super::Failure;
-use crate::{
-    client::{self, Receipt},
-    market::{Confidence, EvaluatorId, Preference, Reward, Score, TaskId, Verdict},
-    network::Network,
-    usdc::Usdc,
-};
+use crate::{Confidence, EvaluatorId, Preference, Reward, Score, TaskId, Verdict};
 
 /// What a panel said about a submission, and what it cost.
 ///

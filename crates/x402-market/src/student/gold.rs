@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rand::{Rng, RngExt, seq::SliceRandom};
 
 use super::Truth;
-use crate::market::{Input, LengthError, LongText, Outputs, Preference, Submission, Task};
+use crate::{Input, LengthError, LongText, Outputs, Preference, Submission, Task};
 
 /// A task with outputs that are known to be good or bad.
 ///
@@ -15,10 +15,10 @@ use crate::market::{Input, LengthError, LongText, Outputs, Preference, Submissio
 /// reference or a context goes before no submission that has one; what real ones do not have is left out of it.
 ///
 /// ```
-/// use tower_x402::market::{Gold, Task};
+/// use x402_market::{Gold, Task};
 ///
 /// let gold = Gold::new(Task::new("arithmetic", "What is 17 * 23?")?).good("391")?.bad("381")?.bad("It is 400.")?;
-/// # Ok::<(), tower_x402::market::LengthError>(())
+/// # Ok::<(), x402_market::LengthError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gold {
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(gold("?").shaped_like(&six, &mut rng), None, "it has five");
         let pair = Submission::pair(task("x"), "1", "2").unwrap();
         assert_eq!(Gold::new(task("?")).good("good").unwrap().shaped_like(&pair, &mut rng), None, "none is bad");
-        let message = crate::market::Message::new("user", "x").unwrap();
+        let message = crate::Message::new("user", "x").unwrap();
         let chat = Submission::single(Task::chat("prose", [message]).unwrap(), "y").unwrap();
         assert_eq!(gold("?").shaped_like(&chat, &mut rng), None);
         for richer in [task("x").with_reference("the truth"), task("x").with_context("a test")] {

@@ -34,6 +34,10 @@ pub use feedback::{Feedback, Hire, Judged, Opinion, OutputFeedback, Paid};
 pub use gold::Gold;
 pub use source::{CardSource, SourceError};
 use tokio::sync::{Semaphore, watch};
+use tower_x402::{
+    Clock, Usdc,
+    client::{Budget, Payer},
+};
 pub use truth::Truth;
 use url::Url;
 
@@ -41,17 +45,13 @@ use super::{
     CardError, CardFetcher, EvaluationClient, Submission, VerifiedCard,
     evidence::{Evidence, EvidenceError, EvidenceLog},
 };
-use crate::{
-    client::{Budget, Payer},
-    clock::Clock,
-    usdc::Usdc,
-};
 
 /// Buys verdicts, within a budget, from whoever is worth it.
 ///
 /// ```no_run
 /// # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::{client::{Budget, DiscoveryClient, Payer}, market::{Student, Submission, Task}};
+/// use tower_x402::client::{Budget, DiscoveryClient, Payer};
+/// use x402_market::{Student, Submission, Task};
 ///
 /// let budget = Budget::builder().per_payment("$0.01".parse()?).total("$1.00".parse()?).build();
 /// let student = Student::builder(Payer::builder(key).budget(budget).build())

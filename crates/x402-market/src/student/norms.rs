@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use alloy_primitives::Address;
 
 use super::aggregate::{self, Habit};
-use crate::market::selection::Skill;
+use crate::selection::Skill;
 
 /// How many scores of a judge count; older ones fade.
 const MEMORY: f64 = 200.0;
@@ -78,7 +78,7 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::market::student::aggregate::calibrate;
+    use crate::student::aggregate::calibrate;
 
     fn skill() -> Skill {
         Skill::new(0).unwrap()

@@ -1,6 +1,6 @@
 //! What may still be promised.
 
-use crate::{client::Budget, usdc::Usdc};
+use tower_x402::{Usdc, client::Budget};
 
 /// The budget's remainder without what is promised to calls that have not signed yet.
 ///

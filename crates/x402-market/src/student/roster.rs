@@ -3,14 +3,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use alloy_primitives::Address;
+use tower_x402::Usdc;
 use url::Url;
 
 use crate::{
-    market::{
-        Outputs, Submission, VerifiedCard,
-        selection::{Candidate, Skill, SkillSet, Skills},
-    },
-    usdc::Usdc,
+    Outputs, Submission, VerifiedCard,
+    selection::{Candidate, Skill, SkillSet, Skills},
 };
 
 /// Evaluators with their cards, in the order in which they were found.

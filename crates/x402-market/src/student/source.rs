@@ -4,12 +4,10 @@ use std::{collections::HashMap, error::Error, sync::Arc};
 
 use alloy_primitives::Address;
 use async_trait::async_trait;
+use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
 use url::Url;
 
-use crate::{
-    client::{DiscoveryClient, DiscoveryFilter},
-    market::directory::{CardQuery, DirectoryClient},
-};
+use crate::directory::{CardQuery, DirectoryClient};
 
 /// Knows where evaluators are: a URL, a list of them, a facilitator's list of what can be paid for, a directory.
 ///
@@ -64,7 +62,7 @@ impl CardSource for Vec<Url> {
 }
 
 /// All that is spoken with over HTTP: the card is looked for beside each resource that can be paid for, as
-/// [`Evaluator`](crate::market::Evaluator) has it.
+/// [`Evaluator`](crate::Evaluator) has it.
 #[async_trait]
 impl CardSource for DiscoveryClient {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {

@@ -3,7 +3,7 @@
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
-use crate::market::{Evaluation, Outputs, Preference, Submission, Verdict, evidence::Outcome};
+use crate::{Evaluation, Outputs, Preference, Submission, Verdict, evidence::Outcome};
 
 /// The truth about the outputs of a submission.
 ///
@@ -73,7 +73,7 @@ mod tests {
     use rand::{SeedableRng, rngs::Xoshiro256PlusPlus};
 
     use super::*;
-    use crate::market::{Confidence, Score};
+    use crate::{Confidence, Score};
 
     fn verdicts(scores: &[f64]) -> Vec<Verdict> {
         let confidence = Confidence::new(0.8).unwrap();

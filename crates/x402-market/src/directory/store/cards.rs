@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
+use tower_x402::Network;
 
 use super::{
     DirectoryStore, StoreError,
@@ -11,21 +12,21 @@ use super::{
     conditions::Conditions,
     listing::forget_offers,
 };
-use crate::{market::directory::wire::CardEntry, network::Network};
+use crate::directory::wire::CardEntry;
 
 /// Which cards to list.
 #[derive(Clone, Debug, Default)]
-pub(in crate::market::directory) struct CardFilter {
-    pub(in crate::market::directory) skill: Option<String>,
-    pub(in crate::market::directory) network: Option<Network>,
-    pub(in crate::market::directory) max_price: Option<u64>,
-    pub(in crate::market::directory) after: u64,
-    pub(in crate::market::directory) limit: u64,
+pub(in crate::directory) struct CardFilter {
+    pub(in crate::directory) skill: Option<String>,
+    pub(in crate::directory) network: Option<Network>,
+    pub(in crate::directory) max_price: Option<u64>,
+    pub(in crate::directory) after: u64,
+    pub(in crate::directory) limit: u64,
 }
 
 /// What is known of an evaluator and a skill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::market::directory) enum Offered {
+pub(in crate::directory) enum Offered {
     /// The skill, and this was the lowest price per output, in atomic units.
     For(u64),
     OtherSkills,
@@ -34,7 +35,7 @@ pub(in crate::market::directory) enum Offered {
 
 impl DirectoryStore {
     /// When a card was last asked for, if it is known and listed.
-    pub(in crate::market::directory) async fn checked_at(&self, url: &str) -> Result<Option<u64>, StoreError> {
+    pub(in crate::directory) async fn checked_at(&self, url: &str) -> Result<Option<u64>, StoreError> {
         let url = url.to_owned();
         self.run(move |connection| {
             let select = "SELECT checked_at FROM cards WHERE url = ? AND listed = 1";
@@ -44,7 +45,7 @@ impl DirectoryStore {
     }
 
     /// Listed cards, by number; at most so many, and of so many bytes after the first. Also whether there are more.
-    pub(in crate::market::directory) async fn cards(
+    pub(in crate::directory) async fn cards(
         &self,
         filter: &CardFilter,
         bytes: usize,
@@ -54,17 +55,13 @@ impl DirectoryStore {
     }
 
     /// Whether this address was ever the payee of a card here, and whether of one with this skill.
-    pub(in crate::market::directory) async fn offered(
-        &self,
-        evaluator: Address,
-        skill: &str,
-    ) -> Result<Offered, StoreError> {
+    pub(in crate::directory) async fn offered(&self, evaluator: Address, skill: &str) -> Result<Offered, StoreError> {
         let skill = skill.to_owned();
         self.run(move |connection| offered(connection, evaluator, &skill)).await
     }
 
     /// Cards that were last asked for at `until` or before, the longest ago first.
-    pub(in crate::market::directory) async fn due(&self, until: u64, limit: u64) -> Result<Vec<String>, StoreError> {
+    pub(in crate::directory) async fn due(&self, until: u64, limit: u64) -> Result<Vec<String>, StoreError> {
         self.run(move |connection| {
             let select = "SELECT url FROM cards WHERE checked_at <= ? ORDER BY checked_at LIMIT ?";
             let mut select = connection.prepare_cached(select)?;
@@ -75,12 +72,7 @@ impl DirectoryStore {
     }
 
     /// A card could not be had just now. It is no longer listed if it has not been seen for `patience`.
-    pub(in crate::market::directory) async fn missed(
-        &self,
-        url: &str,
-        now: u64,
-        patience: Duration,
-    ) -> Result<(), StoreError> {
+    pub(in crate::directory) async fn missed(&self, url: &str, now: u64, patience: Duration) -> Result<(), StoreError> {
         let (url, seen) = (url.to_owned(), now.saturating_sub(patience.as_secs()));
         self.run(move |connection| {
             let update = "UPDATE cards SET checked_at = ?2, listed = listed AND last_seen > ?3 WHERE url = ?1";
@@ -90,7 +82,7 @@ impl DirectoryStore {
     }
 
     /// Removes cards that were not seen since, and what their evaluators offered if no other card is left.
-    pub(in crate::market::directory) async fn forget_cards(&self, before: u64) -> Result<(), StoreError> {
+    pub(in crate::directory) async fn forget_cards(&self, before: u64) -> Result<(), StoreError> {
         self.run(move |connection| {
             let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             work.prepare_cached("DELETE FROM cards WHERE last_seen < ?")?.execute([signed(before)])?;

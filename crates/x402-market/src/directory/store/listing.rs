@@ -2,37 +2,35 @@
 
 use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
+use tower_x402::Network;
 use url::Url;
 
 use super::{
     DirectoryStore, Limits, StoreError,
     columns::{address, ask, signed},
 };
-use crate::{
-    market::agent_card::{CARD_PATH, below},
-    network::Network,
-};
+use crate::agent_card::{CARD_PATH, below};
 
 /// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
 const MAX_OFFERED: i64 = 256;
 
 /// A card to be kept.
 #[derive(Clone)]
-pub(in crate::market::directory) struct Card {
-    pub(in crate::market::directory) url: String,
-    pub(in crate::market::directory) host: String,
+pub(in crate::directory) struct Card {
+    pub(in crate::directory) url: String,
+    pub(in crate::directory) host: String,
     /// Where the evaluator is asked, as it was signed.
-    pub(in crate::market::directory) endpoint: String,
-    pub(in crate::market::directory) pay_to: Address,
-    pub(in crate::market::directory) price: u64,
-    pub(in crate::market::directory) json: String,
-    pub(in crate::market::directory) skills: Vec<String>,
-    pub(in crate::market::directory) networks: Vec<Network>,
+    pub(in crate::directory) endpoint: String,
+    pub(in crate::directory) pay_to: Address,
+    pub(in crate::directory) price: u64,
+    pub(in crate::directory) json: String,
+    pub(in crate::directory) skills: Vec<String>,
+    pub(in crate::directory) networks: Vec<Network>,
 }
 
 /// What became of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::market::directory) enum Listed {
+pub(in crate::directory) enum Listed {
     New,
     Renewed,
     /// Its evaluator is listed by this URL.
@@ -51,7 +49,7 @@ pub(in crate::market::directory) enum Listed {
 
 impl DirectoryStore {
     /// Keeps a card that was just seen. If there are too many, one makes room: an unlisted one, or the oldest nobody has spoken of.
-    pub(in crate::market::directory) async fn put_card(
+    pub(in crate::directory) async fn put_card(
         &self,
         card: &Card,
         now: u64,

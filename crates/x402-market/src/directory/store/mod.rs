@@ -3,6 +3,7 @@
 mod cards;
 mod columns;
 mod conditions;
+mod file;
 mod listing;
 mod migrations;
 mod voices;
@@ -15,8 +16,7 @@ use rusqlite::Connection;
 use tokio::{runtime::Handle, sync::Mutex};
 pub(super) use voices::{Said, VoiceFilter};
 
-use self::migrations::SCHEMA;
-use crate::sqlite;
+use self::migrations::bring_up_to_date;
 
 /// How many statements are kept prepared: there is room for all there are.
 const STATEMENTS: usize = 64;
@@ -46,7 +46,7 @@ pub struct DirectoryStore {
 /// The file of a directory could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the directory's file cannot be used")]
-pub struct StoreError(#[source] sqlite::Error);
+pub struct StoreError(#[source] file::Error);
 
 impl DirectoryStore {
     /// Opens the file at `path`, or makes it.
@@ -55,7 +55,7 @@ impl DirectoryStore {
     /// If it cannot be opened, belongs to another process, or is no directory.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
-        Self::keep_in(move || sqlite::open(&path)).await
+        Self::keep_in(move || file::open(&path)).await
     }
 
     /// A store that ends with the process.
@@ -67,14 +67,14 @@ impl DirectoryStore {
     }
 
     async fn keep_in(
-        open: impl FnOnce() -> Result<Connection, sqlite::Error> + Send + 'static,
+        open: impl FnOnce() -> Result<Connection, file::Error> + Send + 'static,
     ) -> Result<Self, StoreError> {
         let connection = aside(move || {
             let mut connection = open()?;
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
             // The skills and networks of a card go with it.
             connection.pragma_update(None, "foreign_keys", "ON")?;
-            SCHEMA.bring_up_to_date(&mut connection)?;
+            bring_up_to_date(&mut connection)?;
             Ok(connection)
         })
         .await?;
@@ -119,7 +119,7 @@ impl StoreError {
 
 /// Does what may wait for the disk where no task is kept waiting by it.
 async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, sqlite::Error> + Send + 'static,
+    work: impl FnOnce() -> Result<T, file::Error> + Send + 'static,
 ) -> Result<T, StoreError> {
     let runtime = Handle::try_current().map_err(StoreError::of)?;
     runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)

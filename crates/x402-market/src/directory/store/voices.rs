@@ -8,21 +8,21 @@ use super::{
     columns::{Json, ask, number, signed},
     conditions::Conditions,
 };
-use crate::market::directory::{PaymentOf, SignedEvidence, wire::Admitted, witness::Payment};
+use crate::directory::{PaymentOf, SignedEvidence, wire::Admitted, witness::Payment};
 
 /// Which voices to list.
 #[derive(Clone, Debug, Default)]
-pub(in crate::market::directory) struct VoiceFilter {
-    pub(in crate::market::directory) evaluator: Option<Address>,
-    pub(in crate::market::directory) skill: Option<String>,
-    pub(in crate::market::directory) payer: Option<Address>,
-    pub(in crate::market::directory) after: u64,
-    pub(in crate::market::directory) limit: u64,
+pub(in crate::directory) struct VoiceFilter {
+    pub(in crate::directory) evaluator: Option<Address>,
+    pub(in crate::directory) skill: Option<String>,
+    pub(in crate::directory) payer: Option<Address>,
+    pub(in crate::directory) after: u64,
+    pub(in crate::directory) limit: u64,
 }
 
 /// What became of a voice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::market::directory) enum Said {
+pub(in crate::directory) enum Said {
     New(u64),
     /// It said the very same before.
     Again(u64),
@@ -35,15 +35,15 @@ pub(in crate::market::directory) enum Said {
 }
 
 /// A voice whose payment may yet be undone.
-pub(in crate::market::directory) struct Open {
-    pub(in crate::market::directory) id: u64,
-    pub(in crate::market::directory) block: u64,
-    pub(in crate::market::directory) said: SignedEvidence,
+pub(in crate::directory) struct Open {
+    pub(in crate::directory) id: u64,
+    pub(in crate::directory) block: u64,
+    pub(in crate::directory) said: SignedEvidence,
 }
 
 impl DirectoryStore {
     /// What was said about this payment before, if anything was.
-    pub(in crate::market::directory) async fn heard(
+    pub(in crate::directory) async fn heard(
         &self,
         of: &PaymentOf,
         said: &SignedEvidence,
@@ -53,7 +53,7 @@ impl DirectoryStore {
     }
 
     /// Keeps a voice whose payment was found.
-    pub(in crate::market::directory) async fn put_voice(
+    pub(in crate::directory) async fn put_voice(
         &self,
         payment: &Payment,
         said: &SignedEvidence,
@@ -64,20 +64,13 @@ impl DirectoryStore {
     }
 
     /// Voices by number, and whether there are more.
-    pub(in crate::market::directory) async fn voices(
-        &self,
-        filter: &VoiceFilter,
-    ) -> Result<(Vec<Admitted>, bool), StoreError> {
+    pub(in crate::directory) async fn voices(&self, filter: &VoiceFilter) -> Result<(Vec<Admitted>, bool), StoreError> {
         let filter = filter.clone();
         self.run(move |connection| voices(connection, &filter)).await
     }
 
     /// Voices whose payments were not final when they were last looked at, the longest here first.
-    pub(in crate::market::directory) async fn not_final(
-        &self,
-        after: u64,
-        limit: u64,
-    ) -> Result<Vec<Open>, StoreError> {
+    pub(in crate::directory) async fn not_final(&self, after: u64, limit: u64) -> Result<Vec<Open>, StoreError> {
         self.run(move |connection| {
             let select = "SELECT id, said, block FROM voices WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
             let mut select = connection.prepare_cached(select)?;
@@ -88,7 +81,7 @@ impl DirectoryStore {
     }
 
     /// The payment of a voice cannot be undone any more, or was undone: then it is as if it had never spoken.
-    pub(in crate::market::directory) async fn close_voice(&self, id: u64, stands: bool) -> Result<(), StoreError> {
+    pub(in crate::directory) async fn close_voice(&self, id: u64, stands: bool) -> Result<(), StoreError> {
         let change = match stands {
             true => "UPDATE voices SET final = 1 WHERE id = ?",
             false => "DELETE FROM voices WHERE id = ?",
@@ -97,7 +90,7 @@ impl DirectoryStore {
     }
 
     /// Removes what was said about payments up to this time; such payments have no voice any more.
-    pub(in crate::market::directory) async fn forget_voices(&self, until: u64) -> Result<(), StoreError> {
+    pub(in crate::directory) async fn forget_voices(&self, until: u64) -> Result<(), StoreError> {
         self.run(move |connection| {
             let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             forget(&work, signed(until))?;

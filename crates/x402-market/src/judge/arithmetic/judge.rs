@@ -10,7 +10,7 @@ use super::{
     statements::{self, Verdict as Checked},
     units::{Dimension, Unit},
 };
-use crate::market::{Confidence, Critique, Issue, Place, Score, Severity, Verdict};
+use crate::{Confidence, Critique, Issue, Place, Score, Severity, Verdict};
 
 /// More issues or strengths than this are left out.
 const MAX_REMARKS: usize = 20;
@@ -263,7 +263,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Given, judge as judge_given};
-    use crate::market::Verdict;
+    use crate::Verdict;
 
     fn judge(prompt: &str, reference: Option<&str>, output: &str) -> Verdict {
         judge_given(Given { prompt, reference, context: None }, output)

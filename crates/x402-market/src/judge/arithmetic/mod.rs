@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 use self::judge::Given;
 use super::{Judge, JudgeError};
-use crate::market::{Submission, Verdict};
+use crate::{Submission, Verdict};
 
 /// The longest prompt, in bytes.
 const MAX_PROMPT: usize = 4 * 1024;
@@ -30,7 +30,7 @@ const MAX_OUTPUT: usize = 16 * 1024;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::{Submission, Task, judge::{ArithmeticJudge, Judge}};
+/// use x402_market::{Submission, Task, judge::{ArithmeticJudge, Judge}};
 ///
 /// let task = Task::new("arithmetic", "What is 17 * 23 + 4?")?;
 /// let verdicts = ArithmeticJudge.judge(&Submission::single(task, "17 * 23 = 381. Answer: 385")?).await?;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::market::{Confidence, Critique, Issue, List, LongText, MAX_OUTPUTS, Place, Score, Severity, Verdict};
+use crate::{Confidence, Critique, Issue, List, LongText, MAX_OUTPUTS, Place, Score, Severity, Verdict};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

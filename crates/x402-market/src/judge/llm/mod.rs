@@ -7,6 +7,7 @@ use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::{sync::Semaphore, task::JoinSet};
+use tower_x402::{Nonces, OsNonces};
 use url::Url;
 
 use self::{
@@ -14,10 +15,7 @@ use self::{
     prompt::{Markers, prompt},
 };
 use super::{Judge, JudgeError};
-use crate::{
-    clock::{Nonces, OsNonces},
-    market::{ChatClient, ChatError, ChatMessage, LongText, Outputs, Submission, Task, Verdict},
-};
+use crate::{ChatClient, ChatError, ChatMessage, LongText, Outputs, Submission, Task, Verdict};
 
 /// Judges with a language model behind any OpenAI-compatible endpoint (`POST …/chat/completions`).
 ///
@@ -29,7 +27,7 @@ use crate::{
 ///
 /// ```no_run
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::judge::LlmJudge;
+/// use x402_market::judge::LlmJudge;
 ///
 /// let judge = LlmJudge::builder("http://127.0.0.1:11434/v1".parse()?, "llama3.1")
 ///     .specialty("the soundness of legal arguments; weigh precedent over rhetoric")

@@ -2,7 +2,7 @@
 
 use alloy_primitives::{B256, hex};
 
-use crate::market::{ChatMessage, Input, LongText, Task};
+use crate::{ChatMessage, Input, LongText, Task};
 
 /// Marks the beginning and the end of what others wrote. Nobody who wrote it could know the marks.
 pub(super) struct Markers(String);

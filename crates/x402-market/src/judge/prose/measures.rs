@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range};
 
 use super::text::{Document, syllables};
-use crate::market::{Issue, Place, Severity};
+use crate::{Issue, Place, Severity};
 
 /// One measure: how well the text does, from 0 to 1, and what to say about it.
 pub(super) struct Measure {

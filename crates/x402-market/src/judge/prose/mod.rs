@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use self::{measures::Measure, text::Document};
 use super::{Judge, JudgeError};
-use crate::market::{Confidence, Critique, Issue, Score, Severity, Submission, Verdict};
+use crate::{Confidence, Critique, Issue, Score, Severity, Submission, Verdict};
 
 /// Judges how clear English prose is, by measure: Flesch's reading ease, the length of sentences, repetition, the passive voice,
 /// paragraphs, and words that say nothing.
@@ -18,7 +18,7 @@ use crate::market::{Confidence, Critique, Issue, Score, Severity, Submission, Ve
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_x402::market::{Submission, Task, judge::{Judge, ProseJudge}};
+/// use x402_market::{Submission, Task, judge::{Judge, ProseJudge}};
 ///
 /// let task = Task::new("prose", "Why does bread rise?")?;
 /// let clear = "Yeast eats sugar and makes gas. The gas is caught in the dough, so the dough grows.";

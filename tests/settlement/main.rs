@@ -7,6 +7,7 @@ mod devnet;
 mod engine;
 mod ledger;
 mod ledger_faults;
+mod lookup;
 mod ops;
 mod remote;
 mod rpc_proxy;

@@ -1,5 +1,5 @@
 //! A client of the API server of [Atropos](https://github.com/NousResearch/atropos), through which environments of reinforcement
-//! learning hand scored answers to a trainer (PyPI `atroposlib` 0.4).
+//! learning hand scored answers to a trainer (PyPI `atroposlib` 0.4). It is for environments and trainers that are written in Rust.
 //!
 //! A **trainer** [registers](AtroposClient::register) a run and then pulls [batches](AtroposClient::batch). An **environment**
 //! [joins](AtroposClient::register_env) once the trainer has begun, has its policy answer tasks, and [pushes](Environment::push)

@@ -1,5 +1,8 @@
 //! Evaluators that sell their verdicts, and students that buy them.
 //!
+//! This is for those who can judge something (answers, proofs, code) and want to be paid for it, and for those who train a model or run
+//! agents and want to buy judgement within a budget. It builds on [`tower_x402`], which charges and pays.
+//!
 //! A student has outputs to be judged: the answers of a model in training, a draft, a proof. An evaluator has a skill and sells
 //! its verdicts, per output, over x402. It says on a signed card what it can do and what that costs; what it answers has a form that
 //! programs can rely on.
@@ -74,6 +77,13 @@
 //! [`directory`] is where students find evaluators, and what other students saw of them: evidence about payments that took place.
 //! [`reputation`] is what a reader makes of it, as far as the others agree with its own audits.
 //!
+//! # Features
+//!
+//! | feature | what it adds | default |
+//! |---|---|---|
+//! | `onchain` | `directory::Witness`: checks on a chain that reported payments took place | yes |
+//! | `directory` | `directory::DirectoryService`: a directory of evaluators and of evidence, for others | |
+//!
 //! # The pricing extension, version 1
 //!
 //! Under `capabilities.extensions` with the URI [`EXTENSION_URI`]; its `params` are a [`Pricing`]:
@@ -88,6 +98,9 @@
 //! | `maxOutputs` | how many outputs a submission may hold, up to 64 |
 //! | `expertise` | `{skill, claim}`: how often verdicts are right, by the evaluator's own account |
 //! | `schemas` | URLs of the schemas of `submission` and `evaluation` |
+
+// docs.rs shows the feature that each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 
 use std::{error::Error as _, fs, path::Path};
 
+use alloy_primitives::address;
 use tower_x402::ledger::SqliteLedger;
 use x402_market::directory::{CardQuery, DirectoryStore, VoiceQuery};
 
@@ -47,6 +48,28 @@ async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
     let next = again.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
     assert_eq!(again.post(&next).await.0, 201);
     assert!(read(&again).await.0[1].id > before.0[0].id);
+}
+
+/// One that was written when the directory was a part of tower-x402: `user_version` 3, in WAL mode.
+#[tokio::test]
+async fn file_written_by_tower_x402_0_1_is_opened_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.sqlite");
+    fs::write(&path, include_bytes!("files/directory-0.1.0.sqlite")).unwrap();
+    let chain = DevnetChain::start(None).await;
+    let stage = open(&chain, &path).await;
+    let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+    let [old] = &voices[..] else { panic!("{voices:?}") };
+    let evidence = &old.said.evidence;
+    assert_eq!((old.id, &*evidence.skill, evidence.paid.atomic()), (1, "prose", 1_000));
+    assert_eq!(evidence.evaluator, address!("2ac7088de47fa6ef56904ad72e06f86d2dd7234d"));
+    let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
+    assert_eq!(cards.iter().map(|found| found.card.pay_to()).collect::<Vec<_>>(), [evidence.evaluator]);
+    let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
+    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&next).await.0, 201);
+    let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+    assert_eq!(voices.iter().map(|voice| voice.id).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[tokio::test]

@@ -1,0 +1,68 @@
+//! Whether a payment was made, as anybody can look it up on a chain.
+
+use alloy_primitives::{Address, B256, U256};
+use alloy_signer_local::PrivateKeySigner;
+use tower_x402::{
+    Network,
+    lookup::{LookupError, PaymentLookup, PaymentState, SoughtPayment},
+};
+
+use support::{
+    authorization::{authorization, sign},
+    chain::Chain,
+    devnet::DevnetChain,
+    token::transfer_vrs,
+};
+
+/// A payment of 1,000 units to this payee, and its transaction.
+async fn pay(chain: &DevnetChain, payee: Address) -> (SoughtPayment, B256) {
+    let payer = PrivateKeySigner::random();
+    chain.mint(payer.address(), 1_000).await;
+    let message = authorization(payer.address(), payee, 1_000);
+    let signature = sign(&payer, &chain.asset(), &message);
+    let receipt = chain.relayer().await.send(chain, transfer_vrs(&message, &signature)).await;
+    let token = chain.asset().address;
+    let nonce = message.nonce;
+    let payment = SoughtPayment { token, payer: payer.address(), payee, amount: U256::from(1_000), nonce };
+    (payment, receipt.transaction_hash)
+}
+
+#[tokio::test]
+async fn payment_is_found_with_and_without_its_transaction() {
+    let chain = DevnetChain::start(None).await;
+    let (payment, transaction) = pay(&chain, Address::repeat_byte(2)).await;
+    let lookup = PaymentLookup::at_url(Network::BASE_SEPOLIA, chain.rpc_url()).unwrap();
+    let PaymentState::Made(mined) = lookup.transaction(&payment, transaction).await.unwrap() else {
+        panic!("it was made")
+    };
+    assert_eq!((mined.transaction, mined.block_time), (transaction, chain.timestamp().await));
+    assert_eq!(mined.block, mined.latest);
+    assert_eq!(lookup.search(&payment, 100).await, Ok(PaymentState::Made(mined)));
+}
+
+#[tokio::test]
+async fn other_payments_are_not_taken_for_this_one() {
+    let chain = DevnetChain::start(None).await;
+    let (payment, transaction) = pay(&chain, Address::repeat_byte(2)).await;
+    let lookup = PaymentLookup::at_url(Network::BASE_SEPOLIA, chain.rpc_url()).unwrap();
+    let unused = SoughtPayment { nonce: B256::repeat_byte(9), ..payment };
+    assert_eq!(lookup.transaction(&unused, transaction).await, Ok(PaymentState::NotThis));
+    assert_eq!(lookup.search(&unused, 100).await, Ok(PaymentState::NotFound));
+    assert_eq!(lookup.transaction(&payment, B256::repeat_byte(9)).await, Ok(PaymentState::NotMined));
+    for other in [
+        SoughtPayment { amount: U256::from(1_001), ..payment },
+        SoughtPayment { payee: Address::repeat_byte(3), ..payment },
+    ] {
+        assert_eq!(lookup.transaction(&other, transaction).await, Ok(PaymentState::NotThis));
+        assert_eq!(lookup.search(&other, 100).await, Ok(PaymentState::UsedOtherwise));
+    }
+}
+
+#[tokio::test]
+async fn node_of_another_chain_and_bad_url_are_errors() {
+    let chain = DevnetChain::start(None).await;
+    let (payment, transaction) = pay(&chain, Address::repeat_byte(2)).await;
+    let lookup = PaymentLookup::at_url(Network::BASE, chain.rpc_url()).unwrap();
+    assert_eq!(lookup.transaction(&payment, transaction).await, Err(LookupError::OtherChain));
+    assert!(matches!(PaymentLookup::at_url(Network::BASE, "ftp://key@node.example"), Err(LookupError::Url)));
+}

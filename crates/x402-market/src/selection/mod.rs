@@ -5,7 +5,8 @@
 //!
 //! ```
 //! use alloy_primitives::Address;
-//! //! use x402_market::selection::{Candidate, Job, Panel, Selector, Skills, Thompson};
+//! use tower_x402::Usdc;
+//! use x402_market::selection::{Candidate, Job, Panel, Selector, Skills, Thompson};
 //!
 //! let skills: Skills = ["arithmetic"].into_iter().collect();
 //! let market = [Candidate {

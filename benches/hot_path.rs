@@ -33,8 +33,9 @@ use tower::Service as _;
 use tower_x402::{
     client::AddPayment,
     eip3009::AuthorizationSigner,
-    facilitator::{Terms, Window, batch_calldata, precheck},
+    facilitator::batch_calldata,
     ledger::{Fingerprint, FulfilmentStep, Ledger as _, MemoryLedger, Record, Reservation, SettlementStep},
+    payment::{Terms, Window, precheck},
     protocol::{ExactPayload, MAX_PAYMENT_HEADER, PaymentPayload, PaymentRequired, decode_header, encode_header},
     server::RequirePaymentLayer,
 };

@@ -24,11 +24,11 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tower_x402::{
     Clock as _, ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Terms, Window, precheck},
     ledger::{
-        Fingerprint, FulfilmentStep, Funds, Ledger, MemoryLedger, PaymentKey, PostgresLedger, Record, Reservation,
-        ResponseLimits, SettlementStep, SqliteLedger,
+        Fingerprint, FulfilmentStep, Ledger, MemoryLedger, PostgresLedger, Record, Reservation, ResponseLimits,
+        SettlementStep, SqliteLedger,
     },
+    payment::{Funds, PaymentKey, Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 

@@ -29,9 +29,10 @@ use tower_x402::{
     devnet::{BlockTime, Devnet, Fault},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{
-        Fulfilment, FulfilmentStep, Funds, Ledger as _, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
+        Fulfilment, FulfilmentStep, Ledger as _, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
         Settlement, SqliteLedger, StoredResponse,
     },
+    payment::Funds,
     server::DeferredPolicy,
 };
 

@@ -57,7 +57,7 @@
 //! | feature | what it adds | default |
 //! |---|---|---|
 //! | `server` | [`server`]: the tower layer that charges; [`facilitator::service`]: a facilitator for others | yes |
-//! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC; `lookup`: whether a payment was made | yes |
+//! | `onchain` | `facilitator::OnchainFacilitator`: verification and settlement over JSON-RPC; `chain::PaymentLookup`: whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`: verification and settlement through a facilitator over HTTP | |
 //! | `client` | [`client`]: paying, whatever the HTTP client | yes |
 //! | `reqwest` | the paying reqwest middleware | yes |
@@ -77,9 +77,12 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "onchain")]
+pub mod chain;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;
+mod decimal;
 #[cfg(feature = "devnet")]
 pub mod devnet;
 pub mod eip3009;
@@ -87,20 +90,20 @@ pub mod eip3009;
 pub mod facilitator;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
-#[cfg(feature = "onchain")]
-pub mod lookup;
-#[cfg(feature = "facilitator")]
-mod metrics;
 mod network;
 #[cfg(feature = "facilitator")]
 pub mod ops;
+#[cfg(feature = "facilitator")]
+pub mod payment;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "onchain")]
+#[cfg(feature = "facilitator")]
 mod settlement;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "facilitator")]
+mod telemetry;
 mod usdc;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};

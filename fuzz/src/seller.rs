@@ -18,10 +18,9 @@ use tokio::runtime::Runtime;
 use tower::{Layer as _, ServiceExt as _, util::BoxCloneService};
 use tower_x402::{
     ManualClock, Network, Usdc,
-    facilitator::{
-        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Terms, Verified, VerifyError,
-    },
+    facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Counts, Ledger, MemoryLedger, Record},
+    payment::{Authenticity, Outcome, Prechecked, Rejection, Terms, Verified},
     protocol::{
         ExactOffer, ExactPayload, MAX_REQUIRED_HEADER, PaymentFlow, PaymentId, PaymentRequired, Reason,
         SupportedResponse, decode_header, header_name, v1,

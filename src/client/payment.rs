@@ -11,8 +11,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, demand::Demand, journal_record::Record};
 use crate::{
     clock::Clock,
+    decimal::parse_decimal,
     network::Network,
-    protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, parse_decimal, v1},
+    protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
 };
 
 /// A signed payment under way: what to send, and what the answers so far mean.

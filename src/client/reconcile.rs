@@ -10,9 +10,9 @@ use super::{
     Budget, JournalEntry,
     reconciliation::{Proof, Reconciliation},
 };
-use crate::settlement::{
-    credit::{self, Use},
-    judge::Expected,
+use crate::chain::{
+    authorization_use::{self, Use},
+    receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
 };
 
@@ -124,21 +124,23 @@ where
 
 /// What blocks up to `last`, the newest final one, prove about a payment.
 async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Proof>, RpcFailure> {
-    let expected = Expected {
+    let expected = ExpectedTransfer {
         token: entry.asset,
         payer: entry.payer,
         payee: entry.pay_to,
         value: entry.amount.into(),
         nonce: entry.nonce,
     };
-    let Some(used) = credit::is_used(rpc, &expected, last.number.saturating_to()).await? else { return Ok(None) };
+    let Some(used) = authorization_use::is_used(rpc, &expected, last.number.saturating_to()).await? else {
+        return Ok(None);
+    };
     if !used {
         let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
         return Ok(expired.then_some(Proof::Void));
     }
     let (from, _) = around(rpc, entry.signed_at.saturating_sub(SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
-    Ok(match credit::find(rpc, &expected, from, to).await? {
+    Ok(match authorization_use::find(rpc, &expected, from, to).await? {
         Use::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
         Use::Wasted { transaction, .. } => {
             // The node just showed a log of this transaction.

@@ -3,7 +3,7 @@
 use alloy_primitives::{Address, B256, U256, b256, keccak256};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{TokenDomain, decimal};
+use super::TokenDomain;
 
 /// Keccak-256 of the type's name and fields, as EIP-3009 gives it.
 const TYPE_HASH: B256 = b256!("7c7c6cdb67a18743f49ec6fa9b35f50d52ed05cbed4cc592e13b44501c1a2267");
@@ -22,13 +22,13 @@ pub struct Authorization {
     #[serde(serialize_with = "checksummed")]
     pub to: Address,
     /// Atomic units of the token.
-    #[serde(with = "decimal")]
+    #[serde(with = "crate::decimal")]
     pub value: U256,
     /// Unix time in seconds; block time must be greater.
-    #[serde(with = "decimal")]
+    #[serde(with = "crate::decimal")]
     pub valid_after: U256,
     /// Unix time in seconds; block time must be smaller.
-    #[serde(with = "decimal")]
+    #[serde(with = "crate::decimal")]
     pub valid_before: U256,
     /// Chosen by the payer, used once.
     pub nonce: B256,
@@ -84,11 +84,11 @@ pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S
     struct Plain {
         from: Address,
         to: Address,
-        #[serde(with = "decimal")]
+        #[serde(with = "crate::decimal")]
         value: U256,
-        #[serde(with = "decimal")]
+        #[serde(with = "crate::decimal")]
         valid_after: U256,
-        #[serde(with = "decimal")]
+        #[serde(with = "crate::decimal")]
         valid_before: U256,
         nonce: B256,
     }

@@ -23,7 +23,6 @@
 //! ```
 
 mod authorization;
-pub(crate) mod decimal;
 mod domain;
 #[cfg(feature = "facilitator")]
 mod recover;

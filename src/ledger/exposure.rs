@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use alloy_primitives::U256;
 
 use super::{
-    Funds, LedgerError, Record,
+    LedgerError, Record,
     credit::{CreditBook, CreditShare},
 };
+use crate::payment::Funds;
 
 /// How long a settled amount is remembered for balances that were read before it moved, in seconds.
 pub(super) const RECENT: u64 = 120;
@@ -60,11 +61,11 @@ impl PayerBook {
         let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
         let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
         if held > funds.balance {
-            Err(LedgerError::Exposed)
+            Err(LedgerError::InsufficientFunds)
         } else if with_moved > funds.balance {
             Err(LedgerError::Stale)
         } else if with_moved.saturating_add(self.submitted) > funds.balance {
-            Err(LedgerError::Undecided)
+            Err(LedgerError::BalancePending)
         } else {
             Ok(())
         }

@@ -1,7 +1,7 @@
 //! Asking a ledger for payments by their state.
 
-use super::{Fulfilment, PaymentKey, Record, SettlementState};
-use crate::network::Network;
+use super::{Fulfilment, Record, SettlementState};
+use crate::{network::Network, payment::PaymentKey};
 
 /// Which payments to list, a page at a time; [`Ledger::list`](super::Ledger::list).
 ///

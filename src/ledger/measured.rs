@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Instant};
 use async_trait::async_trait;
 
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
-    SettlementStep, StoredResponse, Submission,
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
+    StoredResponse, Submission,
 };
-use crate::ops::names;
+use crate::{payment::PaymentKey, telemetry::names};
 
 /// Reports how long each call of another ledger takes, and whether its store failed.
 pub(super) struct Measured(Arc<dyn Ledger>);

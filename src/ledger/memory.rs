@@ -11,13 +11,16 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, ResponseLimits,
-    Sender, SettlementStep, StoredResponse, Submission, credit::Owed, responses::ResponseStore, shard::Shard,
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, ResponseLimits, Sender,
+    SettlementStep, StoredResponse, Submission, credit::Owed, responses::ResponseStore, shard::Shard,
     submission::Nonces,
 };
 #[cfg(feature = "sqlite")]
 use super::{Settlement, submission::Nonce};
-use crate::clock::{Clock, SystemClock};
+use crate::{
+    clock::{Clock, SystemClock},
+    payment::PaymentKey,
+};
 
 /// Locks are held for a few map operations; this many of them keep cores apart.
 const SHARDS: usize = 64;
@@ -151,12 +154,14 @@ impl MemoryLedger {
 
     pub(super) fn discard_now(&self, lease: &Lease) -> Result<(), LedgerError> {
         let mut shard = self.shard(&lease.key);
-        let record = shard.records.get(&lease.key).ok_or(LedgerError::Unknown)?;
+        let record = shard.records.get(&lease.key).ok_or(LedgerError::NotFound)?;
         if record.epoch != lease.epoch {
             return Err(LedgerError::LeaseLost);
         }
         if !record.is_discardable() {
-            return Err(super::Forbidden { fulfilment: record.fulfilment, settlement: record.settlement }.into());
+            return Err(
+                super::InvalidTransition { fulfilment: record.fulfilment, settlement: record.settlement }.into()
+            );
         }
         shard.remove(&lease.key, self.clock.now());
         self.records.fetch_sub(1, Ordering::Relaxed);
@@ -165,7 +170,7 @@ impl MemoryLedger {
 
     pub(super) fn count_replay_now(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
         let mut shard = self.shard(key);
-        let record = shard.records.get_mut(key).ok_or(LedgerError::Unknown)?;
+        let record = shard.records.get_mut(key).ok_or(LedgerError::NotFound)?;
         record.replays = record.replays.saturating_add(1);
         Ok(record.replays)
     }
@@ -181,7 +186,7 @@ impl MemoryLedger {
         let mut not_due = Vec::new();
         for key in &submission.payments {
             let record =
-                shards.get(&of_payment(key)).and_then(|shard| shard.records.get(key)).ok_or(LedgerError::Unknown)?;
+                shards.get(&of_payment(key)).and_then(|shard| shard.records.get(key)).ok_or(LedgerError::NotFound)?;
             if !record.may_be_submitted(&submission, now) {
                 not_due.push(*key);
             }

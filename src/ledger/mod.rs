@@ -22,12 +22,12 @@
 //!    because the chain can be asked again (`Settle`, `Finalize`), or because it makes no difference (`Deliver`). In particular
 //!    [`submit`](Ledger::submit) makes a transaction, its nonce and the payments in it durable, all or nothing, before the
 //!    transaction leaves the process.
-//! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::Forbidden`]
+//! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::InvalidTransition`]
 //!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;
 //!    `Unknown` is never treated as failed.
 //! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
 //!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
-//!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::Undecided`].
+//!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::BalancePending`].
 //! 6. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
 //!    for [`NONCE_HELD_SECONDS`]: of any number of processes that share a key, one gets it. A payment that one process
 //!    settles is not submitted by another before [`Settling::until`].
@@ -44,7 +44,7 @@
 //!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Records that were forgotten count for
 //!    nothing. A reorganization may bring the sums above the limit; then nothing more is deferred until they are below it.
 //! 10. A payment that was recorded as failed is settled only if the payer asks again. [`submit`](Ledger::submit) and
-//!     [`SettlementStep::Entrust`] name the [failures](Record::failures) that were known when the settlement was asked for, and are
+//!     [`SettlementStep::Delegate`] name the [failures](Record::failures) that were known when the settlement was asked for, and are
 //!     refused if there are others on record: so what waits in the queue of one process is not settled after another process has
 //!     recorded a failure. [`SettlementStep::Fail`] is refused for a payment that another process has submitted or entrusted, before
 //!     [`Settling::until`].
@@ -75,18 +75,18 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::payment::PaymentKey;
+
 pub use credit::CreditLimit;
 pub use listing::Listing;
 pub use memory::MemoryLedger;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
-pub use record::{
-    BodyDigest, Fingerprint, Fulfilment, Funds, Lease, PaymentKey, Record, Settlement, SettlementState, Settling,
-};
+pub use record::{BodyDigest, Fingerprint, Fulfilment, Lease, Record, Settlement, SettlementState, Settling};
 pub use responses::{ResponseLimits, StoredResponse};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
-pub use step::{Forbidden, FulfilmentStep, SettlementStep};
+pub use step::{FulfilmentStep, InvalidTransition, SettlementStep};
 pub use submission::{NONCE_HELD_SECONDS, Sender, Submission};
 
 /// A store of payments; see the [module](self) for its contract.
@@ -117,21 +117,21 @@ pub trait Ledger: Send + Sync + 'static {
     /// Takes a step along the axis of fulfilment.
     ///
     /// # Errors
-    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`], [`LedgerError::Exposed`],
-    /// [`LedgerError::Stale`], [`LedgerError::Undecided`], [`LedgerError::NoCredit`] or [`LedgerError::Backend`].
+    /// [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`], [`LedgerError::InsufficientFunds`],
+    /// [`LedgerError::Stale`], [`LedgerError::BalancePending`], [`LedgerError::NoCredit`] or [`LedgerError::Backend`].
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError>;
 
     /// Takes a step along the axis of settlement.
     ///
     /// # Errors
-    /// [`LedgerError::Unknown`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
+    /// [`LedgerError::NotFound`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError>;
 
     /// Forgets a reservation for which no work was done and nothing was submitted, and which was never taken over
     /// ([`Record::is_discardable`]).
     ///
     /// # Errors
-    /// [`LedgerError::LeaseLost`], [`LedgerError::Forbidden`] or [`LedgerError::Backend`].
+    /// [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError>;
 
     /// Keeps a response for replays, if it is within the bounds; otherwise drops it silently.
@@ -149,7 +149,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// Counts one more replay of a payment's response and returns how many there have been, this one included.
     ///
     /// # Errors
-    /// [`LedgerError::Unknown`] or [`LedgerError::Backend`].
+    /// [`LedgerError::NotFound`] or [`LedgerError::Backend`].
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError>;
 
     /// Records a transaction that is about to leave the process, and takes [`SettlementStep::Submit`] for every payment in it.
@@ -158,7 +158,7 @@ pub trait Ledger: Send + Sync + 'static {
     /// # Errors
     /// [`LedgerError::NotDue`] names the payments that are settled already, looked after by another process, or recorded as failed
     /// after their settlement was asked for ([`Submission::known_failures`]);
-    /// [`LedgerError::NonceTaken`] if another process uses the nonce; [`LedgerError::Unknown`] or [`LedgerError::Backend`].
+    /// [`LedgerError::NonceTaken`] if another process uses the nonce; [`LedgerError::NotFound`] or [`LedgerError::Backend`].
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError>;
 
     /// Gives a nonce back that no node took a transaction with; only the process `by` that submitted with it can.
@@ -249,20 +249,20 @@ pub enum LedgerError {
     LeaseLost,
     /// The payment is not in the ledger.
     #[error("the payment is not in the ledger")]
-    Unknown,
+    NotFound,
     /// The state machine does not allow the step; the caller's view is out of date.
     #[error(transparent)]
-    Forbidden(#[from] Forbidden),
+    InvalidTransition(#[from] InvalidTransition),
     /// The payer's balance does not cover what it has in flight.
     #[error("the payer's balance does not cover this payment and what else it has in flight")]
-    Exposed,
+    InsufficientFunds,
     /// The payer has paid others since its balance was read; read it again and repeat the step.
     #[error("the payer has paid others since its balance was read")]
     Stale,
     /// Whether the payer's balance covers this payment is known once what it has submitted is settled; repeat the step
     /// then, with the same balance.
     #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
-    Undecided,
+    BalancePending,
     /// The payment is not deferred: its payer is not known well enough, has not paid what was deferred before, or too much is
     /// owed already. Settle it now.
     #[error("this payment gets no credit")]

@@ -1,44 +1,15 @@
 //! One payment's record.
 
-use std::{
-    fmt,
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::{fmt, sync::Arc};
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::{B256, U256};
 
 use super::Submission;
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Prechecked, Terms},
-    network::Network,
+    payment::{PaymentKey, Prechecked, Terms},
     protocol::Reason,
 };
-
-/// What identifies a payment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PaymentKey {
-    /// The chain.
-    pub network: Network,
-    /// The token.
-    pub asset: Address,
-    /// Who pays.
-    pub payer: Address,
-    /// The authorization's nonce.
-    pub nonce: B256,
-}
-
-/// The nonce tells payments apart, but for those who choose the same one in several tokens.
-impl Hash for PaymentKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        // In one piece, which hashes faster.
-        let mut bytes = [0; 52];
-        bytes[..32].copy_from_slice(self.nonce.as_slice());
-        bytes[32..].copy_from_slice(self.payer.as_slice());
-        state.write(&bytes);
-    }
-}
 
 /// Everything known of one payment.
 #[derive(Clone, Debug)]
@@ -267,15 +238,6 @@ impl Settlement {
     }
 }
 
-/// The payer's balance as observed at a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Funds {
-    /// Atomic units.
-    pub balance: U256,
-    /// The block at which it was read.
-    pub block: u64,
-}
-
 impl Record {
     /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds); it has no
     /// [`id`](Self::id).
@@ -311,6 +273,36 @@ impl Record {
     /// The EIP-712 hash of the authorization. Computed each time: few need it, and it takes three rounds of Keccak.
     pub fn signing_hash(&self) -> B256 {
         self.authorization.signing_hash(self.terms.domain())
+    }
+
+    /// Returns the payment on record. Its signature was checked when it was reserved.
+    #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
+    pub(crate) fn payment(&self) -> Prechecked {
+        let payload = crate::protocol::ExactPayload {
+            signature: self.signature.clone(),
+            authorization: self.authorization.clone(),
+        };
+        Prechecked::restored(self.terms.clone(), payload, self.failures)
+    }
+
+    /// Returns the outcome on record of a payment that the ledger refused to have settled: it is paid, it failed after this settlement
+    /// was asked for, or another process is at it.
+    #[cfg(any(feature = "onchain", feature = "remote"))]
+    pub(crate) fn outcome(&self, asked: &Prechecked) -> crate::payment::Outcome {
+        use crate::payment::Outcome;
+
+        let transaction = self.transactions.last().copied();
+        match (self.settlement, &self.last_failure) {
+            (Settlement::Settled { transaction, block } | Settlement::Final { transaction, block }, _) => {
+                Outcome::Settled { transaction, block, fee: self.fee }
+            }
+            (Settlement::Due, Some(reason)) if self.failures != asked.known_failures() => {
+                let detail =
+                    "an attempt to settle this payment failed elsewhere; presenting it again tries anew".to_owned();
+                Outcome::Failed { reason: reason.clone(), detail, transaction, dead: false }
+            }
+            _ => Outcome::Unknown { transaction },
+        }
     }
 
     /// Whether this is what the payer signed here: the same message to the same token.

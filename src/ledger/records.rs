@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::{PaymentKey, Record};
+use super::Record;
+use crate::payment::PaymentKey;
 
 /// Records by key. The key is the record's own, so that a payment has one copy of it here, and of what a table must keep free
 /// little is lost. Payers choose what is hashed; ahash is keyed at random.

@@ -10,8 +10,7 @@ use ahash::AHashMap;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
-use super::PaymentKey;
-use crate::metrics;
+use crate::{payment::PaymentKey, telemetry};
 
 /// A handler's response as it was first produced. Bearer data: `Debug` shows its size only.
 #[derive(Clone)]
@@ -79,7 +78,7 @@ impl ResponseStore {
         let stored_at = response.stored_at;
         place.insert(response);
         self.bytes += weight;
-        metrics::responses(weight);
+        telemetry::responses(weight);
         self.order.push_back((stored_at, key));
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
             gone.extend(self.drop_oldest());
@@ -106,7 +105,7 @@ impl ResponseStore {
         if let Some(response) = self.kept.remove(&key) {
             let weight = weight(&response);
             self.bytes -= weight;
-            metrics::responses_gone(weight);
+            telemetry::responses_gone(weight);
         }
         Some(key)
     }

@@ -6,10 +6,10 @@ use alloy_primitives::{B256, U256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, Settling, StoredResponse};
+use super::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, Settling, StoredResponse};
 use crate::{
     eip3009::{Authorization, PaymentSignature, without_checksums},
-    facilitator::Terms,
+    payment::{PaymentKey, Terms},
     protocol::{ExactOffer, PaymentRequirements, Reason, Verbatim},
 };
 

@@ -11,13 +11,13 @@ use ahash::AHashMap;
 use alloy_primitives::{Address, B256, U256};
 
 use super::{
-    LedgerError, Listing, PaymentKey, Record, Settlement, SettlementState,
+    LedgerError, Listing, Record, Settlement, SettlementState,
     credit::Owed,
     exposure::{PayerBook, Share},
     lazy_set::LazySet,
     records::{Expiry, Records},
 };
-use crate::network::Network;
+use crate::{network::Network, payment::PaymentKey};
 
 /// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
 pub(super) const RETENTION: u64 = 900;
@@ -59,7 +59,7 @@ impl Shard {
         now: u64,
         judge: impl FnOnce(&Record, &PayerBook) -> Result<(), LedgerError>,
     ) -> Result<(), LedgerError> {
-        let record = self.records.get(key).ok_or(LedgerError::Unknown)?;
+        let record = self.records.get(key).ok_or(LedgerError::NotFound)?;
         let Some(book) = self.payers.get_mut(&payer_of(key)) else { return judge(record, &PayerBook::default()) };
         let share = Share::of(record);
         book.age(now);
@@ -76,7 +76,7 @@ impl Shard {
         now: impl FnOnce() -> u64,
         change: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
     ) -> Result<(), LedgerError> {
-        let record = self.records.get_mut(key).ok_or(LedgerError::Unknown)?;
+        let record = self.records.get_mut(key).ok_or(LedgerError::NotFound)?;
         let before = (Share::of(record), record.settlement);
         let owed = record.deferred.then(|| record.owed());
         let result = change(record);

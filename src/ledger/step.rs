@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
 
-use super::{BodyDigest, CreditLimit, Fulfilment, Funds, Record, Settlement, Settling, StoredResponse, Submission};
-use crate::protocol::Reason;
+use super::{BodyDigest, CreditLimit, Fulfilment, Record, Settlement, Settling, StoredResponse, Submission};
+use crate::{
+    payment::{Funds, Outcome},
+    protocol::Reason,
+};
 
 /// A step along the axis of fulfilment.
 #[derive(Clone, Debug)]
@@ -67,12 +70,12 @@ pub enum SettlementStep {
     /// Its block will not be undone.
     Finalize,
     /// Its block was replaced, and the transaction that paid is in none any more: it is due again.
-    Undo,
+    Reorg,
     /// A process looks after its settlement; others keep away until then.
-    Take(Settling),
+    Claim(Settling),
     /// The same, and the payment is about to be given to somebody who settles it in transactions of their own. Until they say what
     /// became of it, it is `Unknown`: also if this process dies before they answer, or before they were asked.
-    Entrust {
+    Delegate {
         /// Who gives it away, and until when others keep away.
         settling: Settling,
         /// How many [failures](Record::failures) whoever asked for the settlement knew of. If there are more on record, the payer may
@@ -88,18 +91,31 @@ pub enum SettlementStep {
         by: u64,
     },
     /// Proven never to be executed.
-    Die {
+    Invalidate {
         /// Why.
         reason: Reason,
     },
     /// Sight was lost of a submission.
-    LoseSight,
+    MarkUnknown,
+}
+
+impl SettlementStep {
+    /// Returns the step that records an outcome, told by the facilitator whose [process](crate::facilitator::Facilitator::process)
+    /// is `by`.
+    pub fn of(outcome: &Outcome, by: u64) -> Self {
+        match outcome.clone() {
+            Outcome::Settled { transaction, block, fee } => Self::Settle { transaction, block, fee },
+            Outcome::Failed { reason, dead: true, .. } => Self::Invalidate { reason },
+            Outcome::Failed { reason, .. } => Self::Fail { reason, by },
+            Outcome::Unknown { .. } => Self::MarkUnknown,
+        }
+    }
 }
 
 /// A step that the record's state does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
-pub struct Forbidden {
+pub struct InvalidTransition {
     /// Where the work stands.
     pub fulfilment: Fulfilment,
     /// Where the money stands.
@@ -119,8 +135,8 @@ impl Record {
     /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
     ///
     /// # Errors
-    /// [`Forbidden`].
-    pub fn fulfil(&mut self, step: &FulfilmentStep) -> Result<(), Forbidden> {
+    /// [`InvalidTransition`].
+    pub fn fulfil(&mut self, step: &FulfilmentStep) -> Result<(), InvalidTransition> {
         use Fulfilment::*;
         let paid = self.settlement.paid_by().is_some();
         match (step, self.fulfilment) {
@@ -156,7 +172,7 @@ impl Record {
                 self.lease_until = 0;
             }
             (FulfilmentStep::Deliver, Produced | Delivered) => self.fulfilment = Delivered,
-            _ => return Err(self.forbidden()),
+            _ => return Err(self.invalid()),
         }
         Ok(())
     }
@@ -168,16 +184,16 @@ impl Record {
     /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
     /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
     /// | `Finalize` | `Settled`, `Final` | `Final` |
-    /// | `Undo` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
-    /// | `Take` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
-    /// | `Entrust` | `Due`, `Submitted`, `Unknown`, unless another process has it or a failure is not known | `Unknown` |
+    /// | `Reorg` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
+    /// | `Claim` | `Due`, `Submitted`, `Unknown`, unless another process has it | unchanged |
+    /// | `Delegate` | `Due`, `Submitted`, `Unknown`, unless another process has it or a failure is not known | `Unknown` |
     /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process has it | `Due`, with one failure more |
-    /// | `Die` | anything unpaid | `Dead` |
-    /// | `LoseSight` | `Due`, `Submitted`, `Unknown` | `Unknown` |
+    /// | `Invalidate` | anything unpaid | `Dead` |
+    /// | `MarkUnknown` | `Due`, `Submitted`, `Unknown` | `Unknown` |
     ///
     /// # Errors
-    /// [`Forbidden`].
-    pub fn settle(&mut self, step: &SettlementStep, now: u64) -> Result<(), Forbidden> {
+    /// [`InvalidTransition`].
+    pub fn settle(&mut self, step: &SettlementStep, now: u64) -> Result<(), InvalidTransition> {
         use Settlement::*;
         match (step, self.settlement) {
             (SettlementStep::Submit { transaction }, Due | Submitted | Unknown) => {
@@ -192,7 +208,7 @@ impl Record {
                 self.settled_at = self.settled_at.or(Some(now));
                 self.fee = fee.or(self.fee);
             }
-            (SettlementStep::Undo, Settled { .. }) => {
+            (SettlementStep::Reorg, Settled { .. }) => {
                 self.settlement = Due;
                 self.admitted = true;
                 // Who settled it is gone, and the upkeep need not wait for it.
@@ -201,10 +217,12 @@ impl Record {
                 }
                 self.fee = Option::None;
             }
-            (SettlementStep::Take(settling), Due | Submitted | Unknown) if self.may_be_settled_by(settling.by, now) => {
+            (SettlementStep::Claim(settling), Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) =>
+            {
                 self.settling = Some(*settling);
             }
-            (SettlementStep::Entrust { settling, known_failures }, Due | Submitted | Unknown)
+            (SettlementStep::Delegate { settling, known_failures }, Due | Submitted | Unknown)
                 if self.may_be_settled_by(settling.by, now) && self.failures == *known_failures =>
             {
                 self.settling = Some(*settling);
@@ -220,13 +238,13 @@ impl Record {
                 self.last_failure = Some(reason.clone());
                 self.failures = self.failures.saturating_add(1);
             }
-            (SettlementStep::Die { reason }, None | Due | Submitted | Unknown | Dead) => {
+            (SettlementStep::Invalidate { reason }, None | Due | Submitted | Unknown | Dead) => {
                 self.settlement = Dead;
                 self.last_failure = Some(reason.clone());
                 self.admitted = false;
             }
-            (SettlementStep::LoseSight, Due | Submitted | Unknown) => self.settlement = Unknown,
-            _ => return Err(self.forbidden()),
+            (SettlementStep::MarkUnknown, Due | Submitted | Unknown) => self.settlement = Unknown,
+            _ => return Err(self.invalid()),
         }
         Ok(())
     }
@@ -234,17 +252,17 @@ impl Record {
     /// Takes [`SettlementStep::Submit`] on behalf of a submission.
     ///
     /// # Errors
-    /// [`Forbidden`].
-    pub fn submit(&mut self, submission: &Submission, now: u64) -> Result<(), Forbidden> {
+    /// [`InvalidTransition`].
+    pub fn submit(&mut self, submission: &Submission, now: u64) -> Result<(), InvalidTransition> {
         if !self.may_be_submitted(submission, now) {
-            return Err(self.forbidden());
+            return Err(self.invalid());
         }
         self.settle(&SettlementStep::Submit { transaction: submission.hash }, now)?;
         self.settling = Some(Settling { by: submission.by, until: submission.until });
         Ok(())
     }
 
-    fn forbidden(&self) -> Forbidden {
-        Forbidden { fulfilment: self.fulfilment, settlement: self.settlement }
+    fn invalid(&self) -> InvalidTransition {
+        InvalidTransition { fulfilment: self.fulfilment, settlement: self.settlement }
     }
 }

@@ -7,8 +7,8 @@ use std::{
 
 use alloy_primitives::{Address, B256, Bytes};
 
-use super::{LedgerError, PaymentKey};
-use crate::network::Network;
+use super::LedgerError;
+use crate::{network::Network, payment::PaymentKey};
 
 /// How long a nonce belongs to the process that used it last, in seconds. After that whoever waits behind it may replace
 /// its transaction: the process may be gone.

@@ -74,12 +74,14 @@ mod operator;
 mod report;
 mod search;
 
-pub(crate) mod names;
-
 pub use export::{COLUMNS, Entry, Export, ExportFormat};
-#[cfg(feature = "metrics")]
-pub use names::describe_metrics;
-pub use names::{METRICS, Metric, MetricKind};
 pub use operator::{Operator, OperatorError, ParseWhichError, Payments, Which};
-pub use report::{AssetReport, Report, Sum, in_usdc};
+pub use report::{AssetReport, Report, Sum};
 pub use search::{ParseSearchError, Search};
+
+#[cfg(feature = "metrics")]
+pub use crate::telemetry::names::describe_metrics;
+pub use crate::{
+    telemetry::names::{METRICS, Metric, MetricKind},
+    usdc::in_usdc,
+};

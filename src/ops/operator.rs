@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    facilitator::{Facilitator, FacilitatorError, Outcome},
-    ledger::{Fulfilment, Ledger, LedgerError, Listing, PaymentKey, Record, Settlement, SettlementState},
+    facilitator::{Facilitator, FacilitatorError},
+    ledger::{Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep},
+    payment::{Outcome, PaymentKey},
 };
 
 /// Asks a ledger for its payments.
@@ -100,9 +101,9 @@ impl Operator {
         };
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_news, "reconciled by the operator");
         if is_news {
-            match self.ledger.settle(key, &outcome.step(facilitator.process())).await {
+            match self.ledger.settle(key, &SettlementStep::of(&outcome, facilitator.process())).await {
                 // Somebody else was faster.
-                Ok(()) | Err(LedgerError::Forbidden(_)) => {}
+                Ok(()) | Err(LedgerError::InvalidTransition(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -124,7 +125,7 @@ impl Operator {
             }
         }
         for asset in &report.assets {
-            crate::metrics::outstanding(asset.network, asset.asset, asset.owed.payments, asset.deferred.units);
+            crate::telemetry::outstanding(asset.network, asset.asset, asset.owed.payments, asset.deferred.units);
         }
         Ok(report)
     }

@@ -8,7 +8,6 @@ use serde::{Serialize, Serializer};
 use crate::{
     ledger::{Record, SettlementState},
     network::Network,
-    usdc::Usdc,
 };
 
 /// What is in a ledger, by token. Records age out some time after their authorizations have: what was forgotten is not in it.
@@ -93,23 +92,6 @@ impl Sum {
         self.payments += 1;
         self.units = self.units.saturating_add(value);
     }
-}
-
-/// What an amount of wei is worth at a price per ether (10¹⁸ wei), rounded up to an atomic unit; `None` if that is more
-/// than a [`Usdc`] can hold.
-///
-/// ```
-/// use alloy_primitives::U256;
-/// use tower_x402::{Usdc, ops::in_usdc};
-///
-/// let fee = U256::from(430_000_000_000_u64); // 86,000 gas at 5,000,000 wei
-/// assert_eq!(in_usdc(fee, "$3000".parse()?), Some("$0.00129".parse()?));
-/// # Ok::<(), tower_x402::ParseUsdcError>(())
-/// ```
-pub fn in_usdc(wei: U256, per_ether: Usdc) -> Option<Usdc> {
-    let ether = U256::from(1_000_000_000_000_000_000_u64);
-    let scaled = wei.checked_mul(U256::from(per_ether.atomic()))?;
-    Usdc::try_from(scaled.div_ceil(ether)).ok()
 }
 
 /// JSON numbers are too small for it.

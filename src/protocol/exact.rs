@@ -119,7 +119,7 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
                 name: text("name")?,
                 version: text("version")?,
             },
-            amount: parse_decimal(&offer.amount).ok_or(OfferError::Amount)?,
+            amount: crate::decimal::parse_decimal(&offer.amount).ok_or(OfferError::Amount)?,
             pay_to: address(&offer.pay_to, "payTo")?,
             max_timeout_seconds: offer.max_timeout_seconds,
             flow,
@@ -152,16 +152,6 @@ pub enum OfferError {
     /// A way to move the token that is not EIP-3009.
     #[error("assetTransferMethod {0} is not implemented, only \"eip3009\"")]
     TransferMethod(String),
-}
-
-/// Reads an unsigned decimal integer and nothing else: no sign, no prefix, no spaces.
-pub(crate) fn parse_decimal(text: &str) -> Option<U256> {
-    // 2^256 has 78 digits; the bound keeps hostile lengths cheap.
-    if text.is_empty() || text.len() > 78 || !text.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    // Nearly all are small; the others take as long as a multiplication of 256 bits for each digit.
-    text.parse().map_or_else(|_| U256::from_str_radix(text, 10).ok(), |small: u64| Some(U256::from(small)))
 }
 
 #[cfg(test)]

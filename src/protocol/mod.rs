@@ -28,7 +28,6 @@ pub mod v1;
 mod verbatim;
 mod version;
 
-pub(crate) use exact::parse_decimal;
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
 #[cfg(feature = "server")]
 pub(crate) use header::decode_text;

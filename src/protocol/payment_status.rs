@@ -18,9 +18,14 @@
 //!     "network": "eip155:8453", "asset": "0x…", "payer": "0x…", "nonce": "0x…" } } }
 //! ```
 
+#[cfg(feature = "server")]
+use alloy_primitives::Address;
 use alloy_primitives::B256;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+#[cfg(feature = "server")]
+use crate::network::Network;
 
 /// Its name among the extensions.
 pub const NAME: &str = "payment-status";
@@ -32,13 +37,19 @@ pub fn declaration(url: &str) -> Map<String, Value> {
 
 /// What a server says of a payment that it will settle: the parameters to ask for it with, and, if it answers that, where.
 #[cfg(feature = "server")]
-pub(crate) fn pending(payment: &crate::ledger::PaymentKey, url: Option<&str>) -> Map<String, Value> {
+pub(crate) fn pending(
+    network: Network,
+    asset: Address,
+    payer: Address,
+    nonce: B256,
+    url: Option<&str>,
+) -> Map<String, Value> {
     let mut info = json!({
         "state": State::Pending,
-        "network": payment.network.to_string(),
-        "asset": payment.asset,
-        "payer": payment.payer,
-        "nonce": payment.nonce,
+        "network": network.to_string(),
+        "asset": asset,
+        "payer": payer,
+        "nonce": nonce,
     });
     if let Some(url) = url {
         info["url"] = url.into();

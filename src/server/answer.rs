@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use super::{offer::Demand, receipt::Receipt, response_body::ResponseBody};
 use crate::{
-    metrics::{self, Ended},
     protocol::{SettlementResponse, Version, header_name},
+    telemetry::{self, Ended},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
@@ -114,7 +114,7 @@ impl Answer {
 
     pub(super) fn into_response<B>(self) -> Response<ResponseBody<B>> {
         let Content { status, headers, body, ended } = *self.0;
-        metrics::request(ended);
+        telemetry::request(ended);
         let mut response = Response::new(ResponseBody::own(body));
         *response.status_mut() = status;
         *response.headers_mut() = headers;

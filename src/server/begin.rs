@@ -12,8 +12,8 @@ use super::{
     sale::{self, Sale},
 };
 use crate::{
-    facilitator::{Authenticity, Rejection, Verified},
-    ledger::{Fingerprint, PaymentKey},
+    ledger::Fingerprint,
+    payment::{Authenticity, PaymentKey, Rejection, Verified},
 };
 
 /// Why there is no purchase yet.

@@ -23,8 +23,9 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    facilitator::{Facilitator, Terms},
+    facilitator::Facilitator,
     network::{Asset, Network},
+    payment::Terms,
     protocol::{
         PaymentFlow, PaymentId, ResourceInfo, Verbatim,
         bazaar::{Discovery, DiscoveryError},

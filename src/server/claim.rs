@@ -15,8 +15,8 @@ use super::{
     usual_payload,
 };
 use crate::{
-    facilitator::{Echo, Rejection, Terms},
     network::Network,
+    payment::{Echo, Rejection, Terms},
     protocol::{
         DecodeError, ExactOffer, ExactPayload, PaymentId, Reason, ResourceInfo, Verbatim, Version, bazaar,
         decode_header, decode_text,

@@ -6,11 +6,7 @@ use http::response::Parts;
 use tokio::sync::Semaphore;
 
 use super::{frames::Frames, line::WaitingLine, offer::Catalogue, page::BrowserPage, wait::InProgress};
-use crate::{
-    clock::Clock,
-    facilitator::{Facilitator, Window},
-    ledger::CreditLimit,
-};
+use crate::{clock::Clock, facilitator::Facilitator, ledger::CreditLimit, payment::Window};
 
 pub(super) type Classifier = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::{answer::Answer, letters::Spelling, purchase::Purchase, receipt::settlement_of};
-use crate::{facilitator::Facilitator, ledger::PaymentKey, protocol::Version};
+use crate::{facilitator::Facilitator, payment::PaymentKey, protocol::Version};
 
 /// Which payment is worked on, for the case that everything else that knows of it is gone.
 pub(super) struct Witness {

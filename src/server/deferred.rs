@@ -5,6 +5,7 @@ use alloy_primitives::B256;
 use super::{letters::Spelling, receipt::settlement_of};
 use crate::{
     ledger::{CreditLimit, Record},
+    payment::PaymentKey,
     protocol::{SettlementResponse, Verbatim, payment_status},
     usdc::Usdc,
 };
@@ -53,7 +54,9 @@ impl DeferredPolicy {
 /// What the client is told of a payment that is settled after it has its response: success without a transaction, and the
 /// payment's name. `None` where it owes nothing yet.
 pub(super) fn settled_later(record: &Record, payer: Spelling, status_url: Option<&str>) -> Option<SettlementResponse> {
-    let extensions = record.deferred.then(|| Verbatim::of(&payment_status::pending(&record.key, status_url)).ok())?;
+    let PaymentKey { network, asset, payer: from, nonce } = record.key;
+    let pending = || payment_status::pending(network, asset, from, nonce, status_url);
+    let extensions = record.deferred.then(|| Verbatim::of(&pending()).ok())?;
     Some(SettlementResponse { transaction: String::new(), extensions, ..settlement_of(record, payer, Ok(B256::ZERO)) })
 }
 

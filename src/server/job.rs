@@ -21,10 +21,10 @@ use super::{
     settle::Settler,
 };
 use crate::{
-    facilitator::Verified,
     ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
-    metrics::{self, Ended},
+    payment::Verified,
     protocol::{PaymentFlow, Version, header_name},
+    telemetry::{self, Ended},
 };
 
 /// How often it is looked whether a payer's other payments are settled.
@@ -96,7 +96,7 @@ where
                 let failed = match tokio::time::timeout_at(deadline, self.inner.oneshot(request)).await {
                     Ok(Ok(response)) => break 'worked response,
                     Ok(Err(error)) => {
-                        metrics::request(Ended::Failed);
+                        telemetry::request(Ended::Failed);
                         Err(error)
                     }
                     Err(_elapsed) => {
@@ -109,7 +109,7 @@ where
             };
             let (parts, body) = response.into_parts();
             if !(self.purchase.sale.config.is_success)(&parts) {
-                metrics::request(Ended::Unsuccessful);
+                telemetry::request(Ended::Unsuccessful);
                 Box::pin(self.held.release(read.digest())).await;
                 return Ok(self.held.unsuccessful(parts, body, &self.purchase.sale));
             }
@@ -173,8 +173,10 @@ async fn admit_later(
                 looks += 1;
                 purchase.verify().await?;
             }
-            LedgerError::Undecided if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
-            LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided => return Err(purchase.sale.exposed()),
+            LedgerError::BalancePending if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
+            LedgerError::InsufficientFunds | LedgerError::Stale | LedgerError::BalancePending => {
+                return Err(purchase.sale.exposed());
+            }
             error => return Err(failed(error)),
         }
         error = match held.admit(purchase.verified, due).await {
@@ -226,7 +228,7 @@ where
             drop(delivery);
             return answer.into_response();
         }
-        metrics::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
+        telemetry::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
         if let Some(receipt) = purchase.sale.receipt(&held.record) {
             mark_paid(&mut parts, receipt);
         }
@@ -386,7 +388,7 @@ pub(super) async fn give_back(ledger: &dyn Ledger, record: &Record) -> Result<()
     if record.is_discardable() && record.last_failure.is_none() {
         match ledger.discard(&lease).await {
             // The settlement wrote to the journal, although nothing came of it.
-            Err(LedgerError::Forbidden(_)) => {}
+            Err(LedgerError::InvalidTransition(_)) => {}
             other => return other,
         }
     }

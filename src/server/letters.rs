@@ -6,7 +6,8 @@ use alloy_primitives::{Address, B256, U256, hex};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    eip3009::{Authorization, PaymentSignature, decimal},
+    decimal,
+    eip3009::{Authorization, PaymentSignature},
     protocol::ExactPayload,
 };
 

@@ -16,8 +16,8 @@ use super::{
     target::Target,
 };
 use crate::{
-    facilitator::Terms,
     network::Asset,
+    payment::Terms,
     protocol::{
         ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, V2, Verbatim, encode_header,
     },

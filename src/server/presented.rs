@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{claim::Claim, config::Config, offer::OnOffer, refusal::Refusal};
 use crate::{
-    facilitator::{Authenticity, Facilitator, Prechecked, Rejection, precheck},
-    ledger::{PaymentKey, Record},
+    facilitator::Facilitator,
+    ledger::Record,
+    payment::{Authenticity, PaymentKey, Prechecked, Rejection, precheck},
     protocol::ExactPayload,
 };
 
@@ -90,7 +91,7 @@ pub(super) async fn known_or(
                 && record.authorization == exact.authorization
                 && is_signed_alike(&record, exact)
             {
-                let payment = Prechecked::of_record(&record);
+                let payment = record.payment();
                 return Ok(Presented { payment, refusal: Some(rejection), facilitator: facilitator.clone() });
             }
         }

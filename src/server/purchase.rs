@@ -29,10 +29,11 @@ use super::{
     wait::{Busy, TooMany},
 };
 use crate::{
-    facilitator::{Facilitator, Prechecked, Rejection, Verified},
-    ledger::{BodyDigest, Fingerprint, Fulfilment, PaymentKey, Record, Settlement, StoredResponse},
-    metrics::{self, Ended},
+    facilitator::Facilitator,
+    ledger::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, StoredResponse},
+    payment::{PaymentKey, Prechecked, Rejection, Verified},
     protocol::{PaymentFlow, Reason},
+    telemetry::{self, Ended},
 };
 
 /// How often a payment that another process works on is looked at.
@@ -81,7 +82,7 @@ where
                     }
                 }
                 Ok(Decision::Replay(response)) => {
-                    metrics::request(Ended::Replayed);
+                    telemetry::request(Ended::Replayed);
                     Ok(*response)
                 }
                 Err(answer) => Ok(answer.into_response()),
@@ -232,7 +233,7 @@ impl Purchase {
     {
         self.compare(&record, parts)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
-        self.payment = Prechecked::of_record(&record).with_echo(self.payment.echo().cloned());
+        self.payment = record.payment().with_echo(self.payment.echo().cloned());
         body.read().await?;
         let now = self.sale.config.clock.now();
         match self.judge(&record, now) {

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-use crate::{facilitator::Rejection, ledger::LedgerError, protocol::Reason};
+use crate::{ledger::LedgerError, payment::Rejection, protocol::Reason};
 
 #[derive(Debug)]
 pub(super) enum Refusal {

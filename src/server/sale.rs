@@ -18,10 +18,11 @@ use super::{
     target::Target,
 };
 use crate::{
-    facilitator::{FacilitatorError, Rejection, VerifyError},
+    facilitator::{FacilitatorError, VerifyError},
     ledger::{LedgerError, Record},
-    metrics::Ended,
+    payment::Rejection,
     protocol::{Reason, Version},
+    telemetry::Ended,
 };
 
 /// When a client should come back to see what became of its payment.
@@ -226,7 +227,7 @@ pub(super) fn overloaded() -> Answer {
 
 pub(super) fn ledger_failed(error: &LedgerError) -> Answer {
     match error {
-        LedgerError::LeaseLost | LedgerError::Forbidden(_) => in_progress(),
+        LedgerError::LeaseLost | LedgerError::InvalidTransition(_) => in_progress(),
         LedgerError::IdTaken { .. } => other_id(),
         LedgerError::Full => overloaded(),
         error => {

@@ -27,8 +27,8 @@ use super::{
     sale::{self, Sale},
 };
 use crate::{
-    metrics::{self, Ended},
     protocol::header_name,
+    telemetry::{self, Ended},
 };
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -149,7 +149,7 @@ where
         Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };
     let Some(offers) = offers else {
-        metrics::request(Ended::Free);
+        telemetry::request(Ended::Free);
         // What is not taken is still money until it expires; a handler that logs its headers must not log it. It may be for somebody
         // below.
         for name in [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT] {

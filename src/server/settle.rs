@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    facilitator::{Facilitator, Outcome, Prechecked, Verified},
-    ledger::{Ledger, LedgerError, PaymentKey, Record, Settlement, SettlementStep},
+    facilitator::Facilitator,
+    ledger::{Ledger, LedgerError, Record, Settlement, SettlementStep},
+    payment::{Outcome, PaymentKey, Prechecked, Verified},
     protocol::Reason,
 };
 
@@ -50,7 +51,7 @@ impl<'a> Settler<'a> {
                 return Err(if self.let_go(record).await { unavailable } else { self.sale.pending(record, None) });
             }
         };
-        let step = outcome.step(self.facilitator.process());
+        let step = SettlementStep::of(&outcome, self.facilitator.process());
         let recorded = record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
@@ -143,7 +144,7 @@ async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
         Ok(outcome) => {
-            let step = outcome.step(facilitator.process());
+            let step = SettlementStep::of(&outcome, facilitator.process());
             match record_step(facilitator.ledger().as_ref(), &record.key, &step).await {
                 Recorded::Now => true,
                 // Another process may be settling what failed here.
@@ -225,7 +226,7 @@ async fn record_again(
             Err(error) => error,
         };
     }
-    if matches!(error, LedgerError::Forbidden(_)) {
+    if matches!(error, LedgerError::InvalidTransition(_)) {
         tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
         return Recorded::Otherwise;
     }

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use crate::{
-    facilitator::Terms,
+    payment::Terms,
     protocol::{PaymentRequirements, Verbatim},
 };
 

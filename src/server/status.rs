@@ -20,7 +20,8 @@ use serde_json::json;
 use tower_service::Service;
 
 use crate::{
-    ledger::{Fulfilment, Ledger, PaymentKey, Record, Settlement},
+    ledger::{Fulfilment, Ledger, Record, Settlement},
+    payment::PaymentKey,
     protocol::payment_status::{State, Status},
 };
 

@@ -6,8 +6,9 @@ use alloy_primitives::U256;
 
 use super::letters::{Letters, Spelled, Spelling};
 use crate::{
+    decimal::parse_decimal,
     eip3009::{Authorization, PaymentSignature},
-    protocol::{ExactPayload, parse_decimal},
+    protocol::ExactPayload,
 };
 
 /// Reads a payload that is written as nearly all are: without spaces, the authorization's fields in the order of EIP-3009. What it

@@ -11,7 +11,7 @@ use std::{
 use ahash::AHashMap;
 use tokio::sync::Notify;
 
-use crate::ledger::PaymentKey;
+use crate::payment::PaymentKey;
 
 /// So many locks keep cores apart that work on different payments.
 const SHARDS: usize = 32;

@@ -10,23 +10,26 @@ use tokio::{
 };
 
 use super::{
-    batch::{self, GasLimit},
-    broadcast::Sent,
-    confirm::{Flight, Seen},
-    deploy::BatchSettler,
     engine::{Engine, WATCH_LIMIT, Watched},
-    fees::Fees,
-    lane::{Lane, Place, Slot},
     member::{Member, known_failures},
-    rpc::Receipt,
+    nonce_manager::{NonceManager, Place, Slot},
     transaction::Signed,
-    transfer,
 };
 use crate::{
-    facilitator::{FacilitatorError, Outcome, as_recorded},
-    ledger::{LedgerError, PaymentKey, Settlement, SettlementStep, Submission},
-    metrics,
+    chain::{
+        batch::{self, GasLimit},
+        batch_settler::BatchSettler,
+        broadcast::Sent,
+        confirm::{Flight, Seen},
+        fees::Fees,
+        rpc::Receipt,
+        transfer,
+    },
+    ledger::{LedgerError, Settlement, SettlementStep, Submission},
+    payment::{Outcome, PaymentKey},
     protocol::Reason,
+    settlement::FacilitatorError,
+    telemetry,
 };
 
 /// A node that holds a broadcast until inclusion lets go after 6 s on Base; this is how long we hold on.
@@ -66,13 +69,13 @@ struct Reasons {
 
 impl Engine {
     /// Settles these payments in one transaction, and answers them.
-    pub(super) async fn attempt(self: &Arc<Self>, mut members: Vec<Member>, lane: &Lane, place: Place) {
+    pub(super) async fn attempt(self: &Arc<Self>, mut members: Vec<Member>, lane: &NonceManager, place: Place) {
         let (fees, mut slot) = match self.fees.get(&self.rpc).await {
             Ok(fees) => match lane.take(place).await {
                 Ok(slot) => (fees, slot),
                 Err(error) => return self.give_up_all(members, error).await,
             },
-            Err(error) => return self.give_up_all(members, error).await,
+            Err(error) => return self.give_up_all(members, error.into()).await,
         };
         let call = self.call(&members);
         let transaction = self.transaction(slot.nonce(), fees, call.gas_limit, call.to, call.input);
@@ -194,7 +197,7 @@ impl Engine {
 
     pub(super) fn submission_of(
         &self,
-        lane: &Lane,
+        lane: &NonceManager,
         nonce: u64,
         signed: &Signed,
         payments: Vec<PaymentKey>,
@@ -315,7 +318,7 @@ impl Engine {
         self.journal_replacement(submission).await?;
         (*transaction, *fees) = (better, raised);
         members.iter_mut().for_each(|member| member.journalled.push(signed.hash));
-        metrics::replaced(self.network, if is_stuck { "stuck" } else { "price" });
+        telemetry::replaced(self.network, if is_stuck { "stuck" } else { "price" });
         tracing::info!(transaction = %signed.hash, lane_nonce = slot.nonce(), max_fee = raised.max_fee, "raising the price");
         Ok(Some(signed))
     }
@@ -362,7 +365,7 @@ impl Engine {
             members.into_iter().partition(|member| member.expected().is_paid_by(receipt));
         let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
         let fee = receipt.cost().checked_div(U256::from(paid.len()));
-        metrics::shared(self.network, paid.len() + unpaid.len());
+        telemetry::shared(self.network, paid.len() + unpaid.len());
         self.weigh(receipt, &paid);
         self.totals().settled += paid.len() as u64;
         // Whom nobody waits for is entered into the ledger: all at once, so that they share its commits.
@@ -398,7 +401,7 @@ impl Engine {
     pub(super) async fn finish(&self, mut member: Member, outcome: Result<Outcome, FacilitatorError>) {
         match member.answer(outcome) {
             None => {}
-            Some(Ok(outcome)) => self.record(member.key(), outcome.step(self.process)).await,
+            Some(Ok(outcome)) => self.record(member.key(), SettlementStep::of(&outcome, self.process)).await,
             Some(Err(error)) => tracing::warn!(parent: &member.span, %error, "not settled; it will be tried again"),
         }
     }
@@ -407,7 +410,7 @@ impl Engine {
     /// already: only whoever waits is told.
     async fn finish_as_recorded(&self, mut member: Member) {
         let outcome = match self.ledger.get(member.key()).await {
-            Ok(Some(record)) => Ok(as_recorded(&record, &member.payment)),
+            Ok(Some(record)) => Ok(record.outcome(&member.payment)),
             Ok(None) => Ok(member.unknown()),
             Err(error) => Err(error.into()),
         };
@@ -442,7 +445,7 @@ impl Engine {
     pub(super) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
         for attempt in 1..=5_u32 {
             match self.ledger.settle(key, &step).await {
-                Ok(()) | Err(LedgerError::Forbidden(_)) => return,
+                Ok(()) | Err(LedgerError::InvalidTransition(_)) => return,
                 Err(error) => {
                     tracing::warn!(%error, attempt, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
                     tokio::time::sleep(Duration::from_millis(50 << attempt)).await;

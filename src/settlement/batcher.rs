@@ -16,10 +16,13 @@ use tracing::Instrument;
 
 use super::{
     engine::{Engine, QUEUE_PATIENCE},
-    lane::{Lane, Place},
     member::{Answer, Member},
+    nonce_manager::{NonceManager, Place},
 };
-use crate::facilitator::{FacilitatorError, Outcome, Prechecked, Rejection, Verified};
+use crate::{
+    payment::{Outcome, Prechecked, Rejection, Verified},
+    settlement::FacilitatorError,
+};
 
 /// What was verified longer ago than this many seconds is looked at again before it is signed for.
 const FRESH: u64 = 5;
@@ -76,7 +79,7 @@ impl Engine {
         self.check_closing()?;
         self.check_backlog()?;
         self.fees.known_refusal()?;
-        let balances: Option<Vec<U256>> = self.lanes.iter().map(Lane::resting).collect();
+        let balances: Option<Vec<U256>> = self.lanes.iter().map(NonceManager::resting).collect();
         match balances.and_then(|balances| balances.into_iter().max()) {
             Some(balance) => Err(FacilitatorError::GasTank { balance }),
             None => Ok(()),
@@ -125,12 +128,12 @@ impl Engine {
     }
 
     /// A place in the lane, once what an earlier process left behind is known.
-    async fn place(&self) -> (Lane, Place) {
+    async fn place(&self) -> (NonceManager, Place) {
         let mut caught_up = self.caught_up.subscribe();
         // The sender is in the engine.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
         loop {
-            if let Some(entered) = Lane::enter_any(&self.lanes) {
+            if let Some(entered) = NonceManager::enter_any(&self.lanes) {
                 return entered;
             }
             self.freed.notified().await;
@@ -157,7 +160,7 @@ impl Engine {
     }
 
     /// Looks again at those who were verified long ago, and begins a transaction for those who are fit.
-    async fn settle_together(self: Arc<Self>, members: Vec<Member>, lane: Lane, place: Place) {
+    async fn settle_together(self: Arc<Self>, members: Vec<Member>, lane: NonceManager, place: Place) {
         let together = members.len() > 1;
         let (mut fit, stale): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| self.is_fresh(member));
         let mut looks = JoinSet::new();

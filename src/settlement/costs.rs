@@ -10,8 +10,8 @@ use std::{
 
 use alloy_primitives::U256;
 
-use super::{engine::Engine, member::Member, rpc::Receipt};
-use crate::{facilitator::FacilitatorError, metrics, usdc::Usdc};
+use super::{engine::Engine, member::Member};
+use crate::{chain::rpc::Receipt, settlement::FacilitatorError, telemetry, usdc::Usdc};
 
 /// Gas for a payment before any was settled here: alone, to a payee that has tokens.
 const ASSUMED_GAS: u64 = 86_000;
@@ -101,13 +101,13 @@ impl Engine {
         self.costs.observe(gas, share.saturating_sub(of_gas).saturating_to());
         let lost = paid.iter().filter(|member| self.costs.exceed(share, member.expected().value)).count() as u64;
         if let Some(price) = self.costs.native_price().filter(|_| lost > 0) {
-            let cost = crate::ops::in_usdc(share, price);
+            let cost = crate::usdc::in_usdc(share, price);
             tracing::warn!(
                 transaction = %receipt.transaction_hash, lost, payments, fee_wei = %share, ?cost,
                 "settled at a loss: each of these payments cost more than it brought in"
             );
             self.totals().losses += lost;
-            metrics::lost(self.network, lost);
+            telemetry::lost(self.network, lost);
         }
     }
 }

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use alloy_primitives::U256;
 use tokio::time::{Instant, sleep};
 
-use super::{
-    engine::Engine,
-    member::Member,
-    rpc::{Receipt, RpcFailure},
+use super::{engine::Engine, member::Member};
+use crate::{
+    chain::rpc::{Receipt, RpcFailure},
+    payment::Outcome,
 };
-use crate::facilitator::Outcome;
 
 /// Bounds on the amount, and the blocks that are wanted on top from there on.
 #[derive(Clone, Debug, Default)]

@@ -18,27 +18,23 @@ use tokio::{
 };
 
 use super::{
-    broadcast::{Broadcaster, Sent},
-    costs::Costs,
-    deploy::Deployment,
-    depth::Depths,
-    fees::FeeCache,
-    lane::Lane,
-    member::Active,
-    pace::Pace,
-    probe::Probe,
-    queue::Queue,
-    readiness::LastLook,
-    reverts::Reverts,
-    rpc::{Receipt, Rpc},
-    together::Together,
+    costs::Costs, deploy::Deployment, depth::Depths, member::Active, nonce_manager::NonceManager, queue::Queue,
+    readiness_look::LastLook, reverts::Reverts,
 };
 use crate::{
+    chain::{
+        block_time::BlockTime,
+        broadcast::{Broadcaster, Sent},
+        fees::FeeOracle,
+        probe::Probe,
+        rpc::{Receipt, Rpc},
+        rpc_batcher::RpcBatcher,
+    },
     clock::Clock,
-    facilitator::FacilitatorError,
     ledger::{Ledger, Sender},
-    metrics,
     network::Network,
+    settlement::FacilitatorError,
+    telemetry,
 };
 
 /// How long a payment waits for its transaction to begin.
@@ -85,11 +81,11 @@ pub(crate) struct Engine {
     pub(crate) rpc: Rpc,
     pub(crate) probe: Probe,
     /// Through which the probe looks.
-    pub(crate) looks: Together,
-    pub(crate) pace: Pace,
-    pub(crate) fees: FeeCache,
+    pub(crate) looks: RpcBatcher,
+    pub(crate) pace: BlockTime,
+    pub(crate) fees: FeeOracle,
     /// One per key.
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<NonceManager>,
     /// A place in one of them has become free.
     pub(crate) freed: Arc<Notify>,
     pub(crate) node: Broadcaster,
@@ -127,7 +123,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// No node took the transaction. `Ok` if another one may fare better.
-    pub(super) async fn refused(&self, lane: &Lane, refusal: Sent) -> Result<(), FacilitatorError> {
+    pub(super) async fn refused(&self, lane: &NonceManager, refusal: Sent) -> Result<(), FacilitatorError> {
         match refusal {
             Sent::NoGas => {
                 let account = lane.account();
@@ -175,7 +171,7 @@ impl Engine {
         let block = receipt.block();
         self.pace.observe(block);
         tracing::info!(transaction = %receipt.transaction_hash, block, gas, latency = ?started.elapsed(), "included");
-        metrics::included(self.network, receipt.succeeded(), gas, receipt.cost(), started.elapsed());
+        telemetry::included(self.network, receipt.succeeded(), gas, receipt.cost(), started.elapsed());
         let mut totals = self.totals();
         totals.transactions += 1;
         totals.gas_used = totals.gas_used.saturating_add(gas);
@@ -183,13 +179,13 @@ impl Engine {
     }
 
     /// Whose transactions these are, in the ledger.
-    pub(super) fn sender(&self, lane: &Lane) -> Sender {
+    pub(super) fn sender(&self, lane: &NonceManager) -> Sender {
         Sender { network: self.network, address: lane.account() }
     }
 
     /// How many transactions are on their way.
     pub(super) fn in_flight(&self) -> usize {
-        self.lanes.iter().map(Lane::in_flight).sum()
+        self.lanes.iter().map(NonceManager::in_flight).sum()
     }
 
     /// What came of it so far.

@@ -4,16 +4,17 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 
-use super::{
-    credit::{self, Use},
-    engine::Engine,
-    judge::Expected,
-    rpc::{Block, Receipt},
-};
+use super::engine::Engine;
 use crate::{
-    facilitator::{FacilitatorError, Prechecked},
-    ledger::{Listing, PaymentKey, Record, SettlementState, SettlementStep},
-    metrics,
+    chain::{
+        authorization_use::{self, Use},
+        receipt_check::ExpectedTransfer,
+        rpc::{Block, Receipt},
+    },
+    ledger::{Listing, Record, SettlementState, SettlementStep},
+    payment::PaymentKey,
+    settlement::FacilitatorError,
+    telemetry,
 };
 
 /// How far a node may be behind another one, at least.
@@ -130,7 +131,7 @@ impl Engine {
                 receipt
             }
         };
-        let expected = Expected::of_payment(&Prechecked::of_record(&record));
+        let expected = ExpectedTransfer::of_payment(&record.payment());
         let is_absent = receipt.is_none();
         let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
             if is_absent && self.is_forgotten(&record, finalized).await? {
@@ -140,8 +141,8 @@ impl Engine {
             }
             tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");
             self.totals().undone += 1;
-            metrics::undone(self.network);
-            self.record(&record.key, SettlementStep::Undo).await;
+            telemetry::undone(self.network);
+            self.record(&record.key, SettlementStep::Reorg).await;
             if let Some(now) = self.ledger.get(&record.key).await? {
                 record = now;
             }
@@ -175,14 +176,15 @@ impl Engine {
         let Some(block) = record.settlement.block().filter(|block| finalized.is_some_and(|last| *block <= last)) else {
             return Ok(false);
         };
-        let payment = Prechecked::of_record(record);
+        let payment = record.payment();
         let (facts, _) = self.verify(&payment).await?;
         if !facts.used {
             return Ok(false);
         }
         let seen_unused = record.block_seen.unwrap_or(block.saturating_sub(1));
         let last = facts.block.min(block.saturating_add(SOON));
-        let found = credit::find(&self.rpc, &Expected::of_payment(&payment), seen_unused, last).await;
+        let found =
+            authorization_use::find(&self.rpc, &ExpectedTransfer::of_payment(&payment), seen_unused, last).await;
         // Whoever keeps no receipts may refuse to search, too.
         Ok(!matches!(found, Ok(Use::Paid { .. } | Use::Wasted { .. })))
     }

@@ -6,12 +6,18 @@ use alloy_primitives::Bytes;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    broadcast::Sent,
-    confirm::{Flight, Seen},
     engine::{Engine, QUEUE_PATIENCE, WATCH_LIMIT},
-    lane::{Lane, Slot},
+    nonce_manager::{NonceManager, Slot},
 };
-use crate::{facilitator::FacilitatorError, ledger::LedgerError, metrics};
+use crate::{
+    chain::{
+        broadcast::Sent,
+        confirm::{Flight, Seen},
+    },
+    ledger::LedgerError,
+    settlement::FacilitatorError,
+    telemetry,
+};
 
 /// How long a gap may wait for a payment to fill it.
 const GAP_PATIENCE: Duration = Duration::from_millis(300);
@@ -41,7 +47,7 @@ impl Engine {
 
     /// Fills gaps that no payment fills soon with transfers of nothing to ourselves, so that what is in flight above them can
     /// be included.
-    async fn fill_gaps(self: Arc<Self>, lane: Lane) {
+    async fn fill_gaps(self: Arc<Self>, lane: NonceManager) {
         let mut pause = GAP_PATIENCE.max(2 * self.pace.poll_interval());
         for _ in 0..MAX_FILLERS {
             sleep(pause).await;
@@ -57,7 +63,7 @@ impl Engine {
             let nonce = slot.nonce();
             match self.fill(slot).await {
                 Ok(()) => {
-                    metrics::gap_filled(self.network);
+                    telemetry::gap_filled(self.network);
                     tracing::info!(lane_nonce = nonce, "filling a gap in the nonces");
                 }
                 Err(error) => {

@@ -11,11 +11,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::{batch, judge::Expected};
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked, Verified},
-    ledger::PaymentKey,
-    metrics,
+    chain::{batch, receipt_check::ExpectedTransfer},
+    payment::{Outcome, PaymentKey, Prechecked, Verified},
+    settlement::FacilitatorError,
+    telemetry,
 };
 
 /// Who is told what became of a payment.
@@ -77,8 +77,8 @@ impl Member {
     }
 
     /// What must move.
-    pub(super) fn expected(&self) -> Expected {
-        Expected::of_payment(&self.payment)
+    pub(super) fn expected(&self) -> ExpectedTransfer {
+        ExpectedTransfer::of_payment(&self.payment)
     }
 
     /// Its place in a batch whose payments may use so much gas each, if it may share a transaction with others.
@@ -120,7 +120,7 @@ impl Member {
         if let Some(transaction) = transaction {
             self.span.record("transaction", tracing::field::display(transaction));
         }
-        metrics::settled(self.key().network, result, self.begun.elapsed());
+        telemetry::settled(self.key().network, result, self.begun.elapsed());
     }
 
     /// Whether somebody waits.
@@ -164,7 +164,7 @@ impl Active {
     /// `None` if it is being settled already.
     pub(super) fn enter(&self, key: PaymentKey) -> Option<ActiveGuard> {
         let is_new = self.keys().insert(key);
-        is_new.then(|| metrics::backlog(1));
+        is_new.then(|| telemetry::backlog(1));
         is_new.then(|| ActiveGuard { active: self.clone(), key })
     }
 
@@ -195,7 +195,7 @@ impl Active {
 impl Drop for ActiveGuard {
     fn drop(&mut self) {
         self.active.keys().remove(&self.key);
-        metrics::backlog(-1);
+        telemetry::backlog(-1);
         self.active.0.fewer.notify_waiters();
     }
 }

@@ -2,50 +2,51 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `engine` | what settling with one key takes |
-//! | `member`, `queue`, `batcher` | who waits, and who shares a transaction |
-//! | `attempt` | how a transaction is signed, journalled, sent and followed to its end |
-//! | `upkeep`, `finality` | what is done without being asked: after a crash, an outage, a reorganization |
-//! | `depth` | how many blocks must be on top of a payment |
-//! | `outcome` | what became of a payment, as far as the chain proves it |
-//! | `probe` | whether a payment would be executed now, in one `eth_call` |
-//! | `judge` | what the logs of a receipt prove |
-//! | `credit` | who used an authorization, if it was not us |
-//! | `lane`, `gaps` | which nonce is next, and what if one is missing |
-//! | `transaction`, `transfer` | what is signed, and what it calls |
-//! | `broadcast`, `confirm` | what a node's answer means, and when to look again |
-//! | `batch`, `deploy` | how many payments share a transaction, and where the contract is that takes them |
-//! | `fees`, `pace` | what to offer for gas, and how fast blocks come |
-//! | `costs` | what settling a payment costs, against what it brings in |
-//! | `readiness` | whether a payment could be settled now |
-//! | `reverts` | who made a payment look good that then failed, and must wait |
-//! | `rpc`, `together`, `http` | how a node is asked, by one or by many at once |
+//! | `error`, `readiness` | why could nothing be settled, and could a payment be settled now? |
+//! | `engine` | what does settling with a set of keys take? |
+//! | `member`, `queue`, `batcher` | which payments wait, and which share a transaction? |
+//! | `attempt`, `transaction` | how is a transaction signed, journalled, sent and followed to its end? |
+//! | `nonce_manager`, `gaps` | which account nonce is next, and what if one is missing? |
+//! | `outcome`, `depth` | what became of a payment, and how many blocks must be on top of it? |
+//! | `upkeep`, `finality` | what is done without being asked: after a crash, an outage, a reorganization? |
+//! | `costs`, `reverts` | what does a payment cost, and which payers must wait? |
+//! | `deploy` | is the batch settler there, and how does it come there? |
+//! | `readiness_look` | what does the node say about readiness? |
 
+#[cfg(feature = "onchain")]
 mod attempt;
-pub(crate) mod batch;
+#[cfg(feature = "onchain")]
 mod batcher;
-pub(crate) mod broadcast;
-mod confirm;
+#[cfg(feature = "onchain")]
 pub(crate) mod costs;
-pub(crate) mod credit;
+#[cfg(feature = "onchain")]
 pub(crate) mod deploy;
+#[cfg(feature = "onchain")]
 pub(crate) mod depth;
+#[cfg(feature = "onchain")]
 pub(crate) mod engine;
-pub(crate) mod fees;
+mod error;
+#[cfg(feature = "onchain")]
 mod finality;
+#[cfg(feature = "onchain")]
 mod gaps;
-pub(crate) mod http;
-pub(crate) mod judge;
-pub(crate) mod lane;
+#[cfg(feature = "onchain")]
 pub(crate) mod member;
+#[cfg(feature = "onchain")]
+pub(crate) mod nonce_manager;
+#[cfg(feature = "onchain")]
 mod outcome;
-pub(crate) mod pace;
-pub(crate) mod probe;
+#[cfg(feature = "onchain")]
 pub(crate) mod queue;
-pub(crate) mod readiness;
+mod readiness;
+#[cfg(feature = "onchain")]
+pub(crate) mod readiness_look;
+#[cfg(feature = "onchain")]
 pub(crate) mod reverts;
-pub(crate) mod rpc;
-pub(crate) mod together;
+#[cfg(feature = "onchain")]
 mod transaction;
-pub(crate) mod transfer;
+#[cfg(feature = "onchain")]
 pub(crate) mod upkeep;
+
+pub use error::FacilitatorError;
+pub use readiness::{NotReady, Readiness};

@@ -4,19 +4,19 @@ use alloy_primitives::{B256, U64, U256};
 use serde::Deserialize;
 use tokio::time::sleep;
 
-use super::{
-    credit::{self, Use},
-    engine::Engine,
-    judge::Expected,
-    member::Member,
-    probe::Facts,
-    rpc::{Receipt, RpcFailure},
-    transfer,
-};
+use super::{engine::Engine, member::Member};
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked, Rejection},
+    chain::{
+        authorization_use::{self, Use},
+        probe::Facts,
+        receipt_check::ExpectedTransfer,
+        rpc::{Receipt, RpcFailure},
+        transfer,
+    },
     ledger::{Record, Settlement},
+    payment::{Outcome, Prechecked, Rejection},
     protocol::Reason,
+    settlement::FacilitatorError,
 };
 
 /// How often a node that lags behind a receipt is asked again.
@@ -80,9 +80,9 @@ impl Engine {
             let detail = "the authorization was used before it was reserved here".to_owned();
             return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
         };
-        let expected = Expected::of_payment(payment);
+        let expected = ExpectedTransfer::of_payment(payment);
         let depth = self.depths.of(expected.value);
-        match credit::find(&self.rpc, &expected, seen_unused, facts.block).await? {
+        match authorization_use::find(&self.rpc, &expected, seen_unused, facts.block).await? {
             // Whoever sent it, it counts when it is deep enough; it is looked at again until then.
             Use::Paid { transaction, block } if depth > 0 && facts.block < block.saturating_add(depth) => {
                 Ok(Outcome::Unknown { transaction: Some(transaction) })
@@ -132,8 +132,8 @@ impl Engine {
         if let Settlement::Final { transaction, block } = record.settlement {
             return Ok(Outcome::Settled { transaction, block, fee: record.fee });
         }
-        let payment = Prechecked::of_record(record);
-        let expected = Expected::of_payment(&payment);
+        let payment = record.payment();
+        let expected = ExpectedTransfer::of_payment(&payment);
         let newest_first = || record.transactions.iter().rev().take(16).copied();
         for transaction in newest_first() {
             if let Some(receipt) = self.rpc.receipt(transaction).await?

@@ -7,7 +7,8 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::{batch::GasLimit, member::Member};
+use super::member::Member;
+use crate::chain::batch::GasLimit;
 
 /// First come, first settled, as far as sharing a transaction allows.
 #[derive(Default)]

@@ -1,72 +1,96 @@
-//! Whether a payment could be settled now.
+//! Whether payments could be settled now.
 
-use std::time::Duration;
+use std::fmt;
 
 use alloy_primitives::U256;
-use tokio::{sync::Mutex, time::Instant};
 
-use super::engine::Engine;
-use crate::{
-    facilitator::{FacilitatorError, NotReady, Readiness},
-    metrics,
-};
+use crate::ledger::{Ledger, Listing};
 
-/// How long an answer is good for: whoever asks all the time must not make the node work.
-const TTL: Duration = Duration::from_secs(1);
-/// Gas that a key must be able to pay for: a transfer alone.
-const LEAST_GAS: u128 = 110_000;
+/// What [`Facilitator::readiness`](crate::facilitator::Facilitator::readiness) found.
+///
+/// ```
+/// use tower_x402::facilitator::{NotReady, Readiness};
+///
+/// let readiness = Readiness { reasons: vec![NotReady::Node] };
+/// assert!(!readiness.is_ready());
+/// assert_eq!(readiness.to_string(), "not ready: the node does not answer");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// What is in the way; empty if nothing is.
+    pub reasons: Vec<NotReady>,
+}
 
-/// The last answer.
-#[derive(Debug, Default)]
-pub(crate) struct LastLook(Mutex<Option<(Instant, Readiness)>>);
+/// Why payments could not be settled now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReady {
+    /// The ledger cannot be asked.
+    #[error("the ledger fails")]
+    Ledger,
+    /// The node does not answer.
+    #[error("the node does not answer")]
+    Node,
+    /// The facilitator elsewhere does not answer.
+    #[error("the facilitator does not answer")]
+    Facilitator,
+    /// What an earlier process left behind is still looked at; nothing new is signed before that.
+    #[error("what an earlier process left behind is still being looked at")]
+    CatchingUp,
+    /// As many payments wait for settlement as may.
+    #[error("{waiting} payments wait for settlement")]
+    Backlog {
+        /// How many wait.
+        waiting: usize,
+    },
+    /// No settlement key can pay for a transaction.
+    #[error("the settlement key cannot pay for gas: it holds {balance} wei")]
+    GasTank {
+        /// What the richest one holds, in wei.
+        balance: U256,
+    },
+    /// Gas costs more than is allowed.
+    #[error("gas costs more than is allowed here")]
+    GasPrice,
+    /// It was told to stop.
+    #[error("it is shutting down")]
+    ShuttingDown,
+}
 
-impl Engine {
-    /// What is in the way of settling, if anything is; of many callers one looks.
-    pub(crate) async fn readiness(&self) -> Readiness {
-        let mut last = self.last_look.0.lock().await;
-        if let Some((at, readiness)) = &*last
-            && at.elapsed() < TTL
-        {
-            return readiness.clone();
+impl NotReady {
+    /// A word for machines: `ledger`, `node`, `facilitator`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Ledger => "ledger",
+            Self::Node => "node",
+            Self::Facilitator => "facilitator",
+            Self::CatchingUp => "catching_up",
+            Self::Backlog { .. } => "backlog",
+            Self::GasTank { .. } => "gas_tank",
+            Self::GasPrice => "gas_price",
+            Self::ShuttingDown => "shutting_down",
         }
-        let readiness = self.look_whether_ready().await;
-        metrics::ready(self.network, readiness.is_ready());
-        *last = Some((Instant::now(), readiness.clone()));
-        readiness
+    }
+}
+
+impl Readiness {
+    /// Whether nothing is in the way.
+    pub const fn is_ready(&self) -> bool {
+        self.reasons.is_empty()
     }
 
-    async fn look_whether_ready(&self) -> Readiness {
-        let mut readiness = Readiness::of_ledger(&*self.ledger).await;
-        let mut note = |reason| readiness.reasons.push(reason);
-        if self.is_closing() {
-            note(NotReady::ShuttingDown);
+    /// Whether the ledger answers, which is all that is common to facilitators.
+    pub(crate) async fn of_ledger(ledger: &dyn Ledger) -> Self {
+        let answer = ledger.list(&Listing { limit: 1, ..Listing::default() }).await;
+        Self { reasons: answer.is_err().then_some(NotReady::Ledger).into_iter().collect() }
+    }
+}
+
+impl fmt::Display for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, reason) in self.reasons.iter().enumerate() {
+            write!(f, "{}{reason}", if index == 0 { "not ready: " } else { "; " })?;
         }
-        if !*self.caught_up.borrow() {
-            note(NotReady::CatchingUp);
-        }
-        if self.check_backlog().is_err() {
-            note(NotReady::Backlog { waiting: self.active.count() });
-        }
-        let mut balance = U256::ZERO;
-        for lane in &self.lanes {
-            let account = lane.account();
-            let Ok(wei) = self.rpc.balance(account).await else {
-                note(NotReady::Node);
-                return readiness;
-            };
-            lane.wake(wei);
-            metrics::gas_tank(self.network, account, wei);
-            balance = balance.max(wei);
-        }
-        match self.fees.get(&self.rpc).await {
-            Ok(fees) => {
-                if balance < U256::from(fees.max_fee.saturating_mul(LEAST_GAS)) {
-                    note(NotReady::GasTank { balance });
-                }
-            }
-            Err(FacilitatorError::Busy { .. }) => note(NotReady::GasPrice),
-            Err(_) => note(NotReady::Node),
-        }
-        readiness
+        if self.is_ready() { f.write_str("ready") } else { Ok(()) }
     }
 }

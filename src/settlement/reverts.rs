@@ -12,7 +12,7 @@ use std::{
 use alloy_primitives::Address;
 use tokio::time::Instant;
 
-use crate::{facilitator::Rejection, protocol::Reason};
+use crate::{payment::Rejection, protocol::Reason};
 
 /// How often in [`MEMORY`] is not held against a payer.
 const FORGIVEN: u32 = 1;

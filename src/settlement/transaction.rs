@@ -7,8 +7,11 @@ use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
 use tokio::time::timeout;
 
-use super::{engine::Engine, fees::Fees, lane::Lane, transfer};
-use crate::facilitator::FacilitatorError;
+use super::{engine::Engine, nonce_manager::NonceManager};
+use crate::{
+    chain::{fees::Fees, transfer},
+    settlement::FacilitatorError,
+};
 
 /// What a simulation may fall short of: it reads the token's storage before the transfer, which makes that cheaper, and the
 /// payee's balance may be gone by the time of the real one. What is not used is not paid for.
@@ -36,7 +39,11 @@ impl Engine {
         }
     }
 
-    pub(super) async fn sign(&self, lane: &Lane, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
+    pub(super) async fn sign(
+        &self,
+        lane: &NonceManager,
+        mut transaction: TxEip1559,
+    ) -> Result<Signed, FacilitatorError> {
         let signing = timeout(SIGN_LIMIT, lane.signer().sign_transaction(&mut transaction)).await;
         let is_late = signing.is_err();
         // A signer's error may quote what it was asked to sign, or where its key service is.

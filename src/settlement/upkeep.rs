@@ -18,14 +18,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{broadcast::Sent, engine::Engine, fees::Fees, finality::Horizon, lane::Lane, rpc::RpcFailure};
+use super::{engine::Engine, finality::Horizon, nonce_manager::NonceManager};
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked, Verified},
+    chain::{broadcast::Sent, fees::Fees, rpc::RpcFailure},
     ledger::{
         Fulfilment, LedgerError, Listing, NONCE_HELD_SECONDS, Record, Settlement, SettlementState, SettlementStep,
         Settling, Submission,
     },
-    metrics,
+    payment::{Outcome, Verified},
+    settlement::FacilitatorError,
+    telemetry,
 };
 
 /// What is open.
@@ -146,10 +148,10 @@ impl Engine {
         }
         let age = now.saturating_sub(record.reserved_at);
         let until = now.saturating_add((age / 4).clamp(*PAUSES.start(), *PAUSES.end()));
-        match self.ledger.settle(&record.key, &SettlementStep::Take(Settling { by: self.process, until })).await {
+        match self.ledger.settle(&record.key, &SettlementStep::Claim(Settling { by: self.process, until })).await {
             Ok(()) => {}
             // Another process was faster, or it is settled.
-            Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
+            Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         if record.settlement != Settlement::Due || !record.transactions.is_empty() || is_expired {
@@ -159,11 +161,11 @@ impl Engine {
                 // Without a failure on record, of which the payer could hear before it is charged.
                 return self.line_up(&record);
             }
-            self.record(&record.key, outcome.step(self.process)).await;
+            self.record(&record.key, SettlementStep::of(&outcome, self.process)).await;
             if matches!(outcome, Outcome::Unknown { .. }) && age < LONG_AGO {
                 // A transaction may be in the next block: that is soon.
                 let soon = Settling { by: self.process, until: self.clock.now().saturating_add(*PAUSES.start()) };
-                self.record(&record.key, SettlementStep::Take(soon)).await;
+                self.record(&record.key, SettlementStep::Claim(soon)).await;
             }
             return Ok(());
         }
@@ -177,7 +179,7 @@ impl Engine {
     /// Puts a payment in line that nobody asks for. If somebody is told meanwhile that it failed, in whatever process, the ledger does
     /// not take its transaction.
     fn line_up(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
-        match self.begin(Prechecked::of_record(record), Verified::default(), None) {
+        match self.begin(record.payment(), Verified::default(), None) {
             Ok(_) | Err(FacilitatorError::Busy { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -216,7 +218,7 @@ impl Engine {
     /// The same of all that is journalled, since the chain has undone blocks.
     pub(super) async fn send_all_again(&self) -> usize {
         let _alone = self.resending.lock().await;
-        self.lanes.iter().for_each(Lane::rewind);
+        self.lanes.iter().for_each(NonceManager::rewind);
         self.send_again_in_all(true).await
     }
 
@@ -231,7 +233,7 @@ impl Engine {
         failed
     }
 
-    async fn send_again_in(&self, lane: &Lane, certain: bool) -> Result<(), FacilitatorError> {
+    async fn send_again_in(&self, lane: &NonceManager, certain: bool) -> Result<(), FacilitatorError> {
         let now = self.clock.now();
         let is_old = |submission: &Submission| certain || submission.at.saturating_add(QUIET) < now;
         let mut waiting = self.ledger.submissions(&self.sender(lane), lane.consumed()).await?;
@@ -243,7 +245,7 @@ impl Engine {
         waiting.retain(|submission| submission.nonce >= next);
         if waiting.first().is_some_and(|first| first.nonce > next && is_old(first)) {
             // Its process gave the nonce back and went away, or has nothing more to send.
-            metrics::gap_filled(self.network);
+            telemetry::gap_filled(self.network);
             tracing::warn!(lane_nonce = next, "filling a gap in the nonces that others wait for");
             if let Err(error) = self.fill_gap(lane, next).await {
                 tracing::warn!(%error, lane_nonce = next, "a gap in the nonces cannot be filled");
@@ -268,14 +270,14 @@ impl Engine {
         Ok(())
     }
 
-    async fn fill_gap(&self, lane: &Lane, nonce: u64) -> Result<(), FacilitatorError> {
+    async fn fill_gap(&self, lane: &NonceManager, nonce: u64) -> Result<(), FacilitatorError> {
         let fees = self.fees.get(&self.rpc).await?;
         self.fill_nonce(lane, nonce, fees).await
     }
 
     /// A transaction that everything behind it waits for, and that nobody follows, is not included: a transfer of nothing takes its
     /// nonce for a better price, as long as the price can be the reason. Its payments are open again then.
-    async fn unblock(&self, lane: &Lane, stuck: &Submission) -> Result<(), FacilitatorError> {
+    async fn unblock(&self, lane: &NonceManager, stuck: &Submission) -> Result<(), FacilitatorError> {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let paid =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
@@ -287,13 +289,13 @@ impl Engine {
             return Ok(());
         }
         let fees = self.fees.raise(&self.rpc, paid).await?;
-        metrics::replaced(self.network, "stuck");
+        telemetry::replaced(self.network, "stuck");
         tracing::warn!(lane_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
         self.fill_nonce(lane, stuck.nonce, fees).await
     }
 
     /// Uses a nonce for a transfer of nothing to ourselves, unless another process uses it now.
-    async fn fill_nonce(&self, lane: &Lane, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
+    async fn fill_nonce(&self, lane: &NonceManager, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
         let filler = self.transaction(nonce, fees, FILLER_GAS, lane.account(), Bytes::new());
         let signed = self.sign(lane, filler).await?;
         match self.ledger.submit(self.submission_of(lane, nonce, &signed, Vec::new())).await {
@@ -330,7 +332,7 @@ impl Engine {
                 tracing::warn!(%account, "what the settlement key holds could not be read");
                 continue;
             };
-            metrics::gas_tank(self.network, account, balance);
+            telemetry::gas_tank(self.network, account, balance);
             if balance < each.saturating_mul(U256::from(TANK_LOW)) {
                 tracing::error!(%account, %balance, "the settlement key will soon be unable to pay for gas");
             }

@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     Network,
-    lookup::{LookupError, PaymentLookup, PaymentState, SoughtPayment},
+    chain::{LookupError, PaymentLookup, PaymentState, SoughtPayment},
 };
 
 use support::{

@@ -3,9 +3,12 @@
 use std::{future::Future, sync::Arc};
 
 use async_trait::async_trait;
-use tower_x402::ledger::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
-    SettlementStep, StoredResponse, Submission,
+use tower_x402::{
+    ledger::{
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
+        StoredResponse, Submission,
+    },
+    payment::PaymentKey,
 };
 
 /// Does something before a call of a ledger, after it, or in its place.
@@ -65,12 +68,12 @@ fn settling(step: &SettlementStep) -> &'static str {
         SettlementStep::Submit { .. } => "settle Submit",
         SettlementStep::Settle { .. } => "settle Settle",
         SettlementStep::Finalize => "settle Finalize",
-        SettlementStep::Undo => "settle Undo",
-        SettlementStep::Take(_) => "settle Take",
-        SettlementStep::Entrust { .. } => "settle Entrust",
+        SettlementStep::Reorg => "settle Reorg",
+        SettlementStep::Claim(_) => "settle Claim",
+        SettlementStep::Delegate { .. } => "settle Delegate",
         SettlementStep::Fail { .. } => "settle Fail",
-        SettlementStep::Die { .. } => "settle Die",
-        SettlementStep::LoseSight => "settle LoseSight",
+        SettlementStep::Invalidate { .. } => "settle Invalidate",
+        SettlementStep::MarkUnknown => "settle MarkUnknown",
     }
 }
 

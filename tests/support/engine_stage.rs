@@ -14,11 +14,12 @@ use tower_x402::{
     Clock, ManualClock, Usdc,
     devnet::{BlockTime, Devnet, DevnetBuilder},
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{
-        Authenticity, Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome,
-        Prechecked, Rejection, Terms, Verified, VerifyError, Window, precheck,
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, VerifyError},
+    ledger::{
+        Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep,
+        StoredResponse,
     },
-    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, StoredResponse},
+    payment::{Authenticity, Outcome, Prechecked, Rejection, Terms, Verified, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
@@ -203,9 +204,9 @@ impl Stage {
 
     /// Settles the payment, as for somebody who presents it now, and enters the outcome into the ledger.
     pub async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
-        let again = payment.clone().again(&self.record(payment).await);
+        let again = payment.clone().again(self.record(payment).await.failures);
         let outcome = self.facilitator.settle(&again, verified).await?;
-        let step = outcome.step(self.facilitator.process());
+        let step = SettlementStep::of(&outcome, self.facilitator.process());
         self.ledger.settle(&payment.key(), &step).await.unwrap();
         Ok(outcome)
     }

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::Semaphore;
-use tower_x402::ledger::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
-    SettlementStep, StoredResponse, Submission,
+use tower_x402::{
+    ledger::{
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
+        StoredResponse, Submission,
+    },
+    payment::PaymentKey,
 };
 
 /// Which calls wait.
@@ -14,7 +17,7 @@ use tower_x402::ledger::{
 pub enum Held {
     /// [`Ledger::submit`].
     Submissions,
-    /// [`SettlementStep::Take`].
+    /// [`SettlementStep::Claim`].
     Taking,
     /// [`SettlementStep::Fail`].
     Failures,
@@ -74,7 +77,7 @@ impl Ledger for GatedLedger {
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
         self.pass(match step {
-            SettlementStep::Take(_) => Some(Held::Taking),
+            SettlementStep::Claim(_) => Some(Held::Taking),
             SettlementStep::Fail { .. } => Some(Held::Failures),
             _ => None,
         })

@@ -22,8 +22,9 @@ use tower_x402::{
     Asset, Clock, ManualClock, Network,
     client::{AddPayment, AddPaymentLayer, Budget, Payer},
     eip3009::{Authorization, PaymentSignature, TokenDomain},
-    facilitator::{Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError},
+    facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
+    payment::{Outcome, Prechecked, Terms, Verified},
     protocol::{ExactOffer, ExactPayload, PaymentFlow, SettlementResponse, SupportedResponse, encode_header},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };

@@ -19,8 +19,9 @@ use http_body_util::BodyExt as _;
 use tower::{BoxError, Layer as _};
 use tower_x402::{
     Network,
-    facilitator::{Facilitator, FacilitatorError, Outcome, Prechecked, Terms, Verified, VerifyError},
-    ledger::{Ledger, MemoryLedger, PaymentKey, Record},
+    facilitator::{Facilitator, FacilitatorError, VerifyError},
+    ledger::{Ledger, MemoryLedger, Record},
+    payment::{Outcome, PaymentKey, Prechecked, Terms, Verified},
     protocol::{Reason, SupportedResponse},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };

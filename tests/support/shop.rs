@@ -21,7 +21,8 @@ use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 use tower_x402::{
     Asset, Network,
     facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
-    ledger::{Counts, PaymentKey, Record},
+    ledger::{Counts, Record},
+    payment::PaymentKey,
     server::{Payment, RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 

@@ -27,16 +27,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     process::{Child, Command},
 };
-use tower_x402::{
-    Network, Usdc,
-    devnet::Devnet,
-    facilitator::{
-        Facilitator, FacilitatorError, OnchainFacilitator, Outcome, Prechecked, Terms, Verified, VerifyError,
-    },
-    ledger::{Ledger, MemoryLedger, Record, SqliteLedger},
-    protocol::SupportedResponse,
-    server::DeferredPolicy,
-};
+use tower_x402::{Network, Usdc, devnet::Devnet, facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError}, payment::{Outcome, Prechecked, Terms, Verified}, ledger::{Ledger, MemoryLedger, Record, SqliteLedger}, protocol::SupportedResponse, server::DeferredPolicy};
 use x402_types::proto;
 
 use crate::{

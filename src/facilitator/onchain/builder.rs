@@ -15,26 +15,23 @@ use url::Url;
 
 use super::{LONGEST, OnchainBuildError, OnchainFacilitator, Wallets, preflight::preflight};
 use crate::{
+    chain::{
+        block_time::BlockTime, broadcast::Broadcaster, endpoint::Endpoint, fees::FeeOracle, probe::Probe, rpc::Rpc,
+        rpc_batcher::RpcBatcher,
+    },
     clock::{Clock, SystemClock},
     ledger::{Ledger, MemoryLedger, measured},
     network::Network,
     settlement::{
-        broadcast::Broadcaster,
         costs::Costs,
         deploy::Deployment,
         depth::Depths,
         engine::{Engine, SharedSigner},
-        fees::FeeCache,
-        http::Endpoint,
-        lane::Lane,
         member::Active,
-        pace::Pace,
-        probe::Probe,
+        nonce_manager::NonceManager,
         queue::Queue,
-        readiness::LastLook,
+        readiness_look::LastLook,
         reverts::Reverts,
-        rpc::Rpc,
-        together::Together,
     },
     usdc::Usdc,
 };
@@ -157,7 +154,7 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// After how long without a receipt an outcome is [`Outcome::Unknown`](crate::facilitator::Outcome::Unknown); 15 seconds if not set. The transaction is watched
+    /// After how long without a receipt an outcome is [`Outcome::Unknown`](crate::payment::Outcome::Unknown); 15 seconds if not set. The transaction is watched
     /// on, and [`Facilitator::reconcile`](crate::facilitator::Facilitator::reconcile) tells later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
         self.confirm_timeout = timeout.min(LONGEST);
@@ -167,7 +164,7 @@ impl OnchainFacilitatorBuilder {
     /// Payments of at least `from` atomic units are settled only once this many further blocks are on top of theirs, so that a
     /// reorganization cannot undo them soon; of several bounds the highest that a payment reaches counts. None if not set: a
     /// payment is settled when it is in a block, and watched until that is final. Blocks must come within
-    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`](crate::facilitator::Outcome::Unknown) until they do.
+    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`](crate::payment::Outcome::Unknown) until they do.
     ///
     /// ```
     /// # use tower_x402::facilitator::OnchainFacilitator;
@@ -238,7 +235,7 @@ impl OnchainFacilitatorBuilder {
     }
 
     /// Whether payments are refused while settling them is expected to cost more than they bring in: before any work is
-    /// done, with [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy). Expected is what gas costs now, times what recent payments took on average, in
+    /// done, with [`FacilitatorError::Busy`](crate::facilitator::FacilitatorError::Busy). ExpectedTransfer is what gas costs now, times what recent payments took on average, in
     /// batches or alone. What is refused is not settled, so that the average stays where it is until others are. Needs the
     /// [`native_price`](Self::native_price). No if not set.
     pub fn refuse_losses(mut self, refuse: bool) -> Self {
@@ -272,18 +269,18 @@ impl OnchainFacilitatorBuilder {
             return Err(OnchainBuildError::Missing("native_price, without which refuse_losses cannot tell a loss"));
         }
         let rpc = Rpc::new(client, self.rpc_timeout);
-        let pace = Pace::new(self.block_time);
+        let pace = BlockTime::new(self.block_time);
         preflight(&rpc, network, &*self.clock, &accounts, &pace).await?;
         let freed = Arc::<Notify>::default();
         let engine = Engine {
             network,
             probe: Probe::new(self.max_transfer_gas).ok_or(OnchainBuildError::Probe)?,
             pace,
-            fees: FeeCache::new(self.max_gas_price),
+            fees: FeeOracle::new(self.max_gas_price),
             lanes: self
                 .signers
                 .into_iter()
-                .map(|signer| Lane::new(signer, rpc.clone(), self.in_flight, freed.clone()))
+                .map(|signer| NonceManager::new(signer, rpc.clone(), self.in_flight, freed.clone()))
                 .collect(),
             freed,
             node: Broadcaster::new(),
@@ -308,7 +305,7 @@ impl OnchainFacilitatorBuilder {
             hint: Arc::default(),
             costs: Costs::new(self.native_price, self.refuse_losses),
             last_look: LastLook::default(),
-            looks: Together::new(rpc.clone()),
+            looks: RpcBatcher::new(rpc.clone()),
             rpc,
         };
         let engine = Arc::new(engine);

@@ -12,17 +12,15 @@ use tokio::time::{Instant, timeout};
 
 use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
-pub use crate::settlement::{deploy::BatchSettler, engine::SettlementStats};
+pub use crate::{chain::batch_settler::BatchSettler, settlement::engine::SettlementStats};
 use crate::{
-    facilitator::{
-        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Readiness, Rejection, Terms, Verified,
-        VerifyError,
-    },
-    ledger::{Funds, Ledger, PaymentKey, Record},
-    metrics,
+    facilitator::{Facilitator, FacilitatorError, Readiness, VerifyError},
+    ledger::{Ledger, Record},
     network::Network,
+    payment::{Authenticity, Funds, Outcome, PaymentKey, Prechecked, Rejection, Terms, Verified},
     protocol::{Reason, SupportedKind, SupportedResponse},
-    settlement::{engine::Engine, lane::Lane},
+    settlement::{engine::Engine, nonce_manager::NonceManager},
+    telemetry,
     usdc::Usdc,
 };
 
@@ -90,12 +88,12 @@ impl OnchainFacilitator {
 
     /// The address of the first settlement key, which pays for gas.
     pub fn settlement_address(&self) -> Address {
-        self.engine.lanes.first().map_or(Address::ZERO, Lane::account)
+        self.engine.lanes.first().map_or(Address::ZERO, NonceManager::account)
     }
 
     /// The addresses of all settlement keys.
     pub fn settlement_addresses(&self) -> Vec<Address> {
-        self.engine.lanes.iter().map(Lane::account).collect()
+        self.engine.lanes.iter().map(NonceManager::account).collect()
     }
 
     /// The chain it settles on.
@@ -147,7 +145,7 @@ impl OnchainFacilitator {
     /// What the transactions of this process cost, in USDC at the price now, rounded up; `None` if the
     /// [`native_price`](OnchainFacilitatorBuilder::native_price) is not known.
     pub fn spent_in_usdc(&self) -> Option<Usdc> {
-        crate::ops::in_usdc(self.stats().spent, self.engine.costs.native_price()?)
+        crate::usdc::in_usdc(self.stats().spent, self.engine.costs.native_price()?)
     }
 
     /// Totals since the start.
@@ -185,7 +183,7 @@ impl Facilitator for OnchainFacilitator {
             Err(VerifyError::Invalid(_)) => "invalid",
             Err(VerifyError::Unavailable(_)) => "unavailable",
         };
-        metrics::verified(self.engine.network, result, started.elapsed());
+        telemetry::verified(self.engine.network, result, started.elapsed());
         verified
     }
 

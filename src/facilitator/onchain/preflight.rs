@@ -3,10 +3,10 @@
 use alloy_primitives::Address;
 
 use crate::{
+    chain::{block_time::BlockTime, rpc::Rpc},
     clock::Clock,
-    metrics,
     network::Network,
-    settlement::{pace::Pace, rpc::Rpc},
+    telemetry,
 };
 
 /// A clock this far from the chain's accepts or refuses windows wrongly; reported.
@@ -20,7 +20,7 @@ pub(super) async fn preflight(
     network: Network,
     clock: &dyn Clock,
     accounts: &[Address],
-    pace: &Pace,
+    pace: &BlockTime,
 ) -> Result<(), OnchainBuildError> {
     let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
     if found != network.chain_id() {
@@ -39,7 +39,7 @@ pub(super) async fn preflight(
     }
     for account in accounts {
         let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
-        metrics::gas_tank(network, *account, balance);
+        telemetry::gas_tank(network, *account, balance);
         if balance.is_zero() {
             tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
         }

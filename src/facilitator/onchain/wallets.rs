@@ -13,7 +13,8 @@ use tokio::{
 };
 
 use crate::{
-    facilitator::{FacilitatorError, Rejection, VerifyError},
+    facilitator::{FacilitatorError, VerifyError},
+    payment::Rejection,
     protocol::Reason,
 };
 

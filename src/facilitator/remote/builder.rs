@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    facilitator::flights::Flights,
+    facilitator::single_flight::SingleFlight,
     ledger::{Ledger, MemoryLedger, measured},
     network::Network,
 };
@@ -121,7 +121,7 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// For how long settling may repeat the request until the outcome is [`Unknown`](crate::facilitator::Outcome::Unknown), the
+    /// For how long settling may repeat the request until the outcome is [`Unknown`](crate::payment::Outcome::Unknown), the
     /// last request not included; 25 seconds if not set.
     pub fn settle_timeout(mut self, timeout: Duration) -> Self {
         self.settle_timeout = timeout.min(LONGEST);
@@ -168,7 +168,7 @@ impl RemoteFacilitatorBuilder {
             witnesses,
             echoes: Echoes::default(),
             last_look: LastLook::default(),
-            flights: Arc::new(Flights::default()),
+            flights: Arc::new(SingleFlight::default()),
             settle_timeout: self.settle_timeout,
             process: getrandom::u64().map_err(|_| RemoteBuildError::Randomness)?,
             hint: Arc::default(),
@@ -186,7 +186,7 @@ async fn witnesses(
     use alloy_rpc_client::RpcClient;
 
     use super::witness::Node;
-    use crate::settlement::{http::Endpoint, probe::Probe, rpc::Rpc, together::Together};
+    use crate::chain::{endpoint::Endpoint, probe::Probe, rpc::Rpc, rpc_batcher::RpcBatcher};
 
     /// What a transfer may use in a simulation; as the on-chain facilitator has it.
     const GAS: u64 = 400_000;
@@ -203,7 +203,8 @@ async fn witnesses(
             return Err(RemoteBuildError::WrongChain { expected: network, found: Network::eip155(found) });
         }
         let probe = Probe::new(GAS).ok_or(RemoteBuildError::Probe)?;
-        witnesses.push((network, Box::new(Node { looks: Together::new(rpc.clone()), rpc, probe, patience: PATIENCE })));
+        witnesses
+            .push((network, Box::new(Node { looks: RpcBatcher::new(rpc.clone()), rpc, probe, patience: PATIENCE })));
     }
     Ok(witnesses)
 }

@@ -5,10 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::{
-    facilitator::{Echo, Prechecked},
-    ledger::PaymentKey,
-};
+use crate::payment::{Echo, PaymentKey, Prechecked};
 
 /// How many payments are remembered, and how many bytes of what came with them; the oldest are forgotten first.
 const MAX_PAYMENTS: usize = 4_096;

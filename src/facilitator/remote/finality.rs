@@ -9,10 +9,11 @@ use super::{
     witness::{Chain, Head, Witness},
 };
 use crate::{
-    facilitator::{FacilitatorError, Prechecked},
-    ledger::{LedgerError, Listing, PaymentKey, Record, SettlementState, SettlementStep},
-    metrics,
+    facilitator::FacilitatorError,
+    ledger::{LedgerError, Listing, Record, SettlementState, SettlementStep},
     network::Network,
+    payment::PaymentKey,
+    telemetry,
 };
 
 /// That a settlement is gone is believed the second time: the node may be behind the one that was asked before.
@@ -83,7 +84,7 @@ impl Remote {
         finalized: Option<u64>,
     ) -> Result<(), FacilitatorError> {
         let Some(transaction) = record.settlement.paid_by() else { return Ok(()) };
-        let payment = Prechecked::of_record(&record);
+        let payment = record.payment();
         let mut block = witness.paid_now(&payment, transaction).await?;
         if block.is_none() {
             sleep(SECOND_LOOK).await;
@@ -107,8 +108,8 @@ impl Remote {
             return Ok(());
         }
         tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, "a settlement was undone");
-        metrics::undone(record.key.network);
-        self.step(&record.key, SettlementStep::Undo).await?;
+        telemetry::undone(record.key.network);
+        self.step(&record.key, SettlementStep::Reorg).await?;
         match self.ledger.get(&record.key).await? {
             Some(record) if record.settlement.state() == SettlementState::Due => self.take_up(record).await,
             _ => Ok(()),
@@ -130,7 +131,7 @@ impl Remote {
     async fn step(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), FacilitatorError> {
         match self.ledger.settle(key, &step).await {
             // Somebody else knows as much.
-            Ok(()) | Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => Ok(()),
+            Ok(()) | Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

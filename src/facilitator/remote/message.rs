@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::api::Answer;
 use crate::{
-    facilitator::{Prechecked, Rejection},
     network::Network,
+    payment::{Prechecked, Rejection},
     protocol::{ExactPayload, PaymentRequirements, Reason, ResourceInfo, Verbatim, VerifyResponse},
 };
 

@@ -28,15 +28,16 @@ use supported::Supported;
 use witness::Witness;
 
 use super::{
-    Facilitator, FacilitatorError, Outcome, Prechecked, Readiness, Terms, Verified, VerifyError,
-    flights::{Flights, NoLanding},
+    Facilitator, FacilitatorError, Readiness, VerifyError,
+    single_flight::{NoResult, SingleFlight},
 };
 use crate::{
     clock::Clock,
-    ledger::{Ledger, PaymentKey, Record},
-    metrics,
+    ledger::{Ledger, Record},
     network::Network,
+    payment::{Outcome, PaymentKey, Prechecked, Terms, Verified},
     protocol::SupportedResponse,
+    telemetry,
 };
 
 /// How often a verification is tried: it changes nothing, so that repeating it is safe.
@@ -49,7 +50,7 @@ const VERIFY_TRIES: u32 = 2;
 /// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same offer:
 ///   ours, not the payer's echo of it. It is repeated after a timeout, a 5xx or a cut connection, and while the facilitator says
 ///   `settlement_pending`.
-/// - **What else the payer returned of the 402** ([`Echo`](super::Echo): `resource` and `extensions`) goes with the payment as it
+/// - **What else the payer returned of the 402** ([`Echo`](crate::payment::Echo): `resource` and `extensions`) goes with the payment as it
 ///   came, so that a facilitator that catalogues what it settles (the extension `bazaar`) learns what was sold. This process
 ///   repeats a settlement with the identical body. The echo is not in the ledger: who takes a payment over from a process that
 ///   is gone sends it without, unless the payer presents it again; offer and authorization are the same.
@@ -94,7 +95,7 @@ struct Remote {
     witnesses: Vec<(Network, Box<dyn Witness>)>,
     echoes: Echoes,
     last_look: LastLook,
-    flights: Arc<Flights<PaymentKey, Result<Outcome, FacilitatorError>>>,
+    flights: Arc<SingleFlight<PaymentKey, Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// This process among those that share the ledger.
     process: u64,
@@ -140,7 +141,7 @@ impl Facilitator for RemoteFacilitator {
             Err(VerifyError::Invalid(_)) => "invalid",
             Err(VerifyError::Unavailable(_)) => "unavailable",
         };
-        metrics::verified(payment.terms().offer().network(), result, started.elapsed());
+        telemetry::verified(payment.terms().offer().network(), result, started.elapsed());
         verified
     }
 
@@ -153,7 +154,7 @@ impl Facilitator for RemoteFacilitator {
             Ok(Outcome::Unknown { .. }) => "unknown",
             Err(_) => "unavailable",
         };
-        metrics::settled(payment.terms().offer().network(), result, started.elapsed());
+        telemetry::settled(payment.terms().offer().network(), result, started.elapsed());
         outcome
     }
 
@@ -196,8 +197,8 @@ impl Remote {
         let remote = self.clone();
         match self.flights.join(payment.key(), || remote.settle_alone(payment, insistence)).await {
             Ok(result) => result,
-            Err(NoLanding::Lost) => Ok(Outcome::Unknown { transaction: None }),
-            Err(NoLanding::Full) => {
+            Err(NoResult::Lost) => Ok(Outcome::Unknown { transaction: None }),
+            Err(NoResult::Full) => {
                 Err(FacilitatorError::Busy { what: "settlements", retry_after: Duration::from_secs(1) })
             }
         }

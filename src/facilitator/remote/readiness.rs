@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::Remote;
 use crate::{
     facilitator::{NotReady, Readiness},
-    metrics,
     network::Network,
+    telemetry,
 };
 
 /// For how long the answer is good.
@@ -28,7 +28,7 @@ impl Remote {
         }
         let readiness = self.look_whether_ready().await;
         for network in self.served() {
-            metrics::ready(network, readiness.is_ready());
+            telemetry::ready(network, readiness.is_ready());
         }
         *last = Some((Instant::now(), readiness.clone()));
         readiness

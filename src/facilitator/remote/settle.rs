@@ -13,8 +13,9 @@ use super::{
     witness::{Fate, Witness},
 };
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked, as_recorded},
-    ledger::{LedgerError, PaymentKey, Record, Settlement, SettlementStep, Settling},
+    facilitator::FacilitatorError,
+    ledger::{LedgerError, Record, Settlement, SettlementStep, Settling},
+    payment::{Outcome, PaymentKey, Prechecked},
     protocol::Reason,
 };
 
@@ -58,20 +59,20 @@ impl Remote {
         insistence: Insistence,
     ) -> Result<Outcome, FacilitatorError> {
         let key = payment.key();
-        let record = self.ledger.get(&key).await?.ok_or(LedgerError::Unknown)?;
+        let record = self.ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
         if let Some(outcome) = known(&record) {
             return Ok(outcome);
         }
         let until = self.clock.now().saturating_add(self.settle_timeout.as_secs()).saturating_add(SLACK);
         // From here on it is unknown what becomes of it, whoever dies (invariant I4 has no transaction to journal here).
         let settling = Settling { by: self.process, until };
-        let entrust = SettlementStep::Entrust { settling, known_failures: payment.known_failures() };
+        let entrust = SettlementStep::Delegate { settling, known_failures: payment.known_failures() };
         match self.ledger.settle(&key, &entrust).await {
             Ok(()) => {}
             // Another process asks just now, or was told no since this one was asked.
-            Err(LedgerError::Forbidden(_)) => {
-                let record = self.ledger.get(&key).await?.ok_or(LedgerError::Unknown)?;
-                return Ok(as_recorded(&record, &payment));
+            Err(LedgerError::InvalidTransition(_)) => {
+                let record = self.ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
+                return Ok(record.outcome(&payment));
             }
             Err(error) => return Err(error.into()),
         }
@@ -209,7 +210,7 @@ impl Remote {
         if let Some(outcome) = known(record) {
             return Ok(outcome);
         }
-        let payment = Prechecked::of_record(record);
+        let payment = record.payment();
         if let Some(witness) = self.witness(record.key.network) {
             let fate = witness.fate(&payment, record.block_seen, &record.transactions).await;
             if let Ok(fate @ (Fate::Paid { .. } | Fate::Spent { .. })) = fate {

@@ -9,8 +9,9 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::{Remote, finality::Horizons, settle::Insistence};
 use crate::{
-    facilitator::{FacilitatorError, Outcome, Prechecked},
+    facilitator::FacilitatorError,
     ledger::{Fulfilment, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep, Settling},
+    payment::Outcome,
 };
 
 /// What is open.
@@ -70,24 +71,24 @@ impl Remote {
         }
         let now = self.clock.now();
         let pause = (now.saturating_sub(record.reserved_at) / 4).clamp(*PAUSES.start(), *PAUSES.end());
-        let take = SettlementStep::Take(Settling { by: self.process, until: now.saturating_add(pause) });
+        let take = SettlementStep::Claim(Settling { by: self.process, until: now.saturating_add(pause) });
         match self.ledger.settle(&record.key, &take).await {
             Ok(()) => {}
             // Another process was faster, or it is settled.
-            Err(LedgerError::Forbidden(_) | LedgerError::Unknown) => return Ok(()),
+            Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let outcome = if is_due {
-            self.settle(Prechecked::of_record(&record), Insistence::Once).await?
+            self.settle(record.payment(), Insistence::Once).await?
         } else {
             self.look_again(&record).await?
         };
         if let Outcome::Unknown { .. } = outcome {
             return Ok(());
         }
-        match self.ledger.settle(&record.key, &outcome.step(self.process)).await {
+        match self.ledger.settle(&record.key, &SettlementStep::of(&outcome, self.process)).await {
             // Somebody else knows as much.
-            Ok(()) | Err(LedgerError::Forbidden(_)) => Ok(()),
+            Ok(()) | Err(LedgerError::InvalidTransition(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

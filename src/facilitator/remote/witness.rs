@@ -4,8 +4,8 @@ use alloy_primitives::B256;
 use async_trait::async_trait;
 
 use crate::{
-    facilitator::{FacilitatorError, Prechecked, Rejection},
-    ledger::Funds,
+    facilitator::FacilitatorError,
+    payment::{Funds, Prechecked, Rejection},
     protocol::Reason,
 };
 
@@ -86,17 +86,17 @@ mod onchain {
 
     use super::{Chain, Fate, Head, Look, Witness};
     use crate::{
-        facilitator::{FacilitatorError, Prechecked, Rejection},
-        ledger::Funds,
-        protocol::Reason,
-        settlement::{
-            credit::{self, Use},
-            judge::Expected,
+        chain::{
+            authorization_use::{self, Use},
             probe::{Facts, Probe},
+            receipt_check::ExpectedTransfer,
             rpc::{Rpc, RpcFailure},
-            together::Together,
+            rpc_batcher::RpcBatcher,
             transfer,
         },
+        facilitator::FacilitatorError,
+        payment::{Funds, Prechecked, Rejection},
+        protocol::Reason,
     };
 
     /// Between two looks for a receipt.
@@ -105,7 +105,7 @@ mod onchain {
     /// A node of the seller's choice.
     pub(in super::super) struct Node {
         pub(in super::super) rpc: Rpc,
-        pub(in super::super) looks: Together,
+        pub(in super::super) looks: RpcBatcher,
         pub(in super::super) probe: Probe,
         /// How long a transaction that the facilitator names is waited for: the node may lag behind the facilitator's.
         pub(in super::super) patience: Duration,
@@ -127,20 +127,25 @@ mod onchain {
         ) -> Result<Fate, FacilitatorError> {
             // Used before it was seen unused, for all that is known: it may have paid for something else.
             let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
-            Ok(match credit::find(&self.rpc, &Expected::of_payment(payment), seen_unused, latest).await? {
-                Use::Paid { transaction, block } => Fate::Paid { transaction, block },
-                Use::Wasted { transaction, block } => {
-                    let finalized = self.rpc.finalized().await.ok().flatten();
-                    let for_good = finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
-                    Fate::Spent {
-                        reason: Reason::NonceAlreadyUsed,
-                        detail: "the payer cancelled the authorization or used its nonce for something else".into(),
-                        transaction: Some(transaction),
-                        for_good,
+            Ok(
+                match authorization_use::find(&self.rpc, &ExpectedTransfer::of_payment(payment), seen_unused, latest)
+                    .await?
+                {
+                    Use::Paid { transaction, block } => Fate::Paid { transaction, block },
+                    Use::Wasted { transaction, block } => {
+                        let finalized = self.rpc.finalized().await.ok().flatten();
+                        let for_good =
+                            finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block);
+                        Fate::Spent {
+                            reason: Reason::NonceAlreadyUsed,
+                            detail: "the payer cancelled the authorization or used its nonce for something else".into(),
+                            transaction: Some(transaction),
+                            for_good,
+                        }
                     }
-                }
-                Use::NotFound => Fate::Unclear,
-            })
+                    Use::NotFound => Fate::Unclear,
+                },
+            )
         }
     }
 
@@ -153,7 +158,7 @@ mod onchain {
         }
 
         async fn paid_in(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError> {
-            let expected = Expected::of_payment(payment);
+            let expected = ExpectedTransfer::of_payment(payment);
             let deadline = Instant::now() + self.patience;
             loop {
                 match self.rpc.receipt(transaction).await {
@@ -167,7 +172,7 @@ mod onchain {
 
         async fn paid_now(&self, payment: &Prechecked, transaction: B256) -> Result<Option<u64>, FacilitatorError> {
             let receipt = self.rpc.receipt(transaction).await?;
-            let expected = Expected::of_payment(payment);
+            let expected = ExpectedTransfer::of_payment(payment);
             Ok(receipt.filter(|receipt| expected.is_paid_by(receipt)).map(|receipt| receipt.block()))
         }
 
@@ -189,7 +194,7 @@ mod onchain {
             seen_unused: Option<u64>,
             claimed: &[B256],
         ) -> Result<Fate, FacilitatorError> {
-            let expected = Expected::of_payment(payment);
+            let expected = ExpectedTransfer::of_payment(payment);
             for transaction in claimed {
                 if let Some(receipt) = self.rpc.receipt(*transaction).await?
                     && expected.is_paid_by(&receipt)

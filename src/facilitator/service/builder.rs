@@ -13,8 +13,9 @@ use super::{
 };
 use crate::{
     clock::{Clock, SystemClock},
-    facilitator::{Facilitator, Window, flights::Flights},
+    facilitator::{Facilitator, single_flight::SingleFlight},
     network::Asset,
+    payment::Window,
 };
 
 /// Settings of a [`FacilitatorService`]; all have defaults.
@@ -130,7 +131,7 @@ impl FacilitatorServiceBuilder {
                 window: self.window,
                 assets,
                 payees: self.payees,
-                flights: Arc::new(Flights::default()),
+                flights: Arc::new(SingleFlight::default()),
                 places: Semaphore::new(self.concurrent.min(Semaphore::MAX_PERMITS)),
                 settle_patience: Duration::from_secs(15),
                 catalogue: self

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::public_url::{is_public_url, public_url};
 use crate::{
-    facilitator::{Echo, Prechecked},
+    payment::{Echo, Prechecked},
     protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar, timestamp},
 };
 

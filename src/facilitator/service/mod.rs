@@ -39,13 +39,13 @@ use answer::{Answer, Said};
 use catalogue::{Catalogue, Query};
 use read::{Asked, Purpose};
 
-use super::{Facilitator, FacilitatorError, Prechecked, VerifyError, Window, flights::Flights};
+use super::{Facilitator, FacilitatorError, VerifyError, single_flight::SingleFlight};
 use crate::{
     clock::Clock,
-    ledger::PaymentKey,
-    metrics,
     network::Network,
+    payment::{PaymentKey, Prechecked, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse, bazaar},
+    telemetry,
 };
 
 /// The largest request body.
@@ -102,7 +102,7 @@ struct Shared {
     /// Payees that are served; empty for all.
     payees: Vec<Address>,
     /// Settlements under way, each by all that was signed: one nonce may be in several payments, of which one can be paid.
-    flights: Arc<Flights<B256, Said>>,
+    flights: Arc<SingleFlight<B256, Said>>,
     /// Requests being worked on.
     places: Semaphore,
     settle_patience: Duration,
@@ -141,7 +141,7 @@ where
         let endpoint = endpoint(request.uri().path());
         FacilitatorFuture(Box::pin(async move {
             let response = shared.answer(request).await.into_response();
-            metrics::served(endpoint, response.status().as_u16());
+            telemetry::served(endpoint, response.status().as_u16());
             response
         }))
     }
@@ -304,7 +304,7 @@ impl Shared {
         if !self.payees.is_empty() && !self.payees.contains(&offer.pay_to) {
             return reject(Reason::InvalidPaymentRequirements, "this payee is not served here");
         }
-        let payment = super::precheck(asked.terms.clone(), asked.payload.clone(), self.window, self.clock.now())?;
+        let payment = precheck(asked.terms.clone(), asked.payload.clone(), self.window, self.clock.now())?;
         Ok((facilitator.clone(), payment.with_echo(asked.echo.clone())))
     }
 
@@ -318,7 +318,7 @@ impl Shared {
                 && record.terms.offer().pay_to == asked.terms.offer().pay_to
                 && record.terms.offer().amount == asked.terms.offer().amount
             {
-                return Ok(Some((facilitator.clone(), Prechecked::of_record(&record))));
+                return Ok(Some((facilitator.clone(), record.payment())));
             }
         }
         Ok(None)

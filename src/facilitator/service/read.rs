@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use super::answer::{Answer, Said};
 use crate::{
-    facilitator::{Echo, Terms},
     network::Network,
+    payment::{Echo, Terms},
     protocol::{
         ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, Verbatim, Version, v1,
     },

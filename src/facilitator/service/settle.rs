@@ -11,11 +11,11 @@ use super::{
     read::Asked,
 };
 use crate::{
-    facilitator::{
-        Authenticity, Facilitator, FacilitatorError, Outcome, Prechecked, Rejection, Verified, VerifyError,
-        flights::NoLanding,
+    facilitator::{Facilitator, FacilitatorError, VerifyError, single_flight::NoResult},
+    ledger::{
+        Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation, Settlement, SettlementStep,
     },
-    ledger::{Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, PaymentKey, Record, Reservation, Settlement},
+    payment::{Authenticity, Outcome, PaymentKey, Prechecked, Rejection, Verified},
     protocol::Reason,
 };
 
@@ -49,8 +49,8 @@ impl Shared {
             .join(flight(&payment), || async move { shared.settle_alone(&*facilitator, &payment).await })
             .await;
         asked.settled(&landed.unwrap_or_else(|none| match none {
-            NoLanding::Full => Said::Unavailable(RETRY),
-            NoLanding::Lost => Said::Pending(None),
+            NoResult::Full => Said::Unavailable(RETRY),
+            NoResult::Lost => Said::Pending(None),
         }))
     }
 
@@ -174,7 +174,7 @@ impl Shared {
             Verified::default()
         };
         // Whoever asks again has heard of earlier failures.
-        let outcome = facilitator.settle(&payment.clone().again(record), &verified).await?;
+        let outcome = facilitator.settle(&payment.clone().again(record.failures), &verified).await?;
         Ok(note(facilitator, &lease.key, outcome).await)
     }
 
@@ -200,8 +200,8 @@ impl Shared {
                         Err(rejection) => return Ok(Err(rejection)),
                     };
                 }
-                Err(LedgerError::Undecided) if Instant::now() < deadline => sleep(ADMISSION_POLL).await,
-                Err(LedgerError::Exposed | LedgerError::Stale | LedgerError::Undecided) => {
+                Err(LedgerError::BalancePending) if Instant::now() < deadline => sleep(ADMISSION_POLL).await,
+                Err(LedgerError::InsufficientFunds | LedgerError::Stale | LedgerError::BalancePending) => {
                     let detail = "the payer's balance does not cover this payment and what else it has in flight";
                     return Ok(Err(Rejection::new(Reason::InsufficientFunds, detail)));
                 }
@@ -225,7 +225,7 @@ async fn look(
 /// Gives a payment back that was not settled. It is forgotten if nothing was sent for it; otherwise it can be asked for again,
 /// and is not settled unasked.
 async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
-    let result = match if record.is_discardable() { ledger.discard(lease).await } else { Err(LedgerError::Unknown) } {
+    let result = match if record.is_discardable() { ledger.discard(lease).await } else { Err(LedgerError::NotFound) } {
         Ok(()) => Ok(()),
         Err(_) => ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await,
     };
@@ -237,12 +237,12 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 /// Records an outcome, and returns what is said of it: a failure that the ledger does not take may be none. A fact about the chain stays
 /// true if the ledger is slow to take it.
 async fn note(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> Said {
-    let step = outcome.step(facilitator.process());
+    let step = SettlementStep::of(&outcome, facilitator.process());
     let mut is_recorded = false;
     for attempt in 1..=5_u32 {
         match facilitator.ledger().settle(key, &step).await {
             Ok(()) => is_recorded = true,
-            Err(LedgerError::Forbidden(_)) => {}
+            Err(LedgerError::InvalidTransition(_)) => {}
             Err(error) => {
                 tracing::warn!(%error, attempt, "the ledger did not take an outcome");
                 sleep(Duration::from_millis(50 << attempt)).await;

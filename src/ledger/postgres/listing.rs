@@ -52,7 +52,7 @@ pub(super) async fn list(connections: &Connections, listing: &Listing) -> Result
     }
 }
 
-fn page_of(listing: &Listing, after: Option<super::super::PaymentKey>, page: usize) -> Statement {
+fn page_of(listing: &Listing, after: Option<crate::payment::PaymentKey>, page: usize) -> Statement {
     let states: Vec<&str> = STATES
         .iter()
         .filter(|state| listing.settlement.is_empty() || listing.settlement.contains(state))

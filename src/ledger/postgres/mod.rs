@@ -29,10 +29,10 @@ use self::{
     upkeep::Upkeep,
 };
 use super::{
-    Counts, Forbidden, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation,
+    Counts, FulfilmentStep, InvalidTransition, Lease, Ledger, LedgerError, Listing, Record, Reservation,
     ResponseLimits, Sender, SettlementStep, StoredResponse, Submission,
 };
-use crate::clock::Clock;
+use crate::{clock::Clock, payment::PaymentKey};
 
 /// Payers share so many turnstiles.
 const TURNS: usize = 256;
@@ -143,7 +143,7 @@ impl Ledger for PostgresLedger {
         });
         match taken.await {
             Ok(record) => Ok(Some(Lease { key: *key, epoch: record.epoch })),
-            Err(LedgerError::LeaseLost | LedgerError::Unknown) => Ok(None),
+            Err(LedgerError::LeaseLost | LedgerError::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -188,7 +188,7 @@ impl Ledger for PostgresLedger {
                 return Err(LedgerError::LeaseLost);
             }
             if !record.is_discardable() {
-                return Err(Forbidden { fulfilment: record.fulfilment, settlement: record.settlement }.into());
+                return Err(InvalidTransition { fulfilment: record.fulfilment, settlement: record.settlement }.into());
             }
             Ok(())
         })

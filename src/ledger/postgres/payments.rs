@@ -4,11 +4,11 @@ use alloy_primitives::{Address, B256};
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    super::{Fulfilment, LedgerError, PaymentKey, Record, credit::is_overdue, row, shard::expiry},
+    super::{Fulfilment, LedgerError, Record, credit::is_overdue, row, shard::expiry},
     connections::{Connections, DatabaseError, Statement},
     responses::KeptResponse,
 };
-use crate::network::Network;
+use crate::{network::Network, payment::PaymentKey};
 
 /// A record and the stamp it had.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ pub(super) fn discard(key: &PaymentKey, from: i64) -> Statement {
 
 pub(super) async fn count_replay(connections: &Connections, key: &PaymentKey) -> Result<u32, LedgerError> {
     let rows = connections.repeat(keyed(COUNT_REPLAY, key)).await?;
-    let replays: i64 = column(rows.first().ok_or(LedgerError::Unknown)?, "replays")?;
+    let replays: i64 = column(rows.first().ok_or(LedgerError::NotFound)?, "replays")?;
     Ok(u32::try_from(replays).unwrap_or(u32::MAX))
 }
 

@@ -8,10 +8,11 @@ use std::sync::{
 use bytes::Bytes;
 
 use super::{
-    super::{LedgerError, PaymentKey, ResponseLimits, StoredResponse, responses::weight, row::Head},
+    super::{LedgerError, ResponseLimits, StoredResponse, responses::weight, row::Head},
     connections::{Connections, Statement},
     payments::{capped, column, keyed, unreadable},
 };
+use crate::payment::PaymentKey;
 
 const STORE: &str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";

@@ -4,7 +4,7 @@ use alloy_primitives::U256;
 
 use super::{
     super::{
-        CreditLimit, Funds, Lease, LedgerError, PaymentKey, Record, Reservation,
+        CreditLimit, Lease, LedgerError, Record, Reservation,
         credit::{CreditBook, Owed},
         exposure::{PayerBook, RECENT},
     },
@@ -13,6 +13,7 @@ use super::{
     payments::{self, Found, Stamped, Turn, TurnOf, capped, column},
     responses::KeptResponse,
 };
+use crate::payment::{Funds, PaymentKey};
 
 /// How often somebody else may be faster until the ledger gives up.
 const MAX_LOST: u32 = 100;
@@ -77,7 +78,7 @@ impl PostgresLedger {
             let is_guess = known.is_some();
             let seen = match known.take() {
                 Some(seen) => seen,
-                None => payments::read(&self.connections, change.key).await?.ok_or(LedgerError::Unknown)?,
+                None => payments::read(&self.connections, change.key).await?.ok_or(LedgerError::NotFound)?,
             };
             if progress.is_done(&seen)? {
                 self.known.put(*change.key, seen.clone());
@@ -193,7 +194,7 @@ impl PostgresLedger {
         self.known.take(key);
         loop {
             let Some(seen) = payments::read(&self.connections, key).await? else {
-                return if progress.uncertain.is_some() { Ok(()) } else { Err(LedgerError::Unknown) };
+                return if progress.uncertain.is_some() { Ok(()) } else { Err(LedgerError::NotFound) };
             };
             progress.is_done(&seen)?;
             check(&seen.record)?;

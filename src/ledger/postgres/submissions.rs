@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 
 use super::{
     super::{
-        LedgerError, PaymentKey, Record, Sender, Submission,
+        LedgerError, Record, Sender, Submission,
         submission::{MAX_LISTED, MAX_NONCES, MAX_VERSIONS, Nonce},
     },
     PostgresLedger,
@@ -16,7 +16,7 @@ use super::{
     payments::{self, Stamped, capped, chain, column, json, key, settling_until, stamped, unreadable},
     steps::Progress,
 };
-use crate::network::Network;
+use crate::{network::Network, payment::PaymentKey};
 
 const NONCE: &str = "SELECT owner, used_at, is_free, \
        (SELECT max(nonce) FROM nonces WHERE chain_id = $1 AND sender = $2) AS last \
@@ -170,7 +170,7 @@ fn step_all(
 ) -> Result<Vec<Record>, LedgerError> {
     let mut records = Vec::with_capacity(keys.len());
     for key in keys {
-        records.push(seen.get(key).ok_or(LedgerError::Unknown)?.record.clone());
+        records.push(seen.get(key).ok_or(LedgerError::NotFound)?.record.clone());
     }
     let not_due = |record: &&Record| !record.may_be_submitted(submission, now);
     let not_due: Vec<PaymentKey> = records.iter().filter(not_due).map(|record| record.key).collect();

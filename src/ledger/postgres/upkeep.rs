@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Mutex;
 
 use super::{
-    super::{LedgerError, PaymentKey, shard::RETENTION},
+    super::{LedgerError, shard::RETENTION},
     PostgresLedger,
     connections::Statement,
     payments::{Stamped, capped, column, stamped},
     submissions::of_keys,
 };
+use crate::payment::PaymentKey;
 
 const EXPIRED: &str = "SELECT stamp, lease_until, replays, record FROM payments WHERE forget_at < $1 \
      ORDER BY forget_at LIMIT $2";

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    super::{MemoryLedger, PaymentKey, Record, Sender, StoredResponse, submission::Nonce},
+    super::{MemoryLedger, Record, Sender, StoredResponse, submission::Nonce},
     journal::Keys,
 };
+use crate::payment::PaymentKey;
 
 /// Copies of what memory held at one time, `None` of what was gone.
 pub(super) struct Batch {

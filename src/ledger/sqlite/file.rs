@@ -9,14 +9,14 @@ use std::{
 use rusqlite::Connection;
 
 use super::{
-    super::{LedgerError, MemoryLedger, PaymentKey, Record, row},
+    super::{LedgerError, MemoryLedger, Record, row},
     batch::Batch,
     migrations::SCHEMA,
     nonces,
     numbers::Numbers,
     responses,
 };
-use crate::sqlite;
+use crate::{payment::PaymentKey, sqlite};
 
 /// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
 const CACHE: &str = "-16384";

@@ -15,10 +15,11 @@ use std::{
 use tokio::sync::{oneshot, watch};
 
 use super::{
-    super::{LedgerError, MemoryLedger, PaymentKey, Sender},
+    super::{LedgerError, MemoryLedger, Sender},
     batch::Batch,
     file::{LedgerFile, backend},
 };
+use crate::payment::PaymentKey;
 
 /// How long what nobody waits for may wait for something that somebody does wait for, to be written with it.
 const LINGER: Duration = Duration::from_millis(5);
@@ -312,7 +313,7 @@ impl Writer {
                 drop(self);
                 return drop(done);
             }
-            crate::metrics::committed(started.elapsed());
+            crate::telemetry::committed(started.elapsed());
             self.shared.commits.fetch_add(1, Ordering::Relaxed);
             done.send_replace(true);
         }

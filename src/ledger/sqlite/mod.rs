@@ -14,10 +14,13 @@ use async_trait::async_trait;
 
 use self::journal::{Changes, Journal};
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
-    ResponseLimits, Sender, SettlementStep, StoredResponse, Submission,
+    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
+    Sender, SettlementStep, StoredResponse, Submission,
 };
-use crate::clock::{Clock, SystemClock};
+use crate::{
+    clock::{Clock, SystemClock},
+    payment::PaymentKey,
+};
 
 /// A durable ledger for one process, in one file.
 ///

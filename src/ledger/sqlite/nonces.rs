@@ -7,10 +7,10 @@ use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{LedgerError, MemoryLedger, PaymentKey, Sender, Submission, submission::Nonce},
+    super::{LedgerError, MemoryLedger, Sender, Submission, submission::Nonce},
     file::{backend, unreadable, unwritable},
 };
-use crate::network::Network;
+use crate::{network::Network, payment::PaymentKey};
 
 /// Which payment, on the sender's chain.
 #[derive(Serialize, Deserialize)]

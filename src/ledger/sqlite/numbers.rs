@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::PaymentKey;
+use crate::payment::PaymentKey;
 
 /// The numbers of a table's rows by what they hold. No number is used twice.
 #[derive(Debug)]

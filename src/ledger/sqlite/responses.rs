@@ -4,10 +4,10 @@ use alloy_primitives::{Address, B256};
 use rusqlite::{Connection, Row};
 
 use super::{
-    super::{LedgerError, PaymentKey, StoredResponse, row::Head},
+    super::{LedgerError, StoredResponse, row::Head},
     file::{backend, unreadable, unwritable},
 };
-use crate::network::Network;
+use crate::{network::Network, payment::PaymentKey};
 
 /// Makes the file hold a response in the row of this number.
 pub(super) fn write(

@@ -15,7 +15,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, timeout},
 };
-use tower_x402::facilitator::Verified;
+use tower_x402::payment::Verified;
 
 /// How many payments the chain is asked about at once.
 const PLACES: usize = 64;

@@ -177,7 +177,7 @@ async fn presented_again_it_is_answered_again_and_never_settled_by_that() {
     let again = async || send(&app, purchase.on(evaluate("x"))).await;
     let ledger = &facilitator.ledger;
     let submit = SettlementStep::Submit { transaction: B256::repeat_byte(7) };
-    for step in [None, Some(submit), Some(SettlementStep::LoseSight)] {
+    for step in [None, Some(submit), Some(SettlementStep::MarkUnknown)] {
         if let Some(step) = step {
             ledger.settle(&key(&purchase), &step).await.unwrap();
         }
@@ -207,7 +207,7 @@ async fn who_did_not_pay_pays_in_line_until_it_has() {
     assert!(is_accepted(&buy(&app, &customer).await.1));
     assert_eq!(handled.load(Ordering::SeqCst), 4);
     let (lost, _) = buy(&app, &customer).await;
-    let die = SettlementStep::Die { reason: Reason::ValidBefore };
+    let die = SettlementStep::Invalidate { reason: Reason::ValidBefore };
     facilitator.ledger.settle(&key(&lost), &die).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     let told = send(&app, lost.on(evaluate("x"))).await;

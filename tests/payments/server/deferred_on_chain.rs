@@ -19,7 +19,8 @@ use tower_x402::{
     Usdc,
     client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt},
     facilitator::Facilitator,
-    ledger::{PaymentKey, Record, Settlement},
+    ledger::{Record, Settlement, SettlementStep},
+    payment::PaymentKey,
     server::{DeferredPolicy, PaymentStatus},
 };
 
@@ -156,7 +157,11 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
         let key = key(purchase);
         let record = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();
-        shop.facilitator.ledger().settle(&key, &outcome.step(shop.facilitator.process())).await.unwrap();
+        shop.facilitator
+            .ledger()
+            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process()))
+            .await
+            .unwrap();
         let lost = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();
         assert_eq!((lost.settlement, lost.owed()), (Settlement::Dead, U256::from(PRICE)), "never to be paid");
     }

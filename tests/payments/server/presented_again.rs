@@ -21,8 +21,8 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, SystemClock, Usdc,
-    facilitator::Outcome,
     ledger::{MemoryLedger, ResponseLimits, SettlementStep},
+    payment::Outcome,
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
 };
@@ -180,7 +180,7 @@ async fn an_answer_that_was_given_before_is_not_given_to_anybody_for_settling_it
     let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
     let purchase = customer().pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
-    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Undo).await.unwrap();
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Reorg).await.unwrap();
     let again = send(&app, purchase.on(get())).await;
     assert_eq!((again.status, again.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
     assert_eq!(facilitator.settlements(), 2);

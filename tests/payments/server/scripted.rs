@@ -24,11 +24,11 @@ use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
     ManualClock, Network, Usdc,
-    facilitator::{Authenticity, Outcome, Rejection, Verified},
     ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
-        Sender, Settlement, SettlementStep, StoredResponse, Submission,
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, Sender,
+        Settlement, SettlementStep, StoredResponse, Submission,
     },
+    payment::{Authenticity, Outcome, PaymentKey, Rejection, Verified},
     protocol::{PaymentFlow, Reason},
     server::{Quote, RequestBody},
 };
@@ -229,7 +229,7 @@ async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while
     let (app, handled) = serve(layer(&facilitator), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
-    facilitator.ledger.settle(&key(&purchase), &SettlementStep::LoseSight).await.unwrap();
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::MarkUnknown).await.unwrap();
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let client = tokio::spawn(async move { send(&other_app, request).await });
     support::eventually::in_time("somebody asks", asked.notified()).await;

@@ -26,7 +26,8 @@ use tower_x402::{
     Network,
     devnet::Devnet,
     facilitator::{Facilitator as _, OnchainFacilitator, service::FacilitatorService},
-    ledger::{Ledger, MemoryLedger, PaymentKey, ResponseLimits, SettlementState},
+    ledger::{Ledger, MemoryLedger, ResponseLimits, SettlementState},
+    payment::PaymentKey,
 };
 
 use super::server::{Ahead, UPKEEP};

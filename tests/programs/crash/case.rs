@@ -7,7 +7,10 @@ use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::{BlockNumberOrTag, Filter};
 use alloy_sol_types::SolEvent as _;
 use bytes::Bytes;
-use tower_x402::ledger::{PaymentKey, Record, SettlementState};
+use tower_x402::{
+    ledger::{Record, SettlementState},
+    payment::PaymentKey,
+};
 
 use super::{
     bank::{Bank, Cut},

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tower_x402::ledger::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, PaymentKey, Record, Reservation, Sender,
-    SettlementStep, StoredResponse, Submission,
+use tower_x402::{
+    ledger::{
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
+        StoredResponse, Submission,
+    },
+    payment::PaymentKey,
 };
 
 use super::points::Points;

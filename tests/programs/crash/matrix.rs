@@ -76,7 +76,7 @@ impl When {
             (Self::First | Self::Never, _) => return Vec::new(),
             (Self::Unsent, Via::Chain) => "ledger submit: after",
             (Self::Unseen, Via::Chain) => "node eth_sendRawTransactionSync: after",
-            (Self::Unsent, Via::Remote | Via::Confirmed) => "ledger settle Entrust: after",
+            (Self::Unsent, Via::Remote | Via::Confirmed) => "ledger settle Delegate: after",
             (Self::Unseen, Via::Remote | Via::Confirmed) => "facilitator settle: after",
         };
         vec![Point { name: name.into(), occurrence: 1 }]

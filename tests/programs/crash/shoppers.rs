@@ -9,7 +9,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use reqwest::{Client, StatusCode};
 use serde_json::Value;
-use tower_x402::ledger::PaymentKey;
+use tower_x402::payment::PaymentKey;
 
 use support::shop::{Customer, Purchase};
 

@@ -6,8 +6,9 @@ use alloy_primitives::U256;
 use alloy_provider::Provider as _;
 use futures_util::future::join_all;
 use tower_x402::{
-    facilitator::{BatchSettler, Facilitator, Outcome, Prechecked},
+    facilitator::{BatchSettler, Facilitator},
     ledger::{Settlement, SettlementStep},
+    payment::{Outcome, Prechecked},
     protocol::Reason,
 };
 

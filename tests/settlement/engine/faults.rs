@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use tower_x402::{
-    devnet::Fault,
-    facilitator::{FacilitatorError, Outcome},
-    ledger::Settlement,
-};
+use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::Outcome};
 
 use support::engine_stage::*;
 

@@ -8,7 +8,8 @@ use alloy_signer_local::PrivateKeySigner;
 use futures_util::future::join_all;
 use tower_x402::{
     devnet::Devnet,
-    facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator, Outcome},
+    facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator},
+    payment::Outcome,
 };
 
 use support::engine_stage::*;

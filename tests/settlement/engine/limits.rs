@@ -23,13 +23,12 @@ use tokio::time::{Instant, sleep};
 use tower_x402::{
     Clock as _, ManualClock,
     devnet::{Fault, Orphans},
-    facilitator::{
-        Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked, Verified,
-    },
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, PaymentKey, Record, Reservation,
-        ResponseLimits, Sender, Settlement, SettlementStep, Settling, StoredResponse, Submission,
+        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
+        Sender, Settlement, SettlementStep, Settling, StoredResponse, Submission,
     },
+    payment::{Outcome, PaymentKey, Prechecked, Verified},
 };
 
 const SYNC: &str = "eth_sendRawTransactionSync";
@@ -656,11 +655,11 @@ async fn other_processes_leave_a_payment_alone_for_as_long_as_its_settlement_may
     let outcome = stage.settle(&payment, &verified).await.unwrap();
     assert!(matches!(outcome, Outcome::Unknown { .. }), "{outcome:?}");
     let take = async || {
-        let step = SettlementStep::Take(Settling { by: 1, until: stage.clock.now() + 1 });
+        let step = SettlementStep::Claim(Settling { by: 1, until: stage.clock.now() + 1 });
         stage.ledger.settle(&payment.key(), &step).await
     };
     stage.clock.advance(60);
-    assert!(matches!(take().await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(take().await, Err(LedgerError::InvalidTransition(_))));
     stage.clock.advance(1);
     take().await.unwrap();
 }
@@ -898,7 +897,7 @@ async fn sixteen_open_payments_are_looked_at_at_a_time() {
     for _ in 0..40 {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
     }
     let looks = Log::begin();
     let seen = looks.clone();

@@ -4,11 +4,7 @@ use std::time::Duration;
 
 use support::engine_stage::*;
 use tokio::time::{Instant, sleep_until};
-use tower_x402::{
-    devnet::Fault,
-    facilitator::{FacilitatorError, Outcome},
-    ledger::Settlement,
-};
+use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::Outcome};
 
 const FEES: &str = "eth_feeHistory";
 const NONCE: &str = "eth_getTransactionCount";

@@ -6,8 +6,9 @@ use alloy_primitives::B256;
 use tower_x402::{
     Clock as _,
     devnet::{Fault, Orphans},
-    facilitator::{Facilitator, OnchainFacilitator, Outcome},
+    facilitator::{Facilitator, OnchainFacilitator},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation},
+    payment::Outcome,
     protocol::Reason,
 };
 

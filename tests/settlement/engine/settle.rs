@@ -11,8 +11,8 @@ use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
     devnet::{BlockTime, Fault},
-    facilitator::Outcome,
     ledger::{Settlement, SettlementStep},
+    payment::Outcome,
     protocol::Reason,
 };
 

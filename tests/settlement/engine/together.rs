@@ -11,7 +11,8 @@ use std::{
 use futures_util::future::join_all;
 use tower_x402::{
     devnet::DevnetPort,
-    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, Prechecked, VerifyError},
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
+    payment::Prechecked,
     protocol::Reason,
 };
 

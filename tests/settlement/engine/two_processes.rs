@@ -10,11 +10,12 @@ use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
     ManualClock, Network,
-    facilitator::{Facilitator, OnchainFacilitator, Outcome, Verified},
+    facilitator::{Facilitator, OnchainFacilitator},
     ledger::{
         Ledger, Listing, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementState, SettlementStep, Settling,
         Submission,
     },
+    payment::{Outcome, Verified},
     protocol::{PaymentFlow, Reason},
 };
 
@@ -99,7 +100,7 @@ async fn the_upkeep_does_not_charge_after_a_failure([first, second]: Views, cloc
     let outcome = other.settle(&payment, &Verified::default()).await;
     assert!(matches!(outcome, Ok(Outcome::Failed { dead: false, .. })), "asked for before it failed: {outcome:?}");
     assert_eq!(stage.received(), 1);
-    paid_by(&other.settle(&payment.again(&record), &Verified::default()).await);
+    paid_by(&other.settle(&payment.again(record.failures), &Verified::default()).await);
     assert_eq!(stage.received(), 2, "charged once for whoever asks again");
 }
 
@@ -248,7 +249,7 @@ async fn a_failure_found_out_later_that_the_ledger_does_not_take_is_pending() {
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.reason(), "settlement_pending");
     let key = record(&facilitator, &purchase).await.unwrap().key;
     let settling = Settling { by: 7, until: authorization::unix_now() + 600 };
-    facilitator.ledger.settle(&key, &SettlementStep::Take(settling)).await.unwrap();
+    facilitator.ledger.settle(&key, &SettlementStep::Claim(settling)).await.unwrap();
     let again = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!((again.status.as_u16(), again.reason().as_str()), (503, "settlement_pending"), "{again:?}");
     let known = record(&facilitator, &purchase).await.unwrap();

@@ -9,8 +9,9 @@ use alloy_primitives::{Address, B256, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::{Devnet, Fault, Orphans},
-    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder, Outcome, Prechecked, Verified},
+    facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
+    payment::{Outcome, Prechecked, Verified},
 };
 
 use support::engine_stage::*;
@@ -428,7 +429,11 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let verified = stage.admit(&payment).await;
     let settling = facilitator.settle(&payment, &verified);
     let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
-    stage.ledger.settle(&payment.key(), &outcome.as_ref().unwrap().step(facilitator.process())).await.unwrap();
+    stage
+        .ledger
+        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process()))
+        .await
+        .unwrap();
     paid_by(&outcome);
 }
 
@@ -440,7 +445,7 @@ async fn past_payments_that_cannot_be_looked_at_hold_nobody_up() {
     for _ in 0..100 {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
         past.push(payment);
     }
     let payers: Vec<String> = past.iter().map(|payment| format!("{:x}", payment.authorization().from)).collect();
@@ -494,7 +499,7 @@ async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
     for (age, pause) in [(20, 2), (100, 25), (400, 30)] {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
-        stage.ledger.settle(&payment.key(), &SettlementStep::LoseSight).await.unwrap();
+        stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
         // In a block, and not deep for long.
         stage.front_run(&payment);
         stage.clock.advance(age);
@@ -547,7 +552,7 @@ async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
         included
     };
     let (outcome, included) = tokio::join!(settling, mining);
-    let tower_x402::facilitator::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
+    let tower_x402::payment::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
     assert_eq!(block, Some(included));
 }
 
@@ -566,7 +571,7 @@ async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
         }
     };
     let (outcome, ()) = tokio::join!(settling, undoing);
-    assert!(matches!(outcome, Ok(tower_x402::facilitator::Outcome::Unknown { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(tower_x402::payment::Outcome::Unknown { .. })), "{outcome:?}");
     assert_eq!(stage.received(), 0);
 }
 

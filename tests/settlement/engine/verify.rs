@@ -6,7 +6,8 @@ use tower_x402::{
     Clock as _, Usdc,
     devnet::Fault,
     eip3009::PaymentSignature,
-    facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator, Terms, VerifyError},
+    facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator, VerifyError},
+    payment::Terms,
     protocol::{ExactOffer, Reason},
 };
 

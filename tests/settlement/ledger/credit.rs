@@ -141,7 +141,7 @@ async fn who_did_not_pay_gets_no_credit_until_it_has(TestLedger { ledger, direct
     assert!(defer(&*ledger, &stranger, plenty()).await, "others do not suffer for it");
     settle(&*ledger, &failed.key).await;
     assert!(defer(&*ledger, &next, plenty()).await, "it has paid");
-    ledger.settle(&next.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    ledger.settle(&next.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
     let last = produced(&*ledger, 1, 4).await;
     assert!(!defer(&*ledger, &last, plenty()).await, "it never will");
 }
@@ -153,7 +153,7 @@ async fn what_is_lost_takes_from_the_total_until_it_is_forgotten(
     paid(&*ledger, 1, 0).await;
     let lost = produced(&*ledger, 1, 1).await;
     assert!(defer(&*ledger, &lost, one).await);
-    ledger.settle(&lost.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    ledger.settle(&lost.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
     paid(&*ledger, 2, 0).await;
     let next = produced(&*ledger, 2, 1).await;
     assert!(!defer(&*ledger, &next, one).await, "the loss counts");
@@ -172,7 +172,7 @@ async fn what_was_undone_is_owed_again(TestLedger { ledger, directory: _director
     let (first, second) = (produced(&*ledger, 1, 1).await, produced(&*ledger, 1, 2).await);
     assert!(defer(&*ledger, &first, one).await);
     settle(&*ledger, &first.key).await;
-    ledger.settle(&first.key, &SettlementStep::Undo).await.unwrap();
+    ledger.settle(&first.key, &SettlementStep::Reorg).await.unwrap();
     assert_eq!(owed(&*ledger).await, U256::from(AMOUNT));
     assert!(!defer(&*ledger, &second, one).await);
     settle(&*ledger, &first.key).await;
@@ -181,7 +181,7 @@ async fn what_was_undone_is_owed_again(TestLedger { ledger, directory: _director
 
 async fn what_was_undone_speaks_for_nobody(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
     let known = paid(&*ledger, 1, 0).await;
-    ledger.settle(&known, &SettlementStep::Undo).await.unwrap();
+    ledger.settle(&known, &SettlementStep::Reorg).await.unwrap();
     let next = produced(&*ledger, 1, 1).await;
     assert!(!defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
     settle(&*ledger, &known).await;
@@ -195,7 +195,7 @@ async fn only_what_is_produced_and_due_is_deferred_and_once(
     let step = || FulfilmentStep::Defer { limit: plenty() };
     let refused = async |lease: &Lease, what: &str| {
         let error = ledger.fulfil(lease, &step()).await.unwrap_err();
-        assert!(matches!(error, LedgerError::Forbidden(_)), "{what}: {error}");
+        assert!(matches!(error, LedgerError::InvalidTransition(_)), "{what}: {error}");
     };
     let lease = reserve(&*ledger, record(1, 1)).await;
     refused(&lease, "reserved").await;
@@ -233,11 +233,11 @@ fn any_move() -> impl Strategy<Value = (u8, u64, Result<FulfilmentStep, Settleme
         3 => Just(Ok(FulfilmentStep::Defer { limit: plenty() })),
         2 => Just(Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None })),
         1 => Just(Err(SettlementStep::Submit { transaction: hash(1) })),
-        1 => Just(Err(SettlementStep::LoseSight)),
+        1 => Just(Err(SettlementStep::MarkUnknown)),
         1 => Just(Err(SettlementStep::Finalize)),
         1 => Just(Err(SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 })),
-        1 => Just(Err(SettlementStep::Die { reason: Reason::InsufficientFunds })),
-        1 => Just(Err(SettlementStep::Undo)),
+        1 => Just(Err(SettlementStep::Invalidate { reason: Reason::InsufficientFunds })),
+        1 => Just(Err(SettlementStep::Reorg)),
     ];
     (1..=3_u8, 0..6_u64, moves)
 }

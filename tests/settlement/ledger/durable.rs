@@ -11,9 +11,9 @@ use tower_x402::{
     ManualClock, Network,
     ledger::{
         BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Listing,
-        PaymentKey, Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger, StoredResponse,
-        Submission,
+        Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger, StoredResponse, Submission,
     },
+    payment::PaymentKey,
     protocol::Reason,
 };
 
@@ -100,7 +100,7 @@ async fn everything_is_there_after_a_restart() {
     let taken = ledger.take_over(&working.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap();
     assert!(taken.is_some(), "the owner died with its process");
     let next = reserve(&ledger, record(2, 2)).await;
-    assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::Exposed)), "still in flight");
+    assert!(matches!(admit(&ledger, &next, 10, 1).await, Err(LedgerError::InsufficientFunds)), "still in flight");
 }
 
 #[tokio::test]
@@ -677,16 +677,16 @@ async fn no_step_of_settlement_is_taken_before_it_is_on_disk() {
     let settling = Settling { by: 1, until: CLOCK_START + 30 };
     let reason = Reason::InsufficientFunds;
     for step in [
-        SettlementStep::Entrust { settling, known_failures: 0 },
-        SettlementStep::Take(settling),
+        SettlementStep::Delegate { settling, known_failures: 0 },
+        SettlementStep::Claim(settling),
         SettlementStep::Fail { reason: reason.clone(), by: 1 },
-        SettlementStep::Die { reason },
-        SettlementStep::LoseSight,
+        SettlementStep::Invalidate { reason },
+        SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(1) },
     ] {
         assert_failed(on_a_full_disk(produced, async |ledger, lease| ledger.settle(&lease.key, &step).await).await);
     }
-    let undo = SettlementStep::Undo;
+    let undo = SettlementStep::Reorg;
     assert_failed(on_a_full_disk(settled, async |ledger, lease| ledger.settle(&lease.key, &undo).await).await);
 }
 

@@ -39,7 +39,7 @@ fn fail(by: u64) -> SettlementStep {
 }
 
 fn entrust(by: u64, until: u64, known_failures: u32) -> SettlementStep {
-    SettlementStep::Entrust { settling: Settling { by, until }, known_failures }
+    SettlementStep::Delegate { settling: Settling { by, until }, known_failures }
 }
 
 /// A payment whose work is done.
@@ -96,7 +96,7 @@ async fn a_payment_that_failed_is_entrusted_only_to_whoever_knows_of_it(
     let key = due(&*ledger, 1, 1).await;
     ledger.settle(&key, &fail(2)).await.unwrap();
     let refused = ledger.settle(&key, &entrust(1, UNTIL, 0)).await;
-    assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "{refused:?}");
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{refused:?}");
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.settling), (Settlement::Due, None));
     ledger.settle(&key, &entrust(1, UNTIL, 1)).await.unwrap();
@@ -129,18 +129,18 @@ async fn not_recorded_as_failed_by_others(
     let refused_to_others = async || {
         for by in [2, 0] {
             let refused = ledger.settle(key, &fail(by)).await;
-            assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "by {by}: {refused:?}");
+            assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "by {by}: {refused:?}");
         }
         let record = ledger.get(key).await.unwrap().unwrap();
         assert_eq!((record.settlement, record.failures, record.last_failure), (settlement, 0, None));
     };
     refused_to_others().await;
-    ledger.settle(key, &SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(key, &SettlementStep::MarkUnknown).await.unwrap();
     let refused = ledger.settle(key, &fail(2)).await;
-    assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "out of sight: {refused:?}");
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "out of sight: {refused:?}");
     clock.advance(UNTIL - CLOCK_START);
     let refused = ledger.settle(key, &fail(2)).await;
-    assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "in the last second: {refused:?}");
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "in the last second: {refused:?}");
     ledger.settle(key, &fail(1)).await.expect("the process that has it knows");
     assert_eq!(state(ledger, key).await.1, Settlement::Due);
     ledger.submit(submission(1, 0, &[*key], 1)).await.unwrap();
@@ -170,7 +170,7 @@ pub(super) async fn race_failures_with_submissions(
     for (key, submitted, failed) in join_all(tasks).await {
         let record = submitting.get(&key).await.unwrap().unwrap();
         match (&submitted, &failed) {
-            (Ok(()), Err(LedgerError::Forbidden(_))) => {
+            (Ok(()), Err(LedgerError::InvalidTransition(_))) => {
                 assert_eq!((record.settlement, record.last_failure), (Settlement::Submitted, None));
             }
             (Err(LedgerError::NotDue(_)), Ok(())) => {

@@ -19,12 +19,12 @@ use proptest::{prelude::*, sample::select};
 use tower_x402::{
     ManualClock, Network,
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Terms, Window, precheck},
     ledger::{
-        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Funds, Lease, Ledger, LedgerError,
-        MemoryLedger, PaymentKey, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling,
-        SqliteLedger, StoredResponse,
+        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError,
+        MemoryLedger, Record, Reservation, ResponseLimits, Settlement, SettlementStep, Settling, SqliteLedger,
+        StoredResponse,
     },
+    payment::{Funds, PaymentKey, Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
 
@@ -148,17 +148,17 @@ async fn what_was_paid_is_never_unpaid(TestLedger { ledger, directory: _director
     ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     for step in [
         SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 },
-        SettlementStep::Die { reason: Reason::ValidBefore },
-        SettlementStep::LoseSight,
+        SettlementStep::Invalidate { reason: Reason::ValidBefore },
+        SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(2) },
     ] {
         let error = ledger.settle(&lease.key, &step.clone()).await.unwrap_err();
-        assert!(matches!(error, LedgerError::Forbidden(_)), "{step:?}: {error}");
+        assert!(matches!(error, LedgerError::InvalidTransition(_)), "{step:?}: {error}");
     }
     ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
     let again =
         ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(3), block: None, fee: None }).await;
-    assert!(matches!(again, Err(LedgerError::Forbidden(_))), "final is final");
+    assert!(matches!(again, Err(LedgerError::InvalidTransition(_))), "final is final");
     assert_eq!(state(&*ledger, &lease.key).await.1.paid_by(), Some(hash(1)));
 }
 
@@ -166,11 +166,11 @@ async fn an_unknown_outcome_is_not_a_failed_one(TestLedger { ledger, directory: 
     let lease = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &lease).await;
     ledger.settle(&lease.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger.settle(&lease.key, &SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::MarkUnknown).await.unwrap();
     assert_eq!(ledger.counts().await.unwrap(), Counts { unknown: 1, ..Counts::default() });
     let other = reserve(&*ledger, record(1, 2)).await;
     let error = admit(&*ledger, &other, 19, 2).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Undecided), "what is unknown may be in flight: {error}");
+    assert!(matches!(error, LedgerError::BalancePending), "what is unknown may be in flight: {error}");
     ledger
         .settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
         .await
@@ -214,7 +214,7 @@ async fn what_was_released_and_leased_anew_is_its_owners(TestLedger { ledger, di
     let (now, until) = (CLOCK_START, CLOCK_START + 90);
     let second = ledger.take_over(&first.key, 0, now, until).await.unwrap().expect("released");
     assert_eq!(ledger.take_over(&first.key, 1, now, until).await.unwrap(), None, "the second owner's lease runs");
-    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))), "its attempt counts");
+    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::InvalidTransition(_))), "its attempt counts");
     ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
     assert!(ledger.take_over(&first.key, 1, now, until).await.unwrap().is_some(), "given back");
 }
@@ -226,7 +226,7 @@ async fn who_had_it_before_has_nothing_of_a_later_reservation(
     let late = CLOCK_START + 31;
     let second = ledger.take_over(&first.key, 0, late, late + 30).await.unwrap().expect("it ran out");
     // Forgotten, it could be reserved with the lease that the first owner believes to have.
-    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.discard(&second).await, Err(LedgerError::InvalidTransition(_))));
     ledger.fulfil(&second, &FulfilmentStep::Release { body: None }).await.unwrap();
     let third = ledger.take_over(&first.key, 1, late, late + 30).await.unwrap().expect("released");
     admit(&*ledger, &third, 1_000, 1).await.unwrap();
@@ -275,7 +275,7 @@ async fn what_is_in_flight_stays_within_the_balance(TestLedger { ledger, directo
     admit(&*ledger, &stranger, 10, 1).await.expect("another payer has a balance of its own");
 
     let next = reserve(&*ledger, record(1, 100)).await;
-    assert!(matches!(admit(&*ledger, &next, 100, 1).await, Err(LedgerError::Exposed)));
+    assert!(matches!(admit(&*ledger, &next, 100, 1).await, Err(LedgerError::InsufficientFunds)));
     let one = admitted.iter().position(|admitted| *admitted).unwrap() as u64;
     let released = Lease { key: record(1, one).key, epoch: 0 };
     ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
@@ -296,7 +296,7 @@ async fn a_due_payment_that_is_released_stays_in_flight(TestLedger { ledger, dir
     assert!(!released(&later).await.admitted);
     let next = reserve(&*ledger, record(1, 3)).await;
     let refused = admit(&*ledger, &next, 19, 1).await;
-    assert!(matches!(refused, Err(LedgerError::Exposed)), "{refused:?}");
+    assert!(matches!(refused, Err(LedgerError::InsufficientFunds)), "{refused:?}");
     admit(&*ledger, &next, 20, 1).await.expect("only what is due is in flight");
 }
 
@@ -324,7 +324,7 @@ async fn what_was_noted_first_stays(TestLedger { ledger, clock, directory: _dire
     admit(&*ledger, &lease, 10, 1).await.unwrap();
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     let early = ledger.fulfil(&lease, &FulfilmentStep::Deliver).await;
-    assert!(matches!(early, Err(LedgerError::Forbidden(_))), "there is nothing to deliver: {early:?}");
+    assert!(matches!(early, Err(LedgerError::InvalidTransition(_))), "there is nothing to deliver: {early:?}");
     let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START + 3, response: None };
     ledger.fulfil(&lease, &produce).await.unwrap();
     for _ in 0..2 {
@@ -398,10 +398,10 @@ async fn a_balance_read_after_a_transfer_does_not_count_it_again(
     ledger.settle(&paid.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     let next = reserve(&*ledger, record(1, 2)).await;
     let early = admit(&*ledger, &next, 10, 7).await;
-    assert!(matches!(early, Err(LedgerError::Undecided)), "included already, or not yet?");
+    assert!(matches!(early, Err(LedgerError::BalancePending)), "included already, or not yet?");
     let too_little = reserve(&*ledger, record(1, 3)).await;
     assert!(
-        matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::Exposed)),
+        matches!(admit(&*ledger, &too_little, 9, 7).await, Err(LedgerError::InsufficientFunds)),
         "whatever becomes of the other"
     );
     ledger
@@ -415,11 +415,11 @@ async fn what_was_worked_on_is_not_discarded(TestLedger { ledger, directory: _di
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 10, 1).await.unwrap();
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::InvalidTransition(_))));
     let upfront = reserve(&*ledger, record(2, 1)).await;
     ledger.fulfil(&upfront, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
     ledger.settle(&upfront.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    assert!(matches!(ledger.discard(&upfront).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.discard(&upfront).await, Err(LedgerError::InvalidTransition(_))));
 }
 
 async fn what_may_have_been_sent_is_not_discarded(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
@@ -429,12 +429,12 @@ async fn what_may_have_been_sent_is_not_discarded(TestLedger { ledger, directory
         ledger.fulfil(lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
     }
     let settling = Settling { by: 1, until: CLOCK_START + 30 };
-    ledger.settle(&entrusted.key, &SettlementStep::Entrust { settling, known_failures: 0 }).await.unwrap();
+    ledger.settle(&entrusted.key, &SettlementStep::Delegate { settling, known_failures: 0 }).await.unwrap();
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
     ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1 }).await.unwrap();
     ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
     for lease in [entrusted, failed, released] {
-        assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::Forbidden(_))));
+        assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::InvalidTransition(_))));
         assert!(ledger.get(&lease.key).await.unwrap().is_some());
     }
 }
@@ -443,8 +443,8 @@ async fn a_dead_payment_is_out_of_flight(TestLedger { ledger, directory: _direct
     let dead = reserve(&*ledger, record(1, 1)).await;
     produce(&*ledger, &dead).await;
     let next = reserve(&*ledger, record(1, 2)).await;
-    assert!(matches!(admit(&*ledger, &next, 19, 1).await, Err(LedgerError::Exposed)));
-    ledger.settle(&dead.key, &SettlementStep::Die { reason: Reason::ValidBefore }).await.unwrap();
+    assert!(matches!(admit(&*ledger, &next, 19, 1).await, Err(LedgerError::InsufficientFunds)));
+    ledger.settle(&dead.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
     admit(&*ledger, &next, 10, 1).await.expect("it is never executed");
 }
 
@@ -627,7 +627,7 @@ async fn records_go_when_their_time_is_over_and_their_fate_is_known() {
     let is_known = async |key| ledger.get(&key).await.unwrap().is_some();
     ledger.settle(&last, &settle).await.unwrap();
     ledger.settle(&last, &SettlementStep::Finalize).await.unwrap();
-    ledger.settle(&open, &SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(&open, &SettlementStep::MarkUnknown).await.unwrap();
     clock.advance(VALID_BEFORE + 900 - CLOCK_START);
     others_come(10).await;
     assert!(is_known(last).await, "a late reorganization finds it");
@@ -668,11 +668,11 @@ fn any_step() -> impl Strategy<Value = Result<FulfilmentStep, SettlementStep>> {
         Err(SettlementStep::Settle { transaction: hash(1), block: Some(1), fee: None }),
         Err(SettlementStep::Finalize),
         Err(SettlementStep::Fail { reason: reason.clone(), by: 0 }),
-        Err(SettlementStep::Die { reason }),
-        Err(SettlementStep::LoseSight),
-        Err(SettlementStep::Undo),
-        Err(SettlementStep::Take(Settling { by: 1, until: CLOCK_START + 9 })),
-        Err(SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 9 })),
+        Err(SettlementStep::Invalidate { reason }),
+        Err(SettlementStep::MarkUnknown),
+        Err(SettlementStep::Reorg),
+        Err(SettlementStep::Claim(Settling { by: 1, until: CLOCK_START + 9 })),
+        Err(SettlementStep::Claim(Settling { by: 2, until: CLOCK_START + 9 })),
     ])
 }
 
@@ -688,7 +688,7 @@ proptest! {
                 Err(step) => record.settle(step, CLOCK_START),
             };
             let paid = |record: &Record| record.settlement.paid_by().is_some();
-            let undone = matches!((&step, before.settlement), (Err(SettlementStep::Undo), Settlement::Settled { .. }));
+            let undone = matches!((&step, before.settlement), (Err(SettlementStep::Reorg), Settlement::Settled { .. }));
             prop_assert!(!paid(&before) || paid(&record) || undone, "paid, then unpaid by {:?}", step);
             prop_assert!(!undone || record.admitted, "undone, and not in flight");
             prop_assert!(before.settlement != Settlement::Dead || record.settlement == Settlement::Dead, "raised from the dead");

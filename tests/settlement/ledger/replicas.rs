@@ -79,7 +79,7 @@ async fn what_is_in_flight_stays_within_the_balance_across_replicas() {
             let lease = reserve(&*ledger, record(1, nonce)).await;
             match admit(&*ledger, &lease, 100, 1).await {
                 Ok(()) => true,
-                Err(LedgerError::Exposed) => false,
+                Err(LedgerError::InsufficientFunds) => false,
                 Err(error) => panic!("{error:?}"),
             }
         })
@@ -126,7 +126,7 @@ async fn what_one_replica_did_the_others_see() {
     assert_eq!(second.take_over(&lease.key, 0, CLOCK_START, CLOCK_START + 90).await.unwrap(), None, "its owner lives");
     admit(&*first, &lease, 10, 1).await.unwrap();
     let other = reserve(&*second, record(1, 2)).await;
-    assert!(matches!(admit(&*second, &other, 10, 1).await, Err(LedgerError::Exposed)));
+    assert!(matches!(admit(&*second, &other, 10, 1).await, Err(LedgerError::InsufficientFunds)));
     second
         .settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: Some(2), fee: None })
         .await
@@ -336,7 +336,7 @@ async fn a_ledger_outlives_its_server() {
     tokio::task::block_in_place(|| server.restart());
     let [submitted] = &ledger.submissions(&SENDER, 0).await.unwrap()[..] else { panic!("one") };
     assert_eq!(*submitted, submission(1, 0, 1, &[lease.key]));
-    ledger.settle(&lease.key, &SettlementStep::LoseSight).await.unwrap();
+    ledger.settle(&lease.key, &SettlementStep::MarkUnknown).await.unwrap();
 }
 
 /// What was answered is on disk, whatever the server was about to do.

@@ -78,7 +78,7 @@ async fn a_submission_happens_wholly_or_not_at_all(TestLedger { ledger, director
 
     let unknown = record(9, 9).key;
     let refused = ledger.submit(submission(1, 0, 1, &[first, unknown])).await;
-    assert!(matches!(refused, Err(LedgerError::Unknown)), "{refused:?}");
+    assert!(matches!(refused, Err(LedgerError::NotFound)), "{refused:?}");
     assert_eq!(state(&*ledger, &first).await.1, Settlement::Due);
 
     ledger.submit(submission(1, 0, 1, &[first, second])).await.unwrap();
@@ -139,15 +139,15 @@ async fn a_payment_is_settled_by_one_process_at_a_time(
     TestLedger { ledger, clock, directory: _directory }: TestLedger,
 ) {
     let key = due(&*ledger, 1, 1).await;
-    let take = |by| SettlementStep::Take(Settling { by, until: CLOCK_START + 30 });
+    let take = |by| SettlementStep::Claim(Settling { by, until: CLOCK_START + 30 });
     ledger.settle(&key, &take(1)).await.unwrap();
     ledger.settle(&key, &take(1)).await.expect("whoever has it may take it again");
-    assert!(matches!(ledger.settle(&key, &take(2)).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.settle(&key, &take(2)).await, Err(LedgerError::InvalidTransition(_))));
     let refused = ledger.submit(submission(2, 0, 1, &[key])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [key]), "{refused:?}");
     ledger.submit(submission(1, 0, 1, &[key])).await.unwrap();
     clock.advance(31);
-    ledger.settle(&key, &SettlementStep::Take(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
+    ledger.settle(&key, &SettlementStep::Claim(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
     let later = Submission { at: CLOCK_START + 31, ..submission(2, 1, 2, &[key]) };
     ledger.submit(later).await.unwrap();
 }
@@ -155,24 +155,24 @@ async fn a_payment_is_settled_by_one_process_at_a_time(
 async fn other_processes_keep_away_to_the_last_second(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
     let keys = [due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await];
     let settling = |by, until| Settling { by, until };
-    ledger.settle(&keys[0], &SettlementStep::Take(settling(1, CLOCK_START + 30))).await.unwrap();
+    ledger.settle(&keys[0], &SettlementStep::Claim(settling(1, CLOCK_START + 30))).await.unwrap();
     ledger.submit(submission(1, 0, 1, &[keys[1]])).await.unwrap();
     let by_another = settling(2, CLOCK_START + 90);
     clock.advance(30);
     for key in keys {
         for step in
-            [SettlementStep::Take(by_another), SettlementStep::Entrust { settling: by_another, known_failures: 0 }]
+            [SettlementStep::Claim(by_another), SettlementStep::Delegate { settling: by_another, known_failures: 0 }]
         {
             let refused = ledger.settle(&key, &step).await;
-            assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "{step:?}: {refused:?}");
+            assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{step:?}: {refused:?}");
         }
         let refused = ledger.submit(submission(2, 1, 2, &[key])).await;
         assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{refused:?}");
-        let taken = ledger.settle(&key, &SettlementStep::Take(settling(1, CLOCK_START + 30))).await;
+        let taken = ledger.settle(&key, &SettlementStep::Claim(settling(1, CLOCK_START + 30))).await;
         taken.expect("whoever has it may go on");
     }
     clock.advance(1);
-    ledger.settle(&keys[0], &SettlementStep::Take(by_another)).await.expect("its time ran out");
+    ledger.settle(&keys[0], &SettlementStep::Claim(by_another)).await.expect("its time ran out");
     ledger.submit(submission(2, 1, 2, &[keys[1]])).await.expect("its time ran out");
 }
 
@@ -180,16 +180,16 @@ async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
     TestLedger { ledger, clock, directory: _directory }: TestLedger,
 ) {
     let key = due(&*ledger, 1, 1).await;
-    let entrust = |by, until| SettlementStep::Entrust { settling: Settling { by, until }, known_failures: 0 };
+    let entrust = |by, until| SettlementStep::Delegate { settling: Settling { by, until }, known_failures: 0 };
     ledger.settle(&key, &entrust(1, CLOCK_START + 30)).await.unwrap();
     assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process dies now");
-    assert!(matches!(ledger.settle(&key, &entrust(2, CLOCK_START + 30)).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.settle(&key, &entrust(2, CLOCK_START + 30)).await, Err(LedgerError::InvalidTransition(_))));
     clock.advance(31);
     ledger.settle(&key, &entrust(2, CLOCK_START + 60)).await.expect("the first one's time ran out");
 
     let fresh = reserve(&*ledger, record(2, 1)).await.key;
     let refused = ledger.settle(&fresh, &entrust(1, CLOCK_START + 60)).await;
-    assert!(matches!(refused, Err(LedgerError::Forbidden(_))), "not due: {refused:?}");
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "not due: {refused:?}");
 }
 
 async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
@@ -198,16 +198,16 @@ async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, di
     ledger.settle(&key, &settle.clone()).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.fee, record.settled_at), (Some(U256::from(5)), Some(CLOCK_START)));
-    ledger.settle(&key, &SettlementStep::Undo).await.unwrap();
+    ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.admitted, record.fee), (Settlement::Due, true, None));
     assert_eq!(record.fulfilment, Fulfilment::Produced, "what was answered stays answered");
     let other = reserve(&*ledger, super::record(1, 2)).await;
-    assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::Exposed)), "both are in flight");
+    assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::InsufficientFunds)), "both are in flight");
     ledger.settle(&key, &settle).await.unwrap();
     ledger.settle(&key, &SettlementStep::Finalize).await.unwrap();
     assert!(
-        matches!(ledger.settle(&key, &SettlementStep::Undo).await, Err(LedgerError::Forbidden(_))),
+        matches!(ledger.settle(&key, &SettlementStep::Reorg).await, Err(LedgerError::InvalidTransition(_))),
         "final is final"
     );
 }
@@ -223,7 +223,7 @@ async fn an_undone_settlement_is_found_at_once_unless_it_is_worked_for(
     }
     ledger.fulfil(&upfront, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     for key in [produced, upfront.key] {
-        ledger.settle(&key, &SettlementStep::Undo).await.unwrap();
+        ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
     }
     let idle = Listing { idle_at: Some(CLOCK_START), ..Listing::of([SettlementState::Due]) };
     let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
@@ -297,7 +297,7 @@ async fn a_whole_response_is_kept_with_the_step_that_produced_it(
         };
         FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(response)) }
     };
-    assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::Forbidden(_))));
+    assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::InvalidTransition(_))));
     assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a step that was refused brings nothing");
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     ledger.fulfil(&lease, &produce()).await.unwrap();

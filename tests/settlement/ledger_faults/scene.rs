@@ -29,7 +29,8 @@ use tower_x402::{
     Clock, Network, Usdc,
     devnet::{Devnet, DevnetPort, Fault as NodeFault},
     facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
-    ledger::{Ledger, MemoryLedger, PaymentKey, Record, ResponseLimits},
+    ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
+    payment::PaymentKey,
     protocol::PaymentFlow,
     server::{DeferredPolicy, Payment, PaymentStatus, RequestBody, RequirePaymentLayer},
 };

@@ -5,13 +5,14 @@ use std::{sync::Arc, time::Duration};
 use alloy_primitives::U256;
 use futures_util::future::join_all;
 use tower_x402::{
-    facilitator::{FacilitatorError, OnchainBuildError, OnchainFacilitator, Prechecked, VerifyError},
+    facilitator::{FacilitatorError, OnchainBuildError, OnchainFacilitator, VerifyError},
     ops::in_usdc,
+    payment::Prechecked,
 };
 
 use support::engine_stage::*;
 
-fn is_refused_as_a_loss(verified: &Result<tower_x402::facilitator::Verified, VerifyError>) -> bool {
+fn is_refused_as_a_loss(verified: &Result<tower_x402::payment::Verified, VerifyError>) -> bool {
     matches!(
         verified,
         Err(VerifyError::Unavailable(FacilitatorError::Busy { what: "gas costs more than the payment", .. }))

@@ -19,9 +19,10 @@ use tower::ServiceExt as _;
 use tower_x402::{
     Clock, Usdc,
     devnet::{BlockTime, Fault, Orphans},
-    facilitator::{Facilitator, Outcome, Prechecked, service::FacilitatorService},
+    facilitator::{Facilitator, service::FacilitatorService},
     ledger::{FulfilmentStep, Lease, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
+    payment::{Outcome, Prechecked},
     server::{DeferredPolicy, Quote},
 };
 

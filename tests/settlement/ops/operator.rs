@@ -6,12 +6,12 @@ use alloy_primitives::{B256, U256, hex};
 use futures_util::future::join_all;
 use tower_x402::{
     Clock,
-    facilitator::{Outcome, Prechecked},
     ledger::{
-        Fingerprint, FulfilmentStep, Lease, LedgerError, PaymentKey, Record, Reservation, Settlement, SettlementState,
+        Fingerprint, FulfilmentStep, Lease, LedgerError, Record, Reservation, Settlement, SettlementState,
         SettlementStep,
     },
     ops::{COLUMNS, ExportFormat, Operator, OperatorError, Search, Which},
+    payment::{Outcome, PaymentKey, Prechecked},
 };
 
 use support::engine_stage::*;

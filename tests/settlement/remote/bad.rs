@@ -13,8 +13,9 @@ use http::HeaderMap;
 use serde_json::json;
 use tower_x402::{
     ManualClock,
-    facilitator::{Facilitator as _, Outcome, Outgoing},
+    facilitator::{Facilitator as _, Outgoing},
     ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
+    payment::Outcome,
     protocol::PaymentFlow,
 };
 

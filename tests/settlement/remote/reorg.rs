@@ -7,8 +7,9 @@ use tower_x402::{
     Network,
     devnet::{Devnet, Orphans},
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Facilitator as _, NotReady, RemoteFacilitator, Terms, Window, precheck},
+    facilitator::{Facilitator as _, NotReady, RemoteFacilitator},
     ledger::{Fingerprint, Fulfilment, Ledger, MemoryLedger, Record, Settlement, SettlementStep},
+    payment::{Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
     server::DeferredPolicy,
 };

@@ -9,8 +9,9 @@ use reqwest::Client;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use tower_x402::{
-    facilitator::{Facilitator as _, Prechecked, Rejection, Verified, service::FacilitatorService},
+    facilitator::{Facilitator as _, service::FacilitatorService},
     ledger::{Ledger, Listing, MemoryLedger, SettlementStep},
+    payment::{Prechecked, Rejection, Verified},
     protocol::Reason,
 };
 

@@ -9,10 +9,10 @@ use tokio::{
     time::timeout,
 };
 #[cfg(feature = "directory")]
-use tower_x402::lookup::Finality;
+use tower_x402::chain::Finality;
 use tower_x402::{
     Asset, Network,
-    lookup::{LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment},
+    chain::{LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment},
 };
 
 use super::{PaymentOf, SignedEvidence, VoiceError};

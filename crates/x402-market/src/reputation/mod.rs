@@ -48,9 +48,8 @@ pub use report::{Opinion, Report, Standing, Tally, Why};
 use tower_x402::{Clock, SystemClock};
 
 #[cfg(feature = "onchain")]
-use super::directory::{Witness, WitnessError};
 use super::{
-    directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery},
+    directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery, Witness, WitnessError},
     evidence::{Evidence, EvidenceError, EvidenceLog},
     selection::{Selector, Skills},
 };

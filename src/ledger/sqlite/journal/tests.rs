@@ -10,12 +10,12 @@ use super::*;
 use crate::{
     clock::ManualClock,
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Terms, Window, precheck},
     ledger::{
         Fingerprint, Fulfilment, FulfilmentStep, Ledger as _, Record, Reservation, ResponseLimits, Settlement,
         SqliteLedger, StoredResponse, Submission,
     },
     network::Network,
+    payment::{Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 

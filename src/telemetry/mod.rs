@@ -1,17 +1,17 @@
 //! What is counted, a function per event. Without the feature `metrics` all of this is nothing.
 //!
-//! The names are in `ops/metrics.rs`. No label holds what a payer chose: neither addresses of payers nor nonces.
+//! No label holds what a payer chose: neither addresses of payers nor nonces.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is counted"))]
 #![allow(dead_code, reason = "who counts what depends on the features")]
+
+pub(crate) mod names;
 
 use std::time::Duration;
 
 use alloy_primitives::{Address, U256};
 
 use crate::network::Network;
-#[cfg(feature = "metrics")]
-use crate::ops::names;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

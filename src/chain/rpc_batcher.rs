@@ -35,7 +35,7 @@ type Answer = Result<Box<RawValue>, RpcFailure>;
 
 /// What gathers requests that change nothing, so that repeating one does no harm. A clone gathers with the others.
 #[derive(Clone)]
-pub(crate) struct Together(Arc<Inner>);
+pub(crate) struct RpcBatcher(Arc<Inner>);
 
 struct Inner {
     rpc: Rpc,
@@ -57,7 +57,7 @@ struct Waiting {
     answer: oneshot::Sender<Answer>,
 }
 
-impl Together {
+impl RpcBatcher {
     pub(crate) fn new(rpc: Rpc) -> Self {
         Self(Arc::new(Inner { rpc, gathering: Mutex::default() }))
     }
@@ -190,7 +190,7 @@ impl Together {
 }
 
 /// The task that will send, until it does. If its runtime is shut down before, nobody of another runtime is to wait for it.
-struct Sending(Option<Together>);
+struct Sending(Option<RpcBatcher>);
 
 impl Drop for Sending {
     fn drop(&mut self) {
@@ -200,9 +200,9 @@ impl Drop for Sending {
     }
 }
 
-impl fmt::Debug for Together {
+impl fmt::Debug for RpcBatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Together").field("waiting", &self.gathering().waiting.len()).finish_non_exhaustive()
+        f.debug_struct("RpcBatcher").field("waiting", &self.gathering().waiting.len()).finish_non_exhaustive()
     }
 }
 
@@ -257,8 +257,8 @@ mod tests {
     }
 
     impl Node {
-        fn together(&self) -> Together {
-            Together::new(Rpc::new(RpcClient::new(self.clone(), true), Duration::from_secs(5)))
+        fn together(&self) -> RpcBatcher {
+            RpcBatcher::new(Rpc::new(RpcClient::new(self.clone(), true), Duration::from_secs(5)))
         }
 
         /// How many came together since the last time, in order of their number.
@@ -270,7 +270,7 @@ mod tests {
     }
 
     /// Asks so often at once; every question is answered.
-    async fn ask(together: &Together, times: usize) {
+    async fn ask(together: &RpcBatcher, times: usize) {
         let mut asking = JoinSet::new();
         for _ in 0..times {
             let together = together.clone();

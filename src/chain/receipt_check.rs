@@ -8,18 +8,18 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_sol_types::SolEvent;
 
 use super::{
-    deploy::BatchSettler,
+    batch_settler::BatchSettler,
     rpc::{Log, Receipt},
     transfer::Token,
 };
-use crate::{eip3009::Authorization, facilitator::Prechecked};
+use crate::{eip3009::Authorization, payment::Prechecked};
 
 /// What an execution is known by.
 const EVENTS: [B256; 2] = [Token::AuthorizationUsed::SIGNATURE_HASH, Token::Transfer::SIGNATURE_HASH];
 
 /// What must have moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedTransfer {
     pub(crate) token: Address,
     pub(crate) payer: Address,
     pub(crate) payee: Address,
@@ -27,7 +27,7 @@ pub(crate) struct Expected {
     pub(crate) nonce: B256,
 }
 
-impl Expected {
+impl ExpectedTransfer {
     pub(crate) fn of(token: Address, authorization: &Authorization) -> Self {
         Self {
             token,
@@ -108,8 +108,8 @@ mod tests {
 
     const TOKEN: Address = Address::repeat_byte(0xaa);
 
-    fn expected() -> Expected {
-        Expected {
+    fn expected() -> ExpectedTransfer {
+        ExpectedTransfer {
             token: TOKEN,
             payer: Address::repeat_byte(1),
             payee: Address::repeat_byte(2),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn used() -> Log {
-        let Expected { payer, nonce, .. } = expected();
+        let ExpectedTransfer { payer, nonce, .. } = expected();
         log(vec![Token::AuthorizationUsed::SIGNATURE_HASH, payer.into_word(), nonce], vec![])
     }
 
@@ -182,8 +182,8 @@ mod tests {
     fn in_a_batch_each_transfer_pays_once_in_the_tokens_order() {
         let (payee, other) = (expected().payee, Address::repeat_byte(9));
         // Payments of one payer that differ in nothing but their nonce.
-        let second = Expected { nonce: B256::repeat_byte(4), ..expected() };
-        let used_by = |expected: Expected| {
+        let second = ExpectedTransfer { nonce: B256::repeat_byte(4), ..expected() };
+        let used_by = |expected: ExpectedTransfer| {
             log(vec![Token::AuthorizationUsed::SIGNATURE_HASH, expected.payer.into_word(), expected.nonce], vec![])
         };
         let paid = |logs: Vec<Log>| {

@@ -8,7 +8,7 @@ use alloy_sol_types::{SolCall as _, SolEvent};
 use serde_json::json;
 
 use super::{
-    judge::Expected,
+    receipt_check::ExpectedTransfer,
     rpc::{Log, Rpc, RpcFailure},
     transfer::Token,
 };
@@ -32,7 +32,7 @@ pub(crate) enum Use {
 }
 
 /// Whether the authorization is used, or cancelled, in that block; `None` if the token does not say.
-pub(crate) async fn is_used(rpc: &Rpc, expected: &Expected, block: u64) -> Result<Option<bool>, RpcFailure> {
+pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) -> Result<Option<bool>, RpcFailure> {
     let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
     let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
     let answer: Bytes = rpc.call("eth_call", (request, U64::from(block))).await?;
@@ -42,18 +42,28 @@ pub(crate) async fn is_used(rpc: &Rpc, expected: &Expected, block: u64) -> Resul
 /// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization: first the oldest, since most are used soon
 /// after they were seen, then the newest, so that whoever looks again and again finds a later use, too, however few blocks a node
 /// searches at once.
-pub(crate) async fn find(rpc: &Rpc, expected: &Expected, seen_unused: u64, latest: u64) -> Result<Use, RpcFailure> {
+pub(crate) async fn find(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    seen_unused: u64,
+    latest: u64,
+) -> Result<Use, RpcFailure> {
     search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST).await
 }
 
 /// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
-pub(crate) async fn find_newest(rpc: &Rpc, expected: &Expected, after: u64, latest: u64) -> Result<Use, RpcFailure> {
+pub(crate) async fn find_newest(
+    rpc: &Rpc,
+    expected: &ExpectedTransfer,
+    after: u64,
+    latest: u64,
+) -> Result<Use, RpcFailure> {
     search(rpc, expected, [after.saturating_add(1), latest], 0).await
 }
 
 async fn search(
     rpc: &Rpc,
-    expected: &Expected,
+    expected: &ExpectedTransfer,
     [mut first, mut last]: [u64; 2],
     for_the_oldest: usize,
 ) -> Result<Use, RpcFailure> {
@@ -96,7 +106,7 @@ async fn search(
     Ok(Use::NotFound)
 }
 
-async fn judge(rpc: &Rpc, expected: &Expected, log: &Log) -> Result<Use, RpcFailure> {
+async fn judge(rpc: &Rpc, expected: &ExpectedTransfer, log: &Log) -> Result<Use, RpcFailure> {
     let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else { return Ok(Use::NotFound) };
     let block = block.saturating_to();
     // The node just showed a log of this transaction: without its receipt it has forgotten, or the block is gone.

@@ -4,7 +4,7 @@ use alloy_primitives::{Address, Bytes, U256};
 
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    facilitator::{Authenticity, Prechecked},
+    payment::{Authenticity, Prechecked},
 };
 
 /// Gas that one transaction may use, on Base and by EIP-7825.
@@ -275,10 +275,10 @@ mod on_devnet {
     use super::*;
     use crate::{
         Clock as _, SystemClock, Usdc,
+        chain::{batch_settler::BatchSettler, probe::Probe, rpc::Rpc, rpc_batcher::RpcBatcher, transfer},
         devnet::Devnet,
-        facilitator::{Terms, Window, precheck},
+        payment::{Terms, Window, precheck},
         protocol::{ExactOffer, ExactPayload, PaymentFlow},
-        settlement::{deploy::BatchSettler, probe::Probe, rpc::Rpc, together::Together, transfer},
     };
 
     const GAS_CAP: u32 = 400_000;
@@ -307,7 +307,7 @@ mod on_devnet {
         let devnet = Devnet::start().await.unwrap();
         devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment()).unwrap();
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
-        let (probe, node) = (Probe::new(GAS_CAP.into()).unwrap(), Together::new(rpc));
+        let (probe, node) = (Probe::new(GAS_CAP.into()).unwrap(), RpcBatcher::new(rpc));
         let (mut members, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
         for n in 0..30 {
             let key = PrivateKeySigner::random();

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
 
-use super::{Echo, Terms};
+use super::{Echo, PaymentKey, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
-    ledger::{PaymentKey, Record},
     protocol::{ExactPayload, Reason},
 };
 
@@ -131,13 +130,14 @@ impl Prechecked {
         self.echo.as_ref()
     }
 
-    /// The same payment, presented again by a payer that may know what is on record: that settling it failed before is no reason not
-    /// to try again. A payment that failed is settled only if it is presented with this, or made from the record.
-    pub fn again(self, record: &Record) -> Self {
-        Self { known_failures: record.failures, ..self }
+    /// Marks the payment as presented by a payer that may know of this many [failures](crate::ledger::Record::failures): that settling
+    /// it failed before is no reason not to try again. A payment that failed is settled only if it is presented with this, or made
+    /// from the record.
+    pub fn again(self, failures: u32) -> Self {
+        Self { known_failures: failures, ..self }
     }
 
-    /// How many [failures](Record::failures) were on record when the payment was presented.
+    /// Returns how many [failures](crate::ledger::Record::failures) were on record when the payment was presented.
     pub const fn known_failures(&self) -> u32 {
         self.known_failures
     }
@@ -159,16 +159,10 @@ impl Prechecked {
         check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
     }
 
-    /// A payment that the ledger knows was checked when it was reserved.
+    /// Makes a payment that was checked before again, of what was kept of it.
     #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
-    pub(crate) fn of_record(record: &Record) -> Self {
-        Self {
-            terms: record.terms.clone(),
-            payload: ExactPayload { signature: record.signature.clone(), authorization: record.authorization.clone() },
-            authenticity: Authenticity::Proven,
-            echo: None,
-            known_failures: record.failures,
-        }
+    pub(crate) const fn restored(terms: Arc<Terms>, payload: ExactPayload, known_failures: u32) -> Self {
+        Self { terms, payload, authenticity: Authenticity::Proven, echo: None, known_failures }
     }
 }
 

@@ -13,8 +13,6 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 use tower_service::Service;
 
-use crate::facilitator::FacilitatorError;
-
 /// A node.
 #[derive(Clone)]
 pub(crate) struct Rpc {
@@ -226,12 +224,6 @@ impl RpcFailure {
                 && ["not found", "not support", "unsupported", "not exist", "not available", "not whitelisted"]
                     .iter()
                     .any(|words| message.contains(words)))
-    }
-}
-
-impl From<RpcFailure> for FacilitatorError {
-    fn from(_: RpcFailure) -> Self {
-        Self::Unreachable { what: "the chain's node", retry_after: Duration::from_secs(2) }
     }
 }
 

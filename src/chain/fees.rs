@@ -7,7 +7,6 @@ use serde::Deserialize;
 use tokio::{sync::Mutex, time::Instant};
 
 use super::rpc::{Rpc, RpcFailure};
-use crate::facilitator::FacilitatorError;
 
 /// How long a look at the fees is good for. What is offered covers a doubling of the base fee meanwhile.
 const TTL: Duration = Duration::from_secs(10);
@@ -41,9 +40,24 @@ pub(crate) struct Fees {
     pub(crate) tip: u128,
 }
 
+/// Why there is no offer.
+#[derive(Clone, Debug)]
+pub(crate) enum FeeError {
+    /// The node did not say what gas costs.
+    Rpc(RpcFailure),
+    /// Gas costs more than the ceiling.
+    TooHigh { retry_after: Duration },
+}
+
+impl From<RpcFailure> for FeeError {
+    fn from(failure: RpcFailure) -> Self {
+        Self::Rpc(failure)
+    }
+}
+
 /// The fees of a chain, looked up rarely.
 #[derive(Debug)]
-pub(crate) struct FeeCache {
+pub(crate) struct FeeOracle {
     ceiling: Option<u128>,
     cached: Mutex<Cached>,
     /// When a node wanted more than was offered.
@@ -73,18 +87,18 @@ struct History {
     reward: Option<Vec<Vec<U128>>>,
 }
 
-impl FeeCache {
+impl FeeOracle {
     pub(crate) fn new(ceiling: Option<u128>) -> Self {
         Self { ceiling, cached: Mutex::default(), insisted: std::sync::Mutex::default() }
     }
 
     /// What to offer now.
-    pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FacilitatorError> {
+    pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FeeError> {
         self.offer(self.look(rpc).await?)
     }
 
     /// What a unit of gas is likely to cost now, in wei.
-    pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FacilitatorError> {
+    pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FeeError> {
         let market = self.look(rpc).await?;
         let fees = self.offer(market)?;
         Ok(market.base_fee.saturating_add(fees.tip))
@@ -102,7 +116,7 @@ impl FeeCache {
     }
 
     /// Why nothing can be offered now, as far as that is known without asking the node.
-    pub(crate) fn known_refusal(&self) -> Result<(), FacilitatorError> {
+    pub(crate) fn known_refusal(&self) -> Result<(), FeeError> {
         // Whoever holds the lock asks the node just now.
         let seen = self.cached.try_lock().ok().and_then(|cached| cached.seen);
         // The upkeep looks again before that.
@@ -113,7 +127,7 @@ impl FeeCache {
     }
 
     /// What gas costs; of many callers one asks the node.
-    async fn look(&self, rpc: &Rpc) -> Result<Market, FacilitatorError> {
+    async fn look(&self, rpc: &Rpc) -> Result<Market, FeeError> {
         let mut cached = self.cached.lock().await;
         let known = |limit| cached.seen.filter(|(at, _)| at.elapsed() < limit).map(|(_, market)| market);
         if let Some(market) = known(TTL) {
@@ -136,20 +150,20 @@ impl FeeCache {
     }
 
     /// A replacement for a transaction that offered `old`: nodes want at least a tenth more of both.
-    pub(crate) async fn raise(&self, rpc: &Rpc, old: Fees) -> Result<Fees, FacilitatorError> {
+    pub(crate) async fn raise(&self, rpc: &Rpc, old: Fees) -> Result<Fees, FeeError> {
         self.forget().await;
         let now = self.get(rpc).await?;
         let eighth_more = |fee: u128| fee.saturating_add(fee / 8).saturating_add(1);
         let raised =
             Fees { max_fee: now.max_fee.max(eighth_more(old.max_fee)), tip: now.tip.max(eighth_more(old.tip)) };
         match self.ceiling {
-            Some(ceiling) if raised.max_fee > ceiling => Err(too_dear()),
+            Some(ceiling) if raised.max_fee > ceiling => Err(FeeError::TooHigh { retry_after: TTL }),
             _ => Ok(raised),
         }
     }
 
     /// What to offer in such a market. A ceiling bounds the tip, too, and is a reason to refuse only if the least tip is too much.
-    fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FacilitatorError> {
+    fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FeeError> {
         let insisted = *self.insisted.lock().unwrap_or_else(PoisonError::into_inner);
         let most = match self.ceiling {
             Some(ceiling) => ceiling.saturating_sub(base_fee),
@@ -157,16 +171,12 @@ impl FeeCache {
             None => base_fee.max(LEAST_BASE_FEE).saturating_mul(MOST_TIP),
         };
         if base_fee.saturating_add(LEAST_TIP) > self.ceiling.unwrap_or(u128::MAX) {
-            return Err(too_dear());
+            return Err(FeeError::TooHigh { retry_after: TTL });
         }
         let tip = tip.min(most);
         let max_fee = base_fee.saturating_mul(2).saturating_add(tip);
         Ok(Fees { max_fee: max_fee.min(self.ceiling.unwrap_or(u128::MAX)), tip })
     }
-}
-
-fn too_dear() -> FacilitatorError {
-    FacilitatorError::Busy { what: "gas costs more than is allowed here", retry_after: TTL }
 }
 
 /// The base fee of the next block, and what is tipped in half of the recent ones.
@@ -198,10 +208,10 @@ mod tests {
     const GWEI: u128 = 1_000_000_000;
 
     fn offer(ceiling: Option<u128>, base_fee: u128, tip: u128) -> Option<(u128, u128)> {
-        match FeeCache::new(ceiling).offer(Market { base_fee, tip }) {
+        match FeeOracle::new(ceiling).offer(Market { base_fee, tip }) {
             Ok(fees) => Some((fees.max_fee, fees.tip)),
-            Err(FacilitatorError::Busy { .. }) => None,
-            Err(error) => panic!("{error}"),
+            Err(FeeError::TooHigh { .. }) => None,
+            Err(error) => panic!("{error:?}"),
         }
     }
 
@@ -226,7 +236,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_that_wants_what_others_tip_gets_it() {
-        let fees = FeeCache::new(None);
+        let fees = FeeOracle::new(None);
         let market = Market { base_fee: 10, tip: 25 * GWEI };
         assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
         fees.insisted_on().await;
@@ -235,7 +245,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_node_wanted_ten_minutes_ago_is_forgotten() {
-        let fees = FeeCache::new(None);
+        let fees = FeeOracle::new(None);
         let market = Market { base_fee: 10, tip: 25 * GWEI };
         fees.insisted_on().await;
         tokio::time::advance(INSISTED - Duration::from_millis(1)).await;

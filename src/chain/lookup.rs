@@ -15,13 +15,13 @@ use tokio::sync::OnceCell;
 use url::Url;
 
 use crate::{
-    network::Network,
-    settlement::{
-        credit::{self, Use},
-        http::Endpoint,
-        judge::Expected,
+    chain::{
+        authorization_use::{self, Use},
+        endpoint::Endpoint,
+        receipt_check::ExpectedTransfer,
         rpc::{Block, Receipt, Rpc, RpcFailure},
     },
+    network::Network,
 };
 
 /// How long a request to the node may take, unless set.
@@ -33,8 +33,8 @@ const NEAR: u64 = 1_000;
 /// Looks up whether payments were made, at one node of one chain.
 ///
 /// ```no_run
-/// # async fn example(payment: tower_x402::lookup::SoughtPayment) -> Result<(), tower_x402::lookup::LookupError> {
-/// use tower_x402::{Network, lookup::{PaymentLookup, PaymentState}};
+/// # async fn example(payment: tower_x402::chain::SoughtPayment) -> Result<(), tower_x402::chain::LookupError> {
+/// use tower_x402::{Network, chain::{PaymentLookup, PaymentState}};
 ///
 /// let lookup = PaymentLookup::at_url(Network::BASE, "https://your-node.example")?;
 /// match lookup.search(&payment, 10_000).await? {
@@ -184,7 +184,7 @@ impl PaymentLookup {
     pub async fn search(&self, payment: &SoughtPayment, blocks: u64) -> Result<PaymentState, LookupError> {
         let latest = self.latest().await?;
         let expected = payment.expected();
-        let found = credit::find_newest(&self.rpc, &expected, latest.saturating_sub(blocks), latest).await;
+        let found = authorization_use::find_newest(&self.rpc, &expected, latest.saturating_sub(blocks), latest).await;
         match found.map_err(search_error)? {
             Use::Paid { transaction, .. } => self.look(&expected, transaction, latest).await,
             Use::Wasted { .. } => Ok(PaymentState::UsedOtherwise),
@@ -239,7 +239,12 @@ impl PaymentLookup {
         Ok(block.number.saturating_to())
     }
 
-    async fn look(&self, expected: &Expected, transaction: B256, latest: u64) -> Result<PaymentState, LookupError> {
+    async fn look(
+        &self,
+        expected: &ExpectedTransfer,
+        transaction: B256,
+        latest: u64,
+    ) -> Result<PaymentState, LookupError> {
         let Some(receipt) = self.rpc.receipt(transaction).await? else { return Ok(PaymentState::NotMined) };
         if receipt.transaction_hash != transaction {
             return Err(LookupError::Mismatch);
@@ -282,12 +287,12 @@ impl PaymentLookup {
     /// That there is no receipt proves nothing: behind one address there may be several nodes, of which the one that was asked for it
     /// is behind the others, or has forgotten. What proves it is an authorization that is unused in the final block, or that another
     /// transaction has used. A node that does not tell proves nothing either.
-    async fn is_gone(&self, expected: &Expected, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
-        match credit::is_used(&self.rpc, expected, is_final).await {
+    async fn is_gone(&self, expected: &ExpectedTransfer, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
+        match authorization_use::is_used(&self.rpc, expected, is_final).await {
             Ok(Some(false)) => true,
             Ok(Some(true)) => {
                 let near = [block.saturating_sub(NEAR), block.saturating_add(NEAR).min(is_final)];
-                match credit::find(&self.rpc, expected, near[0], near[1]).await {
+                match authorization_use::find(&self.rpc, expected, near[0], near[1]).await {
                     Ok(Use::Paid { transaction: by, .. } | Use::Wasted { transaction: by, .. }) => by != transaction,
                     Ok(Use::NotFound) | Err(_) => false,
                 }
@@ -298,9 +303,9 @@ impl PaymentLookup {
 }
 
 impl SoughtPayment {
-    const fn expected(&self) -> Expected {
+    const fn expected(&self) -> ExpectedTransfer {
         let Self { token, payer, payee, amount: value, nonce } = *self;
-        Expected { token, payer, payee, value, nonce }
+        ExpectedTransfer { token, payer, payee, value, nonce }
     }
 }
 

@@ -20,11 +20,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{
-    engine::SharedSigner,
-    rpc::{Rpc, RpcFailure},
+use super::engine::SharedSigner;
+use crate::{
+    chain::rpc::{Rpc, RpcFailure},
+    settlement::FacilitatorError,
+    telemetry,
 };
-use crate::{facilitator::FacilitatorError, metrics};
 
 /// Gaps that are looked for at once; more are found when these are filled.
 const MAX_GAPS: usize = 64;
@@ -33,7 +34,7 @@ const SYNC_PAUSE: Duration = Duration::from_secs(1);
 
 /// One key's window of nonces. A clone is the same lane.
 #[derive(Clone)]
-pub(crate) struct Lane(Arc<Inner>);
+pub(crate) struct NonceManager(Arc<Inner>);
 
 struct Inner {
     signer: SharedSigner,
@@ -81,14 +82,14 @@ impl Drop for Place {
 /// [`displaced`](Self::displaced). A slot that is dropped is given back if nothing was sent with it.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    lane: Lane,
+    lane: NonceManager,
     nonce: u64,
     sent: bool,
     settled: bool,
     _place: Place,
 }
 
-impl Lane {
+impl NonceManager {
     pub(crate) fn new(signer: SharedSigner, rpc: Rpc, window: usize, freed: Arc<Notify>) -> Self {
         Self(Arc::new(Inner {
             signer,
@@ -214,7 +215,7 @@ impl Lane {
     }
 
     fn slot(&self, nonce: u64, place: Place) -> Slot {
-        metrics::in_flight(1);
+        telemetry::in_flight(1);
         Slot { lane: self.clone(), nonce, sent: false, settled: false, _place: place }
     }
 
@@ -242,9 +243,9 @@ impl Lane {
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for NonceManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane").field("account", &self.account()).field("nonces", &*self.nonces()).finish()
+        f.debug_struct("NonceManager").field("account", &self.account()).field("nonces", &*self.nonces()).finish()
     }
 }
 
@@ -309,7 +310,7 @@ impl Slot {
     }
 
     /// Whose nonce it is.
-    pub(super) fn lane(&self) -> &Lane {
+    pub(super) fn lane(&self) -> &NonceManager {
         &self.lane
     }
 
@@ -352,7 +353,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        metrics::in_flight(-1);
+        telemetry::in_flight(-1);
         match (self.settled, self.sent) {
             (true, _) => {}
             (false, false) => self.lane.nonces().release(self.nonce),

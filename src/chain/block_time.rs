@@ -16,7 +16,7 @@ const BASELINE: Duration = Duration::from_secs(2);
 
 /// The pace of a chain.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct BlockTime {
     hint: Option<Duration>,
     measured: Mutex<Measured>,
 }
@@ -27,7 +27,7 @@ struct Measured {
     block_time: Option<Duration>,
 }
 
-impl Pace {
+impl BlockTime {
     pub(crate) fn new(hint: Option<Duration>) -> Self {
         Self { hint, measured: Mutex::default() }
     }
@@ -69,19 +69,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_pace_is_measured_unless_it_is_given() {
-        let pace = Pace::new(None);
+        let pace = BlockTime::new(None);
         assert_eq!(pace.poll_interval(), Duration::from_millis(250));
         pace.observe(100);
         tokio::time::advance(Duration::from_secs(4)).await;
         pace.observe(120);
         assert_eq!(pace.block_time(), Duration::from_millis(200));
         assert_eq!(pace.poll_interval(), Duration::from_millis(50));
-        assert_eq!(Pace::new(Some(Duration::from_secs(1))).poll_interval(), Duration::from_millis(250));
+        assert_eq!(BlockTime::new(Some(Duration::from_secs(1))).poll_interval(), Duration::from_millis(250));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_chain_that_stood_still_is_not_a_slow_one() {
-        let pace = Pace::new(None);
+        let pace = BlockTime::new(None);
         pace.observe(100);
         tokio::time::advance(Duration::from_secs(3_600)).await;
         pace.observe(101);
@@ -93,7 +93,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn blocks_that_are_seen_within_two_seconds_tell_no_pace_and_a_change_is_noticed_in_a_minute() {
-        let pace = Pace::new(None);
+        let pace = BlockTime::new(None);
         pace.observe(100);
         tokio::time::advance(BASELINE - Duration::from_millis(1)).await;
         pace.observe(200);

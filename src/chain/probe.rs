@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::{
     rpc::{RpcFailure, printable},
-    together::Together,
+    rpc_batcher::RpcBatcher,
 };
 use crate::{
-    facilitator::{Authenticity, Prechecked, Rejection},
+    payment::{Authenticity, Prechecked, Rejection},
     protocol::Reason,
 };
 
@@ -60,7 +60,7 @@ impl Probe {
     /// Looks at the payment in the newest block. One request, or a part of one.
     pub(crate) async fn look(
         &self,
-        node: &Together,
+        node: &RpcBatcher,
         payment: &Prechecked,
         calldata: &Bytes,
     ) -> Result<Facts, RpcFailure> {

@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use super::{
+    block_time::BlockTime,
     broadcast::{Broadcaster, Sent},
-    pace::Pace,
     rpc::{Receipt, Rpc, RpcFailure},
 };
 
@@ -52,7 +52,7 @@ pub(crate) enum Seen {
 
 impl Flight {
     /// A transaction just handed over; `certainly` if a node confirmed that it has it.
-    pub(crate) fn new(raw: Bytes, hash: B256, certainly: bool, pace: &Pace) -> Self {
+    pub(crate) fn new(raw: Bytes, hash: B256, certainly: bool, pace: &BlockTime) -> Self {
         let pause = match certainly {
             true => (8 * pace.block_time()).clamp(Duration::from_secs(2), MAX_REBROADCAST),
             false => 2 * pace.poll_interval(),
@@ -79,7 +79,7 @@ impl Flight {
 
     /// Looks for a receipt until `deadline`, sending the identical transaction again now and then: a node that
     /// has it does not mind, and one that lost it gets it back.
-    pub(crate) async fn watch(&mut self, rpc: &Rpc, node: &Broadcaster, pace: &Pace, deadline: Instant) -> Seen {
+    pub(crate) async fn watch(&mut self, rpc: &Rpc, node: &Broadcaster, pace: &BlockTime, deadline: Instant) -> Seen {
         let mut pause = pace.poll_interval();
         let patient_from = Instant::now() + (4 * pace.block_time()).max(Duration::from_secs(4));
         loop {
@@ -136,7 +136,7 @@ impl Flight {
         answer
     }
 
-    fn is_displaced(&self, pace: &Pace) -> bool {
+    fn is_displaced(&self, pace: &BlockTime) -> bool {
         let time = (CONVINCING_BLOCKS * pace.block_time()).clamp(*CONVINCING_TIME.start(), *CONVINCING_TIME.end());
         self.nonce_used.is_some_and(|(since, times)| times >= CONVINCING && since.elapsed() >= time)
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn on_a_slow_chain_a_transaction_is_sent_again_as_often_as_elsewhere() {
-        let pace = Pace::new(Some(Duration::from_secs(3_600)));
+        let pace = BlockTime::new(Some(Duration::from_secs(3_600)));
         let flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
         assert_eq!(flight.rebroadcast_pause, MAX_REBROADCAST);
     }
@@ -175,7 +175,7 @@ mod tests {
                 Fault::None
             }
         });
-        let (rpc, pace) = (Rpc::new(devnet.rpc_client(), MAX_PAUSE), Pace::new(Some(Duration::from_millis(200))));
+        let (rpc, pace) = (Rpc::new(devnet.rpc_client(), MAX_PAUSE), BlockTime::new(Some(Duration::from_millis(200))));
         let mut flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
         let seen = flight.watch(&rpc, &Broadcaster::new(), &pace, begun + Duration::from_secs(300)).await;
         assert!(matches!(seen, Seen::NotYet), "{seen:?}");

@@ -1,0 +1,31 @@
+//! Asking a chain and sending to it, over JSON-RPC. Nothing here knows of a ledger or a facilitator.
+//!
+//! [`PaymentLookup`] answers whether a payment was made. The rest is what settlement is built of:
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `rpc`, `rpc_batcher`, `endpoint` | how is a node asked, by one caller or by many at once, without showing its URL? |
+//! | `broadcast`, `confirm` | what does a node's answer to a transaction mean, and when is it in a block? |
+//! | `fees`, `block_time` | what to offer for gas, and how fast are blocks? |
+//! | `probe` | would a payment be executed now? |
+//! | `transfer`, `batch`, `batch_settler` | which call executes one payment, or many? |
+//! | `receipt_check` | do the logs of a receipt prove a payment? |
+//! | `authorization_use` | which transaction used an authorization? |
+//! | `lookup` | was a payment made, and is it final? |
+
+pub(crate) mod authorization_use;
+pub(crate) mod batch;
+pub(crate) mod batch_settler;
+pub(crate) mod block_time;
+pub(crate) mod broadcast;
+pub(crate) mod confirm;
+pub(crate) mod endpoint;
+pub(crate) mod fees;
+mod lookup;
+pub(crate) mod probe;
+pub(crate) mod receipt_check;
+pub(crate) mod rpc;
+pub(crate) mod rpc_batcher;
+pub(crate) mod transfer;
+
+pub use lookup::{Finality, LookupError, MinedPayment, PaymentLookup, PaymentState, SoughtPayment};

@@ -48,8 +48,9 @@ pub use report::{Opinion, Report, Standing, Tally, Why};
 use tower_x402::{Clock, SystemClock};
 
 #[cfg(feature = "onchain")]
+use super::directory::{Witness, WitnessError};
 use super::{
-    directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery, Witness, WitnessError},
+    directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery},
     evidence::{Evidence, EvidenceError, EvidenceLog},
     selection::{Selector, Skills},
 };

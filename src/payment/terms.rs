@@ -10,7 +10,7 @@ use crate::{
 /// The terms of a sale: an offer, its text on the wire, its digest and the token's EIP-712 domain.
 ///
 /// ```
-/// # use tower_x402::{Network, Usdc, facilitator::Terms, protocol::{ExactOffer, PaymentFlow}};
+/// # use tower_x402::{Network, Usdc, payment::Terms, protocol::{ExactOffer, PaymentFlow}};
 /// let terms = Terms::new(ExactOffer {
 ///     asset: Network::BASE.usdc().expect("known"),
 ///     amount: Usdc::from_atomic(1_000).into(),

@@ -1,8 +1,8 @@
-//! Payments: the offer a payer accepted, the authorization it signed, and what can be checked of both without asking anybody.
+//! Payments: the offer that a payer accepted, the authorization that it signed, and the checks that need no I/O.
 //!
-//! [`Terms`] are an offer with what follows from it. [`precheck`] checks a payment against them and is the only way to a
-//! [`Prechecked`] payment, which everything behind it takes for authenticated. A [`PaymentKey`] identifies a payment, and an
-//! [`Outcome`] says what came of settling it.
+//! [`Terms`] hold an offer with its text and its EIP-712 domain. [`precheck`] checks a payment against them and returns a
+//! [`Prechecked`] payment; a facilitator verifies and settles nothing else. A ledger restores one from its record. A
+//! [`PaymentKey`] identifies a payment, and an [`Outcome`] is the result of settling it.
 
 mod echo;
 mod key;

@@ -10,7 +10,7 @@ use crate::{
     protocol::{ExactPayload, Reason},
 };
 
-/// A payment that passed every local check against an offer of ours. Only [`precheck`] makes one.
+/// A payment that passed every local check against an offer of ours. Made by [`precheck`], or restored from the record of one that was.
 #[derive(Clone, Debug)]
 pub struct Prechecked {
     terms: Arc<Terms>,
@@ -159,7 +159,7 @@ impl Prechecked {
         check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
     }
 
-    /// Makes a payment that was checked before again, of what was kept of it.
+    /// Restores a payment from its record, which the ledger keeps only of payments that passed [`precheck`].
     #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
     pub(crate) const fn restored(terms: Arc<Terms>, payload: ExactPayload, known_failures: u32) -> Self {
         Self { terms, payload, authenticity: Authenticity::Proven, echo: None, known_failures }

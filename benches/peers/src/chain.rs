@@ -11,7 +11,12 @@ use axum::{Router, routing::post};
 use bytes::Bytes;
 use http::StatusCode;
 use r402_facilitator::Facilitator as _;
-use tower_x402::{SystemClock, Usdc, devnet::{BlockTime, Devnet}, facilitator::{Facilitator as _, OnchainFacilitator}, payment::{Window, precheck}};
+use tower_x402::{
+    SystemClock, Usdc,
+    devnet::{BlockTime, Devnet},
+    facilitator::{Facilitator as _, OnchainFacilitator},
+    payment::{Window, precheck},
+};
 use x402_types::facilitator::Facilitator as _;
 
 use crate::{

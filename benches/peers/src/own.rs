@@ -27,7 +27,15 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     process::{Child, Command},
 };
-use tower_x402::{Network, Usdc, devnet::Devnet, facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError}, payment::{Outcome, Prechecked, Terms, Verified}, ledger::{Ledger, MemoryLedger, Record, SqliteLedger}, protocol::SupportedResponse, server::DeferredPolicy};
+use tower_x402::{
+    Network, Usdc,
+    devnet::Devnet,
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
+    ledger::{Ledger, MemoryLedger, Record, SqliteLedger},
+    payment::{Outcome, Prechecked, Terms, Verified},
+    protocol::SupportedResponse,
+    server::DeferredPolicy,
+};
 use x402_types::proto;
 
 use crate::{

@@ -11,3 +11,4 @@ mod service;
 #[allow(unreachable_pub)]
 mod stage;
 mod two_processes;
+mod upkeep;

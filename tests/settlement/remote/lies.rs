@@ -131,7 +131,7 @@ async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
 }
 
 /// Somebody who saw the authorization executes it.
-async fn execute(stage: &Stage, purchase: &Purchase) -> B256 {
+pub(super) async fn execute(stage: &Stage, purchase: &Purchase) -> B256 {
     let relayer = stage.chain.relayer().await;
     let (authorization, signature) = (&purchase.authorization, purchase.by_key());
     let call = Token::transferWithAuthorization_0Call {

@@ -8,6 +8,8 @@ mod lies;
 mod numbers;
 mod reorg;
 mod service;
+mod settle;
 #[allow(unreachable_pub)]
 mod stage;
 mod two_processes;
+mod upkeep;

@@ -1,6 +1,12 @@
 //! What the chain does to settlements that somebody else made, and what the operator of a seller sees of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256, U256};
 use tower_x402::{
@@ -161,6 +167,57 @@ async fn only_with_a_node_is_a_settlement_ever_final() {
     until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
     assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
     assert!(matches!(settlement(&blind, &trusted).await, Settlement::Settled { block: None, .. }));
+}
+
+/// What the ledger has of the block is wrong: it was replaced, and the transaction is in a later one.
+#[tokio::test]
+async fn a_settlement_that_moved_to_a_later_block_is_final_with_that_block() {
+    let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let quiet = stage.remote().confirm(NET, node.url()).upkeep_interval(HARDLY_EVER);
+    let seller = stage.seller_on(ledger.clone(), quiet, |layer| layer).await;
+    let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
+    let transaction = seller.ask(&purchase).await.transaction();
+    let block = settlement(&seller, &purchase).await.block().unwrap();
+    // Final by its number.
+    let moved = SettlementStep::Settle { transaction, block: Some(1), fee: None };
+    ledger.settle(&support::scripted::key(&purchase), &moved).await.unwrap();
+
+    let diligent = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN).ledger(ledger.clone());
+    let _another = diligent.build().await.unwrap();
+    until(async || settlement(&seller, &purchase).await.block() == Some(block)).await;
+    until_followed(&node).await;
+    assert_eq!(settlement(&seller, &purchase).await, Settlement::Settled { transaction, block: Some(block) });
+    while stage.chain.devnet.block_number() < block + 3 {
+        stage.chain.devnet.mine();
+    }
+    // Its block is the newest final one.
+    until(async || settlement(&seller, &purchase).await == Settlement::Final { transaction, block: Some(block) }).await;
+}
+
+#[tokio::test]
+async fn a_receipt_that_is_missing_once_is_not_a_reorganization() {
+    let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let recording = Recording::begin();
+    let (seller, purchase, transaction) = paid(&stage, &node).await;
+    let is_asked = AtomicBool::new(false);
+    node.judge(move |methods| match methods[0].as_str() {
+        // Of a node that is behind.
+        "eth_getTransactionReceipt" if !is_asked.swap(true, Ordering::SeqCst) => Fate::Result("null"),
+        _ => Fate::Pass,
+    });
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    until(async || matches!(settlement(&seller, &purchase).await, Settlement::Final { .. })).await;
+    assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
+    assert_eq!(recording.read().total("x402_settlements_undone_total"), 0);
+    assert_eq!(stage.settles().len(), 1);
 }
 
 /// A payment on another network, settled by whatever transaction.

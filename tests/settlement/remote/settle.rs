@@ -1,0 +1,263 @@
+//! What a seller makes of what its facilitator says about a payment with a past.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{B256, U256};
+use http::HeaderMap;
+use serde_json::json;
+use tower_x402::{
+    eip3009::{Authorization, PaymentSignature},
+    facilitator::{Facilitator as _, FacilitatorError, Outgoing, RemoteFacilitator, RemoteFacilitatorBuilder},
+    ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, Settlement, SettlementStep},
+    payment::{Funds, Outcome, Prechecked, Terms, Verified, Window, precheck},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
+};
+
+use super::{
+    honest::chain_url,
+    lies::execute,
+    service,
+    stage::{Reply, Stage, Turn, refusal},
+};
+use support::{
+    authorization::{self, CancelAuthorization, unix_now},
+    chain::Chain as _,
+    devnet::DevnetChain,
+    shop::{PRICE, Purchase},
+    token::cancel_vrs,
+};
+
+const NET: tower_x402::Network = tower_x402::Network::BASE_SEPOLIA;
+
+/// A payment that is due, and the seller's facilitator and ledger.
+struct Case {
+    purchase: Purchase,
+    payment: Prechecked,
+    ledger: Arc<dyn Ledger>,
+    facilitator: RemoteFacilitator,
+}
+
+impl Case {
+    async fn new(stage: &Stage, remote: RemoteFacilitatorBuilder) -> Self {
+        Self::of(purchase(stage).await, remote, None).await
+    }
+
+    /// The authorization was seen unused at this block, if at any.
+    async fn of(purchase: Purchase, remote: RemoteFacilitatorBuilder, seen_unused: Option<u64>) -> Self {
+        let payment = checked(&purchase);
+        let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+        let record = Record::new(&payment, request, unix_now(), unix_now() + 60);
+        let Reservation::New(lease) = ledger.reserve(&record).await.unwrap() else { panic!("known") };
+        let funds = seen_unused.map(|block| Funds { balance: U256::from(PRICE), block });
+        ledger.fulfil(&lease, &FulfilmentStep::Admit { funds, due: true }).await.unwrap();
+        let remote = remote.upkeep_interval(Duration::from_secs(3_600)).ledger(ledger.clone());
+        Self { purchase, payment, ledger, facilitator: remote.build().await.unwrap() }
+    }
+
+    async fn step(&self, steps: impl IntoIterator<Item = SettlementStep>) {
+        for step in steps {
+            self.ledger.settle(&self.payment.key(), &step).await.unwrap();
+        }
+    }
+
+    async fn record(&self) -> Record {
+        self.ledger.get(&self.payment.key()).await.unwrap().unwrap()
+    }
+
+    /// Settles it for somebody who presents it now.
+    async fn settle(&self) -> Result<Outcome, FacilitatorError> {
+        let again = self.payment.clone().again(self.record().await.failures);
+        self.facilitator.settle(&again, &Verified::default()).await
+    }
+
+    async fn reconcile(&self) -> Outcome {
+        self.facilitator.reconcile(&self.record().await).await.unwrap()
+    }
+}
+
+async fn purchase(stage: &Stage) -> Purchase {
+    service::purchase(&stage.customer().await, authorization::random_address())
+}
+
+fn checked(purchase: &Purchase) -> Prechecked {
+    let signed = &purchase.authorization;
+    let offer = ExactOffer {
+        asset: purchase.asset.clone(),
+        amount: signed.value,
+        pay_to: signed.to,
+        max_timeout_seconds: 3_600,
+        flow: PaymentFlow::Authorization,
+    };
+    let authorization = Authorization {
+        from: signed.from,
+        to: signed.to,
+        value: signed.value,
+        valid_after: signed.validAfter,
+        valid_before: signed.validBefore,
+        nonce: signed.nonce,
+    };
+    let payload = ExactPayload { signature: PaymentSignature::from(purchase.by_key().0.to_vec()), authorization };
+    precheck(Arc::new(Terms::new(offer)), payload, Window { remaining: 0, skew: 60 }, unix_now()).unwrap()
+}
+
+/// Asks once.
+fn brief(stage: &Stage) -> RemoteFacilitatorBuilder {
+    stage.remote().settle_timeout(Duration::from_millis(1))
+}
+
+fn confirming(stage: &Stage) -> RemoteFacilitatorBuilder {
+    brief(stage).confirm(NET, chain_url(stage))
+}
+
+fn success(transaction: B256) -> Turn {
+    Turn::Without(Reply::Json(200, json!({ "success": true, "transaction": transaction, "network": NET })))
+}
+
+/// It did not succeed, for this reason, and the transaction has to do with it.
+fn named(reason: &str, transaction: B256) -> Turn {
+    let said = json!({ "success": false, "errorReason": reason, "transaction": transaction, "network": NET });
+    Turn::Without(Reply::Json(200, said))
+}
+
+fn pending(byte: u8) -> Turn {
+    named("settlement_pending", B256::repeat_byte(byte))
+}
+
+fn submit(byte: u8) -> SettlementStep {
+    SettlementStep::Submit { transaction: B256::repeat_byte(byte) }
+}
+
+fn fail() -> SettlementStep {
+    SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }
+}
+
+/// It paid for something else: an authorization that was unused in a block is not used by what that block or an earlier one holds.
+#[tokio::test]
+async fn a_transaction_from_before_the_payment_was_seen_unused_is_not_its_settlement() {
+    let stage = Stage::open().await;
+    for blocks_later in 0..2 {
+        let purchase = purchase(&stage).await;
+        let transaction = execute(&stage, &purchase).await;
+        let seen_unused = stage.chain.devnet.block_number() + blocks_later;
+        let case = Case::of(purchase, confirming(&stage), Some(seen_unused)).await;
+        stage.script([], success(transaction));
+        let outcome = case.settle().await.unwrap();
+        assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) }, "{blocks_later}");
+        assert_eq!(case.record().await.transactions, [transaction], "what it names is looked for again");
+    }
+}
+
+#[tokio::test]
+async fn transactions_that_a_facilitator_names_are_written_down_up_to_a_bound() {
+    let stage = Stage::open().await;
+    let case = Case::new(&stage, brief(&stage)).await;
+    for byte in [1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+        stage.script([], pending(byte));
+        case.settle().await.unwrap();
+    }
+    let noted: Vec<u8> = case.record().await.transactions.iter().map(|transaction| transaction[0]).collect();
+    assert_eq!(noted, (1..=8).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_named_again_takes_no_room_from_others() {
+    let stage = Stage::open().await;
+    let case = Case::new(&stage, stage.remote()).await;
+    case.step((1..=7).map(submit)).await;
+    stage.script([1, 8, 9].map(pending), Turn::Without(refusal("insufficient_funds")));
+    case.settle().await.unwrap();
+    let noted: Vec<u8> = case.record().await.transactions.iter().map(|transaction| transaction[0]).collect();
+    assert_eq!(noted, (1..=8).collect::<Vec<_>>());
+    assert_eq!(stage.settles().len(), 4);
+}
+
+/// An earlier request may be why it fails now.
+#[tokio::test]
+async fn a_refusal_is_a_failure_only_of_a_payment_that_was_never_given_away_before() {
+    let stage = Stage::open().await;
+    stage.script([], Turn::Without(refusal("insufficient_funds")));
+    let pasts = [
+        ("due", vec![], true),
+        ("failed before", vec![fail()], true),
+        ("unknown", vec![SettlementStep::MarkUnknown], false),
+        ("submitted", vec![submit(1)], false),
+        ("submitted, and failed", vec![submit(1), fail()], false),
+    ];
+    for (past, steps, is_failure) in pasts {
+        let case = Case::new(&stage, brief(&stage)).await;
+        case.step(steps).await;
+        let outcome = case.settle().await.unwrap();
+        assert_eq!(matches!(outcome, Outcome::Failed { dead: false, .. }), is_failure, "{past}: {outcome:?}");
+        assert_eq!(matches!(outcome, Outcome::Unknown { .. }), !is_failure, "{past}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_payment_that_was_given_away_before_is_not_due_because_it_cannot_be_sent_now() {
+    let stage = Stage::open().await;
+    let sign = |_: Outgoing| async { Err::<HeaderMap, _>("the key service is away".into()) };
+    for (steps, expected) in [(vec![], Settlement::Due), (vec![SettlementStep::MarkUnknown], Settlement::Unknown)] {
+        let case = Case::new(&stage, brief(&stage).authenticate(sign)).await;
+        case.step(steps).await;
+        let outcome = case.settle().await;
+        assert_eq!(outcome.is_err(), expected == Settlement::Due, "{outcome:?}");
+        assert_eq!(case.record().await.settlement, expected);
+    }
+    assert!(stage.settles().is_empty());
+}
+
+/// Nobody knows when the authorization was unused, so that only a transaction that is named can be credited.
+#[tokio::test]
+async fn a_transaction_that_is_named_with_a_refusal_is_looked_at() {
+    let stage = Stage::open().await;
+    for (past, steps) in [("due", vec![]), ("unknown", vec![SettlementStep::MarkUnknown])] {
+        let case = Case::new(&stage, confirming(&stage)).await;
+        case.step(steps).await;
+        let transaction = execute(&stage, &case.purchase).await;
+        stage.script([], named("insufficient_funds", transaction));
+        let outcome = case.settle().await.unwrap();
+        assert!(
+            matches!(outcome, Outcome::Settled { transaction: paid, .. } if paid == transaction),
+            "{past}: {outcome:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_payment_that_the_chain_shows_as_paid_is_not_asked_for_again() {
+    let stage = Stage::open().await;
+    let case = Case::new(&stage, confirming(&stage)).await;
+    let transaction = execute(&stage, &case.purchase).await;
+    case.step([SettlementStep::Submit { transaction }]).await;
+    stage.script([], Turn::Without(refusal("insufficient_funds")));
+    let outcome = case.reconcile().await;
+    assert!(matches!(outcome, Outcome::Settled { transaction: paid, .. } if paid == transaction), "{outcome:?}");
+    assert!(stage.settles().is_empty());
+}
+
+#[tokio::test]
+async fn a_cancelled_payment_is_dead_once_its_cancellation_is_final() {
+    let stage =
+        Stage::open_on(DevnetChain::start_with(None, 3).await, Duration::from_secs(3_600), |service| service).await;
+    let purchase = purchase(&stage).await;
+    let seen_unused = stage.chain.devnet.block_number();
+    let (authorizer, nonce) = (purchase.authorization.from, purchase.authorization.nonce);
+    let message = CancelAuthorization { authorizer, nonce };
+    let signature = authorization::sign(&purchase.signer, &purchase.asset, &message);
+    stage.chain.relayer().await.send(&stage.chain, cancel_vrs(&message, &signature)).await;
+    let case = Case::of(purchase, confirming(&stage), Some(seen_unused)).await;
+    stage.script([], Turn::Without(refusal("insufficient_funds")));
+    let outcome = case.settle().await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "its block may be replaced: {outcome:?}");
+    for _ in 0..4 {
+        stage.chain.devnet.mine();
+    }
+    let outcome = case.settle().await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { dead: true, .. }), "{outcome:?}");
+    case.step([SettlementStep::of(&outcome, 0)]).await;
+    let asked = stage.settles().len();
+    let outcome = case.settle().await.unwrap();
+    assert!(matches!(outcome, Outcome::Failed { dead: true, .. }), "{outcome:?}");
+    assert_eq!(stage.settles().len(), asked);
+}

@@ -1,0 +1,118 @@
+//! Whom the upkeep of a seller whose facilitator is elsewhere charges without being asked.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256, U256};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tower_x402::{
+    Network,
+    eip3009::{Authorization, PaymentSignature},
+    ledger::{
+        CreditLimit, Fingerprint, FulfilmentStep, Lease, Ledger, MemoryLedger, Record, Reservation, SettlementStep,
+        StoredResponse,
+    },
+    payment::{Terms, Window, precheck},
+    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
+};
+
+use super::stage::{Reply, Stage, Turn};
+use support::{authorization::unix_now, eventually::eventually, shop::PRICE};
+
+const PAYEE: Address = Address::repeat_byte(0xee);
+const DUE: FulfilmentStep = FulfilmentStep::Admit { funds: None, due: true };
+const START: FulfilmentStep = FulfilmentStep::Start { until: 0 };
+
+/// Enters a payment whose process is gone. Until then it was verified and began its work, or was to be paid for first.
+async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item = FulfilmentStep>) -> Lease {
+    let (now, amount) = (unix_now(), U256::from(PRICE));
+    let asset = Network::BASE_SEPOLIA.usdc().unwrap();
+    let offer = ExactOffer { asset, amount, pay_to: PAYEE, max_timeout_seconds: 600, flow: PaymentFlow::Authorization };
+    let authorization = Authorization {
+        from: Address::repeat_byte(payer),
+        to: PAYEE,
+        value: amount,
+        valid_after: U256::ZERO,
+        valid_before: U256::from(now + 600),
+        nonce: B256::ZERO,
+    };
+    let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
+    let payment = precheck(Arc::new(Terms::new(offer)), payload, Window { remaining: 0, skew: 0 }, now).unwrap();
+    let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+    let reserved = ledger.reserve(&Record::new(&payment, request, now, now - 1)).await.unwrap();
+    let Reservation::New(lease) = reserved else { panic!("known") };
+    for step in steps {
+        ledger.fulfil(&lease, &step).await.unwrap();
+    }
+    lease
+}
+
+/// Enters a payment whose work is done, and whose response was kept or not.
+async fn produced(ledger: &dyn Ledger, payer: u8, is_kept: bool) -> Lease {
+    let now = unix_now();
+    let response = is_kept.then(|| StoredResponse {
+        status: http::StatusCode::OK,
+        headers: http::HeaderMap::new(),
+        body: Bytes::from_static(b"answer"),
+        trailers: None,
+        stored_at: now,
+    });
+    let produce = FulfilmentStep::Produce { body: None, at: now, response: response.map(Arc::new) };
+    entered(ledger, payer, [FulfilmentStep::Admit { funds: None, due: false }, START, produce]).await
+}
+
+async fn fail(ledger: &dyn Ledger, lease: &Lease) {
+    let step = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    ledger.settle(&lease.key, &step).await.unwrap();
+}
+
+/// Whose payments were given to the facilitator, each by one byte.
+fn asked_for(stage: &Stage) -> BTreeSet<u8> {
+    let payer = |body: &Bytes| {
+        let body: Value = serde_json::from_slice(body).unwrap();
+        let payer = body["paymentPayload"]["payload"]["authorization"]["from"].as_str().unwrap().to_owned();
+        payer.parse::<Address>().unwrap()[0]
+    };
+    stage.settles().iter().map(payer).collect()
+}
+
+#[tokio::test]
+async fn buyers_are_charged_unasked_only_for_an_answer_that_they_have_or_can_have() {
+    let stage = Stage::open().await;
+    let paid = json!({ "success": true, "transaction": B256::repeat_byte(7), "network": "eip155:84532" });
+    stage.script([], Turn::Without(Reply::Json(200, paid)));
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+
+    // Owed: what was delivered, even if settling it failed once,
+    let lease = produced(&*ledger, 1, false).await;
+    ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
+    fail(&*ledger, &lease).await;
+    // what is kept for whoever comes again,
+    produced(&*ledger, 2, true).await;
+    // what was answered on credit,
+    let lease = produced(&*ledger, 3, false).await;
+    let limit = CreditLimit { total: U256::MAX, per_payer: U256::MAX, history: 0 };
+    ledger.fulfil(&lease, &FulfilmentStep::Defer { limit }).await.unwrap();
+    // and what was paid for once.
+    let lease = produced(&*ledger, 4, false).await;
+    let settled = SettlementStep::Settle { transaction: B256::repeat_byte(8), block: Some(1), fee: None };
+    for step in [settled, SettlementStep::Reorg] {
+        ledger.settle(&lease.key, &step).await.unwrap();
+    }
+
+    // Not owed: what nobody can have, what a buyer was told had failed, and work that did not come to its end.
+    produced(&*ledger, 5, false).await;
+    fail(&*ledger, &produced(&*ledger, 6, true).await).await;
+    fail(&*ledger, &produced(&*ledger, 7, false).await).await;
+    entered(&*ledger, 8, [DUE]).await;
+    entered(&*ledger, 9, [DUE, START]).await;
+    entered(&*ledger, 10, [DUE, START, FulfilmentStep::Release { body: None }]).await;
+
+    let remote = stage.remote().upkeep_interval(Duration::from_millis(10)).ledger(ledger.clone());
+    let _facilitator = remote.build().await.unwrap();
+    eventually("what is owed is asked for", async || asked_for(&stage).len() >= 4).await;
+    // This one is found by a pass that began after the first one was over.
+    produced(&*ledger, 11, true).await;
+    eventually("what is owed later is asked for", async || asked_for(&stage).contains(&11)).await;
+    assert_eq!(asked_for(&stage), BTreeSet::from([1, 2, 3, 4, 11]));
+}

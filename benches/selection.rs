@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tower_x402::Usdc;
 use x402_market::{
-    evidence::Outcome,
+    evidence::CallOutcome,
     selection::{Candidate, Job, Observation, Panel, Selector, Skill, SkillSet, Thompson},
 };
 
@@ -51,7 +51,7 @@ fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     let mut selector = Thompson::seeded(1);
     selector.select(&job(0, false), market, &mut Panel::default());
     let mut verdict = |evaluator, skill| {
-        let outcome = Outcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
+        let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
         Observation { evaluator, skill: Skill::new(skill).unwrap(), paid: Usdc::ZERO, at: 0, outcome }
     };
     for skill in 0..SKILLS {
@@ -61,7 +61,7 @@ fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     }
     for turn in 0..HEARD {
         let observation = verdict(market[turn * 7 % EVALUATORS].evaluator, turn * 3 % SKILLS);
-        selector.hear(address(2, turn as u64 % PAYERS), &observation);
+        selector.learn_report(address(2, turn as u64 % PAYERS), &observation);
     }
     selector
 }
@@ -104,11 +104,11 @@ fn main() {
     let mut own = Vec::new();
     let mut heard = Vec::new();
     for turn in 0..2_000_usize {
-        let outcome = Outcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
+        let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
         let (evaluator, skill) = (market[turn * 11 % EVALUATORS].evaluator, Skill::new(turn % SKILLS).unwrap());
         let observation = Observation { evaluator, skill, paid: Usdc::ZERO, at: 0, outcome };
         let started = Instant::now();
-        selector.hear(address(2, turn as u64 % PAYERS), &observation);
+        selector.learn_report(address(2, turn as u64 % PAYERS), &observation);
         heard.push(started.elapsed());
         let started = Instant::now();
         selector.learn(&observation);

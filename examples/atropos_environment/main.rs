@@ -129,7 +129,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
         stop,
     };
     let ended = run.go().await;
-    student.settled().await;
+    student.wait_until_idle().await;
     let step = delivery.step().await;
     let left = delivery.leave().await;
     if let Err(error) = left {
@@ -162,7 +162,7 @@ async fn student(
         .selector(Thompson::seeded(flags.seed))
         .seed(flags.seed)
         .evidence(money::evidence(flags)?)
-        .panel(usize::from(flags.panel))
+        .panel_size(usize::from(flags.panel))
         .audit_rate(flags.audit_rate)
         .tasks(submissions(flags.groups))
         .tasks_done(submissions(checkpoint.tally.rolled_out));
@@ -199,7 +199,7 @@ async fn summarize(
     if let Some(remark) = on_chain.and_then(|on_chain| on_chain.remark(budget.spent())) {
         eprintln!("{remark}");
     }
-    let books = student.books();
+    let books = student.spending();
     let earned = budget.spent_by_payee();
     let known = earned.keys().copied().chain(books.accounts.iter().map(|account| account.evaluator));
     let earner = |evaluator| {

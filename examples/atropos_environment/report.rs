@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use plotters::{coord::Shift, prelude::*};
 use serde::{Deserialize, Serialize};
 use tower_x402::Usdc;
-use x402_market::Account;
+use x402_market::EvaluatorAccount;
 
 use crate::{
     canvas::{COLORS, FONT, Picture, both},
@@ -175,7 +175,7 @@ impl Earner {
     }
 
     /// Adds what it did in one skill.
-    pub(crate) fn enter(&mut self, account: &Account) {
+    pub(crate) fn enter(&mut self, account: &EvaluatorAccount) {
         self.answered += account.answered;
         self.audited += account.audited;
         self.right += account.right;

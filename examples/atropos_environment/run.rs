@@ -104,7 +104,7 @@ impl Run<'_> {
         };
         let prose = self.student.evaluate(prose);
         match early {
-            Some(Err(StudentError::NoMoney { .. })) => None,
+            Some(Err(StudentError::BudgetExhausted { .. })) => None,
             Some(said) => Some([said, prose.await]),
             None => Some(tokio::join!(arithmetic, prose).into()),
         }
@@ -154,7 +154,7 @@ type Said = Result<Feedback, StudentError>;
 fn verdicts(said: Said) -> anyhow::Result<Option<Feedback>> {
     match said {
         Ok(feedback) => Ok(Some(feedback)),
-        Err(StudentError::NobodyKnown { .. } | StudentError::NoMoney { .. }) => Ok(None),
+        Err(StudentError::NoEvaluators { .. } | StudentError::BudgetExhausted { .. }) => Ok(None),
         Err(error) => Err(error).context("nobody could be asked"),
     }
 }

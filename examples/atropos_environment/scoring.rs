@@ -88,7 +88,7 @@ fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
     let mut sums = vec![0.0; outputs];
     let mut weights = 0.0;
     for (at, ((_, weight), feedback)) in SKILLS.iter().zip(feedback).enumerate() {
-        let judged = feedback.iter().flat_map(|feedback| &feedback.outputs).filter_map(|output| output.judged);
+        let judged = feedback.iter().flat_map(|feedback| &feedback.outputs).filter_map(|output| output.verdict);
         let scores: Vec<f64> = judged.map(|judged| judged.score.get()).collect();
         if scores.len() == outputs {
             weights += weight;
@@ -106,14 +106,14 @@ fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<
     for ((skill, _), feedback) in SKILLS.iter().zip(feedback) {
         let Some(feedback) = feedback else { continue };
         let Some(output) = feedback.outputs.get(at) else { continue };
-        if let Some(judged) = output.judged {
+        if let Some(judged) = output.verdict {
             confidence.insert((*skill).to_owned(), json!(judged.confidence));
         }
-        critique.extend(output.opinions.iter().map(|opinion| {
+        critique.extend(output.members.iter().map(|opinion| {
             json!({
                 "skill": skill,
                 "evaluator": opinion.evaluator,
-                "by": opinion.by,
+                "by": opinion.evaluator_id,
                 "score": opinion.verdict.score,
                 "confidence": opinion.verdict.confidence,
                 "weight": opinion.weight,

@@ -83,7 +83,7 @@ impl Stage {
             .source(OneByOne { urls, shown: shown.clone() })
             .clock(ManualClock::at(NOW))
             // One after the other, so that runs are alike: what is learned depends on who answers first.
-            .at_once(1)
+            .max_concurrent_calls(1)
             // Nobody is late, however busy the machine is.
             .deadline(std::time::Duration::from_secs(300));
         Ok((student, payer, shown))
@@ -109,7 +109,7 @@ pub(crate) async fn introduce(
     for known in 1..=booths.len() {
         shown.store(known, Ordering::Relaxed);
         let report = student.discover().await;
-        ensure!(report.refused.is_empty() && student.known() == known, "not everyone was found: {report:?}");
+        ensure!(report.refused.is_empty() && student.known_evaluators() == known, "not everyone was found: {report:?}");
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ impl CardSource for OneByOne {
         Ok(self.urls.iter().take(self.shown.load(Ordering::Relaxed)).cloned().collect())
     }
 
-    fn names_strangers(&self) -> bool {
+    fn is_untrusted(&self) -> bool {
         false
     }
 }

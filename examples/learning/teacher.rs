@@ -112,8 +112,13 @@ impl Buyer {
             Arm::FixedBest | Arm::Mixture => builder.selector(Always(staff.iter().map(|at| payees[*at]).collect())),
             _ => builder.selector(Thompson::seeded(seed)),
         };
-        let student =
-            builder.evidence(seen).heard(heard).tasks(settings.groups as u64).panel(arm.seats()).seed(seed).build()?;
+        let student = builder
+            .evidence(seen)
+            .reports(heard)
+            .tasks(settings.groups as u64)
+            .panel_size(arm.seats())
+            .seed(seed)
+            .build()?;
         introduce(&student, &shown, &stage.booths).await?;
         Ok(Self { student, payer, budget, payees, learns })
     }
@@ -128,10 +133,10 @@ impl Buyer {
             self.student.evaluate(&submission).await
         };
         // What is examined in the background is learned before the next group, so that runs are alike.
-        self.student.settled().await;
+        self.student.wait_until_idle().await;
         let feedback = match bought {
             Ok(feedback) => feedback,
-            Err(StudentError::NoMoney { .. }) => {
+            Err(StudentError::BudgetExhausted { .. }) => {
                 return Ok(Taught { scores: vec![None; group.outputs.len()], hired: Vec::new() });
             }
             Err(error) => return Err(error.into()),
@@ -141,10 +146,10 @@ impl Buyer {
             anyhow::bail!("an evaluator failed, which none of them should: {failure}");
         }
         let score = |output: &x402_market::OutputFeedback| match self.learns {
-            true => output.judged.map(|judged| judged.score.get()),
+            true => output.verdict.map(|judged| judged.score.get()),
             false => {
-                let scores = output.opinions.iter().map(|opinion| opinion.verdict.score.get());
-                (!output.opinions.is_empty()).then(|| mean(scores))
+                let scores = output.members.iter().map(|opinion| opinion.verdict.score.get());
+                (!output.members.is_empty()).then(|| mean(scores))
             }
         };
         let position = |payee: &Address| self.payees.iter().position(|other| other == payee);
@@ -154,7 +159,7 @@ impl Buyer {
 
     /// What it spent, by its own books and by the chain. They must agree, and be within the budget.
     pub(crate) fn spent(&self, stage: &Stage) -> anyhow::Result<Spent> {
-        let books = self.student.books();
+        let books = self.student.spending();
         ensure!(books.held == Usdc::ZERO && books.promised == Usdc::ZERO, "payments are still open: {books:?}");
         let chain = self.budget.checked_sub(stage.balance(self.payer)?).context("the balance rose")?;
         ensure!(books.paid.atomic() == chain, "{chain} µUSDC left the payer's account, by its books: {books:?}");

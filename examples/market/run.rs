@@ -4,7 +4,7 @@ use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
 use tower_x402::Usdc;
 use x402_market::{
-    evidence::Outcome,
+    evidence::CallOutcome,
     selection::{Candidate, CardClaims, Cheapest, Greedy, Job, Observation, Panel, Random, Selector, Skill, Thompson},
 };
 
@@ -105,7 +105,7 @@ impl Student {
 
     fn hear(&mut self, payer: Address, observation: &Observation) {
         if let Self::Thompson(selector) = self {
-            selector.hear(payer, observation);
+            selector.learn_report(payer, observation);
         }
     }
 }
@@ -216,12 +216,12 @@ impl Run<'_> {
             self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
             self.out.paid[task][self.order[chosen]] += price as f64;
             let draw = if Some(chosen) == hired { luck } else { self.fate.random() };
-            let outcome = Outcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
+            let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
             let observation =
                 Observation { evaluator: candidate.evaluator, skill, paid: candidate.price, at: now, outcome };
             let selector = self.students[student].selector();
             selector.learn(&observation);
-            selector.settle(&choice, candidate.price);
+            selector.record_cost(&choice, candidate.price);
             if self.pooled && audit {
                 let payer = address(Role::Student, student);
                 let others = self.students.iter_mut().enumerate().filter(|(other, _)| *other != student);
@@ -257,7 +257,7 @@ impl Run<'_> {
             let honest = colluder.subtle && self.fate.random_bool(subject.at(task).0[skill.number()]);
             let praise = about == number || subject.name == *friend || honest;
             let Candidate { evaluator, price, .. } = offered[about];
-            let outcome = Outcome::answered(1.0, Some(CONFIDENCE), Some(praise));
+            let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), Some(praise));
             let observation = Observation { evaluator, skill, paid: price, at: task as u64 * PACE, outcome };
             for student in &mut self.students {
                 student.hear(address(Role::Sham, number), &observation);

@@ -58,7 +58,7 @@ pub struct EvaluationClient {
 /// An evaluation, and what was paid for it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Bought {
+pub struct PaidEvaluation {
     /// The verdicts.
     pub evaluation: Evaluation,
     /// What was signed and what became of it; `None` if the evaluator wanted nothing.
@@ -74,7 +74,7 @@ pub enum EvaluateError {
     NotOffered(String),
     /// The evaluator demands another price than its card says. Nothing was signed.
     #[error("the card says {said}, but the evaluator demands {asked} atomic units")]
-    PriceLie {
+    PriceMismatch {
         /// What the card says the submission costs.
         said: Usdc,
         /// What the 402 demands, in atomic units.
@@ -82,7 +82,7 @@ pub enum EvaluateError {
     },
     /// The evaluator wants somebody else to be paid than its card says. Nothing was signed.
     #[error("the card says that {said} is paid, but the evaluator demands a payment to {asked}")]
-    PayeeLie {
+    PayeeMismatch {
         /// Who is paid by the card.
         said: Address,
         /// Who would be paid.
@@ -90,7 +90,7 @@ pub enum EvaluateError {
     },
     /// The evaluator wants to be paid in a token, or on a chain, that its card does not accept. Nothing was signed.
     #[error("the evaluator demands a payment in {asset} on {network}, which its card does not accept")]
-    TokenLie {
+    TokenMismatch {
         /// The chain that the 402 demands.
         network: Network,
         /// The token that the 402 demands.
@@ -143,9 +143,9 @@ impl EvaluateError {
             | Self::Answered { receipt, .. }
             | Self::InvalidEvaluation { receipt, .. } => receipt.as_deref(),
             Self::NotOffered(_)
-            | Self::PriceLie { .. }
-            | Self::PayeeLie { .. }
-            | Self::TokenLie { .. }
+            | Self::PriceMismatch { .. }
+            | Self::PayeeMismatch { .. }
+            | Self::TokenMismatch { .. }
             | Self::NoOffer
             | Self::NotPublic => None,
         }
@@ -224,7 +224,11 @@ impl EvaluationClient {
     ///
     /// # Errors
     /// [`EvaluateError`]; [`EvaluateError::receipt`] is what was paid for it all the same.
-    pub async fn evaluate(&self, card: &VerifiedCard, submission: &Submission) -> Result<Bought, EvaluateError> {
+    pub async fn evaluate(
+        &self,
+        card: &VerifiedCard,
+        submission: &Submission,
+    ) -> Result<PaidEvaluation, EvaluateError> {
         self.evaluate_while(card, submission, &Arc::new(AtomicBool::new(true))).await
     }
 
@@ -234,7 +238,7 @@ impl EvaluationClient {
         card: &VerifiedCard,
         submission: &Submission,
         wanted: &Arc<AtomicBool>,
-    ) -> Result<Bought, EvaluateError> {
+    ) -> Result<PaidEvaluation, EvaluateError> {
         let price = price(card, submission)?;
         if self.public_only && !public_hosts::may_be_public(card.endpoint()) {
             return Err(EvaluateError::NotPublic);
@@ -267,7 +271,7 @@ impl EvaluationClient {
             Ok(evaluation)
         });
         match evaluation {
-            Ok(evaluation) => Ok(Bought { evaluation, receipt }),
+            Ok(evaluation) => Ok(PaidEvaluation { evaluation, receipt }),
             Err(problem) => Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() }),
         }
     }
@@ -379,15 +383,15 @@ impl Terms {
         let price: U256 = self.price.into();
         for offer in offers {
             if offer.amount != price {
-                return Err(EvaluateError::PriceLie { said: self.price, asked: offer.amount });
+                return Err(EvaluateError::PriceMismatch { said: self.price, asked: offer.amount });
             }
             if offer.pay_to != self.pay_to {
-                return Err(EvaluateError::PayeeLie { said: self.pay_to, asked: offer.pay_to });
+                return Err(EvaluateError::PayeeMismatch { said: self.pay_to, asked: offer.pay_to });
             }
             // The payer may have other tokens, too, and of those the same amount may be worth more.
             let (network, asset) = (offer.network(), offer.asset.address);
             if !self.tokens.contains(&(network, asset)) {
-                return Err(EvaluateError::TokenLie { network, asset });
+                return Err(EvaluateError::TokenMismatch { network, asset });
             }
         }
         Ok(())

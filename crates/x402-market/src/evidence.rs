@@ -26,7 +26,7 @@ const SKILL_BYTES: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum CallOutcome {
     /// A valid evaluation.
     #[non_exhaustive]
     Answered {
@@ -40,18 +40,22 @@ pub enum Outcome {
         right: Option<bool>,
     },
     /// Something that is no evaluation, or one out of range.
-    Garbage,
+    #[serde(rename = "garbage")]
+    InvalidAnswer,
     /// Nothing in time.
     Timeout,
     /// It asked for more than its card says.
-    PriceLie,
+    #[serde(rename = "priceLie")]
+    PriceMismatch,
     /// It wanted somebody else to be paid than its card says.
-    PayeeLie,
+    #[serde(rename = "payeeLie")]
+    PayeeMismatch,
     /// It wanted to be paid in a token, or on a chain, that its card does not accept.
-    TokenLie,
+    #[serde(rename = "tokenLie")]
+    TokenMismatch,
 }
 
-impl Outcome {
+impl CallOutcome {
     /// A valid evaluation. The confidence counts only if it is a probability.
     pub fn answered(score: f64, confidence: Option<f64>, right: Option<bool>) -> Self {
         Self::Answered { score, confidence: confidence.filter(|p| (0.0..=1.0).contains(p)), right }
@@ -60,7 +64,7 @@ impl Outcome {
 
 /// What identifies a payment, and so a voice: one payment is one voice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Voice {
+pub struct PaymentId {
     /// Who paid.
     pub payer: Address,
     /// The nonce of the authorization.
@@ -74,7 +78,7 @@ pub struct Evidence {
     /// The payment it is about. Without one, for instance because a lie about the price was found before anything was paid, it is
     /// the student's own, and nobody else's business.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payment: Option<Voice>,
+    pub payment: Option<PaymentId>,
     /// The address that is paid.
     pub evaluator: Address,
     /// At most 128 bytes.
@@ -84,7 +88,7 @@ pub struct Evidence {
     /// What was paid.
     pub paid: Usdc,
     /// What came back.
-    pub outcome: Outcome,
+    pub outcome: CallOutcome,
 }
 
 impl Evidence {
@@ -96,7 +100,7 @@ impl Evidence {
 
 /// Which records to find; what is left out does not matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct EvidenceQuery {
     /// About whom.
     pub evaluator: Option<Address>,
     /// In which skill.
@@ -107,7 +111,7 @@ pub struct Query {
     pub at: Option<Range<u64>>,
 }
 
-impl Query {
+impl EvidenceQuery {
     fn matches(&self, evidence: &Evidence) -> bool {
         self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)
             && self.skill.as_ref().is_none_or(|skill| *skill == evidence.skill)
@@ -131,7 +135,7 @@ pub struct EvidenceLog(Arc<Mutex<Inner>>);
 struct Inner {
     capacity: usize,
     records: VecDeque<Evidence>,
-    voices: HashSet<Voice>,
+    voices: HashSet<PaymentId>,
     /// When evaluators were seen for the first time.
     seen: BTreeMap<Address, u64>,
     /// What examinations have cost.
@@ -233,7 +237,7 @@ impl EvidenceLog {
     }
 
     /// When evaluators were seen for the first time, as far as it was [noted](Self::first_seen), in seconds since the Unix epoch.
-    pub fn sightings(&self) -> BTreeMap<Address, u64> {
+    pub fn first_seen_times(&self) -> BTreeMap<Address, u64> {
         self.lock().seen.clone()
     }
 
@@ -242,7 +246,7 @@ impl EvidenceLog {
     ///
     /// # Errors
     /// If it cannot be written; then it is not known either.
-    pub fn note_examination(&self, paid: Usdc) -> io::Result<()> {
+    pub fn record_exploration_cost(&self, paid: Usdc) -> io::Result<()> {
         let mut inner = self.lock();
         let line = line(&Line::Examined { paid })?;
         inner.append(&line)?;
@@ -252,7 +256,7 @@ impl EvidenceLog {
     }
 
     /// What examinations have cost so far, those that are no longer on record included.
-    pub fn examinations(&self) -> Usdc {
+    pub fn exploration_cost(&self) -> Usdc {
         self.lock().examined
     }
 
@@ -268,7 +272,7 @@ impl EvidenceLog {
     }
 
     /// The records that match, in the order in which they came.
-    pub fn find(&self, query: &Query) -> Vec<Evidence> {
+    pub fn find(&self, query: &EvidenceQuery) -> Vec<Evidence> {
         self.lock().records.iter().filter(|evidence| query.matches(evidence)).cloned().collect()
     }
 
@@ -326,11 +330,11 @@ impl Inner {
             return Err(EvidenceError::TooOld);
         }
         if evidence.payment.is_some_and(|payment| self.voices.contains(&payment)) {
-            return Err(EvidenceError::Spoken);
+            return Err(EvidenceError::Duplicate);
         }
         let probability = |p: f64| (0.0..=1.0).contains(&p);
         let sound = match evidence.outcome {
-            Outcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
+            CallOutcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
             _ => true,
         };
         if !sound || evidence.skill.len() > SKILL_BYTES {
@@ -397,13 +401,13 @@ fn line(record: &Line) -> io::Result<Vec<u8>> {
 pub enum EvidenceError {
     /// This payment has spoken already.
     #[error("this payment is on record already")]
-    Spoken,
+    Duplicate,
     /// Older than something that was forgotten.
     #[error("older than what was forgotten, so that nobody knows whether it was on record before")]
     TooOld,
     /// What others are heard to say names their payment to somebody else.
     #[error("it names no payment of one stranger to another")]
-    Own,
+    NotAReport,
     /// More than five minutes ahead.
     #[error("from the future")]
     Future,
@@ -438,17 +442,17 @@ mod tests {
 
     fn evidence(number: u8, at: u64) -> Evidence {
         Evidence {
-            payment: Some(Voice { payer: Address::repeat_byte(number % 3), nonce: B256::repeat_byte(number) }),
+            payment: Some(PaymentId { payer: Address::repeat_byte(number % 3), nonce: B256::repeat_byte(number) }),
             evaluator: Address::repeat_byte(number % 5),
             skill: if number.is_multiple_of(2) { "prose" } else { "arithmetic" }.into(),
             at,
             paid: Usdc::from_atomic(1_000),
-            outcome: Outcome::answered(0.5, Some(0.9), Some(number.is_multiple_of(3))),
+            outcome: CallOutcome::answered(0.5, Some(0.9), Some(number.is_multiple_of(3))),
         }
     }
 
     fn all(log: &EvidenceLog) -> Vec<Evidence> {
-        log.find(&Query::default())
+        log.find(&EvidenceQuery::default())
     }
 
     struct Path(tempfile::TempDir);
@@ -467,7 +471,8 @@ mod tests {
     fn what_was_recorded_is_there_after_a_restart() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 100).unwrap();
-        let unpaid = Evidence { payment: None, paid: Usdc::ZERO, outcome: Outcome::PriceLie, ..evidence(1, 1) };
+        let unpaid =
+            Evidence { payment: None, paid: Usdc::ZERO, outcome: CallOutcome::PriceMismatch, ..evidence(1, 1) };
         log.record(unpaid.clone(), 9).unwrap();
         (1..9).for_each(|number| log.record(evidence(number, u64::from(number)), 9).unwrap());
         log.sync().unwrap();
@@ -485,10 +490,10 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         log.record(evidence(1, 1), 9).unwrap();
         let again = Evidence { evaluator: Address::repeat_byte(9), ..evidence(1, 2) };
-        assert!(matches!(log.record(again.clone(), 9), Err(EvidenceError::Spoken)));
+        assert!(matches!(log.record(again.clone(), 9), Err(EvidenceError::Duplicate)));
         drop(log);
         let log = EvidenceLog::open(path.file(), 100).unwrap();
-        assert!(matches!(log.record(again, 9), Err(EvidenceError::Spoken)));
+        assert!(matches!(log.record(again, 9), Err(EvidenceError::Duplicate)));
         assert_eq!(log.len(), 1);
     }
 
@@ -509,12 +514,12 @@ mod tests {
     fn it_can_be_asked_by_evaluator_skill_payer_and_time() {
         let log = EvidenceLog::in_memory(100);
         (0..30).for_each(|number| log.record(evidence(number, u64::from(number)), 30).unwrap());
-        let count = |query: Query| log.find(&query).len();
-        assert_eq!(count(Query { evaluator: Some(Address::repeat_byte(2)), ..Query::default() }), 6);
-        assert_eq!(count(Query { skill: Some("prose".into()), ..Query::default() }), 15);
-        assert_eq!(count(Query { payer: Some(Address::repeat_byte(1)), ..Query::default() }), 10);
-        assert_eq!(count(Query { at: Some(10..20), ..Query::default() }), 10);
-        let all = Query {
+        let count = |query: EvidenceQuery| log.find(&query).len();
+        assert_eq!(count(EvidenceQuery { evaluator: Some(Address::repeat_byte(2)), ..EvidenceQuery::default() }), 6);
+        assert_eq!(count(EvidenceQuery { skill: Some("prose".into()), ..EvidenceQuery::default() }), 15);
+        assert_eq!(count(EvidenceQuery { payer: Some(Address::repeat_byte(1)), ..EvidenceQuery::default() }), 10);
+        assert_eq!(count(EvidenceQuery { at: Some(10..20), ..EvidenceQuery::default() }), 10);
+        let all = EvidenceQuery {
             evaluator: Some(Address::repeat_byte(2)),
             skill: Some("prose".into()),
             payer: Some(Address::repeat_byte(0)),
@@ -547,25 +552,25 @@ mod tests {
         let log = EvidenceLog::open(path.file(), 10).unwrap();
         let who = Address::repeat_byte;
         assert_eq!((log.first_seen(who(1), 5).unwrap(), log.first_seen(who(1), 9).unwrap()), (5, 5));
-        log.note_examination(Usdc::from_atomic(30)).unwrap();
+        log.record_exploration_cost(Usdc::from_atomic(30)).unwrap();
         for number in 0..100 {
             log.record(evidence(number, u64::from(number)), 100).unwrap();
-            log.note_examination(Usdc::from_atomic(1)).unwrap();
+            log.record_exploration_cost(Usdc::from_atomic(1)).unwrap();
         }
         assert!(std::fs::read_to_string(path.file()).unwrap().lines().count() < 30);
         drop(log);
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        assert_eq!((log.first_seen(who(1), 9).unwrap(), log.examinations().atomic()), (5, 130));
+        assert_eq!((log.first_seen(who(1), 9).unwrap(), log.exploration_cost().atomic()), (5, 130));
         // Beyond the capacity nobody is remembered, and everybody is new.
         (2..20).for_each(|number| assert_eq!(log.first_seen(who(number), 9).unwrap(), 9));
-        assert_eq!((log.sightings().len(), log.first_seen(who(19), 11).unwrap()), (10, 11));
+        assert_eq!((log.first_seen_times().len(), log.first_seen(who(19), 11).unwrap()), (10, 11));
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let log = EvidenceLog::in_memory(10);
         assert!(matches!(log.record(evidence(1, 1_000), 500), Err(EvidenceError::Future)));
-        let outcome = Outcome::answered(1.5, None, None);
+        let outcome = CallOutcome::answered(1.5, None, None);
         assert!(matches!(log.record(Evidence { outcome, ..evidence(1, 1) }, 9), Err(EvidenceError::OutOfRange)));
         let skill = "x".repeat(129);
         assert!(matches!(log.record(Evidence { skill, ..evidence(1, 1) }, 9), Err(EvidenceError::OutOfRange)));

@@ -45,12 +45,12 @@
 //! # use x402_market::{Student, Submission, Task};
 //! let payer = Payer::builder(key).budget(Budget::builder().total("$1.00".parse()?).build()).build();
 //! let bazaar = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
-//! let student = Student::builder(payer).source(bazaar).tasks(500).panel(3).build()?;
+//! let student = Student::builder(payer).source(bazaar).tasks(500).panel_size(3).build()?;
 //! student.discover().await;
 //! let task = Task::new("reasoning", "Why is the sky blue?")?;
 //! let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
 //! let feedback = student.evaluate(&answers).await?;
-//! println!("{:?} for {}", feedback.outputs[0].judged, feedback.paid);
+//! println!("{:?} for {}", feedback.outputs[0].verdict, feedback.paid);
 //! # Ok(()) }
 //! ```
 //!
@@ -141,7 +141,7 @@ pub use card_error::CardError;
 pub use card_fetcher::CardFetcher;
 pub use card_signature::CardSignature;
 pub use chat::{ChatClient, ChatError, ChatMessage};
-pub use client::{Bought, EvaluateError, EvaluationClient};
+pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
 pub use critique::{Critique, Issue, Place, Severity, Span};
 pub use evaluation::{Evaluation, EvaluatorId, MAX_EVALUATION, Preference, Verdict};
 pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, EvaluatorService, SkillStats, Stats};
@@ -149,8 +149,9 @@ pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};
 pub use student::{
-    Account, Books, CardSource, DiscoveryReport, Failure, Feedback, Found, Gold, Hire, Judged, Opinion, OutputFeedback,
-    Paid, Refused, RefusedReason, SourceError, Student, StudentBuilder, StudentError, Truth,
+    AggregateVerdict, CallPayment, CardSource, DiscoveryReport, EvaluatorAccount, Failure, Feedback, FoundEvaluator,
+    Gold, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason, SourceError, SpendingReport, Student,
+    StudentBuilder, StudentError, Truth,
 };
 pub use submission::{MAX_OUTPUTS, Outputs, Submission};
 pub use task::{Input, LongText, Message, SkillId, Task, TaskId};

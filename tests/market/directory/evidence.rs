@@ -18,7 +18,7 @@ use x402_market::{
     directory::{
         CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, Publication, SignedEvidence, VoiceQuery, Witness,
     },
-    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     judge::ArithmeticJudge,
     reputation::Reputation,
 };
@@ -69,12 +69,12 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
     let receipt = bought.receipt.unwrap();
     let verdict = &bought.evaluation.verdicts[0];
     let record = Evidence {
-        payment: Some(Voice { payer: receipt.payer, nonce: receipt.nonce }),
+        payment: Some(PaymentId { payer: receipt.payer, nonce: receipt.nonce }),
         evaluator: payee,
         skill: "arithmetic".into(),
         at: unix_now(),
         paid: receipt.amount,
-        outcome: Outcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
+        outcome: CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
     };
     let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
     assert_eq!(published, Publication::Admitted);
@@ -100,15 +100,16 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     let truth = x402_market::Truth::good([true]);
     for _ in 0..3 {
         let feedback = student.evaluate_known(&sum(), &truth).await.unwrap();
-        assert_eq!(feedback.judged(), 1, "{feedback:?}");
+        assert_eq!(feedback.judged_outputs(), 1, "{feedback:?}");
     }
-    student.settled().await;
+    student.wait_until_idle().await;
     assert_eq!(log.len(), 3);
     // What was not paid is nobody else's business.
-    let lie = Evidence { payment: None, outcome: Outcome::PriceLie, ..log.find(&Default::default())[0].clone() };
+    let lie =
+        Evidence { payment: None, outcome: CallOutcome::PriceMismatch, ..log.find(&Default::default())[0].clone() };
     log.record(lie, unix_now()).unwrap();
     // And what cannot be said keeps nothing else from being said.
-    let unsaid = Voice { payer: key.address(), nonce: random_nonce() };
+    let unsaid = PaymentId { payer: key.address(), nonce: random_nonce() };
     let itself =
         Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
     log.record(itself, unix_now()).unwrap();
@@ -122,10 +123,10 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     let other = Student::builder(payer(&stage.payer().await)).source(stage.client()).build().unwrap();
     let said = Reputation::new(100, []).fetch(&stage.client()).await.unwrap().heard;
     for evidence in &said {
-        assert!(other.hear(evidence.clone()).unwrap());
-        student.hear(evidence.clone()).expect_err("it said so itself");
+        assert!(other.add_report(evidence.clone()).unwrap());
+        student.add_report(evidence.clone()).expect_err("it said so itself");
     }
-    assert_eq!((other.heard().len(), other.evidence().len()), (3, 0));
+    assert_eq!((other.reports().len(), other.evidence().len()), (3, 0));
     assert!(said.iter().all(|evidence| evidence.evaluator == payee));
 }
 
@@ -222,7 +223,7 @@ async fn a_restart_loses_nothing_and_gives_no_payment_a_second_voice() {
     assert!(before == after && before.0.len() == 6 && before.1.len() == 2);
     assert_eq!(again.post(&all[0]).await.0, 200);
     let mut altered = all[0].clone();
-    altered.evidence.outcome = Outcome::Garbage;
+    altered.evidence.outcome = CallOutcome::InvalidAnswer;
     assert_eq!(again.refusal(&altered).await, "bad_voice");
     // And what it is told from now on has new numbers.
     let key = again.payer().await;
@@ -309,7 +310,7 @@ async fn of_many_that_say_different_things_about_one_payment_one_is_admitted() {
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut all = Vec::new();
     for number in 0..20_u32 {
-        let outcome = Outcome::answered(f64::from(number) / 20.0, None, Some(number % 2 == 0));
+        let outcome = CallOutcome::answered(f64::from(number) / 20.0, None, Some(number % 2 == 0));
         let record = Evidence { outcome, ..paid.record(evaluator) };
         all.push(super::stage::say(record, Some(paid.transaction), &payer).await);
     }
@@ -324,11 +325,11 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let mut altered = all[1].clone();
-    altered.evidence.outcome = Outcome::answered(0.75, Some(0.9), Some(false));
+    altered.evidence.outcome = CallOutcome::answered(0.75, Some(0.9), Some(false));
     // Signed, and about a payment that never was.
     let key = PrivateKeySigner::random();
     let mut invented = all[2].evidence.clone();
-    invented.payment = Some(Voice { payer: key.address(), nonce: random_nonce() });
+    invented.payment = Some(PaymentId { payer: key.address(), nonce: random_nonce() });
     let invented = super::stage::say(invented, all[2].transaction, &key).await;
     let entry = |id: u64, said: &SignedEvidence| {
         let mut line = serde_json::to_value(said).unwrap();
@@ -421,12 +422,12 @@ async fn made_up(voices: u64, per_page: usize) -> DirectoryClient {
     for number in 0..voices {
         let key = PrivateKeySigner::random();
         let record = Evidence {
-            payment: Some(Voice { payer: key.address(), nonce: random_nonce() }),
+            payment: Some(PaymentId { payer: key.address(), nonce: random_nonce() }),
             evaluator: Address::repeat_byte(7),
             skill: "prose".into(),
             at: 1_000_000 + number,
             paid: Usdc::from_atomic(PRICE),
-            outcome: Outcome::answered(0.75, Some(0.9), Some(true)),
+            outcome: CallOutcome::answered(0.75, Some(0.9), Some(true)),
         };
         let mut line = serde_json::to_value(super::stage::say(record, Some(random_nonce()), &key).await).unwrap();
         line["id"] = (number + 1).into();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 use x402_market::{
     directory::{CardQuery, Publication, SignedEvidence, VoiceError, Witness, WitnessError},
-    evidence::{Evidence, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, PaymentId},
 };
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, forge, moved, say, send_as, used, witness};
@@ -51,9 +51,9 @@ async fn a_payment_has_one_voice(chain: &dyn Chain) {
     assert_eq!(stage.post(&said).await, (201, String::new()));
     assert_eq!(stage.post(&said).await, (200, String::new()), "the same again changes nothing");
     for (outcome, at) in [
-        (Outcome::answered(0.75, Some(0.9), Some(false)), paid.at),
-        (Outcome::Garbage, paid.at),
-        (Outcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
+        (CallOutcome::answered(0.75, Some(0.9), Some(false)), paid.at),
+        (CallOutcome::InvalidAnswer, paid.at),
+        (CallOutcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
     ] {
         let otherwise = Evidence { outcome, at, ..paid.record(booth.payee.address()) };
         let otherwise = say(otherwise, Some(paid.transaction), &payer).await;
@@ -75,7 +75,7 @@ async fn nobody_speaks_for_another(chain: &dyn Chain) {
     let good = paid.said(evaluator, &payer).await;
     for key in [&mallory, &booth.payee] {
         let mut own = paid.record(evaluator);
-        own.payment = Some(Voice { payer: key.address(), nonce: paid.message.nonce });
+        own.payment = Some(PaymentId { payer: key.address(), nonce: paid.message.nonce });
         let signature = forge(own, None, key).await.signature;
         assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
     }
@@ -169,7 +169,7 @@ async fn a_payment_that_never_was_has_no_voice(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut never = paid.record(evaluator);
-    never.payment = Some(Voice { payer: payer.address(), nonce: random_nonce() });
+    never.payment = Some(PaymentId { payer: payer.address(), nonce: random_nonce() });
     // By the transaction of another payment, by one that does not exist, by none.
     let with = async |transaction| stage.refusal(&say(never.clone(), transaction, &payer).await).await;
     assert_eq!(with(Some(paid.transaction)).await, "not_paid");
@@ -313,7 +313,7 @@ async fn the_nonce_must_be_the_payers_own(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut stolen = paid.record(evaluator);
-    stolen.payment = Some(Voice { payer: mallory.address(), nonce: paid.message.nonce });
+    stolen.payment = Some(PaymentId { payer: mallory.address(), nonce: paid.message.nonce });
     assert_eq!(stage.refusal(&say(stolen, Some(paid.transaction), &mallory).await).await, "not_paid");
     assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201, "and it keeps nobody from speaking");
 }

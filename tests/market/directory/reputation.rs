@@ -15,7 +15,7 @@ use tower_x402::{ManualClock, Usdc};
 use url::Url;
 use x402_market::{
     directory::DirectoryClient,
-    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     reputation::{PullError, Reputation, Why, tell},
     selection::{Skills, Thompson},
 };
@@ -36,12 +36,12 @@ fn address(number: u64) -> Address {
 fn record(payer: u64, number: u64, evaluator: Address, right: bool) -> Evidence {
     let nonce = B256::from(U256::from(payer) << 64 | U256::from(number));
     Evidence {
-        payment: Some(Voice { payer: address(payer), nonce }),
+        payment: Some(PaymentId { payer: address(payer), nonce }),
         evaluator,
         skill: "prose".into(),
         at: NOW,
         paid: Usdc::from_atomic(PRICE),
-        outcome: Outcome::answered(1.0, Some(0.9), Some(right)),
+        outcome: CallOutcome::answered(1.0, Some(0.9), Some(right)),
     }
 }
 
@@ -79,13 +79,13 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     for number in 0..1_000 {
         let payer = &wash[number % wash.len()];
         let paid = stage.pay(payer, evaluator, PRICE).await;
-        let praise = Evidence { outcome: Outcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
+        let praise = Evidence { outcome: CallOutcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
         let said = say(praise, Some(paid.transaction), payer).await;
         assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
     }
 
     let mut selector = Thompson::seeded(1);
-    selector.recall(&own, &[address(1)], &skills());
+    selector.restore(&own, &[address(1)], &skills());
     let before = accuracy(&selector, evaluator);
     let mut reputation = Reputation::new(10_000, [me.address()]);
     let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
@@ -113,7 +113,7 @@ fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
     for audited in [8, 16, 32] {
         let own = audits(1, &[(good, 12, 11), (liar, audited, audited / 3)]);
         let mut selector = Thompson::seeded(1);
-        selector.recall(&own, &[address(1)], &skills());
+        selector.restore(&own, &[address(1)], &skills());
         let before = accuracy(&selector, liar);
         for friend in 2..202 {
             for number in 0..20 {
@@ -233,7 +233,7 @@ async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again(
     let mut said = Vec::new();
     for number in 0..2 {
         let mut record = record(2, number, address(1_001), true);
-        record.payment = record.payment.map(|voice| Voice { payer: payer.address(), ..voice });
+        record.payment = record.payment.map(|voice| PaymentId { payer: payer.address(), ..voice });
         said.push(say(record, None, &payer).await);
     }
     let page = |id: usize| {
@@ -266,7 +266,7 @@ fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
     let (good, liar, elsewhere) = (address(1_001), address(1_002), address(1_003));
     let own = audits(1, &[(good, 12, 11), (liar, 12, 3)]);
     let mut selector = Thompson::seeded(1);
-    selector.recall(&own, &[address(1)], &skills());
+    selector.restore(&own, &[address(1)], &skills());
     let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
     for stranger in 2..3_002 {
         tell(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));

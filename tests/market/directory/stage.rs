@@ -17,7 +17,7 @@ use url::Url;
 use x402_market::{
     AgentCard, CARD_PATH, Score,
     directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, SignedEvidence, Witness},
-    evidence::{Evidence, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, PaymentId},
 };
 
 use support::{
@@ -197,12 +197,12 @@ impl Paid {
     /// The record of a right verdict in prose.
     pub fn record(&self, evaluator: Address) -> Evidence {
         Evidence {
-            payment: Some(Voice { payer: self.message.from, nonce: self.message.nonce }),
+            payment: Some(PaymentId { payer: self.message.from, nonce: self.message.nonce }),
             evaluator,
             skill: "prose".into(),
             at: self.at,
             paid: Usdc::try_from(self.message.value).unwrap(),
-            outcome: Outcome::answered(0.75, Some(0.9), Some(true)),
+            outcome: CallOutcome::answered(0.75, Some(0.9), Some(true)),
         }
     }
 

@@ -68,7 +68,7 @@ async fn a_card_that_lies_about_the_price_costs_nothing() {
     for asked in ["$0.002", "$0.0005"] {
         let (card, _) = liar(&stage, |paywall, _| paywall.price(asked), evaluation(&json!(1))).await;
         let error = student.evaluate(&card, &submission()).await.unwrap_err();
-        let EvaluateError::PriceLie { said, asked: demanded } = &error else { panic!("{error:?}") };
+        let EvaluateError::PriceMismatch { said, asked: demanded } = &error else { panic!("{error:?}") };
         assert_eq!(said.atomic(), PRICE);
         assert_ne!(*demanded, U256::from(PRICE));
         assert!(error.is_evaluators_fault() && error.receipt().is_none());
@@ -76,12 +76,12 @@ async fn a_card_that_lies_about_the_price_costs_nothing() {
     // A pair costs twice the price: a fixed price is a lie about it.
     let (card, _) = liar(&stage, |paywall, _| paywall, evaluation(&json!(1))).await;
     let pair = Submission::pair(Task::new("prose", "").unwrap(), "", "").unwrap();
-    assert!(matches!(student.evaluate(&card, &pair).await, Err(EvaluateError::PriceLie { .. })));
+    assert!(matches!(student.evaluate(&card, &pair).await, Err(EvaluateError::PriceMismatch { .. })));
     let thief = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
     let (card, key) =
         liar(&stage, |paywall, _| paywall.pay_to(Network::BASE_SEPOLIA, thief), evaluation(&json!(1))).await;
     match student.evaluate(&card, &submission()).await {
-        Err(EvaluateError::PayeeLie { said, asked }) => assert_eq!((said, asked), (key.address(), thief)),
+        Err(EvaluateError::PayeeMismatch { said, asked }) => assert_eq!((said, asked), (key.address(), thief)),
         other => panic!("{other:?}"),
     }
     assert_eq!((payer.budget().spent().atomic(), payer.budget().reserved().atomic()), (0, 0));
@@ -105,7 +105,7 @@ async fn a_card_that_lies_about_the_token_costs_nothing() {
     };
     for (card, _) in [alone(dearer.clone()).await, beside(dearer.clone()).await] {
         let error = student.evaluate(&card, &submission()).await.unwrap_err();
-        let EvaluateError::TokenLie { network, asset } = error else { panic!("{error:?}") };
+        let EvaluateError::TokenMismatch { network, asset } = error else { panic!("{error:?}") };
         assert_eq!((network, asset), (dearer.network, dearer.address));
         assert!(error.is_evaluators_fault() && error.receipt().is_none());
     }

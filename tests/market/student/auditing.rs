@@ -14,7 +14,7 @@ use serde_json::Value;
 use tower_x402::Usdc;
 use x402_market::{
     Gold, StudentBuilder, StudentError, Submission, Task, Truth,
-    evidence::{Evidence, EvidenceError, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, EvidenceError, PaymentId},
     judge::{Judge, output_judge},
     selection::{Cheapest, Thompson},
 };
@@ -51,14 +51,14 @@ async fn audits_recognize_a_coin_and_hire_whoever_is_right() {
     let (mut of_good, mut late) = (0, 0);
     for number in 0..TASKS {
         let feedback = student.evaluate(&single("a good one")).await.unwrap();
-        student.settled().await;
+        student.wait_until_idle().await;
         if number >= TASKS * 3 / 4 {
             late += 1;
             of_good += usize::from(feedback.hires.iter().any(|hire| hire.evaluator == good.payee));
         }
     }
     assert!(of_good * 10 >= late * 9, "{of_good} of {late}");
-    let books = student.books();
+    let books = student.spending();
     let of = |payee| books.account(payee, "prose").unwrap();
     let (coin, honest) = (of(cheap.payee), of(good.payee));
     assert!(honest.audited >= 10 && honest.right == honest.audited, "{books:?}");
@@ -96,7 +96,7 @@ async fn on_the_wire_a_hidden_task_is_like_any_other() {
         let asked = Submission::single(asked, "an answer").unwrap();
         for _ in 0..6 {
             student.evaluate(&asked).await.unwrap();
-            student.settled().await;
+            student.wait_until_idle().await;
         }
         let seen = end.seen.lock().unwrap().clone();
         let golds =
@@ -110,7 +110,7 @@ async fn on_the_wire_a_hidden_task_is_like_any_other() {
         assert_eq!(seen.iter().map(shape).collect::<HashSet<_>>().len(), 1, "{seen:?}");
         let ids: HashSet<_> = seen.iter().map(|body| body["task"]["id"].as_str().unwrap()).collect();
         assert!(ids.len() == 12 && ids.iter().all(|id| id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit())));
-        let account = student.books().account(nosy.payee, "prose").unwrap().clone();
+        let account = student.spending().account(nosy.payee, "prose").unwrap().clone();
         assert_eq!((account.answered, account.audited), (12, 6));
     }
 }
@@ -141,10 +141,10 @@ async fn who_is_honest_only_while_two_are_asked_for_is_found_out() {
     };
     let student = stage.student(200 * PRICE, &[&wary], settings).await;
     for _ in 0..20 {
-        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
     }
-    student.settled().await;
-    let account = student.books().account(wary.payee, "prose").unwrap().clone();
+    student.wait_until_idle().await;
+    let account = student.spending().account(wary.payee, "prose").unwrap().clone();
     assert!(account.audited >= 4 && account.right == 0, "{account:?}");
 }
 
@@ -160,9 +160,9 @@ async fn who_holds_a_hidden_task_back_is_late_and_asked_for_nothing_meanwhile() 
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert!(feedback.hires.is_empty(), "{feedback:?}");
     end.let_go.notify_one();
-    student.settled().await;
+    student.wait_until_idle().await;
     assert_eq!(end.seen.lock().unwrap().len(), 1);
-    let account = student.books().account(sly.payee, "prose").unwrap().clone();
+    let account = student.spending().account(sly.payee, "prose").unwrap().clone();
     assert_eq!((account.timeouts, account.answered, account.audited), (1, 0, 0), "{account:?}");
 }
 
@@ -174,9 +174,9 @@ async fn a_hidden_task_leaves_the_money_for_what_it_goes_before() {
     let student = stage.student(3 * PRICE, &[&good], settings).await;
     let mut judged = 0;
     while let Ok(feedback) = student.evaluate(&single("a good one")).await {
-        judged += feedback.judged();
+        judged += feedback.judged_outputs();
     }
-    assert_eq!((judged, student.books().audits, student.budget().remaining().atomic()), (2, 1, 0));
+    assert_eq!((judged, student.spending().audits, student.budget().remaining().atomic()), (2, 1, 0));
 }
 
 #[tokio::test]
@@ -186,18 +186,18 @@ async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are
     let student = stage.student(1_000 * PRICE, &[&one, &other], |student| student).await;
     let outputs = group(&["a good one", "a poor one"]);
     let unfit = student.evaluate_known(&outputs, &Truth::good([true])).await;
-    assert_eq!(unfit.unwrap_err(), StudentError::Unfit);
+    assert_eq!(unfit.unwrap_err(), StudentError::TruthMismatch);
     for _ in 0..3 {
         let feedback = student.evaluate_known(&outputs, &Truth::good([true, false])).await.unwrap();
-        assert_eq!((feedback.judged(), feedback.hires.len()), (2, 1));
-        student.settled().await;
+        assert_eq!((feedback.judged_outputs(), feedback.hires.len()), (2, 1));
+        student.wait_until_idle().await;
     }
-    let books = student.books();
+    let books = student.spending();
     let accounts = [one.payee, other.payee].map(|payee| books.account(payee, "prose").cloned().unwrap_or_default());
     let audited: u64 = accounts.iter().map(|account| account.audited).sum();
     assert_eq!(audited, accounts.iter().map(|account| account.right).sum::<u64>());
     assert!(books.audits == 3 && audited > 3, "more than one was examined: {books:?}");
-    assert_eq!(student.evidence().examinations().atomic(), (audited - 3) * 2 * PRICE);
+    assert_eq!(student.evidence().exploration_cost().atomic(), (audited - 3) * 2 * PRICE);
     assert_eq!(books.paid.atomic(), stage.income(&one).await + stage.income(&other).await);
 }
 
@@ -205,12 +205,13 @@ async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are
 async fn an_audit_counts_once_in_however_many_parts_it_is_judged() {
     let stage = Stage::set().await;
     let (whole, split) = (stage.open(honest()).await, stage.open_with(honest(), |card| card.max_outputs(1)).await);
-    let student = stage.student(1_000 * PRICE, &[&whole, &split], |student| student.panel(2).selector(Cheapest)).await;
+    let student =
+        stage.student(1_000 * PRICE, &[&whole, &split], |student| student.panel_size(2).selector(Cheapest)).await;
     let outputs = ["a good one", "a poor one"].repeat(4);
     let truth = Truth::good([true, false].repeat(4));
     let feedback = student.evaluate_known(&group(&outputs), &truth).await.unwrap();
-    assert_eq!((feedback.judged(), feedback.paid.atomic()), (8, 16 * PRICE));
-    let books = student.books();
+    assert_eq!((feedback.judged_outputs(), feedback.paid.atomic()), (8, 16 * PRICE));
+    let books = student.spending();
     let account = |booth: &Booth| books.account(booth.payee, "prose").unwrap();
     let audits = [account(&whole), account(&split)].map(|account| (account.audited, account.right));
     assert_eq!(audits, [(1, 1); 2]);
@@ -223,26 +224,26 @@ async fn what_others_say_is_heard_once_and_believed_as_far_as_the_selector_likes
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student.selector(Thompson::seeded(1))).await;
     let said = |nonce: u8| Evidence {
-        payment: Some(Voice { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
+        payment: Some(PaymentId { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
         evaluator: booth.payee,
         skill: "prose".to_owned(),
         at: 1_700_000_000,
         paid: Usdc::from_atomic(PRICE),
-        outcome: Outcome::answered(0.9, Some(0.9), Some(true)),
+        outcome: CallOutcome::answered(0.9, Some(0.9), Some(true)),
     };
     // Before there is work for the skill.
-    assert!(student.hear(said(1)).unwrap());
-    assert!(!student.hear(said(1)).unwrap(), "one payment is one voice");
-    assert!(matches!(student.hear(Evidence { payment: None, ..said(2) }), Err(EvidenceError::Own)));
+    assert!(student.add_report(said(1)).unwrap());
+    assert!(!student.add_report(said(1)).unwrap(), "one payment is one voice");
+    assert!(matches!(student.add_report(Evidence { payment: None, ..said(2) }), Err(EvidenceError::NotAReport)));
     let of_itself = Evidence { evaluator: Address::repeat_byte(9), ..said(2) };
-    assert!(matches!(student.hear(of_itself), Err(EvidenceError::Own)));
-    assert_eq!(student.believed(booth.payee, "prose"), None);
+    assert!(matches!(student.add_report(of_itself), Err(EvidenceError::NotAReport)));
+    assert_eq!(student.expected_accuracy(booth.payee, "prose"), None);
     student.evaluate(&single("a good one")).await.unwrap();
-    let before = student.believed(booth.payee, "prose").unwrap();
+    let before = student.expected_accuracy(booth.payee, "prose").unwrap();
     let stranger = stage.open(honest()).await;
-    assert_eq!(student.believed(stranger.payee, "prose"), None);
-    (3..9).for_each(|nonce| assert!(student.hear(said(nonce)).unwrap()));
-    assert!(student.believed(booth.payee, "prose").unwrap() > before);
-    assert_eq!(student.books().accounts.len(), 1, "what others pay is not in the books");
-    assert_eq!(student.books().paid.atomic(), PRICE);
+    assert_eq!(student.expected_accuracy(stranger.payee, "prose"), None);
+    (3..9).for_each(|nonce| assert!(student.add_report(said(nonce)).unwrap()));
+    assert!(student.expected_accuracy(booth.payee, "prose").unwrap() > before);
+    assert_eq!(student.spending().accounts.len(), 1, "what others pay is not in the books");
+    assert_eq!(student.spending().paid.atomic(), PRICE);
 }

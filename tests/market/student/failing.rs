@@ -21,7 +21,8 @@ use tower_x402::{
     server::RequirePaymentLayer,
 };
 use x402_market::{
-    Books, CARD_PATH, Failure, Student, StudentBuilder, StudentError, evidence::Query, selection::Cheapest,
+    CARD_PATH, Failure, SpendingReport, Student, StudentBuilder, StudentError, evidence::EvidenceQuery,
+    selection::Cheapest,
 };
 
 use support::chain::Chain;
@@ -34,7 +35,7 @@ fn failure<'a>(feedback: &'a x402_market::Feedback, booth: &Booth) -> Option<&'a
     hire.unwrap_or_else(|| panic!("not hired: {feedback:?}")).failure.as_ref()
 }
 
-fn balanced(books: &Books, spent: u64) {
+fn balanced(books: &SpendingReport, spent: u64) {
     assert_eq!((books.paid.atomic(), books.elsewhere.atomic(), books.promised.atomic()), (spent, 0, 0), "{books:?}");
     assert_eq!(books.accounts.iter().map(|account| account.paid.atomic()).sum::<u64>(), spent);
     assert_eq!(books.accounts.iter().map(|account| account.held.atomic()).sum::<u64>(), books.held.atomic());
@@ -52,26 +53,26 @@ async fn whoever_fails_is_replaced_until_an_honest_one_answers_and_every_unit_is
     let robber = stage.crooked(&quiet, |paywall, _| honestly(paywall, thief), praise).await;
     let good = stage.open(honest()).await;
     let booths = [&dead, &liar, &babbler, &robber, &good];
-    let student = stage.student(1_000 * PRICE, &booths, |student| student.panel(5).replacements(0)).await;
+    let student = stage.student(1_000 * PRICE, &booths, |student| student.panel_size(5).max_replacements(0)).await;
     dead.server.abort();
 
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
-    assert_eq!(feedback.outputs[0].judged.unwrap().score.get(), 0.9);
-    assert_eq!(feedback.outputs[0].opinions[0].evaluator, good.payee);
+    assert_eq!(feedback.outputs[0].verdict.unwrap().score.get(), 0.9);
+    assert_eq!(feedback.outputs[0].members[0].evaluator, good.payee);
     assert!(matches!(failure(&feedback, &dead), Some(Failure::Unreachable { .. })));
-    assert!(matches!(failure(&feedback, &liar), Some(Failure::PriceLie { .. })));
-    assert!(matches!(failure(&feedback, &babbler), Some(Failure::Garbage { .. })));
-    assert!(matches!(failure(&feedback, &robber), Some(Failure::PayeeLie { .. })));
+    assert!(matches!(failure(&feedback, &liar), Some(Failure::PriceMismatch { .. })));
+    assert!(matches!(failure(&feedback, &babbler), Some(Failure::InvalidAnswer { .. })));
+    assert!(matches!(failure(&feedback, &robber), Some(Failure::PayeeMismatch { .. })));
     assert_eq!(failure(&feedback, &good), None);
     assert_eq!(feedback.paid.atomic(), 2 * PRICE, "the babbler was paid too");
 
-    let books = student.books();
+    let books = student.spending();
     let account = |booth: &Booth| books.account(booth.payee, "prose").unwrap();
     assert_eq!((account(&dead).timeouts, account(&liar).lies, account(&robber).lies), (1, 1, 1));
     assert_eq!((account(&babbler).garbage, account(&good).answered), (1, 1));
     balanced(&books, income(&stage, &booths).await);
     assert_eq!(books.paid, student.budget().spent());
-    let records = student.evidence().find(&Query::default());
+    let records = student.evidence().find(&EvidenceQuery::default());
     assert_eq!(records.len(), 5);
     let with_voice: Vec<_> = records.iter().filter(|record| record.payment.is_some()).collect();
     assert_eq!(with_voice.len(), 2, "only payments are voices that others may hear");
@@ -87,14 +88,14 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
     let good = stage.open_with(honest(), |card| card.price("$0.002")).await;
     let booths = [&dead[0], &dead[1], &good];
     // Whoever asks for the least is asked first.
-    let settings = |student: StudentBuilder| student.selector(Cheapest).replacements(2);
+    let settings = |student: StudentBuilder| student.selector(Cheapest).max_replacements(2);
     let student = stage.student(1_000 * PRICE, &booths, settings).await;
     dead.iter().for_each(|booth| booth.server.abort());
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     let order: Vec<_> = feedback.hires.iter().map(|hire| hire.evaluator).collect();
     assert_eq!(order, [dead[0].payee, dead[1].payee, good.payee]);
-    assert_eq!(feedback.judged(), 1);
-    balanced(&student.books(), 2 * PRICE);
+    assert_eq!(feedback.judged_outputs(), 1);
+    balanced(&student.spending(), 2 * PRICE);
 }
 
 #[tokio::test]
@@ -104,8 +105,8 @@ async fn an_episode_in_which_everybody_fails_is_no_error_but_says_that_there_is_
     let babbler = stage.answering(&quiet, garbage).await;
     let student = stage.student(1_000 * PRICE, &[&babbler], |student| student).await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
-    assert_eq!((feedback.judged(), feedback.hires.len(), feedback.outputs[0].opinions.len()), (0, 1, 0));
-    balanced(&student.books(), PRICE);
+    assert_eq!((feedback.judged_outputs(), feedback.hires.len(), feedback.outputs[0].members.len()), (0, 1, 0));
+    balanced(&student.spending(), PRICE);
 }
 
 #[tokio::test]
@@ -113,21 +114,21 @@ async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later(
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
-    let settings = |student: StudentBuilder| student.panel(2).deadline(Duration::from_secs(4));
+    let settings = |student: StudentBuilder| student.panel_size(2).deadline(Duration::from_secs(4));
     let student = stage.student(1_000 * PRICE, &[&sloth, &good], settings).await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
-    assert_eq!(failure(&feedback, &sloth), Some(&Failure::Late));
-    assert_eq!((feedback.judged(), feedback.paid.atomic()), (1, PRICE));
+    assert_eq!(failure(&feedback, &sloth), Some(&Failure::Timeout));
+    assert_eq!((feedback.judged_outputs(), feedback.paid.atomic()), (1, PRICE));
     // What is under way stays promised, and nobody who is awaited is hired again.
-    let books = student.books();
+    let books = student.spending();
     assert_eq!((books.paid.atomic(), books.promised.atomic()), (PRICE, PRICE));
     let again = student.evaluate(&single("a good one")).await.unwrap();
     assert_eq!(again.hires.len(), 1);
 
     slow.holds.store(false, std::sync::atomic::Ordering::Relaxed);
     slow.let_go.notify_waiters();
-    student.settled().await;
-    let books = student.books();
+    student.wait_until_idle().await;
+    let books = student.spending();
     balanced(&books, income(&stage, &[&sloth, &good]).await);
     assert_eq!(books.paid_to(sloth.payee).atomic(), PRICE);
     assert_eq!(books.account(sloth.payee, "prose").unwrap().timeouts, 1);
@@ -143,7 +144,7 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert!(matches!(failure(&feedback, &broken), Some(Failure::Unreachable { .. })));
     assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
-    let books = student.books();
+    let books = student.spending();
     balanced(&books, 0);
     assert_eq!((books.held, student.budget().reserved()), (feedback.held, feedback.held));
 
@@ -151,8 +152,8 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
     stage.chain.set_next_timestamp(valid_before + 1).await;
     stage.chain.mine().await;
     assert_eq!(reconcile(student.budget(), stage.chain.provider()).await.unwrap().void, 1);
-    balanced(&student.books(), 0);
-    assert_eq!(student.books().held.atomic(), 0);
+    balanced(&student.spending(), 0);
+    assert_eq!(student.spending().held.atomic(), 0);
 }
 
 #[tokio::test]
@@ -179,8 +180,8 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     let feedback = student.evaluate(&single("two")).await.unwrap();
     assert_eq!((failure(&feedback, &booth), feedback.paid.atomic()), (Some(&Failure::TermsChanged), 0));
     assert_eq!(student.evaluate(&single("three")).await.unwrap().paid.atomic(), 3 * PRICE);
-    assert_eq!(student.books().account(booth.payee, "prose").unwrap().lies, 0);
-    balanced(&student.books(), 4 * PRICE);
+    assert_eq!(student.spending().account(booth.payee, "prose").unwrap().lies, 0);
+    balanced(&student.spending(), 4 * PRICE);
 }
 
 #[tokio::test]
@@ -217,11 +218,11 @@ async fn a_new_price_excuses_no_part_that_was_paid_for() {
     let booth = Booth { url, payee: key.address(), server };
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
     let feedback = student.evaluate(&group(&["one", "two", "three"])).await.unwrap();
-    assert_eq!((feedback.paid.atomic(), feedback.judged()), (PRICE, 0));
-    let account = student.books().account(booth.payee, "prose").unwrap().clone();
+    assert_eq!((feedback.paid.atomic(), feedback.judged_outputs()), (PRICE, 0));
+    let account = student.spending().account(booth.payee, "prose").unwrap().clone();
     assert_eq!((account.garbage, account.lies), (1, 0), "{account:?}");
-    assert_eq!(student.evidence().find(&Query::default()).len(), 1);
-    balanced(&student.books(), PRICE);
+    assert_eq!(student.evidence().find(&EvidenceQuery::default()).len(), 1);
+    balanced(&student.spending(), PRICE);
 }
 
 #[tokio::test]
@@ -233,13 +234,13 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
     let poetry = x402_market::Task::new("poetry", "Rhyme.").unwrap();
     let poetry = x402_market::Submission::single(poetry, "time").unwrap();
     let nobody = student.evaluate(&poetry).await.unwrap_err();
-    assert_eq!(nobody, StudentError::NobodyKnown { skill: "poetry".to_owned() });
+    assert_eq!(nobody, StudentError::NoEvaluators { skill: "poetry".to_owned() });
     for _ in 0..2 {
-        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+        assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
     }
     let error = student.evaluate(&single("a good one")).await.unwrap_err();
-    assert!(matches!(error, StudentError::NoMoney { remaining, .. } if remaining.atomic() == 0), "{error:?}");
-    let books = student.books();
+    assert!(matches!(error, StudentError::BudgetExhausted { remaining, .. } if remaining.atomic() == 0), "{error:?}");
+    let books = student.spending();
     assert_eq!(books.tasks, 2);
     balanced(&books, stage.income(&good).await);
     assert_eq!(student.evidence().len(), 2);
@@ -266,11 +267,11 @@ async fn what_failed_and_has_expired_is_money_again_for_a_student_that_believes_
     student.discover().await;
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
-    student.settled().await;
+    student.wait_until_idle().await;
     let valid_before = student.budget().journal().unresolved()[0].valid_before;
     clock.0.advance(valid_before - clock.now());
     let error = student.evaluate(&single("a good one")).await.unwrap_err();
-    assert!(matches!(error, StudentError::NoMoney { .. }), "blocks may be late: {error:?}");
+    assert!(matches!(error, StudentError::BudgetExhausted { .. }), "blocks may be late: {error:?}");
     clock.0.advance(61);
     assert_eq!(student.evaluate(&single("a good one")).await.unwrap().hires.len(), 1);
 }
@@ -286,5 +287,5 @@ async fn whoever_says_that_a_payment_failed_has_not_answered_and_its_money_is_he
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
     assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
     assert_eq!((feedback.paid.atomic(), feedback.held.atomic()), (0, PRICE));
-    assert_eq!(student.books().account(booth.payee, "prose").unwrap().timeouts, 1);
+    assert_eq!(student.spending().account(booth.payee, "prose").unwrap().timeouts, 1);
 }

@@ -59,7 +59,7 @@ async fn whoever_sold_something_through_a_facilitator_is_found_there() {
     let report = student.discover().await;
     assert_eq!(report.found.len(), 1, "{report:?}");
     assert_eq!((report.found[0].evaluator, report.found[0].is_new), (booth.payee, true));
-    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
     assert_eq!(stage.income(&booth).await, 2 * PRICE);
 }
 
@@ -113,7 +113,7 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
     assert!(matches!(reason(&abroad), RefusedReason::Token));
     assert!(matches!(reason(&other), RefusedReason::Card(CardError::Status(404))));
     let again = student.discover().await;
-    assert_eq!((again.found.len(), again.found[0].is_new, student.known()), (1, false, 1));
+    assert_eq!((again.found.len(), again.found[0].is_new, student.known_evaluators()), (1, false, 1));
 }
 
 /// A list that anybody can write to.
@@ -227,7 +227,7 @@ impl CardSource for Names {
         Ok(self.0.lock().unwrap().clone())
     }
 
-    fn names_strangers(&self) -> bool {
+    fn is_untrusted(&self) -> bool {
         false
     }
 }
@@ -283,7 +283,7 @@ async fn an_evaluator_that_moves_is_found_where_it_is() {
         let report = student.discover().await;
         let found: Vec<_> = report.found.iter().map(|found| (&found.url, found.evaluator, found.is_new)).collect();
         assert_eq!(found, [(&new, key.address(), false)], "{gone} {report:?}");
-        assert_eq!(student.known(), 1);
+        assert_eq!(student.known_evaluators(), 1);
         assert_eq!(student.evaluate(&single("a good one")).await.unwrap().hires[0].url, new);
     }
 }
@@ -299,7 +299,7 @@ async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
     let student = student.max_evaluators(1).build().unwrap();
     names.are(&[&first]);
     assert_eq!(student.discover().await.found.len(), 1);
-    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
     names.are(&[&first, &second]);
     let report = student.discover().await;
     assert!(matches!(report.refused[0].reason, RefusedReason::Full(1)), "{report:?}");
@@ -307,10 +307,10 @@ async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
     *sign.lock().unwrap() = Some((StatusCode::NOT_FOUND, Vec::new()));
     let report = student.discover().await;
     assert_eq!(report.found.iter().map(|found| &found.url).collect::<Vec<_>>(), [&second], "{report:?}");
-    assert_eq!(student.known(), 1);
+    assert_eq!(student.known_evaluators(), 1);
     let feedback = student.evaluate(&single("a good one")).await.unwrap();
-    assert_eq!((feedback.judged(), feedback.hires[0].evaluator), (1, keys[1].address()));
-    let books = student.books();
+    assert_eq!((feedback.judged_outputs(), feedback.hires[0].evaluator), (1, keys[1].address()));
+    let books = student.spending();
     let answered = keys.each_ref().map(|key| books.account(key.address(), "prose").unwrap().answered);
     assert_eq!(answered, [1, 1], "what was bought of the first one stays in the books");
 
@@ -333,7 +333,7 @@ async fn nobody_uses_up_the_places_of_others_by_having_many_urls() {
     let cards = CardFetcher::new().unwrap().max_evaluators(3);
     let told = url.join("/told/").unwrap();
     cards.pin(&told, PrivateKeySigner::random().address()).unwrap();
-    let student = Student::builder(stage.payer(PRICE).await).source(names.clone()).cards(cards).build().unwrap();
+    let student = Student::builder(stage.payer(PRICE).await).source(names.clone()).card_fetcher(cards).build().unwrap();
     let paths = ["/1/", "/2/", "/3/", "/4/"].map(|path| url.join(path).unwrap());
     names.are(&paths.each_ref());
     assert_eq!(student.discover().await.found.len(), 1);
@@ -368,9 +368,9 @@ async fn of_hundreds_some_are_looked_at_a_few_at_a_time() {
     let urls: Vec<_> = (0..400).map(|number| url.join(&format!("{number}/")).unwrap()).collect();
     let student = Student::builder(stage.payer(100 * PRICE).await).source(urls).max_evaluators(60).build().unwrap();
     let report = student.discover().await;
-    assert_eq!((report.found.len(), report.left_out, student.known()), (60, 280, 60));
-    let full = |refused: &&x402_market::Refused| matches!(refused.reason, RefusedReason::Full(60));
-    let same = |refused: &&x402_market::Refused| matches!(refused.reason, RefusedReason::SamePayee(_));
+    assert_eq!((report.found.len(), report.left_out, student.known_evaluators()), (60, 280, 60));
+    let full = |refused: &&x402_market::RefusedEvaluator| matches!(refused.reason, RefusedReason::Full(60));
+    let same = |refused: &&x402_market::RefusedEvaluator| matches!(refused.reason, RefusedReason::SamePayee(_));
     let (full, same) = (report.refused.iter().filter(full).count(), report.refused.iter().filter(same).count());
     assert_eq!((full + same, report.refused.len()), (60, 60), "{report:?}");
     let peak = peak.load(Ordering::SeqCst);

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use tower_x402::Usdc;
 use x402_market::{
-    MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::Query, selection::Cheapest,
+    MAX_OUTPUTS, Preference, StudentBuilder, StudentError, Submission, evidence::EvidenceQuery, selection::Cheapest,
 };
 
 use support::crowd::{Endpoint, praise};
@@ -14,18 +14,18 @@ use support::student_stage::{PRICE, Stage, group, honest, single, task};
 async fn a_group_is_judged_by_a_panel_and_every_unit_is_in_the_books() {
     let stage = Stage::set().await;
     let booths = [stage.open(honest()).await, stage.open(honest()).await];
-    let student = stage.student(1_000 * PRICE, &[&booths[0], &booths[1]], |student| student.panel(2)).await;
+    let student = stage.student(1_000 * PRICE, &[&booths[0], &booths[1]], |student| student.panel_size(2)).await;
     let feedback = student.evaluate(&group(&["a good one", "a poor one", "another good one"])).await.unwrap();
 
-    let scores: Vec<_> = feedback.outputs.iter().map(|output| output.judged.unwrap().score.get()).collect();
+    let scores: Vec<_> = feedback.outputs.iter().map(|output| output.verdict.unwrap().score.get()).collect();
     assert_eq!(scores, [0.9, 0.1, 0.9]);
     assert_eq!(&*feedback.task, "mine");
     assert_eq!(feedback.hires.len(), 2);
-    assert!(feedback.outputs.iter().all(|output| output.opinions.len() == 2));
+    assert!(feedback.outputs.iter().all(|output| output.members.len() == 2));
     assert!(feedback.hires.iter().all(|hire| hire.payments[0].transaction.is_some()));
     assert_eq!(feedback.paid.atomic(), 6 * PRICE);
 
-    let books = student.books();
+    let books = student.spending();
     assert_eq!((books.tasks, books.paid, books.held.atomic(), books.elsewhere.atomic()), (1, feedback.paid, 0, 0));
     assert_eq!(books.paid, student.budget().spent());
     for booth in &booths {
@@ -44,7 +44,7 @@ async fn all_members_of_a_panel_are_asked_at_once() {
         booths.push(stage.answering(end, praise).await);
     }
     let booths: Vec<_> = booths.iter().collect();
-    let student = stage.student(1_000 * PRICE, &booths, |student| student.panel(3)).await;
+    let student = stage.student(1_000 * PRICE, &booths, |student| student.panel_size(3)).await;
     let asking = tokio::spawn({
         let student = student.clone();
         async move { student.evaluate(&single("a good one")).await }
@@ -54,7 +54,7 @@ async fn all_members_of_a_panel_are_asked_at_once() {
         support::eventually::in_time("every evaluator is asked", end.arrived.notified()).await;
     }
     ends.iter().for_each(|end| end.let_go.notify_one());
-    assert_eq!(asking.await.unwrap().unwrap().outputs[0].opinions.len(), 3);
+    assert_eq!(asking.await.unwrap().unwrap().outputs[0].members.len(), 3);
 }
 
 #[tokio::test]
@@ -66,14 +66,15 @@ async fn a_group_that_is_too_large_for_an_evaluator_is_sent_in_parts() {
     let feedback = student.evaluate(&group(&outputs)).await.unwrap();
     for (number, output) in feedback.outputs.iter().enumerate() {
         let expected = if number % 3 == 0 { 0.9 } else { 0.1 };
-        assert_eq!(output.judged.unwrap().score.get(), expected, "output {number}");
+        assert_eq!(output.verdict.unwrap().score.get(), expected, "output {number}");
     }
     assert_eq!((feedback.hires.len(), feedback.hires[0].payments.len()), (1, 22));
     assert_eq!(feedback.paid.atomic(), 64 * PRICE);
-    assert_eq!((student.books().paid.atomic(), stage.income(&narrow).await), (64 * PRICE, 64 * PRICE));
+    assert_eq!((student.spending().paid.atomic(), stage.income(&narrow).await), (64 * PRICE, 64 * PRICE));
     // Of one size, so that none is too small to be compared.
     student.evaluate(&group(&["a good one"; 4])).await.unwrap();
-    let sizes: Vec<_> = student.evidence().find(&Query::default()).iter().rev().take(2).map(|seen| seen.paid).collect();
+    let sizes: Vec<_> =
+        student.evidence().find(&EvidenceQuery::default()).iter().rev().take(2).map(|seen| seen.paid).collect();
     assert_eq!(sizes, [Usdc::from_atomic(2 * PRICE); 2]);
     // A pair would be no pair in parts.
     let single_minded = stage.open_with(honest(), |card| card.max_outputs(1)).await;
@@ -81,7 +82,7 @@ async fn a_group_that_is_too_large_for_an_evaluator_is_sent_in_parts() {
     let pair = Submission::pair(task(), "a good one", "a poor one").unwrap();
     let feedback = student.evaluate(&pair).await.unwrap();
     assert_eq!((feedback.hires.len(), feedback.preference()), (0, None));
-    assert_eq!(student.books().kept, 1);
+    assert_eq!(student.spending().kept, 1);
 }
 
 #[tokio::test]
@@ -97,9 +98,11 @@ async fn of_a_pair_the_better_one_is_preferred() {
 async fn a_student_may_be_as_patient_as_there_is_time() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
-    let patient = |student: StudentBuilder| student.selector(Cheapest).deadline(Duration::MAX).card_ttl(Duration::MAX);
+    let patient = |student: StudentBuilder| {
+        student.selector(Cheapest).deadline(Duration::MAX).card_recheck_interval(Duration::MAX)
+    };
     let student = stage.student(100 * PRICE, &[&booth], patient).await;
-    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged(), 1);
+    assert_eq!(student.evaluate(&single("a good one")).await.unwrap().judged_outputs(), 1);
 }
 
 #[tokio::test]
@@ -115,10 +118,10 @@ async fn however_many_are_judged_at_once_not_a_unit_is_promised_twice() {
         all.spawn(async move { student.evaluate(&single("a good one")).await });
     }
     let all = all.join_all().await;
-    let judged = all.iter().flatten().filter(|feedback| feedback.judged() == 1).count() as u64;
-    let poor = all.iter().filter(|result| matches!(result, Err(StudentError::NoMoney { .. }))).count() as u64;
+    let judged = all.iter().flatten().filter(|feedback| feedback.judged_outputs() == 1).count() as u64;
+    let poor = all.iter().filter(|result| matches!(result, Err(StudentError::BudgetExhausted { .. }))).count() as u64;
     assert_eq!((judged, poor), (AFFORDED, 40 - AFFORDED), "{:?}", all.iter().flatten().collect::<Vec<_>>());
-    let books = student.books();
+    let books = student.spending();
     assert_eq!((books.tasks, books.paid.atomic(), books.promised.atomic()), (AFFORDED, AFFORDED * PRICE, 0));
     assert_eq!(stage.income(&booths[0]).await + stage.income(&booths[1]).await, AFFORDED * PRICE);
     assert_eq!(student.budget().remaining().atomic(), 0);
@@ -138,8 +141,8 @@ async fn what_nobody_waits_for_any_more_is_in_the_books_all_the_same() {
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
     slow.let_go.notify_one();
-    student.settled().await;
-    let account = student.books().account(booth.payee, "prose").unwrap().clone();
+    student.wait_until_idle().await;
+    let account = student.spending().account(booth.payee, "prose").unwrap().clone();
     assert_eq!((account.answered, account.timeouts, account.paid.atomic()), (1, 0, PRICE));
     assert_eq!(stage.income(&booth).await, PRICE);
 }
@@ -159,9 +162,9 @@ async fn what_nobody_waits_for_any_more_is_not_paid_for_and_nobody_is_blamed() {
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
     slow.opened.notify_one();
-    student.settled().await;
+    student.wait_until_idle().await;
     assert_eq!((student.budget().spent(), student.budget().reserved()), (Usdc::ZERO, Usdc::ZERO));
     assert!(slow.seen.lock().unwrap().is_empty());
-    let books = student.books();
+    let books = student.spending();
     assert!(books.accounts.is_empty() && books.promised == Usdc::ZERO && student.evidence().is_empty(), "{books:?}");
 }

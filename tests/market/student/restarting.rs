@@ -7,7 +7,7 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::client::Journal;
 use x402_market::{
     Student, Truth,
-    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     selection::Thompson,
 };
 
@@ -26,7 +26,7 @@ async fn a_student_that_starts_from_the_same_files_has_the_same_books_and_the_sa
     let start = async |units: u64, done: u64| {
         let payer = stage.payer_with(units, key.clone(), Journal::open(&journal).unwrap()).await;
         let evidence = EvidenceLog::open(&log, 1_000).unwrap();
-        let student = Student::builder(payer).source(urls.clone()).panel(3).tasks(20).tasks_done(done).seed(1);
+        let student = Student::builder(payer).source(urls.clone()).panel_size(3).tasks(20).tasks_done(done).seed(1);
         let student = student.evidence(evidence).build().unwrap();
         assert_eq!(student.discover().await.found.len(), 3);
         student
@@ -35,21 +35,21 @@ async fn a_student_that_starts_from_the_same_files_has_the_same_books_and_the_sa
     let first = start(500 * PRICE, 0).await;
     for _ in 0..4 {
         first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
-        first.settled().await;
+        first.wait_until_idle().await;
     }
-    let before = first.books();
-    let (remaining, examined) = (first.budget().remaining(), first.evidence().examinations());
-    let sightings = first.evidence().sightings();
+    let before = first.spending();
+    let (remaining, examined) = (first.budget().remaining(), first.evidence().exploration_cost());
+    let sightings = first.evidence().first_seen_times();
     assert!(before.accounts.len() == 3 && before.paid.atomic() >= 8 * PRICE, "{before:?}");
     drop(first);
 
     let second = start(500 * PRICE, before.tasks).await;
-    let after = second.books();
+    let after = second.spending();
     assert_eq!((&after.accounts, after.paid, after.tasks), (&before.accounts, before.paid, before.tasks));
     assert_eq!((after.elsewhere.atomic(), second.budget().remaining()), (0, remaining));
-    assert_eq!((second.evidence().examinations(), second.evidence().sightings()), (examined, sightings));
+    assert_eq!((second.evidence().exploration_cost(), second.evidence().first_seen_times()), (examined, sightings));
     second.evaluate(&single("a good one")).await.unwrap();
-    let books = second.books();
+    let books = second.spending();
     let mut income = 0;
     for booth in &booths {
         income += stage.income(booth).await;
@@ -71,38 +71,38 @@ async fn no_number_of_strangers_makes_a_student_forget_what_it_saw_itself() {
         let [evidence, heard] = [1, 2].map(|file| EvidenceLog::open(&files[file], RECORDS).unwrap());
         let student =
             Student::builder(payer).source(vec![booth.url.clone()]).tasks(20).seed(1).selector(Thompson::seeded(1));
-        let student = student.evidence(evidence).heard(heard).build().unwrap();
+        let student = student.evidence(evidence).reports(heard).build().unwrap();
         student.discover().await;
         student
     };
     let first = start().await;
     for _ in 0..6 {
         first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
-        first.settled().await;
+        first.wait_until_idle().await;
     }
-    let (books, believed) = (first.books(), first.believed(booth.payee, "prose").unwrap());
+    let (books, believed) = (first.spending(), first.expected_accuracy(booth.payee, "prose").unwrap());
     assert!(believed > 0.75 && first.evidence().len() == 6, "{believed} {books:?}");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     for number in 0..4 * RECORDS as u64 {
         let payer = Address::left_padding_from(&(1 + number % 7).to_be_bytes());
-        let payment = Some(Voice { payer, nonce: U256::from(number).into() });
-        let (skill, outcome) = ("prose".to_owned(), Outcome::answered(0.9, None, Some(false)));
+        let payment = Some(PaymentId { payer, nonce: U256::from(number).into() });
+        let (skill, outcome) = ("prose".to_owned(), CallOutcome::answered(0.9, None, Some(false)));
         // As far ahead as clocks may be, so that what is dropped makes everything of now too old.
         let said = Evidence { payment, evaluator: booth.payee, skill, at: now + 200, paid: books.paid, outcome };
-        assert!(first.hear(said).unwrap() || number >= RECORDS as u64);
+        assert!(first.add_report(said).unwrap() || number >= RECORDS as u64);
     }
-    assert!(first.heard().len() <= RECORDS && first.evidence().len() == 6);
-    let flooded = first.believed(booth.payee, "prose").unwrap();
+    assert!(first.reports().len() <= RECORDS && first.evidence().len() == 6);
+    let flooded = first.expected_accuracy(booth.payee, "prose").unwrap();
     assert!(flooded > 0.65, "{flooded}");
     first.evaluate_known(&single("a good one"), &Truth::good([true])).await.unwrap();
-    first.settled().await;
-    let books = first.books();
+    first.wait_until_idle().await;
+    let books = first.spending();
     assert_eq!(books.account(booth.payee, "prose").unwrap().audited, 7);
     drop(first);
 
     let second = start().await;
-    assert_eq!((&second.books().accounts, second.books().elsewhere.atomic()), (&books.accounts, 0));
-    let recalled = second.believed(booth.payee, "prose").unwrap();
+    assert_eq!((&second.spending().accounts, second.spending().elsewhere.atomic()), (&books.accounts, 0));
+    let recalled = second.expected_accuracy(booth.payee, "prose").unwrap();
     assert!(recalled > 0.65, "{recalled}");
 }
 
@@ -124,7 +124,7 @@ async fn what_is_sent_in_parts_weighs_as_much_after_a_restart() {
     first.discover().await;
     let outputs = group(&["a good one", "a poor one", "another good one"]);
     first.evaluate_known(&outputs, &Truth::good([true, false, false])).await.unwrap();
-    first.settled().await;
+    first.wait_until_idle().await;
     assert_eq!(first.evidence().len(), 3);
     let second = start(first.evidence().clone());
     second.discover().await;
@@ -132,6 +132,6 @@ async fn what_is_sent_in_parts_weighs_as_much_after_a_restart() {
     for student in [&first, &second] {
         student.evaluate(&outputs).await.unwrap();
     }
-    let [before, after] = [&first, &second].map(|student| student.believed(booth.payee, "prose").unwrap());
+    let [before, after] = [&first, &second].map(|student| student.expected_accuracy(booth.payee, "prose").unwrap());
     assert!((before - after).abs() < 0.01, "{before} {after}");
 }

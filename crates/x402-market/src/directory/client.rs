@@ -22,7 +22,7 @@ use crate::{
     CardError, VerifiedCard,
     agent_card::below,
     card_fetcher::read,
-    evidence::{Evidence, EvidenceLog, Voice},
+    evidence::{Evidence, EvidenceLog, PaymentId},
 };
 
 /// The largest page that is read, in bytes.
@@ -154,9 +154,9 @@ pub struct Published {
     /// How many records are admitted, now or before.
     pub admitted: usize,
     /// Which should be sent again later.
-    pub later: Vec<Voice>,
+    pub later: Vec<PaymentId>,
     /// Which will not be admitted, or cannot be said, and why not.
-    pub refused: Vec<(Voice, String)>,
+    pub refused: Vec<(PaymentId, String)>,
 }
 
 /// Why a directory could not be asked.
@@ -319,10 +319,10 @@ impl DirectoryClient {
         log: &EvidenceLog,
         asset: &Asset,
         signer: &(impl Signer + Sync),
-        transaction: impl Fn(&Voice) -> Option<B256>,
+        transaction: impl Fn(&PaymentId) -> Option<B256>,
     ) -> Result<Published, DirectoryError> {
         let mut published = Published::default();
-        let mine = log.find(&crate::evidence::Query { payer: Some(signer.address()), ..Default::default() });
+        let mine = log.find(&crate::evidence::EvidenceQuery { payer: Some(signer.address()), ..Default::default() });
         for evidence in mine {
             let Some(voice) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
             let transaction = transaction(&voice);

@@ -6,7 +6,7 @@ use alloy_sol_types::{Eip712Domain, SolStruct as _};
 use serde::{Deserialize, Serialize};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 
-use crate::evidence::{Evidence, Outcome, Voice};
+use crate::evidence::{CallOutcome, Evidence, PaymentId};
 
 /// The longest name of a skill, in bytes.
 const SKILL_BYTES: usize = 128;
@@ -61,7 +61,7 @@ pub struct PaymentOf {
     /// The token.
     pub asset: Address,
     /// Who paid, and the nonce of the authorization.
-    pub voice: Voice,
+    pub voice: PaymentId,
 }
 
 /// Why a record is not signed, or a signature not believed.
@@ -143,16 +143,18 @@ fn domain(network: Network) -> Eip712Domain {
     Eip712Domain::new(Some("tower-x402 evidence".into()), Some("1".into()), chain_id, None, None)
 }
 
-fn sound(evidence: &Evidence) -> Result<Voice, VoiceError> {
+fn sound(evidence: &Evidence) -> Result<PaymentId, VoiceError> {
     let voice = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(VoiceError::NoPayment)?;
     if voice.payer == evidence.evaluator {
         return Err(VoiceError::PaidItself);
     }
     let probability = |p: f64| (0.0..=1.0).contains(&p);
     let is_in_range = match evidence.outcome {
-        Outcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
-        Outcome::Garbage | Outcome::Timeout => true,
-        Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => return Err(VoiceError::Outcome),
+        CallOutcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
+        CallOutcome::InvalidAnswer | CallOutcome::Timeout => true,
+        CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => {
+            return Err(VoiceError::Outcome);
+        }
     };
     if !is_in_range || evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
         return Err(VoiceError::OutOfRange);
@@ -160,7 +162,7 @@ fn sound(evidence: &Evidence) -> Result<Voice, VoiceError> {
     Ok(voice)
 }
 
-fn typed(evidence: &Evidence, asset: Address, voice: Voice) -> Result<typed::Evidence, VoiceError> {
+fn typed(evidence: &Evidence, asset: Address, voice: PaymentId) -> Result<typed::Evidence, VoiceError> {
     let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| VoiceError::OutOfRange)?;
     Ok(typed::Evidence {
         asset,

@@ -17,7 +17,7 @@
 //! let skills: Skills = ["prose"].into_iter().collect();
 //! let audits = EvidenceLog::open("audits.jsonl", 100_000)?;
 //! let mut selector = Thompson::seeded(7);
-//! selector.recall(&audits, &[me], &skills);
+//! selector.restore(&audits, &[me], &skills);
 //!
 //! let mut reputation = Reputation::new(100_000, [me]);
 //! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
@@ -274,7 +274,7 @@ impl Reputation {
         }
         match self.log.record(said.evidence.clone(), self.clock.now()) {
             Ok(()) => self.untold.push(said.evidence.clone()),
-            Err(EvidenceError::Spoken | EvidenceError::TooOld) => pulled.known += 1,
+            Err(EvidenceError::Duplicate | EvidenceError::TooOld) => pulled.known += 1,
             Err(EvidenceError::Future | EvidenceError::OutOfRange) => pulled.refused += 1,
             Err(error) => return Err(error.into()),
         }
@@ -299,5 +299,5 @@ pub fn tell(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: 
     if voice.payer == evidence.evaluator {
         return;
     }
-    selector.hear(voice.payer, &evidence.observation(skill));
+    selector.learn_report(voice.payer, &evidence.observation(skill));
 }

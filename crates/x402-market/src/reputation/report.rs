@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{interval::ninety_percent, tell};
 use crate::{
-    evidence::{Evidence, EvidenceLog, Outcome},
+    evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Observation, Selector as _, Skills, Thompson, ThompsonConfig},
 };
 
@@ -125,7 +125,7 @@ impl Report {
             } else {
                 tell(&mut selector, skills, &evidence);
             }
-            let Outcome::Answered { right: Some(right), .. } = outcome else { continue };
+            let CallOutcome::Answered { right: Some(right), .. } = outcome else { continue };
             let speaker = evidence.payment.map(|voice| voice.payer);
             if !is_mine && speaker.is_none_or(|payer| payer == evaluator) {
                 continue;

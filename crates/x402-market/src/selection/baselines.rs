@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use alloy_primitives::Address;
 use rand::{SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
 
-use super::{Candidate, Job, Observation, Outcome, Panel, Selector, Skill};
+use super::{CallOutcome, Candidate, Job, Observation, Panel, Selector, Skill};
 
 /// How many pairs of evaluator and skill [`Greedy`] remembers: the first ones it sees.
 const GREEDY_LIMIT: usize = 1 << 16;
@@ -100,7 +100,7 @@ impl Selector for Greedy {
     }
 
     fn learn(&mut self, observation: &Observation) {
-        let Outcome::Answered { right: Some(right), .. } = observation.outcome else { return };
+        let CallOutcome::Answered { right: Some(right), .. } = observation.outcome else { return };
         let key = (observation.evaluator, observation.skill);
         if self.0.len() < GREEDY_LIMIT || self.0.contains_key(&key) {
             self.0.entry(key).or_default()[usize::from(!right)] += 1.0;
@@ -143,7 +143,7 @@ mod tests {
 
         let mut greedy = Greedy::default();
         for right in [true, true, true] {
-            let outcome = Outcome::answered(1.0, None, Some(right));
+            let outcome = CallOutcome::answered(1.0, None, Some(right));
             let skill = Skill::new(0).unwrap();
             greedy.learn(&Observation { evaluator: market[3].evaluator, skill, paid: Usdc::ZERO, at: 0, outcome });
         }

@@ -3,7 +3,7 @@
 use alloy_primitives::Address;
 
 use super::{
-    Candidate, Outcome, Skill, SkillSet, ThompsonConfig,
+    CallOutcome, Candidate, Skill, SkillSet, ThompsonConfig,
     beta::Beta,
     book::{Book, grow},
     conduct::Conduct,
@@ -167,11 +167,11 @@ impl Beliefs {
     }
 
     /// Takes in what an evaluator did for oneself.
-    pub(super) fn learn(&mut self, evaluator: Address, skill: Skill, outcome: &Outcome) {
+    pub(super) fn learn(&mut self, evaluator: Address, skill: Skill, outcome: &CallOutcome) {
         let number = self.enter(evaluator);
         self.book.keep(number);
         self.conduct[number].learn(outcome, self.config.memory);
-        let Outcome::Answered { right: Some(right), .. } = *outcome else { return };
+        let CallOutcome::Answered { right: Some(right), .. } = *outcome else { return };
         self.audited[number] = self.audited[number].saturating_add(1);
         self.scale *= 1.0 - 1.0 / self.config.memory_all;
         self.patience = (self.patience + PATIENCE).min(4.0 * PATIENCE);
@@ -381,8 +381,8 @@ mod tests {
         Skill::new(number).unwrap()
     }
 
-    fn audit(right: bool) -> Outcome {
-        Outcome::answered(1.0, None, Some(right))
+    fn audit(right: bool) -> CallOutcome {
+        CallOutcome::answered(1.0, None, Some(right))
     }
 
     fn near(a: f32, b: f32) {

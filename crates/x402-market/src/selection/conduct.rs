@@ -1,6 +1,6 @@
 //! How evaluators behave, apart from how often they are right.
 
-use super::Outcome;
+use super::CallOutcome;
 
 /// Of one evaluator, in all skills, seen by oneself only.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,11 +22,11 @@ const LIE: f32 = 5.0;
 const DOUBT: f32 = 10.0;
 
 impl Conduct {
-    pub(super) fn learn(&mut self, outcome: &Outcome, memory: f32) {
+    pub(super) fn learn(&mut self, outcome: &CallOutcome, memory: f32) {
         let keep = 1.0 - 1.0 / memory;
         (self.answered, self.failed) = (self.answered * keep, self.failed * keep);
         match *outcome {
-            Outcome::Answered { confidence, right, .. } => {
+            CallOutcome::Answered { confidence, right, .. } => {
                 self.answered += 1.0;
                 if let (Some(confidence), Some(right)) = (confidence, right) {
                     let truth = f32::from(right);
@@ -36,7 +36,7 @@ impl Conduct {
                     self.brier = self.brier * keep + miss * miss;
                 }
             }
-            Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => self.failed += LIE,
+            CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => self.failed += LIE,
             _ => self.failed += 1.0,
         }
     }
@@ -64,7 +64,7 @@ mod tests {
     fn conduct(verdicts: &[(f64, bool)]) -> Conduct {
         let mut conduct = Conduct::default();
         for (confidence, right) in verdicts {
-            conduct.learn(&Outcome::answered(1.0, Some(*confidence), Some(*right)), 1e6);
+            conduct.learn(&CallOutcome::answered(1.0, Some(*confidence), Some(*right)), 1e6);
         }
         conduct
     }
@@ -89,12 +89,14 @@ mod tests {
 
     #[test]
     fn failures_cost_reliability_and_price_lies_most() {
-        let after = |outcome: Outcome| {
+        let after = |outcome: CallOutcome| {
             let mut conduct = Conduct::default();
             conduct.learn(&outcome, 40.0);
             conduct.reliability()
         };
-        let (answered, garbage) = (after(Outcome::answered(0.5, None, None)), after(Outcome::Garbage));
-        assert!(answered > garbage && garbage == after(Outcome::Timeout) && garbage > after(Outcome::PriceLie));
+        let (answered, garbage) = (after(CallOutcome::answered(0.5, None, None)), after(CallOutcome::InvalidAnswer));
+        assert!(
+            answered > garbage && garbage == after(CallOutcome::Timeout) && garbage > after(CallOutcome::PriceMismatch)
+        );
     }
 }

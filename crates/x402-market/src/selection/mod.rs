@@ -62,7 +62,7 @@ pub use skills::{Skill, SkillSet, Skills};
 pub use thompson::{Estimate, Thompson};
 use tower_x402::Usdc;
 
-use super::evidence::{EvidenceLog, Outcome};
+use super::evidence::{CallOutcome, EvidenceLog};
 
 /// An evaluator that could be hired now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl Panel {
         self.hired.iter().chain(&self.examined).copied()
     }
 
-    /// The same, in the same order, as choices to be [settled](Selector::settle).
+    /// The same, in the same order, as choices to be [settled](Selector::record_cost).
     pub fn choices(&self, job: &Job, market: &[Candidate]) -> impl Iterator<Item = Choice> {
         self.all().enumerate().filter_map(|(number, position)| {
             let candidate = market.get(position)?;
@@ -167,7 +167,7 @@ pub struct Observation {
     /// Seconds since the Unix epoch.
     pub at: u64,
     /// What came back.
-    pub outcome: Outcome,
+    pub outcome: CallOutcome,
 }
 
 /// A way to choose evaluators.
@@ -183,23 +183,23 @@ pub trait Selector: Send {
     fn learn(&mut self, observation: &Observation);
 
     /// Takes note of what a choice has cost in the end, which may be nothing. Every choice is settled once, whatever happened.
-    fn settle(&mut self, choice: &Choice, paid: Usdc) {
+    fn record_cost(&mut self, choice: &Choice, paid: Usdc) {
         let _ = (choice, paid);
     }
 
     /// Takes in what another payer says it observed; that it paid for it must have been checked before. Unless this is overridden, it
     /// is not heard.
-    fn hear(&mut self, payer: Address, observation: &Observation) {
+    fn learn_report(&mut self, payer: Address, observation: &Observation) {
         let _ = (payer, observation);
     }
 
     /// Takes in what was observed before, where `own` are the addresses that the student pays from.
-    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+    fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
         log.for_each(|evidence| {
             let Some(skill) = skills.get(&evidence.skill) else { return };
             let observation = evidence.observation(skill);
             match evidence.payment {
-                Some(payment) if !own.contains(&payment.payer) => self.hear(payment.payer, &observation),
+                Some(payment) if !own.contains(&payment.payer) => self.learn_report(payment.payer, &observation),
                 _ => self.learn(&observation),
             }
         });
@@ -207,7 +207,7 @@ pub trait Selector: Send {
 
     /// The probability, as far as it believes, that a verdict of this evaluator is right; 0.5 is a coin. `None` if it has no opinion,
     /// which is all that it has unless this is overridden.
-    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+    fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
         let _ = (evaluator, skill);
         None
     }
@@ -222,19 +222,19 @@ impl<S: Selector + ?Sized> Selector for Box<S> {
         self.as_mut().learn(observation);
     }
 
-    fn settle(&mut self, choice: &Choice, paid: Usdc) {
-        self.as_mut().settle(choice, paid);
+    fn record_cost(&mut self, choice: &Choice, paid: Usdc) {
+        self.as_mut().record_cost(choice, paid);
     }
 
-    fn hear(&mut self, payer: Address, observation: &Observation) {
-        self.as_mut().hear(payer, observation);
+    fn learn_report(&mut self, payer: Address, observation: &Observation) {
+        self.as_mut().learn_report(payer, observation);
     }
 
-    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
-        self.as_mut().recall(log, own, skills);
+    fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        self.as_mut().restore(log, own, skills);
     }
 
-    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
-        self.as_ref().accuracy(evaluator, skill)
+    fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+        self.as_ref().expected_accuracy(evaluator, skill)
     }
 }

@@ -7,8 +7,8 @@ use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tower_x402::Usdc;
 
 use super::{
-    Candidate, Choice, Job, Observation, Outcome, Panel, Selector, Skill, Skills, ThompsonConfig, allowance::Allowance,
-    beliefs::Beliefs, pacing::Pacer,
+    CallOutcome, Candidate, Choice, Job, Observation, Panel, Selector, Skill, Skills, ThompsonConfig,
+    allowance::Allowance, beliefs::Beliefs, pacing::Pacer,
 };
 use crate::evidence::{Evidence, EvidenceLog};
 
@@ -93,15 +93,15 @@ impl Thompson {
     /// agrees with one's own.
     ///
     /// That it paid for them must have been checked before.
-    pub fn hear(&mut self, payer: Address, observation: &Observation) {
-        if let Outcome::Answered { right: Some(right), .. } = observation.outcome {
+    pub fn learn_report(&mut self, payer: Address, observation: &Observation) {
+        if let CallOutcome::Answered { right: Some(right), .. } = observation.outcome {
             self.beliefs.hear(observation.evaluator, observation.skill, right, payer);
         }
     }
 
     /// Takes in a whole log, where `own` are the addresses one pays from. What newcomers and examinations have cost before counts
     /// towards what they may cost, as far as it is in the log.
-    pub fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+    pub fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
         let is_own = |evidence: &Evidence| evidence.payment.is_none_or(|payment| own.contains(&payment.payer));
         let mut began: Option<u64> = None;
         log.for_each(|evidence| {
@@ -110,12 +110,12 @@ impl Thompson {
             }
         });
         self.began = [self.began, began].into_iter().flatten().min();
-        let (sightings, began) = (log.sightings(), self.began);
+        let (sightings, began) = (log.first_seen_times(), self.began);
         log.for_each(|evidence| {
             let Some(skill) = skills.get(&evidence.skill) else { return };
             let observation = evidence.observation(skill);
             match &evidence.payment {
-                Some(payment) if !is_own(evidence) => self.hear(payment.payer, &observation),
+                Some(payment) if !is_own(evidence) => self.learn_report(payment.payer, &observation),
                 _ => {
                     let first_seen = sightings.get(&evidence.evaluator).copied();
                     let known =
@@ -128,7 +128,7 @@ impl Thompson {
                 }
             }
         });
-        self.examinations.take(log.examinations().atomic());
+        self.examinations.take(log.exploration_cost().atomic());
     }
 
     /// What is believed of an evaluator, if anything was heard or seen of it.
@@ -270,7 +270,7 @@ impl Selector for Thompson {
     }
 
     /// Gives back what was promised and not paid.
-    fn settle(&mut self, choice: &Choice, paid: Usdc) {
+    fn record_cost(&mut self, choice: &Choice, paid: Usdc) {
         let Some(at) = self.open.iter().position(|promise| promise.choice == *choice) else { return };
         let Some(promise) = self.open.remove(at) else { return };
         let unpaid = choice.promised.atomic().saturating_sub(paid.atomic());
@@ -283,15 +283,15 @@ impl Selector for Thompson {
         }
     }
 
-    fn hear(&mut self, payer: Address, observation: &Observation) {
-        Self::hear(self, payer, observation);
+    fn learn_report(&mut self, payer: Address, observation: &Observation) {
+        Self::learn_report(self, payer, observation);
     }
 
-    fn recall(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
-        Self::recall(self, log, own, skills);
+    fn restore(&mut self, log: &EvidenceLog, own: &[Address], skills: &Skills) {
+        Self::restore(self, log, own, skills);
     }
 
-    fn accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
+    fn expected_accuracy(&self, evaluator: Address, skill: Skill) -> Option<f64> {
         self.estimate(evaluator, skill).map(|estimate| estimate.accuracy)
     }
 }
@@ -307,7 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{evidence::Voice, selection::SkillSet};
+    use crate::{evidence::PaymentId, selection::SkillSet};
 
     fn skill() -> Skill {
         Skill::new(0).unwrap()
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn report(candidate: &Candidate, right: Option<bool>) -> Observation {
-        let outcome = Outcome::answered(1.0, None, right);
+        let outcome = CallOutcome::answered(1.0, None, right);
         Observation { evaluator: candidate.evaluator, skill: skill(), paid: candidate.price, at: 100, outcome }
     }
 
@@ -406,7 +406,7 @@ mod tests {
             for position in panel.all() {
                 left -= market[position].price.atomic();
                 on_newcomers += market[position].price.atomic();
-                let outcome = Outcome::answered(1.0, None, None);
+                let outcome = CallOutcome::answered(1.0, None, None);
                 selector.learn(&Observation { outcome, ..report(&market[position], None) });
             }
             assert!(on_newcomers <= budget / 10, "{on_newcomers}");
@@ -422,7 +422,8 @@ mod tests {
         let market = [candidate(0, 100_000_000, 0), candidate(1, 100, 200)];
         selector.select(&job(left, 500), &market[..1], &mut panel);
         for sham in 0..20 {
-            (0..10).for_each(|_| selector.hear(Address::repeat_byte(100 + sham), &report(&market[1], Some(true))));
+            (0..10)
+                .for_each(|_| selector.learn_report(Address::repeat_byte(100 + sham), &report(&market[1], Some(true))));
         }
         assert!(selector.estimate(market[1].evaluator, skill()).unwrap().verdicts > 5.0);
         for task in 0..500_u64 {
@@ -456,11 +457,15 @@ mod tests {
         let (market, mut panel) = ([candidate(1, 100, 0)], Panel::default());
         selector.select(&job(100_000, 100), &market, &mut panel);
         assert_eq!((panel.hired.len(), selector.spent), (1, 100));
-        selector.learn(&Observation { paid: Usdc::ZERO, outcome: Outcome::PriceLie, ..report(&market[0], None) });
+        selector.learn(&Observation {
+            paid: Usdc::ZERO,
+            outcome: CallOutcome::PriceMismatch,
+            ..report(&market[0], None)
+        });
         let choice = Choice { evaluator: market[0].evaluator, promised: market[0].price, examined: false };
-        selector.settle(&Choice { examined: true, ..choice }, Usdc::ZERO);
+        selector.record_cost(&Choice { examined: true, ..choice }, Usdc::ZERO);
         assert_eq!(selector.spent, 100, "that one was not made");
-        selector.settle(&choice, Usdc::ZERO);
+        selector.record_cost(&choice, Usdc::ZERO);
         assert_eq!((selector.spent, selector.open.len()), (0, 0));
         assert!(selector.estimate(market[0].evaluator, skill()).unwrap().reliability < 0.8);
     }
@@ -479,8 +484,8 @@ mod tests {
         }
         assert_eq!((made.len(), selector.spent), (2, 1_000));
         // The dearer one is answered, the other is not.
-        selector.settle(&made[1], made[1].promised);
-        selector.settle(&made[0], Usdc::ZERO);
+        selector.record_cost(&made[1], made[1].promised);
+        selector.record_cost(&made[0], Usdc::ZERO);
         assert_eq!(selector.spent, 900);
         // A newcomer's share is a tenth: of 9,000 in all that is used up.
         assert!(!selector.newcomers.grants(1, selector.spent, 8_100));
@@ -498,10 +503,10 @@ mod tests {
             if by == me {
                 told.learn(&observation)
             } else {
-                told.hear(by, &observation)
+                told.learn_report(by, &observation)
             }
             let evidence = Evidence {
-                payment: Some(Voice { payer: by, nonce: alloy_primitives::B256::repeat_byte(turn) }),
+                payment: Some(PaymentId { payer: by, nonce: alloy_primitives::B256::repeat_byte(turn) }),
                 evaluator: observation.evaluator,
                 skill: "prose".into(),
                 at: 100,
@@ -511,7 +516,7 @@ mod tests {
             log.record(evidence, 100).unwrap();
         }
         let mut rebuilt = Thompson::seeded(1);
-        rebuilt.recall(&log, &[me], &skills);
+        rebuilt.restore(&log, &[me], &skills);
         for number in 0..4 {
             let estimate = rebuilt.estimate(Address::repeat_byte(number), skill());
             assert!(estimate.is_some() && estimate == told.estimate(Address::repeat_byte(number), skill()));
@@ -530,18 +535,18 @@ mod tests {
         for (turn, of) in [old, old, stranger, old, stranger].into_iter().enumerate() {
             let nonce = alloy_primitives::B256::repeat_byte(turn as u8);
             let evidence = Evidence {
-                payment: Some(Voice { payer: me, nonce }),
+                payment: Some(PaymentId { payer: me, nonce }),
                 evaluator: of.evaluator,
                 skill: "prose".into(),
                 at: 100 + turn as u64,
                 paid: Usdc::from_atomic(100),
-                outcome: Outcome::answered(1.0, None, Some(true)),
+                outcome: CallOutcome::answered(1.0, None, Some(true)),
             };
             log.record(evidence, 1_000).unwrap();
         }
-        log.note_examination(Usdc::from_atomic(300)).unwrap();
+        log.record_exploration_cost(Usdc::from_atomic(300)).unwrap();
         let mut rebuilt = Thompson::seeded(1);
-        rebuilt.recall(&log, &[me], &["prose"].into_iter().collect());
+        rebuilt.restore(&log, &[me], &["prose"].into_iter().collect());
         assert_eq!((rebuilt.began, rebuilt.spent), (Some(100), 500));
         // Of a budget of 2,000 in all, newcomers may have 200 and examinations 100.
         assert!(!rebuilt.newcomers.grants(1, 1_990, 10) && rebuilt.newcomers.grants(10, 2_100, 0));
@@ -559,7 +564,7 @@ mod tests {
                 skill: Skill::new(turn as usize % 20).unwrap(),
                 ..report(&candidate(0, 1, 0), Some(true))
             };
-            selector.hear(evaluator(10_000 + turn % 1_200), &observation);
+            selector.learn_report(evaluator(10_000 + turn % 1_200), &observation);
         }
         for number in 0..20 {
             let observation = Observation { skill: Skill::new(number).unwrap(), ..report(&market[0], Some(true)) };

@@ -3,7 +3,7 @@
 //! Every judge's score is put on a common scale first, and then weighed by how likely it is right. Nothing here has a memory: what
 //! is known of the judges is given.
 
-use super::feedback::Judged;
+use super::feedback::AggregateVerdict;
 use crate::{Confidence, Score};
 
 /// The accuracy of a judge of whom nobody has an opinion. Any value above one half would do: all weigh the same then.
@@ -37,7 +37,7 @@ impl Habit {
 
 /// What a member of a panel says about one output.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Voice {
+pub(super) struct MemberScore {
     /// On the common scale, from 0 to 1.
     pub(super) score: f64,
     /// The probability that it is right.
@@ -75,18 +75,19 @@ pub(super) fn weight(chance: f64) -> f64 {
 ///
 /// The confidence is the mean probability of being right of those on its side and wrong of those on the other, weighted: no
 /// more than that of the surest member, since judges that agree may be friends.
-pub(super) fn combine(voices: &[Voice]) -> Option<Judged> {
+pub(super) fn combine(voices: &[MemberScore]) -> Option<AggregateVerdict> {
     let total: f64 = voices.iter().map(|voice| weight(voice.chance)).sum();
     if total <= 0.0 {
         return None;
     }
-    let mean =
-        |of: &dyn Fn(&Voice) -> f64| voices.iter().map(|voice| weight(voice.chance) * of(voice)).sum::<f64>() / total;
+    let mean = |of: &dyn Fn(&MemberScore) -> f64| {
+        voices.iter().map(|voice| weight(voice.chance) * of(voice)).sum::<f64>() / total
+    };
     let score = mean(&|voice| voice.score).clamp(0.0, 1.0);
-    let agrees = |voice: &Voice| (voice.score > 0.5) == (score > 0.5);
+    let agrees = |voice: &MemberScore| (voice.score > 0.5) == (score > 0.5);
     let confidence = mean(&|voice| if agrees(voice) { voice.chance } else { 1.0 - voice.chance });
     let score = Score::clamped(score);
-    Some(Judged { score, reward: score.into(), confidence: Confidence::clamped(confidence) })
+    Some(AggregateVerdict { score, reward: score.into(), confidence: Confidence::clamped(confidence) })
 }
 
 #[cfg(test)]
@@ -108,8 +109,8 @@ mod tests {
         })
     }
 
-    fn voice() -> impl Strategy<Value = Voice> {
-        (unit(), 0.5..=SUREST).prop_map(|(score, chance)| Voice { score, chance })
+    fn voice() -> impl Strategy<Value = MemberScore> {
+        (unit(), 0.5..=SUREST).prop_map(|(score, chance)| MemberScore { score, chance })
     }
 
     proptest! {
@@ -143,7 +144,7 @@ mod tests {
         fn the_word_of_a_coin_is_worth_nothing(
             voices in prop::collection::vec(voice(), 1..5), score in unit(), stated in unit(), judge in habit(), worse in 0.0..=0.5,
         ) {
-            let coin = Voice { score, chance: chance(Some(worse), stated, &judge) };
+            let coin = MemberScore { score, chance: chance(Some(worse), stated, &judge) };
             let with: Vec<_> = voices.iter().copied().chain([coin]).collect();
             prop_assert_eq!(combine(&voices), combine(&with));
             prop_assert_eq!(combine(&[coin]), None);

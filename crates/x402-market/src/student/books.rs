@@ -10,7 +10,7 @@ use tower_x402::{
 };
 
 use crate::{
-    evidence::{Evidence, Outcome},
+    evidence::{CallOutcome, Evidence},
     selection::Skill,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Books {
+pub struct SpendingReport {
     /// How many submissions were to be judged.
     pub tasks: u64,
     /// For how many of them the student kept its money.
@@ -29,7 +29,7 @@ pub struct Books {
     /// How many hidden tasks were sent to audit evaluators, and how many submissions whose truth was known.
     pub audits: u64,
     /// By evaluator, then skill.
-    pub accounts: Vec<Account>,
+    pub accounts: Vec<EvaluatorAccount>,
     /// What evaluators were paid.
     pub paid: Usdc,
     /// What was signed without a proof so far that it was paid or never will be.
@@ -46,7 +46,7 @@ pub struct Books {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Account {
+pub struct EvaluatorAccount {
     /// Who is paid.
     pub evaluator: Address,
     /// For judging what.
@@ -76,7 +76,7 @@ pub(super) struct Ledger {
     pub(super) kept: u64,
     pub(super) audits: u64,
     pub(super) unrecorded: u64,
-    accounts: BTreeMap<(Address, Skill), Account>,
+    accounts: BTreeMap<(Address, Skill), EvaluatorAccount>,
     /// What is not proven, and on whose account it is.
     held: BTreeMap<B256, (Address, Skill, Usdc)>,
 }
@@ -87,7 +87,7 @@ impl Ledger {
         &mut self,
         evaluator: Address,
         skill: (Skill, &str),
-        outcome: Option<&Outcome>,
+        outcome: Option<&CallOutcome>,
         receipt: Option<&Receipt>,
     ) {
         if outcome.is_none() && receipt.is_none() {
@@ -133,13 +133,13 @@ impl Ledger {
         });
     }
 
-    pub(super) fn books(&self, promised: Usdc, spent: Usdc) -> Books {
+    pub(super) fn books(&self, promised: Usdc, spent: Usdc) -> SpendingReport {
         let accounts: Vec<_> = self.accounts.values().cloned().collect();
-        let sum = |of: fn(&Account) -> Usdc| {
+        let sum = |of: fn(&EvaluatorAccount) -> Usdc| {
             accounts.iter().fold(Usdc::ZERO, |sum, account| sum.checked_add(of(account)).unwrap_or(Usdc::MAX))
         };
         let (paid, held) = (sum(|account| account.paid), sum(|account| account.held));
-        Books {
+        SpendingReport {
             tasks: self.tasks,
             kept: self.kept,
             audits: self.audits,
@@ -152,30 +152,30 @@ impl Ledger {
         }
     }
 
-    fn account(&mut self, evaluator: Address, (skill, name): (Skill, &str)) -> &mut Account {
-        let new = || Account { evaluator, skill: name.to_owned(), ..Account::default() };
+    fn account(&mut self, evaluator: Address, (skill, name): (Skill, &str)) -> &mut EvaluatorAccount {
+        let new = || EvaluatorAccount { evaluator, skill: name.to_owned(), ..EvaluatorAccount::default() };
         self.accounts.entry((evaluator, skill)).or_insert_with(new)
     }
 }
 
-impl Account {
-    fn count(&mut self, outcome: &Outcome) {
+impl EvaluatorAccount {
+    fn count(&mut self, outcome: &CallOutcome) {
         match outcome {
-            Outcome::Answered { right, .. } => {
+            CallOutcome::Answered { right, .. } => {
                 self.answered += 1;
                 self.audited += u64::from(right.is_some());
                 self.right += u64::from(*right == Some(true));
             }
-            Outcome::Garbage => self.garbage += 1,
-            Outcome::Timeout => self.timeouts += 1,
-            Outcome::PriceLie | Outcome::PayeeLie | Outcome::TokenLie => self.lies += 1,
+            CallOutcome::InvalidAnswer => self.garbage += 1,
+            CallOutcome::Timeout => self.timeouts += 1,
+            CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => self.lies += 1,
         }
     }
 }
 
-impl Books {
+impl SpendingReport {
     /// The account of an evaluator in a skill.
-    pub fn account(&self, evaluator: Address, skill: &str) -> Option<&Account> {
+    pub fn account(&self, evaluator: Address, skill: &str) -> Option<&EvaluatorAccount> {
         self.accounts.iter().find(|account| account.evaluator == evaluator && account.skill == skill)
     }
 

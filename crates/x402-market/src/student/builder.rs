@@ -16,7 +16,7 @@ use tower_x402::{
 use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
 use crate::{
     CardFetcher, EvaluationClient, LONGEST_WAIT,
-    evidence::{EvidenceLog, Outcome},
+    evidence::{CallOutcome, EvidenceLog},
     selection::{Selector, Thompson},
 };
 
@@ -84,12 +84,12 @@ impl StudentBuilder {
 
     /// Fetches cards, with limits and payees that are known already ([`CardFetcher::pin`]); [`CardFetcher::new`] if not set. Of whoever
     /// cannot be hired nothing is remembered.
-    pub fn cards(mut self, cards: CardFetcher) -> Self {
+    pub fn card_fetcher(mut self, cards: CardFetcher) -> Self {
         self.cards = Some(cards);
         self
     }
 
-    /// Whether evaluators that were named by strangers ([`CardSource::names_strangers`]) may be on this machine and in private
+    /// Whether evaluators that were named by strangers ([`CardSource::is_untrusted`]) may be on this machine and in private
     /// networks, too; not, if not set: a list that anybody can write to could send the student there. They are asked without the
     /// proxy from the environment then, which would resolve their names.
     pub fn private_hosts(mut self, may: bool) -> Self {
@@ -110,9 +110,9 @@ impl StudentBuilder {
         self
     }
 
-    /// Where what others say is recorded ([`Student::hear`]); in memory, if not set. It is a log of its own, so that no number of
+    /// Where what others say is recorded ([`Student::add_report`]); in memory, if not set. It is a log of its own, so that no number of
     /// voices makes one's own observations be forgotten.
-    pub fn heard(mut self, log: EvidenceLog) -> Self {
+    pub fn reports(mut self, log: EvidenceLog) -> Self {
         self.heard = Some(log);
         self
     }
@@ -136,20 +136,20 @@ impl StudentBuilder {
         self
     }
 
-    /// How many of them were done before, by an earlier process ([`Books::tasks`](super::Books::tasks)); none, if not set.
+    /// How many of them were done before, by an earlier process ([`SpendingReport::tasks`](super::SpendingReport::tasks)); none, if not set.
     pub fn tasks_done(mut self, tasks: u64) -> Self {
         self.done = tasks;
         self
     }
 
     /// How many evaluators are wanted for each submission, at least one; one, if not set.
-    pub fn panel(mut self, seats: usize) -> Self {
+    pub fn panel_size(mut self, seats: usize) -> Self {
         self.panel = seats.max(1);
         self
     }
 
     /// How many may be hired for a submission in place of those who failed; two, if not set.
-    pub fn replacements(mut self, evaluators: usize) -> Self {
+    pub fn max_replacements(mut self, evaluators: usize) -> Self {
         self.replacements = evaluators;
         self
     }
@@ -161,7 +161,7 @@ impl StudentBuilder {
     }
 
     /// How many evaluators are asked at the same time, at least one; 64, if not set.
-    pub fn at_once(mut self, evaluators: usize) -> Self {
+    pub fn max_concurrent_calls(mut self, evaluators: usize) -> Self {
         self.at_once = evaluators.clamp(1, Semaphore::MAX_PERMITS);
         self
     }
@@ -175,7 +175,7 @@ impl StudentBuilder {
 
     /// How often a card is fetched again to see whether what looks like a lie is a change of terms; every 60 seconds at most, if not
     /// set, per evaluator.
-    pub fn card_ttl(mut self, ttl: Duration) -> Self {
+    pub fn card_recheck_interval(mut self, ttl: Duration) -> Self {
         self.card_ttl = ttl;
         self
     }
@@ -208,8 +208,8 @@ impl StudentBuilder {
         let payments = PaymentMiddleware::new(self.payer.clone()).max_attempts(3).attempt_timeout(self.deadline);
         let http = |_| StudentError::Http;
         let patient = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
-        let names_strangers = |source: &Arc<dyn CardSource>| !self.private_hosts && source.names_strangers();
-        let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), names_strangers(source))).collect();
+        let is_untrusted = |source: &Arc<dyn CardSource>| !self.private_hosts && source.is_untrusted();
+        let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), is_untrusted(source))).collect();
         let public_client = match sources.iter().any(|(_, strangers)| *strangers) {
             true => Some(EvaluationClient::public_only(payments.clone()).map(patient).map_err(http)?),
             false => None,
@@ -257,7 +257,7 @@ fn hear(desk: &mut Desk, heard: &EvidenceLog, payer: &Payer) {
     heard.for_each(|evidence| {
         let speaker = evidence.payment.map(|payment| payment.payer).filter(|speaker| *speaker != payer.address());
         if let (Some(speaker), Some(skill)) = (speaker, desk.skills.get(&evidence.skill)) {
-            desk.selector.hear(speaker, &evidence.observation(skill));
+            desk.selector.learn_report(speaker, &evidence.observation(skill));
         }
     });
 }
@@ -271,12 +271,12 @@ fn recall(desk: &mut Desk, evidence: &EvidenceLog, payer: &Payer) {
             desk.skills.insert(&evidence.skill);
         }
     });
-    desk.selector.recall(evidence, &[own], &desk.skills);
+    desk.selector.restore(evidence, &[own], &desk.skills);
     evidence.for_each(|evidence| {
         let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);
         let Some(skill) = desk.skills.get(&evidence.skill).filter(|_| is_own) else { return };
         desk.ledger.recall(evidence, skill);
-        if let Outcome::Answered { score, confidence: Some(confidence), .. } = evidence.outcome {
+        if let CallOutcome::Answered { score, confidence: Some(confidence), .. } = evidence.outcome {
             desk.norms.learn(evidence.evaluator, skill, score, confidence);
         }
     });

@@ -15,7 +15,7 @@ use tower_x402::Usdc;
 use super::{
     Failure, Inner, Truth,
     desk::{Finished, Hired, Part},
-    feedback::{Hire, Paid},
+    feedback::{CallPayment, Hire},
     roster::Entry,
 };
 use crate::{
@@ -35,7 +35,7 @@ pub(super) struct Answer {
     pub(super) ticket: u64,
     /// By output.
     pub(super) verdicts: Vec<Option<(EvaluatorId, Verdict)>>,
-    pub(super) payments: Vec<Paid>,
+    pub(super) payments: Vec<CallPayment>,
     pub(super) failure: Option<Failure>,
 }
 
@@ -67,7 +67,7 @@ impl Waiting {
     }
 
     /// As it is told to the student.
-    pub(super) fn hire(&self, payments: Vec<Paid>, failure: Option<Failure>) -> Hire {
+    pub(super) fn hire(&self, payments: Vec<CallPayment>, failure: Option<Failure>) -> Hire {
         let Hired { card, url, .. } = &self.hired;
         Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure }
     }
@@ -154,7 +154,7 @@ fn record(inner: &Inner, evidence: Vec<Evidence>, examination: Usdc, now: u64) {
         }
     }
     if examination > Usdc::ZERO
-        && let Err(error) = inner.evidence.note_examination(examination)
+        && let Err(error) = inner.evidence.record_exploration_cost(examination)
     {
         tracing::warn!(%error, "what an examination has cost could not be recorded");
     }
@@ -247,12 +247,12 @@ async fn new_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>> {
 /// Whether what was demanded for so many outputs, or that nobody was there, is what the new card says.
 fn is_explained(error: &EvaluateError, outputs: usize, old: &VerifiedCard, new: &VerifiedCard) -> bool {
     match error {
-        EvaluateError::PriceLie { asked, .. } => {
+        EvaluateError::PriceMismatch { asked, .. } => {
             let price: Option<U256> = new.pricing().price_of(outputs).map(Into::into);
             price == Some(*asked)
         }
-        EvaluateError::PayeeLie { .. } => false,
-        EvaluateError::TokenLie { network, asset } => {
+        EvaluateError::PayeeMismatch { .. } => false,
+        EvaluateError::TokenMismatch { network, asset } => {
             new.pricing().accepts.iter().any(|token| (token.network, token.asset) == (*network, *asset))
         }
         _ => new.endpoint() != old.endpoint(),

@@ -10,7 +10,7 @@ use url::Url;
 use super::{
     Failure, StudentError, Truth,
     books::Ledger,
-    feedback::Paid,
+    feedback::CallPayment,
     gold::Golds,
     norms::Norms,
     purse::Purse,
@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     EvaluateError, Submission, VerifiedCard,
-    client::Bought,
-    evidence::{Evidence, EvidenceLog, Outcome, Voice},
+    client::PaidEvaluation,
+    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     selection::{Candidate, Choice, Job, Observation, Panel, Selector, Skill, Skills},
 };
 
@@ -87,7 +87,7 @@ pub(super) struct Hired {
 /// What came of one request.
 pub(super) struct Part {
     pub(super) range: std::ops::Range<usize>,
-    pub(super) result: Result<Bought, EvaluateError>,
+    pub(super) result: Result<PaidEvaluation, EvaluateError>,
     /// What is made of the error, if that is not what it looks like.
     pub(super) excuse: Option<Failure>,
 }
@@ -116,7 +116,7 @@ pub(super) struct Finished {
     /// What was signed only to see how good somebody is.
     pub(super) examination: Usdc,
     pub(super) failure: Option<Failure>,
-    pub(super) payments: Vec<Paid>,
+    pub(super) payments: Vec<CallPayment>,
     /// Whether somebody still waits for it.
     pub(super) in_time: bool,
 }
@@ -157,7 +157,7 @@ impl Desk {
         self.roster.number_skills(&self.skills);
         heard.for_each(|evidence| {
             if let Some(payment) = evidence.payment.filter(|_| evidence.skill == name) {
-                self.selector.hear(payment.payer, &evidence.observation(skill));
+                self.selector.learn_report(payment.payer, &evidence.observation(skill));
             }
         });
         Ok(skill)
@@ -179,7 +179,7 @@ impl Desk {
         if let Some(least) = self.market.iter().map(cost).min()
             && least > remaining
         {
-            return Err(StudentError::NoMoney { remaining, least });
+            return Err(StudentError::BudgetExhausted { remaining, least });
         }
         let (tasks, audits) = self.horizon;
         let tasks_left = tasks.saturating_sub(self.ledger.tasks).max(1);
@@ -224,7 +224,7 @@ impl Desk {
         let Open { choice: Choice { evaluator, promised, .. }, skill, started, .. } = *open;
         if started {
             // It may yet be paid.
-            let outcome = Outcome::Timeout;
+            let outcome = CallOutcome::Timeout;
             self.selector.learn(&Observation { evaluator, skill, paid: promised, at: now, outcome });
         }
         if let Some(entry) = self.roster.find(evaluator) {
@@ -248,7 +248,7 @@ impl Desk {
         let audited = truth.filter(|_| !overdue).and_then(|truth| Some((self.draw_answered(parts)?, truth)));
         for (at, part) in parts.iter().enumerate() {
             let outcome = match &part.result {
-                _ if overdue => Some(Outcome::Timeout),
+                _ if overdue => Some(CallOutcome::Timeout),
                 Ok(bought) => {
                     let truth = audited.filter(|(audited, _)| *audited == at).map(|(_, truth)| truth.part(&part.range));
                     Some(self.note(evaluator, skill, bought, truth))
@@ -266,7 +266,7 @@ impl Desk {
                 super::books::add(&mut signed, receipt.amount);
             }
             let Some(outcome) = outcome else { continue };
-            let payment = receipt.map(|receipt| Voice { payer: receipt.payer, nonce: receipt.nonce });
+            let payment = receipt.map(|receipt| PaymentId { payer: receipt.payer, nonce: receipt.nonce });
             let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
             let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
             let seen = Evidence { payment, evaluator, skill: name.to_owned(), at: now, paid, outcome };
@@ -278,12 +278,12 @@ impl Desk {
         }
         self.purse.settle(open.as_ref().map_or(Usdc::ZERO, |open| open.choice.promised), signed);
         if let Some(open) = open {
-            self.selector.settle(&open.choice, signed);
+            self.selector.record_cost(&open.choice, signed);
         }
         if overdue && let Some(entry) = self.roster.find(evaluator) {
             entry.overdue = entry.overdue.saturating_sub(1);
         }
-        let payments = parts.iter().filter_map(Part::receipt).map(Paid::from).collect();
+        let payments = parts.iter().filter_map(Part::receipt).map(CallPayment::from).collect();
         let examination = if hired.examined { signed } else { Usdc::ZERO };
         Finished { evidence, examination, failure: first, payments, in_time: !overdue }
     }
@@ -299,7 +299,7 @@ impl Desk {
     }
 
     /// What an evaluation says about who gave it.
-    fn note(&mut self, evaluator: Address, skill: Skill, bought: &Bought, truth: Option<Truth>) -> Outcome {
+    fn note(&mut self, evaluator: Address, skill: Skill, bought: &PaidEvaluation, truth: Option<Truth>) -> CallOutcome {
         let verdicts = &bought.evaluation.verdicts;
         for verdict in verdicts.iter() {
             self.norms.learn(evaluator, skill, verdict.score.get(), verdict.confidence.get());

@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[non_exhaustive]
 pub struct DiscoveryReport {
     /// Evaluators that can be hired, those that were known before included.
-    pub found: Vec<Found>,
+    pub found: Vec<FoundEvaluator>,
     /// Who was named and is no evaluator to hire.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedEvaluator>,
     /// Sources that named nobody, and why.
     pub failed: Vec<SourceError>,
     /// How many more were named than are looked at.
@@ -37,7 +37,7 @@ pub struct DiscoveryReport {
 /// An evaluator that can be hired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Found {
+pub struct FoundEvaluator {
     /// Where it is.
     pub url: Url,
     /// Who is paid.
@@ -51,7 +51,7 @@ pub struct Found {
 /// Somebody who is not hired.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Refused {
+pub struct RefusedEvaluator {
     /// Where.
     pub url: Url,
     /// Why.
@@ -91,7 +91,7 @@ pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
             Err(RefusedReason::SamePayee(_) | RefusedReason::Full(_)) => waiting.push((place, card)),
             entered => report.note(place, entered),
         },
-        Err(error) => report.refused.push(Refused { url: place.0, reason: error.into() }),
+        Err(error) => report.refused.push(RefusedEvaluator { url: place.0, reason: error.into() }),
     })
     .await;
     let others: HashMap<Url, bool> = waiting.iter().filter_map(|((url, _), card)| round.unseen(url, card)).collect();
@@ -111,10 +111,10 @@ pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
 }
 
 impl DiscoveryReport {
-    fn note(&mut self, (url, _): Place, entered: Result<Found, RefusedReason>) {
+    fn note(&mut self, (url, _): Place, entered: Result<FoundEvaluator, RefusedReason>) {
         match entered {
             Ok(found) => self.found.push(found),
-            Err(reason) => self.refused.push(Refused { url, reason }),
+            Err(reason) => self.refused.push(RefusedEvaluator { url, reason }),
         }
     }
 }
@@ -228,7 +228,7 @@ async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
 }
 
 /// Enters whoever's card is at a place, if there is a place for it.
-fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<Found, RefusedReason> {
+fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvaluator, RefusedReason> {
     let (url, card) = (&place.0, &fetched.card);
     let accepts = &card.pricing().accepts;
     let is_ours = |token: &crate::AcceptedToken| {
@@ -258,7 +258,7 @@ fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<Found, Refus
     // Only now: who is refused may have as many URLs as it likes.
     inner.cards.keep(fetched)?;
     let is_new = desk.roster.enter(place.clone(), card.clone(), &desk.skills, first_seen)?;
-    Ok(Found { url: url.clone(), evaluator, name, is_new })
+    Ok(FoundEvaluator { url: url.clone(), evaluator, name, is_new })
 }
 
 /// Forgets whom a place had paid that nobody is at any more, unless that was ever asked for a verdict.

@@ -10,8 +10,8 @@ use tokio::{
 use tower_x402::Usdc;
 
 use super::{
-    Failure, Feedback, Inner, Opinion, OutputFeedback, StudentError, Truth,
-    aggregate::{self, Habit, Voice},
+    Failure, Feedback, Inner, OutputFeedback, PanelVerdict, StudentError, Truth,
+    aggregate::{self, Habit, MemberScore},
     call::{self, Answer, Waiting, Work},
     desk::{Desk, Hired, Wanted},
     feedback::Hire,
@@ -36,7 +36,7 @@ pub(super) async fn run(
         let name = &*submission.task.skill;
         // Only what somebody judges gets a number.
         if !desk.roster.judges(name) {
-            return Err(StudentError::NobodyKnown { skill: name.to_owned() });
+            return Err(StudentError::NoEvaluators { skill: name.to_owned() });
         }
         let skill = desk.skill(name, &inner.heard)?;
         let now = inner.clock.now();
@@ -156,7 +156,7 @@ impl Panel<'_> {
 
     fn feedback(mut self) -> Feedback {
         let mut hires: Vec<_> =
-            self.waiting.iter().map(|waiting| waiting.hire(Vec::new(), Some(Failure::Late))).collect();
+            self.waiting.iter().map(|waiting| waiting.hire(Vec::new(), Some(Failure::Timeout))).collect();
         let mut outputs = vec![Vec::new(); self.shape.outputs];
         self.said.sort_by_key(|(at, _)| *at);
         for (at, answer) in self.said {
@@ -167,7 +167,7 @@ impl Panel<'_> {
         }
         let outputs = {
             let desk = self.inner.desk();
-            let common = desk.norms.common(self.skill, |judge| desk.selector.accuracy(judge, self.skill));
+            let common = desk.norms.common(self.skill, |judge| desk.selector.expected_accuracy(judge, self.skill));
             outputs.into_iter().map(|opinions| weigh(&desk, self.skill, &common, opinions)).collect()
         };
         let sum = |of: fn(&Hire) -> Usdc| {
@@ -182,23 +182,23 @@ impl Panel<'_> {
 fn weigh(desk: &Desk, skill: Skill, common: &Habit, opinions: Vec<(Address, EvaluatorId, Verdict)>) -> OutputFeedback {
     let voice = |(evaluator, _, verdict): &(Address, EvaluatorId, Verdict)| {
         let habit = desk.norms.of(*evaluator, skill);
-        let believed = desk.selector.accuracy(*evaluator, skill);
-        Voice {
+        let believed = desk.selector.expected_accuracy(*evaluator, skill);
+        MemberScore {
             score: aggregate::calibrate(verdict.score.get(), &habit, common),
             chance: aggregate::chance(believed, verdict.confidence.get(), &habit),
         }
     };
     let voices: Vec<_> = opinions.iter().map(voice).collect();
     let total: f64 = voices.iter().map(|voice| aggregate::weight(voice.chance)).sum();
-    let judged = aggregate::combine(&voices);
-    let opinion = |((evaluator, by, verdict), voice): ((Address, EvaluatorId, Verdict), &Voice)| Opinion {
+    let verdict = aggregate::combine(&voices);
+    let opinion = |((evaluator, by, verdict), voice): ((Address, EvaluatorId, Verdict), &MemberScore)| PanelVerdict {
         evaluator,
-        by,
+        evaluator_id: by,
         weight: if total > 0.0 { aggregate::weight(voice.chance) / total } else { 0.0 },
         calibrated: Score::clamped(voice.score),
         verdict,
     };
-    let mut opinions: Vec<_> = opinions.into_iter().zip(&voices).map(opinion).collect();
-    opinions.sort_by(|a, b| b.weight.total_cmp(&a.weight));
-    OutputFeedback { judged, opinions }
+    let mut members: Vec<_> = opinions.into_iter().zip(&voices).map(opinion).collect();
+    members.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    OutputFeedback { verdict, members }
 }

@@ -9,7 +9,7 @@ use tower_x402::{
     client::{PaymentError, Refusal},
 };
 
-use crate::{EvaluateError, evidence::Outcome};
+use crate::{EvaluateError, evidence::CallOutcome};
 
 /// The longest detail that is kept, in characters.
 const DETAIL: usize = 200;
@@ -21,7 +21,8 @@ const DETAIL: usize = 200;
 pub enum Failure {
     /// It did not answer before the deadline. What was signed for it may still be executed.
     #[error("it did not answer in time")]
-    Late,
+    #[serde(rename = "late")]
+    Timeout,
     /// It could not be reached, or broke off, or its server failed.
     #[error("it could not be reached, or broke off: {detail}")]
     Unreachable {
@@ -30,13 +31,15 @@ pub enum Failure {
     },
     /// It answered something that is no evaluation, or took money and refused, or its demand cannot be read or met.
     #[error("it answered no evaluation: {detail}")]
-    Garbage {
+    #[serde(rename = "garbage")]
+    InvalidAnswer {
         /// What is wrong with it.
         detail: String,
     },
     /// It demanded another price than its card says. Nothing was signed.
     #[error("it demands {asked} atomic units where its card says {said}")]
-    PriceLie {
+    #[serde(rename = "priceLie")]
+    PriceMismatch {
         /// By the card.
         said: Usdc,
         /// By the 402, in atomic units.
@@ -44,7 +47,8 @@ pub enum Failure {
     },
     /// It wanted somebody else to be paid than its card says. Nothing was signed.
     #[error("it wants {asked} to be paid where its card says {said}")]
-    PayeeLie {
+    #[serde(rename = "payeeLie")]
+    PayeeMismatch {
         /// By the card.
         said: Address,
         /// By the 402.
@@ -52,7 +56,8 @@ pub enum Failure {
     },
     /// It wanted to be paid in a token, or on a chain, that its card does not accept. Nothing was signed.
     #[error("it wants {asset} on {network}, which its card does not accept")]
-    TokenLie {
+    #[serde(rename = "tokenLie")]
+    TokenMismatch {
         /// The chain, by the 402.
         network: Network,
         /// The token, by the 402.
@@ -89,16 +94,18 @@ impl Failure {
         let was_paid = error.receipt().is_some_and(|receipt| receipt.outcome.is_paid());
         match error {
             EvaluateError::NotOffered(what) => Self::NotPaid { detail: short(what) },
-            EvaluateError::PriceLie { said, asked } => Self::PriceLie { said: *said, asked: asked.to_string() },
-            EvaluateError::PayeeLie { said, asked } => Self::PayeeLie { said: *said, asked: *asked },
-            EvaluateError::TokenLie { network, asset } => Self::TokenLie { network: *network, asset: *asset },
-            EvaluateError::NoOffer => Self::Garbage { detail: short(error) },
+            EvaluateError::PriceMismatch { said, asked } => {
+                Self::PriceMismatch { said: *said, asked: asked.to_string() }
+            }
+            EvaluateError::PayeeMismatch { said, asked } => Self::PayeeMismatch { said: *said, asked: *asked },
+            EvaluateError::TokenMismatch { network, asset } => Self::TokenMismatch { network: *network, asset: *asset },
+            EvaluateError::NoOffer => Self::InvalidAnswer { detail: short(error) },
             EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: short(error) },
             EvaluateError::Payment(
                 PaymentError::Unreadable(_)
                 | PaymentError::Encode(_)
                 | PaymentError::Refused(Refusal::NoPayableOffer { .. } | Refusal::Redirected { .. }),
-            ) => Self::Garbage { detail: short(error) },
+            ) => Self::InvalidAnswer { detail: short(error) },
             EvaluateError::Payment(_) => Self::NotPaid { detail: short(error) },
             EvaluateError::NotPublic => Self::Unreachable { detail: short(error) },
             EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: short(source) },
@@ -109,22 +116,22 @@ impl Failure {
                     Self::PaymentFailed { detail: short(reason.unwrap_or(detail)) }
                 }
                 500..=599 if !was_paid => Self::Unreachable { detail: short(error) },
-                _ => Self::Garbage { detail: short(error) },
+                _ => Self::InvalidAnswer { detail: short(error) },
             },
-            EvaluateError::InvalidEvaluation { .. } => Self::Garbage { detail: short(error) },
+            EvaluateError::InvalidEvaluation { .. } => Self::InvalidAnswer { detail: short(error) },
         }
     }
 
     /// What the selector is told; `None` if there is nothing to be told.
-    pub(super) const fn outcome(&self) -> Option<Outcome> {
+    pub(super) const fn outcome(&self) -> Option<CallOutcome> {
         match self {
-            Self::Late | Self::Unreachable { .. } | Self::Declined { .. } | Self::PaymentFailed { .. } => {
-                Some(Outcome::Timeout)
+            Self::Timeout | Self::Unreachable { .. } | Self::Declined { .. } | Self::PaymentFailed { .. } => {
+                Some(CallOutcome::Timeout)
             }
-            Self::Garbage { .. } => Some(Outcome::Garbage),
-            Self::PriceLie { .. } => Some(Outcome::PriceLie),
-            Self::PayeeLie { .. } => Some(Outcome::PayeeLie),
-            Self::TokenLie { .. } => Some(Outcome::TokenLie),
+            Self::InvalidAnswer { .. } => Some(CallOutcome::InvalidAnswer),
+            Self::PriceMismatch { .. } => Some(CallOutcome::PriceMismatch),
+            Self::PayeeMismatch { .. } => Some(CallOutcome::PayeeMismatch),
+            Self::TokenMismatch { .. } => Some(CallOutcome::TokenMismatch),
             Self::TermsChanged | Self::NotPaid { .. } => None,
         }
     }
@@ -133,9 +140,9 @@ impl Failure {
     pub(super) const fn may_be_the_cards(&self) -> bool {
         matches!(
             self,
-            Self::PriceLie { .. }
-                | Self::PayeeLie { .. }
-                | Self::TokenLie { .. }
+            Self::PriceMismatch { .. }
+                | Self::PayeeMismatch { .. }
+                | Self::TokenMismatch { .. }
                 | Self::Declined { status: 404 | 405 | 410 | 421, .. }
         )
     }

@@ -13,7 +13,7 @@ use crate::{Confidence, EvaluatorId, Preference, Reward, Score, TaskId, Verdict}
 
 /// What a panel said about a submission, and what it cost.
 ///
-/// An episode never fails because evaluators do: where nobody gave a verdict that is worth anything, [`judged`](OutputFeedback::judged)
+/// An episode never fails because evaluators do: where nobody gave a verdict that is worth anything, [`verdict`](OutputFeedback::verdict)
 /// is `None`, and `hires` say why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,16 +38,18 @@ pub struct Feedback {
 #[non_exhaustive]
 pub struct OutputFeedback {
     /// What the panel says as a whole; `None` if nobody answered whose word is worth more than a coin's.
-    pub judged: Option<Judged>,
+    #[serde(rename = "judged")]
+    pub verdict: Option<AggregateVerdict>,
     /// What each member says, whoever is believed most first.
-    pub opinions: Vec<Opinion>,
+    #[serde(rename = "opinions")]
+    pub members: Vec<PanelVerdict>,
 }
 
 /// A verdict of several.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Judged {
+pub struct AggregateVerdict {
     /// How good the output is: the members' scores on a common scale, weighted by how much each is believed.
     pub score: Score,
     /// The score, stretched to -1 to 1. Rewards that evaluators give are on scales of their own, and stand with their verdicts.
@@ -61,11 +63,12 @@ pub struct Judged {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Opinion {
+pub struct PanelVerdict {
     /// Who is paid for it.
     pub evaluator: Address,
     /// What it calls itself.
-    pub by: EvaluatorId,
+    #[serde(rename = "by")]
+    pub evaluator_id: EvaluatorId,
     /// Its share of what the panel says: from 0 to 1, all together 1, unless nobody's word is worth anything.
     pub weight: f64,
     /// Its score on the common scale.
@@ -86,8 +89,8 @@ pub struct Hire {
     /// Where it is.
     pub url: Url,
     /// What was signed for it, one payment for each part of the submission. Of one that is late this is not known yet, and empty: it is in
-    /// the [books](super::Student::books) when it is known.
-    pub payments: Vec<Paid>,
+    /// the [books](super::Student::spending) when it is known.
+    pub payments: Vec<CallPayment>,
     /// Why some or all of its verdicts are missing; `None` if it did what it was hired for.
     pub failure: Option<Failure>,
 }
@@ -96,7 +99,7 @@ pub struct Hire {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Paid {
+pub struct CallPayment {
     /// How much.
     pub amount: Usdc,
     /// How it ended.
@@ -114,7 +117,8 @@ pub struct Paid {
 impl Feedback {
     /// Of a pair, which one the panel prefers.
     pub fn preference(&self) -> Option<Preference> {
-        let [OutputFeedback { judged: Some(first), .. }, OutputFeedback { judged: Some(second), .. }] = &*self.outputs
+        let [OutputFeedback { verdict: Some(first), .. }, OutputFeedback { verdict: Some(second), .. }] =
+            &*self.outputs
         else {
             return None;
         };
@@ -126,8 +130,8 @@ impl Feedback {
     }
 
     /// How many outputs have a verdict that is worth something.
-    pub fn judged(&self) -> usize {
-        self.outputs.iter().filter(|output| output.judged.is_some()).count()
+    pub fn judged_outputs(&self) -> usize {
+        self.outputs.iter().filter(|output| output.verdict.is_some()).count()
     }
 }
 
@@ -143,7 +147,7 @@ impl Hire {
     }
 }
 
-impl From<&Receipt> for Paid {
+impl From<&Receipt> for CallPayment {
     fn from(receipt: &Receipt) -> Self {
         let Receipt { outcome, transaction, network, amount, payer, nonce, .. } = *receipt;
         Self { amount, outcome, transaction, network, payer, nonce }

@@ -25,12 +25,12 @@ use std::{
 };
 
 use alloy_primitives::Address;
-pub use books::{Account, Books};
+pub use books::{EvaluatorAccount, SpendingReport};
 pub use builder::StudentBuilder;
 use desk::Desk;
-pub use discovery::{DiscoveryReport, Found, Refused, RefusedReason};
+pub use discovery::{DiscoveryReport, FoundEvaluator, RefusedEvaluator, RefusedReason};
 pub use failure::Failure;
-pub use feedback::{Feedback, Hire, Judged, Opinion, OutputFeedback, Paid};
+pub use feedback::{AggregateVerdict, CallPayment, Feedback, Hire, OutputFeedback, PanelVerdict};
 pub use gold::Gold;
 pub use source::{CardSource, SourceError};
 use tokio::sync::{Semaphore, watch};
@@ -57,14 +57,14 @@ use super::{
 /// let student = Student::builder(Payer::builder(key).budget(budget).build())
 ///     .source(DiscoveryClient::builder("https://x402.org/facilitator").build()?)
 ///     .tasks(500)
-///     .panel(3)
+///     .panel_size(3)
 ///     .build()?;
 /// student.discover().await;
 /// let task = Task::new("reasoning", "Why is the sky blue?")?;
 /// let answers = Submission::group(task, ["Because of Rayleigh scattering.", "It just is."])?;
 /// let feedback = student.evaluate(&answers).await?;
 /// for output in &feedback.outputs {
-///     println!("{:?}", output.judged);
+///     println!("{:?}", output.verdict);
 /// }
 /// # Ok(()) }
 /// ```
@@ -88,7 +88,7 @@ use super::{
 /// # Clones and tasks
 ///
 /// Clones are the same student. It may be asked from many tasks at once. What is under way when the asking future is dropped goes on in the
-/// background, so that the books are true: see [`settled`](Self::settled).
+/// background, so that the books are true: see [`wait_until_idle`](Self::wait_until_idle).
 #[derive(Clone)]
 pub struct Student(Arc<Inner>);
 
@@ -143,16 +143,16 @@ impl Student {
     /// may be examined with it, in the background.
     ///
     /// # Errors
-    /// [`StudentError::Unfit`] if the truth is not one about such outputs, and what [`evaluate`](Self::evaluate) returns.
+    /// [`StudentError::TruthMismatch`] if the truth is not one about such outputs, and what [`evaluate`](Self::evaluate) returns.
     pub async fn evaluate_known(&self, submission: &Submission, truth: &Truth) -> Result<Feedback, StudentError> {
         if !truth.fits(submission) {
-            return Err(StudentError::Unfit);
+            return Err(StudentError::TruthMismatch);
         }
         episode::run(&self.0, submission, Some(truth.clone())).await
     }
 
     /// What was bought from whom.
-    pub fn books(&self) -> Books {
+    pub fn spending(&self) -> SpendingReport {
         let budget = self.budget();
         let mut desk = self.0.desk();
         let desk = &mut *desk;
@@ -161,7 +161,7 @@ impl Student {
     }
 
     /// Waits until nothing is under way in the background: audits, and calls that nobody waited for to the end.
-    pub async fn settled(&self) {
+    pub async fn wait_until_idle(&self) {
         // The sender is in `self`, so that waiting cannot fail.
         let _ = self.0.calls.subscribe().wait_for(|calls| *calls == 0).await;
     }
@@ -172,33 +172,34 @@ impl Student {
     /// Whether it was news: a payment speaks once, and not any more if it is older than what was forgotten.
     ///
     /// # Errors
-    /// [`EvidenceError`] if the record is not taken; [`EvidenceError::Own`] if it names no payment, one of this student's own, or one
+    /// [`EvidenceError`] if the record is not taken; [`EvidenceError::NotAReport`] if it names no payment, one of this student's own, or one
     /// to the payer itself.
-    pub fn hear(&self, evidence: Evidence) -> Result<bool, EvidenceError> {
+    pub fn add_report(&self, evidence: Evidence) -> Result<bool, EvidenceError> {
         let is_foreign = |payer: &Address| *payer != self.0.payer.address() && *payer != evidence.evaluator;
-        let payer = evidence.payment.map(|payment| payment.payer).filter(is_foreign).ok_or(EvidenceError::Own)?;
+        let payer =
+            evidence.payment.map(|payment| payment.payer).filter(is_foreign).ok_or(EvidenceError::NotAReport)?;
         let mut desk = self.0.desk();
         let skill = desk.skills.get(&evidence.skill);
         let observation = skill.map(|skill| evidence.observation(skill));
         match self.0.heard.record(evidence, self.0.clock.now()) {
             Ok(()) => {}
-            Err(EvidenceError::Spoken | EvidenceError::TooOld) => return Ok(false),
+            Err(EvidenceError::Duplicate | EvidenceError::TooOld) => return Ok(false),
             Err(error) => return Err(error),
         }
         if let Some(observation) = observation {
-            desk.selector.hear(payer, &observation);
+            desk.selector.learn_report(payer, &observation);
         }
         Ok(true)
     }
 
     /// The probability, as far as the selector believes, that a verdict of this evaluator is right; `None` if it has no opinion.
-    pub fn believed(&self, evaluator: Address, skill: &str) -> Option<f64> {
+    pub fn expected_accuracy(&self, evaluator: Address, skill: &str) -> Option<f64> {
         let desk = self.0.desk();
-        desk.selector.accuracy(evaluator, desk.skills.get(skill)?)
+        desk.selector.expected_accuracy(evaluator, desk.skills.get(skill)?)
     }
 
     /// How many evaluators are known.
-    pub fn known(&self) -> usize {
+    pub fn known_evaluators(&self) -> usize {
         self.0.desk().roster.len()
     }
 
@@ -208,7 +209,7 @@ impl Student {
     }
 
     /// What others said.
-    pub fn heard(&self) -> &EvidenceLog {
+    pub fn reports(&self) -> &EvidenceLog {
         &self.0.heard
     }
 
@@ -253,13 +254,13 @@ impl fmt::Debug for Inner {
 pub enum StudentError {
     /// Nobody who is known judges this. Discover evaluators, from other sources if need be.
     #[error("nobody is known who judges {skill:?}")]
-    NobodyKnown {
+    NoEvaluators {
         /// What is to be judged.
         skill: String,
     },
     /// The budget covers nobody any more.
     #[error("{remaining} remain, and whoever asks for the least asks for {least}")]
-    NoMoney {
+    BudgetExhausted {
         /// What is left, without what is promised.
         remaining: Usdc,
         /// What the cheapest would cost.
@@ -273,7 +274,7 @@ pub enum StudentError {
     },
     /// The truth is about other outputs.
     #[error("the truth is not one about these outputs")]
-    Unfit,
+    TruthMismatch,
     /// The machine's TLS configuration cannot be used.
     #[error("no HTTP client could be made")]
     Http,

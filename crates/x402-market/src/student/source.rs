@@ -22,7 +22,7 @@ pub trait CardSource: Send + Sync + 'static {
 
     /// Whether it names whom strangers told it of. These are not to be on this machine or in a private network, unless the student
     /// is [told otherwise](super::StudentBuilder::private_hosts). It does, if it does not say that it does not.
-    fn names_strangers(&self) -> bool {
+    fn is_untrusted(&self) -> bool {
         true
     }
 }
@@ -45,7 +45,7 @@ impl CardSource for Url {
         Ok(vec![self.clone()])
     }
 
-    fn names_strangers(&self) -> bool {
+    fn is_untrusted(&self) -> bool {
         false
     }
 }
@@ -56,7 +56,7 @@ impl CardSource for Vec<Url> {
         Ok(self.clone())
     }
 
-    fn names_strangers(&self) -> bool {
+    fn is_untrusted(&self) -> bool {
         false
     }
 }
@@ -106,8 +106,8 @@ impl<S: CardSource + ?Sized> CardSource for Arc<S> {
         self.as_ref().evaluators().await
     }
 
-    fn names_strangers(&self) -> bool {
-        self.as_ref().names_strangers()
+    fn is_untrusted(&self) -> bool {
+        self.as_ref().is_untrusted()
     }
 }
 
@@ -117,7 +117,7 @@ impl<S: CardSource + ?Sized> CardSource for Box<S> {
         self.as_ref().evaluators().await
     }
 
-    fn names_strangers(&self) -> bool {
-        self.as_ref().names_strangers()
+    fn is_untrusted(&self) -> bool {
+        self.as_ref().is_untrusted()
     }
 }

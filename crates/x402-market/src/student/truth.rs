@@ -3,7 +3,7 @@
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
-use crate::{Evaluation, Outputs, Preference, Submission, Verdict, evidence::Outcome};
+use crate::{Evaluation, Outputs, Preference, Submission, Verdict, evidence::CallOutcome};
 
 /// The truth about the outputs of a submission.
 ///
@@ -48,14 +48,14 @@ impl Truth {
 ///
 /// One payment is one voice, so of a group one verdict is noted, drawn at random: its score, its confidence, and whether it is right.
 /// How often what is noted is right is then how often verdicts are.
-pub(super) fn note(verdicts: &[Verdict], truth: Option<&Truth>, rng: &mut impl rand::Rng) -> Outcome {
+pub(super) fn note(verdicts: &[Verdict], truth: Option<&Truth>, rng: &mut impl rand::Rng) -> CallOutcome {
     if verdicts.is_empty() {
-        return Outcome::Garbage;
+        return CallOutcome::InvalidAnswer;
     }
     let at = rng.random_range(0..verdicts.len());
     let verdict = &verdicts[at];
     let right = truth.map(|truth| truth.agrees(verdicts, at));
-    Outcome::answered(verdict.score.get(), Some(verdict.confidence.get()), right)
+    CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), right)
 }
 
 impl Truth {
@@ -83,7 +83,7 @@ mod tests {
     fn right(scores: &[f64], truth: &Truth, seed: u64) -> Option<bool> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         match note(&verdicts(scores), Some(truth), &mut rng) {
-            Outcome::Answered { right, .. } => right,
+            CallOutcome::Answered { right, .. } => right,
             other => panic!("{other:?}"),
         }
     }

@@ -88,6 +88,8 @@ pub mod devnet;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;
+#[cfg(all(feature = "devnet", feature = "remote", feature = "reqwest", feature = "server", feature = "sqlite"))]
+pub mod guide;
 #[cfg(feature = "facilitator")]
 pub mod ledger;
 mod network;

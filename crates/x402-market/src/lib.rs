@@ -116,6 +116,8 @@ pub mod directory;
 mod evaluation;
 mod evaluator;
 pub mod evidence;
+#[cfg(feature = "onchain")]
+pub mod guide;
 pub mod judge;
 mod measure;
 mod message;

@@ -52,6 +52,11 @@ impl Wrong {
         self.open += other.open;
         self.untrue += other.untrue;
     }
+
+    pub(crate) fn sum(&self) -> usize {
+        let Self { lost, doubled, reworked, unanswered, open, untrue } = self;
+        lost + doubled + reworked + unanswered + open + untrue
+    }
 }
 
 /// What came of a case.

@@ -1,4 +1,4 @@
-//! The page about bad peers names tests that exist.
+//! Documents are true as far as a program can tell: the tests that they name and the files that they link to exist.
 
 use std::fs;
 
@@ -9,9 +9,10 @@ fn named(page: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn every_test_that_the_page_names_exists() {
+fn every_test_that_a_document_names_exists() {
     let root = support::repository();
-    let page = fs::read_to_string(root.join("docs/bad-peers.md")).unwrap();
+    let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
+    let page = ["docs/bad-peers.md", "README.md", "COMPARE.md"].map(read).concat();
     let tests = named(&page);
     for (file, test) in &tests {
         let source = fs::read_to_string(root.join(format!("tests/{file}.rs")))
@@ -38,4 +39,29 @@ fn every_row_of_the_page_names_a_test() {
     for row in rows {
         assert!(!named(row).is_empty(), "{row}");
     }
+}
+
+#[test]
+fn every_file_that_a_document_links_to_exists() {
+    let root = support::repository();
+    let mut links = 0;
+    for directory in [".", "docs", "docs/guide", "tests", "fuzz", "crates/x402-market", "crates/x402-market/docs/guide"]
+    {
+        for entry in fs::read_dir(root.join(directory)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let page = fs::read_to_string(&path).unwrap();
+            let inline = page.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            let references =
+                page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ").map(|(_, to)| to));
+            let files = inline.chain(references).map(|link| link.split('#').next().unwrap_or_default());
+            for file in files.filter(|file| !file.is_empty() && !file.contains("://")) {
+                assert!(path.with_file_name(file).exists(), "{} links to {file}", path.display());
+                links += 1;
+            }
+        }
+    }
+    assert!(links > 100, "{links}");
 }

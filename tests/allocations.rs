@@ -93,8 +93,8 @@ async fn no_request_allocates_more_than_it_did() {
     let wrong: Vec<String> = [
         judge("an unpaid request", unpaid, 7.0),
         judge("an unpaid request that names its host", named, 7.0),
-        judge("a paid request, signed by a key", by_key, 26.0),
-        judge("a paid request, signed by a wallet", by_wallet, 30.0),
+        judge("a paid request, signed by a key", by_key, 38.0),
+        judge("a paid request, signed by a wallet", by_wallet, 42.0),
         judge("a payment by a client, beside its two requests", paying - asked_twice, 60.0),
     ]
     .into_iter()

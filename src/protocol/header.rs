@@ -36,7 +36,7 @@ pub fn decode_header<T: DeserializeOwned>(value: &[u8], limit: usize) -> Result<
 }
 
 /// The JSON in a header value of at most `limit` bytes.
-pub(crate) fn decode_text(value: &[u8], limit: usize) -> Result<String, DecodeError> {
+fn decode_text(value: &[u8], limit: usize) -> Result<String, DecodeError> {
     if value.len() > limit {
         return Err(DecodeError::TooLarge { size: value.len(), limit });
     }

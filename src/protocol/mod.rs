@@ -29,8 +29,6 @@ mod verbatim;
 mod version;
 
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
-#[cfg(feature = "server")]
-pub(crate) use header::decode_text;
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,
 };

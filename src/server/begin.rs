@@ -57,7 +57,7 @@ impl Purchase {
             Err(refusal) => return Err(Missing::Refused(sale.refuse(&refusal))),
         };
         sale.version = header.version;
-        let claim = match Claim::read(header, sale.config.limits.payment_header, &sale.config.frames) {
+        let claim = match Claim::read(header, sale.config.limits.payment_header) {
             Ok(claim) => claim,
             Err(refusal) => return Err(Missing::Refused(sale.refuse(&refusal))),
         };
@@ -65,13 +65,7 @@ impl Purchase {
         let refused = |refusal| Missing::Refused(sale.refuse(&refusal));
         let id = claim.id(sale.config.asks_for_ids).map_err(refused)?;
         match presented::find(&sale.config, &sale.offers, &claim) {
-            Ok(presented) => {
-                // What has a name of its own does not come again.
-                if id.is_none() {
-                    claim.teach(&sale.config.frames);
-                }
-                Ok(Self::of(sale, &claim, id, presented, parts))
-            }
+            Ok(presented) => Ok(Self::of(sale, &claim, id, presented, parts)),
             Err(Missed::Refused(refusal)) => Err(refused(refusal)),
             Err(Missed::Unknown(rejection)) => Err(Missing::Unknown(Box::new(Unknown { sale, claim, id, rejection }))),
         }

@@ -13,7 +13,6 @@ use super::{
     config::{Classifier, Config, Limits, UNPROVEN, UNPROVEN_PATIENCE},
     deferred::DeferredPolicy,
     fingerprint::HEADERS,
-    frames::Frames,
     layer::RequirePaymentLayer,
     line::WaitingLine,
     offer::{Catalogue, Location, Way},
@@ -469,7 +468,6 @@ impl RequirePaymentLayerBuilder {
             asks_for_ids: self.asks_for_ids,
             page: self.page,
             clock: self.clock,
-            frames: Frames::default(),
             in_progress: InProgress::default(),
         }))
     }

@@ -1,25 +1,19 @@
 //! What a payment header says, in whichever version of the protocol.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    frames::{Frame, Frames, Taken},
-    letters::{Spelled, Spelling},
-    offer::OnOffer,
-    refusal::Refusal,
-    usual_payload,
-};
+use super::{offer::OnOffer, refusal::Refusal};
 use crate::{
     network::Network,
     payment::{Echo, Rejection, Terms},
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentId, Reason, ResourceInfo, Verbatim, Version, bazaar,
-        decode_header, decode_text,
+        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, Reason, ResourceInfo, Verbatim, Version,
+        bazaar, decode_header,
         extensions::{altered, is_same},
         header_name, v1,
     },
@@ -50,61 +44,54 @@ impl<'a> Header<'a> {
 
 /// What a payment says it pays for, and with what.
 pub(super) struct Claim {
-    what: What,
-    payload: Result<Spelled, serde_json::Error>,
-    /// The text that it was read from and where in it the payload is, if it was not [known](Frames) but for that.
-    read: Option<(String, Range<usize>)>,
+    message: Message,
+    payload: Result<ExactPayload, serde_json::Error>,
 }
 
 /// The extensions of the 402.
 pub(super) type Offered<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
-enum What {
-    /// v2 echoes the offer.
-    Offer(Arc<Frame>),
-    /// v1 names scheme and network; the rest is in what was signed.
-    Named { scheme: String, network: String },
+enum Message {
+    /// Echoes the offer.
+    V2(PaymentPayload),
+    /// Names scheme and network; the rest is in what was signed.
+    V1(v1::PaymentPayload),
+}
+
+/// The part of a payload that says who pays.
+#[derive(Deserialize)]
+struct PayloadFrom {
+    authorization: AuthorizationFrom,
+}
+
+#[derive(Deserialize)]
+struct AuthorizationFrom {
+    from: String,
 }
 
 impl Claim {
-    pub(super) fn read(header: Header<'_>, limit: usize, frames: &Frames) -> Result<Self, Refusal> {
-        let refuse = |error| unreadable(&error, header);
-        let text = decode_text(header.value, limit).map_err(refuse)?;
-        match header.version {
-            Version::V1 => {
-                let read = serde_json::from_str(&text).map_err(DecodeError::Json).map_err(refuse)?;
-                let v1::PaymentPayload { scheme, network, payload, .. } = read;
-                Ok(Self {
-                    what: What::Named { scheme, network },
-                    payload: serde_json::from_str(payload.text()),
-                    read: None,
-                })
-            }
-            Version::V2 => {
-                let taken = frames.take(&text, usual_payload::read).map_err(DecodeError::Json).map_err(refuse)?;
-                let Taken { frame, payload, place } = taken;
-                Ok(Self { what: What::Offer(frame), payload, read: place.map(|place| (text, place)) })
-            }
-        }
-    }
-
-    /// Has the next payment like this one read faster.
-    pub(super) fn teach(&self, frames: &Frames) {
-        if let (What::Offer(frame), Some((text, place))) = (&self.what, &self.read) {
-            frames.keep(text, place.clone(), frame);
-        }
+    pub(super) fn read(header: Header<'_>, limit: usize) -> Result<Self, Refusal> {
+        let message = match header.version {
+            Version::V1 => decode_header(header.value, limit).map(Message::V1),
+            Version::V2 => decode_header(header.value, limit).map(Message::V2),
+        };
+        let message = message.map_err(|error| unreadable(&error, header))?;
+        let payload = message.payload().read();
+        Ok(Self { message, payload })
     }
 
     /// What was signed.
     pub(super) fn payload(&self) -> Result<&ExactPayload, Refusal> {
         let unreadable = |error| format!("the payload cannot be read: {error}");
         let refuse = |error| Refusal::malformed(Reason::InvalidPayload, unreadable(error));
-        self.payload.as_ref().map(|payload| &payload.exact).map_err(refuse)
+        self.payload.as_ref().map_err(refuse)
     }
 
-    /// How the payer writes its address.
-    pub(super) fn payer(&self) -> Spelling {
-        self.payload.as_ref().map_or(Spelling::default(), |payload| payload.payer)
+    /// The payer's address as the payer writes it: receipts name it in the same letters, as facilitators do that pass on what they
+    /// got. Empty if there is no payload to read it from.
+    pub(super) fn payer(&self) -> String {
+        serde_json::from_str(self.message.payload().text())
+            .map_or_else(|_| String::new(), |payload: PayloadFrom| payload.authorization.from)
     }
 
     /// The digest of what the payer calls the payment; v1 has no place for it. Only a layer that asks for ids refuses what is
@@ -160,45 +147,47 @@ impl Claim {
 
     /// v1 has no place for them.
     fn extensions(&self) -> Offered<'_> {
-        match &self.what {
-            What::Offer(frame) => frame.extensions.as_ref(),
-            What::Named { .. } => None,
+        match &self.message {
+            Message::V2(payment) => payment.extensions.as_ref(),
+            Message::V1(_) => None,
         }
     }
 
     fn resource(&self) -> Option<&Verbatim<ResourceInfo>> {
-        match &self.what {
-            What::Offer(frame) => frame.resource.as_ref(),
-            What::Named { .. } => None,
+        match &self.message {
+            Message::V2(payment) => payment.resource.as_ref(),
+            Message::V1(_) => None,
         }
     }
 
     /// Whether this may be the offer that is paid.
     pub(super) fn may_pay(&self, offer: &OnOffer) -> bool {
-        match &self.what {
-            What::Offer(frame) => offer.is_accepted_by(&frame.accepted),
-            What::Named { scheme, network } => scheme == "exact" && offer.v1_network == Some(network),
+        match &self.message {
+            Message::V2(payment) => offer.terms.is_accepted_by(&payment.accepted),
+            Message::V1(payment) => payment.scheme == "exact" && offer.v1_network == Some(&payment.network),
         }
     }
 
     /// Whether it does not contradict these terms, under which the same authorization was accepted before.
     pub(super) fn agrees_with(&self, terms: &Terms) -> bool {
-        match &self.what {
-            What::Offer(frame) => terms.is_accepted_by(&frame.accepted),
-            What::Named { scheme, network } => scheme == "exact" && terms.offer().network().v1_name() == Some(network),
+        match &self.message {
+            Message::V2(payment) => terms.is_accepted_by(&payment.accepted),
+            Message::V1(payment) => {
+                payment.scheme == "exact" && terms.offer().network().v1_name() == Some(&payment.network)
+            }
         }
     }
 
     /// The tokens that it may be in, of those on offer and the one it names itself.
     pub(super) fn tokens(&self, offers: &[OnOffer]) -> Vec<(Network, Address)> {
-        match &self.what {
-            What::Offer(frame) => {
-                let offer = frame.accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
+        match &self.message {
+            Message::V2(payment) => {
+                let offer = payment.accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
                 offer.map(|offer| (offer.network(), offer.asset.address)).into_iter().collect()
             }
-            What::Named { network, .. } => offers
+            Message::V1(payment) => offers
                 .iter()
-                .filter(|offer| offer.v1_network == Some(network))
+                .filter(|offer| offer.v1_network == Some(&payment.network))
                 .map(|offer| (offer.terms.offer().network(), offer.terms.offer().asset.address))
                 .collect(),
         }
@@ -206,20 +195,20 @@ impl Claim {
 
     /// Why it pays none of the offers.
     pub(super) fn not_on_offer(&self, offers: &[OnOffer]) -> Result<Rejection, Refusal> {
-        let (scheme, network) = match &self.what {
-            What::Offer(frame) => {
+        let (scheme, network) = match &self.message {
+            Message::V2(payment) => {
                 let unreadable = |error| format!("the accepted offer cannot be read: {error}");
-                let accepted = frame
+                let accepted = payment
                     .accepted
                     .read()
                     .map_err(|error| Refusal::malformed(Reason::InvalidPayload, unreadable(error)))?;
                 (accepted.scheme, accepted.network)
             }
-            What::Named { scheme, network } => (scheme.clone(), network.clone()),
+            Message::V1(payment) => (payment.scheme.clone(), payment.network.clone()),
         };
-        let on_network = |offer: &OnOffer| match self.what {
-            What::Offer(_) => offer.terms.offer().network().to_string() == network,
-            What::Named { .. } => offer.v1_network == Some(&network),
+        let on_network = |offer: &OnOffer| match self.message {
+            Message::V2(_) => offer.terms.offer().network().to_string() == network,
+            Message::V1(_) => offer.v1_network == Some(&network),
         };
         let (reason, detail) = if scheme != "exact" {
             (Reason::UnsupportedScheme, format!("scheme {scheme:?} is not on offer"))
@@ -231,6 +220,15 @@ impl Claim {
             (Reason::InvalidPaymentRequirements, detail.to_owned())
         };
         Ok(Rejection::new(reason, detail))
+    }
+}
+
+impl Message {
+    fn payload(&self) -> &Verbatim<ExactPayload> {
+        match self {
+            Self::V2(payment) => &payment.payload,
+            Self::V1(payment) => &payment.payload,
+        }
     }
 }
 
@@ -249,4 +247,99 @@ fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {
         return Refusal::malformed(Reason::InvalidX402Version, detail);
     }
     Refusal::malformed(Reason::InvalidPayload, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use base64_simd::STANDARD;
+
+    use super::*;
+
+    const ACCEPTED: &str = r#""accepted":{"scheme":"exact"}"#;
+    const SIGNATURE: &str = r#""signature":"0x0a0B""#;
+    const FROM: &str = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8";
+
+    fn authorization(from: &str) -> String {
+        format!(
+            r#""authorization":{{"from":"{from}","to":"0x90f79bf6eb2c4f870365e785982e1f101e93b906","value":"1000","validAfter":"0","validBefore":"1800000120","nonce":"0x00000000000000000000000000000000000000000000000000000000000000ab"}}"#
+        )
+    }
+
+    fn read(version: Version, json: &str, limit: usize) -> Result<Claim, Refusal> {
+        let value = STANDARD.encode_to_string(json);
+        Claim::read(Header { version, value: value.as_bytes() }, limit)
+    }
+
+    fn v2(fields: &[&str]) -> Result<Claim, Refusal> {
+        read(Version::V2, &format!(r#"{{"x402Version":2,{}}}"#, fields.join(",")), 4096)
+    }
+
+    fn v1(fields: &[&str]) -> Result<Claim, Refusal> {
+        read(Version::V1, &format!(r#"{{"x402Version":1,{}}}"#, fields.join(",")), 4096)
+    }
+
+    fn payload(fields: &[&str]) -> String {
+        format!(r#""payload":{{{}}}"#, fields.join(","))
+    }
+
+    #[test]
+    fn no_key_may_be_there_twice() {
+        let payload_once = payload(&[SIGNATURE, &authorization(FROM)]);
+        assert!(v2(&[ACCEPTED, &payload_once]).unwrap().payload().is_ok());
+        assert!(v1(&[r#""scheme":"exact""#, r#""network":"base""#, &payload_once]).unwrap().payload().is_ok());
+        for twice in [ACCEPTED, &payload_once, r#""x402Version":2"#, r#""resource":null"#, r#""extensions":null"#] {
+            let fields = [ACCEPTED, &payload_once, r#""resource":null"#, r#""extensions":null"#, twice];
+            assert!(v2(&fields).is_err(), "{twice}");
+        }
+        for twice in [&payload_once, r#""scheme":"exact""#, r#""network":"base""#, r#""x402Version":1"#] {
+            let fields = [r#""scheme":"exact""#, r#""network":"base""#, &payload_once, twice];
+            assert!(v1(&fields).is_err(), "{twice}");
+        }
+        let authorization_once = authorization(FROM);
+        for twice in [SIGNATURE, &authorization_once] {
+            let payload = payload(&[SIGNATURE, &authorization_once, twice]);
+            assert!(v2(&[ACCEPTED, &payload]).unwrap().payload().is_err(), "{twice}");
+        }
+        for twice in
+            [r#""value":"1000""#, r#""nonce":"0x00""#, r#""from":"0x70997970C51812dc3A010C7d01b50e0d17dc79C8""#]
+        {
+            let authorization = authorization_once.replacen('{', &format!("{{{twice},"), 1);
+            let payload = payload(&[SIGNATURE, &authorization]);
+            assert!(v2(&[ACCEPTED, &payload]).unwrap().payload().is_err(), "{twice}");
+        }
+    }
+
+    #[test]
+    fn nothing_may_follow_a_payment() {
+        let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
+        assert!(read(Version::V2, &payment, 4096).is_ok());
+        for text in [format!("{payment}{{}}"), format!("{payment},"), payment[..payment.len() - 1].to_owned()] {
+            assert!(read(Version::V2, &text, 4096).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn longer_header_than_the_limit_is_refused() {
+        let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
+        let length = STANDARD.encoded_length(payment.len());
+        assert!(read(Version::V2, &payment, length).is_ok());
+        assert!(read(Version::V2, &payment, length - 1).is_err());
+    }
+
+    #[test]
+    fn payer_is_named_as_it_names_itself() {
+        for from in [FROM.to_owned(), FROM.to_lowercase(), format!("0x{}", FROM[2..].to_uppercase())] {
+            let payment = v2(&[ACCEPTED, &payload(&[SIGNATURE, &authorization(&from)])]).unwrap();
+            assert_eq!(payment.payer(), from);
+            assert_eq!(payment.payload().unwrap().authorization.from, FROM.parse::<Address>().unwrap());
+        }
+    }
+
+    #[test]
+    fn unreadable_address_is_refused() {
+        for from in ["", "0x", &FROM[..40], &format!("{FROM}ff"), "me"] {
+            let payment = v2(&[ACCEPTED, &payload(&[SIGNATURE, &authorization(from)])]).unwrap();
+            assert!(payment.payload().is_err(), "{from:?}");
+        }
+    }
 }

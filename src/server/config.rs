@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::{frames::Frames, line::WaitingLine, offer::Catalogue, page::BrowserPage, wait::InProgress};
+use super::{line::WaitingLine, offer::Catalogue, page::BrowserPage, wait::InProgress};
 use crate::{clock::Clock, facilitator::Facilitator, ledger::CreditLimit, payment::Window};
 
 pub(super) type Classifier = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -26,8 +26,6 @@ pub(super) struct Config {
     /// What people are shown; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
     pub(super) clock: Arc<dyn Clock>,
-    /// How payers write their payments.
-    pub(super) frames: Frames,
     pub(super) in_progress: InProgress,
     pub(super) permits: Arc<Semaphore>,
     /// Places for payments that anybody could have made up: these must not take those of the proven ones.

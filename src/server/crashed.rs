@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::{answer::Answer, letters::Spelling, purchase::Purchase, receipt::settlement_of};
+use super::{answer::Answer, purchase::Purchase, receipt::settlement_of};
 use crate::{facilitator::Facilitator, payment::PaymentKey, protocol::Version};
 
 /// Which payment is worked on, for the case that everything else that knows of it is gone.
@@ -12,13 +12,13 @@ pub(super) struct Witness {
     facilitator: Arc<dyn Facilitator>,
     key: PaymentKey,
     version: Version,
-    payer: Spelling,
+    payer: String,
 }
 
 impl Witness {
     pub(super) fn of(purchase: &Purchase) -> Self {
         let Purchase { facilitator, key, sale, .. } = purchase;
-        Self { facilitator: facilitator.clone(), key: *key, version: sale.version, payer: sale.payer }
+        Self { facilitator: facilitator.clone(), key: *key, version: sale.version, payer: sale.payer.clone() }
     }
 
     /// Whoever paid before the work panicked is told so: to pay anew would be to pay twice.
@@ -31,7 +31,7 @@ impl Witness {
                 let detail =
                     "the work failed; it is paid for, and presenting the same payment again charges nothing more";
                 Answer::problem(status, code, detail, Some(transaction))
-                    .with_settlement(&settlement_of(&record, self.payer, Ok(transaction)), self.version)
+                    .with_settlement(&settlement_of(&record, &self.payer, Ok(transaction)), self.version)
             }
             None => {
                 let detail = "the work failed; however often the same payment is presented, it is charged once at most";

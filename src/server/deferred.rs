@@ -2,7 +2,7 @@
 
 use alloy_primitives::B256;
 
-use super::{letters::Spelling, receipt::settlement_of};
+use super::receipt::settlement_of;
 use crate::{
     ledger::{CreditLimit, Record},
     payment::PaymentKey,
@@ -53,7 +53,7 @@ impl DeferredPolicy {
 
 /// What the client is told of a payment that is settled after it has its response: success without a transaction, and the
 /// payment's name. `None` where it owes nothing yet.
-pub(super) fn settled_later(record: &Record, payer: Spelling, status_url: Option<&str>) -> Option<SettlementResponse> {
+pub(super) fn settled_later(record: &Record, payer: &str, status_url: Option<&str>) -> Option<SettlementResponse> {
     let PaymentKey { network, asset, payer: from, nonce } = record.key;
     let pending = || payment_status::pending(network, asset, from, nonce, status_url);
     let extensions = record.deferred.then(|| Verbatim::of(&pending()).ok())?;

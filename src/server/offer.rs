@@ -12,15 +12,12 @@ use super::{
     claim::Offered,
     offer_v1::InV1,
     price::{Price, PriceError, Pricing, Quote},
-    spellings::Spellings,
     target::Target,
 };
 use crate::{
     network::Asset,
     payment::Terms,
-    protocol::{
-        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, V2, Verbatim, encode_header,
-    },
+    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header},
     usdc::Usdc,
 };
 
@@ -82,14 +79,6 @@ pub(super) struct OnOffer {
     pub(super) facilitator: usize,
     /// What v1 calls its network, if it is made to v1.
     pub(super) v1_network: Option<&'static str>,
-    spellings: Spellings,
-}
-
-impl OnOffer {
-    /// As [`Terms::is_accepted_by`].
-    pub(super) fn is_accepted_by(&self, accepted: &Verbatim<PaymentRequirements>) -> bool {
-        self.spellings.are_of(&self.terms, accepted)
-    }
 }
 
 /// A 402 in its two forms: the header for v2, the body for v1 and for people.
@@ -225,7 +214,6 @@ impl Catalogue {
                 terms: Arc::new(Terms::new(way.offer(amount.into(), self.max_timeout_seconds))),
                 facilitator: way.facilitator,
                 v1_network: way.asset.network.v1_name().filter(|_| is_in_v1),
-                spellings: Spellings::default(),
             }
         };
         self.ways.iter().enumerate().map(offer).collect()

@@ -17,7 +17,6 @@ use super::{
     answer::{Answer, mark_paid},
     body::ReadError,
     crashed::Witness,
-    detached::{Detached, Panicked},
     job::{Held, Job, Work},
     lease::{Claimed, LeaseClaim},
     receipt::Receipt,
@@ -76,9 +75,9 @@ where
                     let witness = Witness::of(&purchase);
                     let job = Job { held: Held::new(record, &purchase), purchase, parts, work, inner };
                     // Detached (invariant I5): neither a client that goes away nor a timeout above cancels paid work.
-                    match Detached::new(job.run().instrument(span.clone())).await {
+                    match tokio::spawn(job.run().instrument(span.clone())).await {
                         Ok(response) => response,
-                        Err(Panicked) => Ok(Box::pin(witness.crashed()).await.into_response()),
+                        Err(_panicked) => Ok(Box::pin(witness.crashed()).await.into_response()),
                     }
                 }
                 Ok(Decision::Replay(response)) => {

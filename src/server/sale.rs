@@ -10,7 +10,6 @@ use super::{
     body::ReadError,
     config::Config,
     deferred::settled_later,
-    letters::Spelling,
     offer::OnOffer,
     price::PriceError,
     receipt::{Receipt, settlement_of},
@@ -48,13 +47,13 @@ pub(super) struct Sale {
     /// What the payer speaks.
     pub(super) version: Version,
     /// How it writes its address.
-    pub(super) payer: Spelling,
+    pub(super) payer: String,
 }
 
 impl Sale {
     pub(super) fn new(config: Arc<Config>, offers: Arc<[OnOffer]>, parts: &Parts) -> Self {
         let target = config.catalogue.target(&parts.uri, &parts.headers).into_owned();
-        Self { config, offers, target, version: Version::default(), payer: Spelling::default() }
+        Self { config, offers, target, version: Version::default(), payer: String::new() }
     }
 
     /// The plain 402.
@@ -97,16 +96,15 @@ impl Sale {
         transaction: Option<B256>,
     ) -> Answer {
         self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(reason.clone(), detail))
-            .with_settlement(&settlement_of(record, self.payer, Err((reason, transaction))), self.version)
+            .with_settlement(&settlement_of(record, &self.payer, Err((reason, transaction))), self.version)
     }
 
     /// How the payment for a response was or will be settled; `None` if it is not.
     pub(super) fn receipt(&self, record: &Record) -> Option<Receipt> {
         match (record.settlement.paid_by(), self.version) {
-            (Some(transaction), Version::V2) => Receipt::paid(record, self.payer, transaction),
-            (Some(transaction), version) => Receipt::of(&settlement_of(record, self.payer, Ok(transaction)), version),
+            (Some(transaction), version) => Receipt::of(&settlement_of(record, &self.payer, Ok(transaction)), version),
             (None, version) => {
-                let later = settled_later(record, self.payer, self.config.status_url.as_deref())?;
+                let later = settled_later(record, &self.payer, self.config.status_url.as_deref())?;
                 Receipt::of(&later, version)
             }
         }
@@ -148,7 +146,7 @@ impl Sale {
     fn paid_in_vain(&self, record: &Record, transaction: B256, status: StatusCode, error: &str, what: &str) -> Answer {
         let detail = format!("{what}; it is paid for, and presenting the same payment again charges nothing more");
         Answer::problem(status, error, &detail, Some(transaction))
-            .with_settlement(&settlement_of(record, self.payer, Ok(transaction)), self.version)
+            .with_settlement(&settlement_of(record, &self.payer, Ok(transaction)), self.version)
     }
 
     /// Answered before, and the answer is no longer kept, or not for whoever asks.
@@ -173,7 +171,7 @@ impl Sale {
     pub(super) fn pending(&self, record: &Record, transaction: Option<B256>) -> Answer {
         let transaction = transaction.or_else(|| record.transactions.last().copied());
         let detail = "the payment's outcome is not known yet; repeat the same request with the same payment";
-        let settlement = settlement_of(record, self.payer, Err((Reason::SettlementPending, transaction)));
+        let settlement = settlement_of(record, &self.payer, Err((Reason::SettlementPending, transaction)));
         Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
             .with_settlement(&settlement, self.version)
             .retry_after(RETRY_SOON)

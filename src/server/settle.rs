@@ -8,7 +8,6 @@ use tracing::Instrument as _;
 use super::{
     answer::Answer,
     crashed::Witness,
-    detached::{Detached, Panicked},
     purchase::Purchase,
     sale::{self, Sale},
     wait::Busy,
@@ -118,9 +117,9 @@ pub(super) async fn settle_due(
         settler.settle(&mut record, &Verified::default()).await?;
         Ok(record)
     };
-    match Detached::new(settling.in_current_span()).await {
+    match tokio::spawn(settling.in_current_span()).await {
         Ok(settled) => settled,
-        Err(Panicked) => Err(witness.crashed().await),
+        Err(_panicked) => Err(witness.crashed().await),
     }
 }
 
@@ -133,9 +132,9 @@ pub(super) async fn find_out(purchase: &Purchase, record: Box<Record>, busy: Bus
         let _busy = busy;
         if resolve(facilitator.as_ref(), &record).await { Ok(()) } else { Err(sale.pending(&record, None)) }
     };
-    match Detached::new(asking.in_current_span()).await {
+    match tokio::spawn(asking.in_current_span()).await {
         Ok(answered) => answered,
-        Err(Panicked) => Err(witness.crashed().await),
+        Err(_panicked) => Err(witness.crashed().await),
     }
 }
 

@@ -27,18 +27,23 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// A chain that judges when it is told to, and says how often it was asked.
 struct Gate {
     asked: watch::Receiver<usize>,
-    open: watch::Sender<bool>,
+    /// How many payments it judges.
+    open: watch::Sender<usize>,
 }
 
 impl Gate {
     fn facilitator() -> (Scripted, Self) {
         let (asking, asked) = watch::channel(0);
-        let (open, opened) = watch::channel(false);
+        let (open, opened) = watch::channel(0);
         let facilitator = Scripted::new().verify(move |_, _| {
             let mut opened = opened.clone();
-            asking.send_modify(|asked| *asked += 1);
+            let mut place = 0;
+            asking.send_modify(|asked| {
+                *asked += 1;
+                place = *asked;
+            });
             async move {
-                opened.wait_for(|open| *open).await.expect("the test goes on");
+                opened.wait_for(|open| *open >= place).await.expect("the test goes on");
                 Ok(Verified::default())
             }
         });
@@ -52,7 +57,11 @@ impl Gate {
     }
 
     fn open(&self) {
-        self.open.send_replace(true);
+        self.open_for(usize::MAX);
+    }
+
+    fn open_for(&self, payments: usize) {
+        self.open.send_replace(payments);
     }
 }
 
@@ -137,8 +146,10 @@ async fn a_client_that_goes_away_while_it_waits_leaves_its_place_to_another() {
     join_all(others).await;
     let last = present(&app, last);
     tokio::task::yield_now().await;
-    gate.open();
+    // Only one payment may be worked on at once.
+    gate.open_for(1);
     assert_eq!(first.await.unwrap().status, StatusCode::OK);
+    gate.open();
     assert_eq!(last.await.unwrap().status, StatusCode::OK);
     gate.asked(2).await;
 }

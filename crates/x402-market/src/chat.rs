@@ -10,7 +10,7 @@ use reqwest::{
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::{CardError, agent_card::below, card_fetcher::read};
+use super::net::{BodyError, below, read_body};
 
 /// The pause before a request is tried again, doubled each time, where the endpoint names none.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -224,9 +224,11 @@ impl ChatClient {
         if !status.is_success() {
             return Err(Trouble::final_(format!("the model's endpoint answered {status}")));
         }
-        let json = read(response, self.max_answer).await.map_err(|error| match error {
-            CardError::Unreachable(error) => Trouble::passing(error.to_string(), None),
-            _ => Trouble::final_(format!("the model's endpoint answered more than {} bytes", self.max_answer)),
+        let json = read_body(response, self.max_answer).await.map_err(|error| match error {
+            BodyError::Broken(error) => Trouble::passing(error.to_string(), None),
+            BodyError::TooLarge => {
+                Trouble::final_(format!("the model's endpoint answered more than {} bytes", self.max_answer))
+            }
         })?;
         let answer: ChatResponse = serde_json::from_slice(&json).map_err(|error| {
             Trouble::final_(format!("the model's endpoint does not speak as OpenAI's does: {error}"))

@@ -25,7 +25,8 @@ use tower_x402::{
 };
 
 use super::{
-    CardError, Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard, card_fetcher::read, public_hosts,
+    Evaluation, MAX_EVALUATION, MessageError, Submission, VerifiedCard,
+    net::{self, BodyError, read_body},
 };
 
 /// Buys evaluations, within its payer's budget.
@@ -186,7 +187,7 @@ impl EvaluationClient {
     /// # Errors
     /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
     pub fn public_only(payments: PaymentMiddleware) -> Result<Self, EvaluateError> {
-        Self::make(public_hosts::client(), payments, true)
+        Self::make(net::public_client(), payments, true)
     }
 
     fn make(
@@ -240,7 +241,7 @@ impl EvaluationClient {
         wanted: &Arc<AtomicBool>,
     ) -> Result<PaidEvaluation, EvaluateError> {
         let price = price(card, submission)?;
-        if self.public_only && !public_hosts::may_be_public(card.endpoint()) {
+        if self.public_only && !net::may_be_public(card.endpoint()) {
             return Err(EvaluateError::NotPublic);
         }
         let body = serde_json::to_vec(submission)
@@ -252,16 +253,16 @@ impl EvaluationClient {
         let response = request.with_extension(terms).send().await.map_err(sent)?;
         let receipt = response.receipt().cloned();
         let status = response.status();
-        let reading = tokio::time::timeout(self.answer_timeout, read(response, self.max_answer));
+        let reading = tokio::time::timeout(self.answer_timeout, read_body(response, self.max_answer));
         let signed = || receipt.clone().map(Box::new);
-        let json = match reading.await.unwrap_or(Err(CardError::Late)) {
-            Ok(json) => json,
-            Err(CardError::TooLarge { limit }) => {
-                let problem = MessageError::invalid(".", format!("it has more than {limit} bytes"));
+        let json = match reading.await {
+            Ok(Ok(json)) => json,
+            Ok(Err(BodyError::TooLarge)) => {
+                let problem = MessageError::invalid(".", format!("it has more than {} bytes", self.max_answer));
                 return Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() });
             }
-            Err(CardError::Unreachable(error)) => return Err(unreachable(signed(), error)),
-            Err(_late) => return Err(unreachable(signed(), "the answer did not come in time")),
+            Ok(Err(BodyError::Broken(error))) => return Err(unreachable(signed(), error)),
+            Err(_elapsed) => return Err(unreachable(signed(), "the answer did not come in time")),
         };
         if status != StatusCode::OK {
             return Err(EvaluateError::Answered { status: status.as_u16(), detail: detail(&json), receipt: signed() });
@@ -301,7 +302,7 @@ fn unreachable(
 /// What stopped a request on its way.
 fn sent(error: reqwest_middleware::Error) -> EvaluateError {
     match error {
-        reqwest_middleware::Error::Reqwest(error) if public_hosts::is_refusal(&error) => EvaluateError::NotPublic,
+        reqwest_middleware::Error::Reqwest(error) if net::is_refusal(&error) => EvaluateError::NotPublic,
         reqwest_middleware::Error::Reqwest(error) => unreachable(None, error.without_url()),
         reqwest_middleware::Error::Middleware(error) => match error.downcast::<Lie>() {
             Ok(Lie(lie)) => lie,

@@ -104,14 +104,10 @@
 
 use std::time::Duration;
 
-mod agent_card;
 mod bounded;
-mod card_error;
-mod card_fetcher;
-mod card_signature;
+mod card;
 mod chat;
 mod client;
-mod critique;
 pub mod directory;
 mod evaluation;
 mod evaluator;
@@ -121,31 +117,29 @@ pub mod guide;
 pub mod judge;
 mod measure;
 mod message;
+mod net;
 mod pricing;
-mod public_hosts;
 pub mod reputation;
+mod respond;
 pub mod schema;
 pub mod selection;
 mod student;
 mod submission;
 mod task;
-mod verified_card;
 
 /// The longest that anything is waited for: longer than anybody has patience, and short enough to be added to any time.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
-pub use agent_card::{
-    AgentCard, AgentCardBuilder, AgentExtension, AgentInterface, AgentSkill, CARD_PATH, Capabilities,
-    EVALUATION_BINDING,
-};
 pub use bounded::{LengthError, List, Text};
-pub use card_error::CardError;
-pub use card_fetcher::CardFetcher;
-pub use card_signature::CardSignature;
+pub use card::{
+    AgentCard, AgentCardBuilder, AgentExtension, AgentInterface, AgentSkill, CARD_PATH, Capabilities, CardError,
+    CardFetcher, CardSignature, EVALUATION_BINDING, VerifiedCard,
+};
 pub use chat::{ChatClient, ChatError, ChatMessage};
 pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
-pub use critique::{Critique, Issue, Place, Severity, Span};
-pub use evaluation::{Evaluation, EvaluatorId, MAX_EVALUATION, Preference, Verdict};
+pub use evaluation::{
+    Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
+};
 pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, EvaluatorService, SkillStats, Stats};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
@@ -157,4 +151,3 @@ pub use student::{
 };
 pub use submission::{MAX_OUTPUTS, Outputs, Submission};
 pub use task::{Input, LongText, Message, SkillId, Task, TaskId};
-pub use verified_card::VerifiedCard;

@@ -6,9 +6,8 @@ use serde_json::{Map, Value, json};
 use tower_x402::{Asset, Network, Usdc};
 
 use super::{
-    agent_card::AgentExtension,
     bounded::{LengthError, List, Text},
-    card_error::CardError,
+    card::{AgentExtension, CardError},
     measure::Score,
     message::Version,
     submission::MAX_OUTPUTS,

@@ -16,13 +16,12 @@ use url::Url;
 
 use super::{
     SignedEvidence, VoiceError,
-    wire::{Admitted, CardPage, ListMe, Problem, VoicePage},
+    report::{Admitted, CardPage, ListMe, Problem, VoicePage},
 };
 use crate::{
-    CardError, VerifiedCard,
-    agent_card::below,
-    card_fetcher::read,
+    VerifiedCard,
     evidence::{Evidence, EvidenceLog, PaymentId},
+    net::{BodyError, below, read_body},
 };
 
 /// The largest page that is read, in bytes.
@@ -404,9 +403,9 @@ impl DirectoryClient {
         let exchange = async {
             let response = request.send().await.map_err(|error| DirectoryError::Unreachable(error.without_url()))?;
             let status = Status::of(&response);
-            let body = read(response, MAX_PAGE).await.map_err(|error| match error {
-                CardError::Unreachable(error) => DirectoryError::Unreachable(error),
-                _ => DirectoryError::TooLarge,
+            let body = read_body(response, MAX_PAGE).await.map_err(|error| match error {
+                BodyError::Broken(error) => DirectoryError::Unreachable(error),
+                BodyError::TooLarge => DirectoryError::TooLarge,
             })?;
             Ok((status, body))
         };

@@ -64,20 +64,13 @@
 #[cfg(feature = "directory")]
 mod admission;
 #[cfg(feature = "directory")]
-mod answer;
-#[cfg(feature = "directory")]
 mod builder;
 mod client;
-#[cfg(feature = "directory")]
-mod query;
+mod report;
 #[cfg(feature = "directory")]
 mod service;
-mod signed;
 #[cfg(feature = "directory")]
 mod store;
-#[cfg(feature = "directory")]
-mod upkeep;
-mod wire;
 #[cfg(feature = "onchain")]
 mod witness;
 
@@ -86,11 +79,10 @@ pub use builder::DirectoryBuilder;
 pub use client::{
     CardQuery, DirectoryClient, DirectoryError, FoundCard, FoundCards, Publication, Published, VoiceQuery, Voices,
 };
+pub use report::{Admitted, PaymentOf, SignedEvidence, VoiceError};
 #[cfg(feature = "directory")]
 pub use service::{DirectoryFuture, DirectoryService};
-pub use signed::{PaymentOf, SignedEvidence, VoiceError};
 #[cfg(feature = "directory")]
 pub use store::{DirectoryStore, StoreError};
-pub use wire::Admitted;
 #[cfg(feature = "onchain")]
 pub use witness::{Payment, Witness, WitnessError};

@@ -1,32 +1,37 @@
 //! The HTTP service of a directory.
 
 use std::{
+    borrow::Cow,
     convert::Infallible,
     fmt,
     future::Future,
     pin::Pin,
+    str::FromStr,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, ETAG, RETRY_AFTER},
+};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use serde::Serialize;
+use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_service::Service;
 use tower_x402::{Clock, facilitator::service::RateLimit};
 
 use super::{
-    answer::Answer,
     builder::{Ages, DirectoryBuilder},
-    query,
-    store::{DirectoryStore, Limits},
-    wire::{CardPage, VoicePage},
+    report::{CardPage, Problem, VoicePage},
+    store::{CardFilter, DirectoryStore, Limits, StoreError, VoiceFilter},
     witness::Witness,
 };
-use crate::CardFetcher;
+use crate::{CardFetcher, respond};
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
@@ -181,21 +186,21 @@ impl Shared {
     }
 
     async fn list_cards(&self, query: &str, headers: &HeaderMap) -> Result<Answer, Answer> {
-        let filter = query::cards(query).map_err(bad_query)?;
+        let filter = card_filter(query).map_err(bad_query)?;
         let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
         Ok(Answer::tagged(&CardPage { cards, after, more }, headers))
     }
 
     async fn list_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = query::voices(query).map_err(bad_query)?;
+        let filter = voice_filter(query).map_err(bad_query)?;
         let (voices, more) = self.store.voices(&filter).await?;
         let after = voices.last().map_or(filter.after, |voice| voice.id);
         Ok(Answer::json(StatusCode::OK, &VoicePage { voices, after, more }))
     }
 
     async fn export_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = query::voices(query).map_err(bad_query)?;
+        let filter = voice_filter(query).map_err(bad_query)?;
         let (voices, _) = self.store.voices(&filter).await?;
         let mut lines = Vec::new();
         for voice in voices {
@@ -227,5 +232,138 @@ where
         }
         Ok(Err(_)) => Err(Answer::problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
         Err(_) => Err(Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
+    }
+}
+
+/// How many voices are on a page that says no other limit, and at most.
+const USUAL: u64 = 100;
+const MOST: u64 = 1_000;
+
+/// Which cards are wanted. What is not known here is ignored.
+fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
+    let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
+    for (name, value) in parameters(query) {
+        match &*name {
+            "skill" => filter.skill = Some(value.into_owned()),
+            "network" => filter.network = Some(parse(&value, "network is CAIP-2: eip155:8453")?),
+            "maxPrice" => filter.max_price = Some(parse(&value, "maxPrice is in atomic units")?),
+            "after" => filter.after = parse(&value, "after is a number")?,
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, 100),
+            _ => {}
+        }
+    }
+    Ok(filter)
+}
+
+/// Which voices are wanted.
+fn voice_filter(query: &str) -> Result<VoiceFilter, &'static str> {
+    let mut filter = VoiceFilter { limit: USUAL, ..VoiceFilter::default() };
+    for (name, value) in parameters(query) {
+        match &*name {
+            "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
+            "skill" => filter.skill = Some(value.into_owned()),
+            "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
+            "after" => filter.after = parse(&value, "after is a number")?,
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MOST),
+            _ => {}
+        }
+    }
+    Ok(filter)
+}
+
+fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+    form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty())
+}
+
+fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| problem)
+}
+
+/// An answer in the making. Boxed, because it is the error of functions here.
+#[derive(Debug)]
+pub(super) struct Answer(Box<Response<Full<Bytes>>>);
+
+impl Answer {
+    pub(super) fn bytes(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Self {
+        let mut response = Response::new(Full::new(body.into()));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Self(Box::new(response))
+    }
+
+    pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
+        Self::bytes(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
+    }
+
+    /// What may be kept by those who read it, and asked for by its tag.
+    pub(super) fn tagged(body: &impl Serialize, headers: &HeaderMap) -> Self {
+        let body = serde_json::to_vec(body).unwrap_or_default();
+        let tag = respond::etag(&body);
+        let mut answer = match respond::is_known(headers, &tag) {
+            true => Self(Box::new(Response::new(Full::default()))).with_status(StatusCode::NOT_MODIFIED),
+            false => Self::bytes(StatusCode::OK, "application/json", body),
+        };
+        let headers = answer.0.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=60"));
+        headers.insert(ETAG, tag);
+        answer
+    }
+
+    pub(super) fn problem(status: StatusCode, error: &str, detail: impl ToString) -> Self {
+        Self::json(status, &Problem { error: error.to_owned(), detail: detail.to_string() })
+    }
+
+    pub(super) fn healthy() -> Self {
+        Self::json(StatusCode::OK, &json!({ "status": "ok" }))
+    }
+
+    pub(super) fn wrong_method(allowed: &'static str) -> Self {
+        let mut answer = Self::problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", allowed);
+        answer.0.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+        answer
+    }
+
+    pub(super) fn too_many(retry_after: Duration) -> Self {
+        Self::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "ask less often").later(retry_after)
+    }
+
+    pub(super) fn unavailable(detail: impl ToString) -> Self {
+        Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).later(Duration::from_secs(2))
+    }
+
+    /// Says when to come again.
+    pub(super) fn later(mut self, delay: Duration) -> Self {
+        self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        self
+    }
+
+    fn with_status(mut self, status: StatusCode) -> Self {
+        *self.0.status_mut() = status;
+        self
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        *self.0
+    }
+}
+
+impl From<StoreError> for Answer {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(error = &error as &dyn std::error::Error, "the directory's file cannot be used");
+        Self::unavailable("the directory cannot read or write what it keeps")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_is_larger_than_one_may_be() {
+        let asked = |query| (card_filter(query).unwrap().limit, voice_filter(query).unwrap().limit);
+        assert_eq!(asked("limit=100000000"), (100, 1_000));
+        assert_eq!(asked("limit=0"), (1, 1));
+        assert_eq!(asked(""), (20, 100));
     }
 }

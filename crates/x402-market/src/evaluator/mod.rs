@@ -1,9 +1,8 @@
 //! An evaluator: a judge, with everything that it takes to sell its verdicts.
 
-mod page;
+mod judging;
 mod service;
 mod stats;
-mod work;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -21,8 +20,8 @@ pub use service::{EvaluatorFuture, EvaluatorService};
 pub use stats::{Earned, SkillStats, Stats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
+use judging::Work;
 use stats::Counters;
-use work::Work;
 
 /// Describes an evaluator: its card says what it is good at, what it costs and who is paid; its judge does the work.
 ///

@@ -34,7 +34,6 @@
 //! sixteen, against twenty such payers that agreed with 120 audits, where the friend is right in one case of four); each of them also
 //! costs them trust in everything else they say. What is lost is what was spent on the friend meanwhile.
 
-mod interval;
 mod report;
 
 use std::{

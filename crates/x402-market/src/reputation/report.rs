@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::Address;
 use serde::Serialize;
 
-use super::{interval::ninety_percent, tell};
+use super::tell;
 use crate::{
     evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Observation, Selector as _, Skills, Thompson, ThompsonConfig},
@@ -238,5 +238,58 @@ impl fmt::Display for Report {
             }
         }
         Ok(())
+    }
+}
+
+/// How finely [0, 1] is cut.
+const CELLS: usize = 2_000;
+
+/// Between what bounds the probability lies with 90 %, where it follows the first distribution (parameters alpha and beta) or, with
+/// probability `second`, the other.
+fn ninety_percent(betas: [[f64; 2]; 2], second: f64) -> [f64; 2] {
+    let [first, other] = betas.map(cells);
+    let density = |cell: usize| (1.0 - second) * first[cell] + second * other[cell];
+    let (mut sum, mut bounds) = (0.0, [None, None]);
+    for cell in 0..CELLS {
+        sum += density(cell);
+        for (bound, at) in bounds.iter_mut().zip([0.05, 0.95]) {
+            if bound.is_none() && sum >= at {
+                *bound = Some(middle(cell));
+            }
+        }
+    }
+    [bounds[0].unwrap_or(0.0), bounds[1].unwrap_or(1.0)]
+}
+
+/// How much of a beta distribution is in each cell.
+fn cells([alpha, beta]: [f64; 2]) -> Vec<f64> {
+    let log = |cell| (alpha - 1.0) * middle(cell).ln() + (beta - 1.0) * (1.0 - middle(cell)).ln();
+    let highest = (0..CELLS).map(log).fold(f64::NEG_INFINITY, f64::max);
+    let mut cells: Vec<f64> = (0..CELLS).map(|cell| (log(cell) - highest).exp()).collect();
+    let sum: f64 = cells.iter().sum();
+    cells.iter_mut().for_each(|cell| *cell /= sum);
+    cells
+}
+
+fn middle(cell: usize) -> f64 {
+    (cell as f64 + 0.5) / CELLS as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near([low, high]: [f64; 2], expected: [f64; 2]) -> bool {
+        (low - expected[0]).abs() < 2e-3 && (high - expected[1]).abs() < 2e-3
+    }
+
+    /// Against the quantiles of scipy.stats.beta.
+    #[test]
+    fn the_interval_is_that_of_the_distribution() {
+        assert!(near(ninety_percent([[1.0, 1.0]; 2], 0.3), [0.05, 0.95]));
+        assert!(near(ninety_percent([[9.0, 3.0]; 2], 0.0), [0.5299, 0.9212]));
+        let both = ninety_percent([[50.0, 50.0], [90.0, 10.0]], 0.5);
+        assert!(both[0] < 0.47 && both[1] > 0.92, "{both:?}");
+        assert_eq!(ninety_percent([[9.0, 3.0], [1.0, 9.0]], 0.0), ninety_percent([[9.0, 3.0]; 2], 0.0));
     }
 }

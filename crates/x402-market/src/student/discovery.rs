@@ -11,7 +11,7 @@ use tokio::{task::JoinSet, time::timeout};
 use url::Url;
 
 use super::{CardSource, Inner, SourceError, desk::Desk, roster::NotEntered};
-use crate::{CardError, card_fetcher::Fetched};
+use crate::{CardError, card::Fetched};
 
 /// How many times in a row somebody's card must have been out of reach to be taken for gone.
 const MISSES: u32 = 3;

@@ -1,22 +1,20 @@
 //! What a directory keeps, in one SQLite file.
 
 mod cards;
-mod columns;
-mod conditions;
 mod file;
-mod listing;
-mod migrations;
 mod voices;
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
-pub(super) use cards::{CardFilter, Offered};
-pub(super) use listing::{Card, Listed};
-use rusqlite::Connection;
+use alloy_primitives::Address;
+pub(super) use cards::{Card, CardFilter, Listed, Offered};
+use rusqlite::{
+    Connection, Params, Row,
+    types::{FromSql, FromSqlError, FromSqlResult, Value, ValueRef},
+};
+use serde::de::DeserializeOwned;
 use tokio::{runtime::Handle, sync::Mutex};
 pub(super) use voices::{Said, VoiceFilter};
-
-use self::migrations::bring_up_to_date;
 
 /// How many statements are kept prepared: there is room for all there are.
 const STATEMENTS: usize = 64;
@@ -74,7 +72,7 @@ impl DirectoryStore {
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
             // The skills and networks of a card go with it.
             connection.pragma_update(None, "foreign_keys", "ON")?;
-            bring_up_to_date(&mut connection)?;
+            file::bring_up_to_date(&mut connection)?;
             Ok(connection)
         })
         .await?;
@@ -125,6 +123,52 @@ async fn aside<T: Send + 'static>(
     runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)
 }
 
+/// JSON in a column.
+struct Json<T>(T);
+
+impl<T: DeserializeOwned> FromSql for Json<T> {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        serde_json::from_str(value.as_str()?).map(Self).map_err(FromSqlError::other)
+    }
+}
+
+/// SQLite's integers are signed.
+fn signed(number: u64) -> i64 {
+    number.try_into().unwrap_or(i64::MAX)
+}
+
+fn number(row: &Row<'_>, column: &str) -> Result<u64, rusqlite::Error> {
+    Ok(row.get::<_, i64>(column)?.try_into().unwrap_or_default())
+}
+
+fn address(row: &Row<'_>, column: &str) -> Result<Address, rusqlite::Error> {
+    row.get::<_, [u8; 20]>(column).map(Address::new)
+}
+
+/// The answer to a query of one number, which there always is.
+fn ask(connection: &Connection, query: &str, parameters: impl Params) -> Result<i64, rusqlite::Error> {
+    connection.prepare_cached(query)?.query_row(parameters, |row| row.get(0))
+}
+
+/// A query, and what each `?` in it stands for. Whatever a stranger wrote is among the values.
+struct Conditions {
+    sql: String,
+    values: Vec<Value>,
+}
+
+impl Conditions {
+    /// A query as far as it has no `?`.
+    fn new(sql: impl Into<String>) -> Self {
+        Self { sql: sql.into(), values: Vec::new() }
+    }
+
+    /// Adds something with one `?` in it.
+    fn push(&mut self, sql: &str, value: impl Into<Value>) {
+        self.sql.push_str(sql);
+        self.values.push(value.into());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -136,7 +180,7 @@ mod tests {
 
     /// A number that work of tests changes.
     async fn until(store: &DirectoryStore) -> i64 {
-        store.run(|connection| columns::ask(connection, "SELECT until FROM forgotten", [])).await.unwrap()
+        store.run(|connection| ask(connection, "SELECT until FROM forgotten", [])).await.unwrap()
     }
 
     #[tokio::test]
@@ -180,5 +224,26 @@ mod tests {
     fn without_a_runtime_there_is_an_error() {
         let opened = DirectoryStore::in_memory().now_or_never().expect("nothing is waited for");
         opened.expect_err("there is no thread to wait on");
+    }
+
+    #[test]
+    fn what_is_not_what_it_should_be_is_not_read() {
+        let connection = Connection::open_in_memory().unwrap();
+        let read = |value: &str| {
+            let query = format!("SELECT {value} AS it");
+            connection.query_row(&query, [], |row| {
+                Ok((
+                    number(row, "it").ok(),
+                    address(row, "it").ok(),
+                    row.get::<_, Json<bool>>("it").ok().map(|it| it.0),
+                ))
+            })
+        };
+        assert_eq!(read("7").unwrap(), (Some(7), None, None));
+        assert_eq!(read("-7").unwrap(), (Some(0), None, None));
+        assert_eq!(read("zeroblob(20)").unwrap(), (None, Some(Address::ZERO), None));
+        assert_eq!(read("zeroblob(19)").unwrap(), (None, None, None));
+        assert_eq!(read("'true'").unwrap(), (None, None, Some(true)));
+        assert_eq!(read("'tru'").unwrap(), (None, None, None));
     }
 }

@@ -3,12 +3,8 @@
 use alloy_primitives::Address;
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
 
-use super::{
-    DirectoryStore, Limits, StoreError,
-    columns::{Json, ask, number, signed},
-    conditions::Conditions,
-};
-use crate::directory::{PaymentOf, SignedEvidence, wire::Admitted, witness::Payment};
+use super::{Conditions, DirectoryStore, Json, Limits, StoreError, ask, number, signed};
+use crate::directory::{Admitted, PaymentOf, SignedEvidence, witness::Payment};
 
 /// Which voices to list.
 #[derive(Clone, Debug, Default)]

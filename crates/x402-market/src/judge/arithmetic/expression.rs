@@ -4,8 +4,7 @@ use std::fmt;
 
 use super::{
     lexer::{Spanned, Token},
-    number::Number,
-    units::{Dimension, Unit},
+    units::{Dimension, Number, Unit},
 };
 
 /// How deep brackets, signs and powers may nest.

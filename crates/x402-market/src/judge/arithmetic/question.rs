@@ -1,9 +1,8 @@
 //! Reads the expression that a prompt asks for.
 
 use super::{
-    clause::{self, Run},
     expression::{self, Fault, Quantity},
-    lexer::{self, Spanned, Token},
+    lexer::{self, Run, Spanned, Token},
     units::{Dimension, Unit},
 };
 
@@ -136,8 +135,7 @@ const MATHEMATICAL: &[&str] = &[
 
 /// What the prompt asks for, or why this judge cannot tell.
 pub(super) fn read(prompt: &str) -> Result<Question, String> {
-    let mut tokens = lexer::tokens(prompt);
-    clause::settle_units(prompt, &mut tokens);
+    let tokens = lexer::read(prompt);
     let target = target(prompt, &tokens);
     let blocked = |word: &String| MATHEMATICAL.contains(&word.to_lowercase().as_str());
     let words =
@@ -145,14 +143,14 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     if let Some(word) = words().find(|word| blocked(word)) {
         return Err(format!("the prompt says {word:?}, which is beyond plain arithmetic with units"));
     }
-    let runs = clause::runs(&tokens);
+    let runs = lexer::runs(&tokens);
     let asked: Vec<&Run> = runs.iter().filter(|run| is_asked(&tokens, run, target.is_some())).collect();
     let [run] = asked.as_slice() else {
         let found = if asked.is_empty() { "no expression" } else { "several expressions" };
         return Err(format!("the prompt holds {found} that could be what is asked for"));
     };
     let expression = &tokens[(*run).clone()];
-    let text = clause::text_of(prompt, expression);
+    let text = lexer::text_of(prompt, expression);
     let mut value = expression::evaluate(expression).map_err(|fault| describe(text, fault))?;
     let mut certain = runs.len() == 1 && words().all(|word| IDLE.contains(&word.to_lowercase().as_str()));
     // An exclamation, or a factorial?
@@ -175,10 +173,9 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
 
 /// What a reference answer says: the last value in it.
 pub(super) fn of_reference(reference: &str) -> Option<Question> {
-    let mut tokens = lexer::tokens(reference);
-    clause::settle_units(reference, &mut tokens);
-    let runs = clause::runs(&tokens);
-    let expression = &tokens[clause::balanced(&tokens, runs.last()?.clone(), false)];
+    let tokens = lexer::read(reference);
+    let runs = lexer::runs(&tokens);
+    let expression = &tokens[lexer::balanced(&tokens, runs.last()?.clone(), false)];
     let value = expression::evaluate(expression).ok()?;
     let unit = natural_unit(reference, expression, value.dimension);
     Some(Question { value, unit, unit_asked: false, certain: runs.len() == 1 })
@@ -215,7 +212,7 @@ fn target(prompt: &str, tokens: &[Spanned]) -> Option<(Unit, String)> {
         let length = rest.iter().take_while(|spanned| spanned.token.is_mathematical()).count();
         let unit = rest.get(..length).unwrap_or_default();
         if let Some(read) = expression::unit(unit) {
-            found = Some((read, clause::text_of(prompt, unit).to_owned()));
+            found = Some((read, lexer::text_of(prompt, unit).to_owned()));
         }
     }
     found

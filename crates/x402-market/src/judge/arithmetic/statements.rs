@@ -3,11 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    clause,
     expression::{self, Fault, Quantity},
-    lexer::{Spanned, Token},
-    number::Number,
-    units::Dimension,
+    lexer::{self, Spanned, Token},
+    units::{Dimension, Number},
 };
 
 /// What became of one equality.
@@ -38,8 +36,8 @@ pub(super) fn check(text: &str, tokens: &[Spanned]) -> Vec<(Verdict, Range<usize
         match (left, right) {
             (Side::Expression(left), Side::Expression(right)) => {
                 // "is" joins much that is no equality, and repeating an expression proves nothing.
-                let says_something = clause::text_of(text, left) != clause::text_of(text, right);
-                if says_something && (!is_word || !clause::is_plain(left)) {
+                let says_something = lexer::text_of(text, left) != lexer::text_of(text, right);
+                if says_something && (!is_word || !lexer::is_plain(left)) {
                     let place = span(left).start..span(right).end;
                     verdicts.push((compare(text, left, right, about), place));
                 }
@@ -85,7 +83,7 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
     if start == before.len() {
         return Side::Nothing;
     }
-    let run = clause::balanced(before, start..before.len(), true);
+    let run = lexer::balanced(before, start..before.len(), true);
     let at_bracket = run.start != start;
     let Some((side, first)) = before.get(run.clone()).and_then(|side| Some((side, side.first()?))) else {
         return Side::Nothing;
@@ -107,7 +105,7 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
             return Side::Unread;
         }
         let has_unit = side.iter().any(|spanned| matches!(spanned.token, Token::Unit(_) | Token::Currency(_)));
-        if clause::is_plain(side) && !has_unit {
+        if lexer::is_plain(side) && !has_unit {
             return Side::Nothing;
         }
     }
@@ -118,8 +116,8 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
 }
 
 fn right_of(tokens: &[Spanned], sign: usize) -> Side<'_> {
-    let run = clause::run_from(tokens, sign + 1);
-    let run = clause::balanced(tokens, run, false);
+    let run = lexer::run_from(tokens, sign + 1);
+    let run = lexer::balanced(tokens, run, false);
     let Some((side, last)) = tokens.get(run.clone()).and_then(|side| Some((side, side.last()?))) else {
         return Side::Nothing;
     };
@@ -129,7 +127,7 @@ fn right_of(tokens: &[Spanned], sign: usize) -> Side<'_> {
 }
 
 fn compare(text: &str, left: &[Spanned], right: &[Spanned], about: bool) -> Verdict {
-    let (left_text, right_text) = (clause::text_of(text, left), clause::text_of(text, right));
+    let (left_text, right_text) = (lexer::text_of(text, left), lexer::text_of(text, right));
     let sign = if about { "≈" } else { "=" };
     let stated = format!("{left_text} {sign} {right_text}");
     let (exact, shown) = match (expression::evaluate(left), expression::evaluate(right)) {
@@ -147,7 +145,7 @@ fn compare(text: &str, left: &[Spanned], right: &[Spanned], about: bool) -> Verd
     if agrees(exact, shown, right, about) {
         return Verdict::Holds(stated);
     }
-    if !clause::is_plain(right) {
+    if !lexer::is_plain(right) {
         return Verdict::Wrong(format!("{stated} does not hold: {}", both(exact, shown, left, right)));
     }
     let should = in_unit_of(exact, shown, right)
@@ -218,11 +216,10 @@ fn write_like(text: &str, tokens: &[Spanned], number: Number) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::lexer, *};
+    use super::*;
 
     fn verdicts(text: &str) -> Vec<Verdict> {
-        let mut tokens = lexer::tokens(text);
-        clause::settle_units(text, &mut tokens);
+        let tokens = lexer::read(text);
         check(text, &tokens).into_iter().map(|(verdict, _)| verdict).collect()
     }
 

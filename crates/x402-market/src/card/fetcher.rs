@@ -14,12 +14,8 @@ use reqwest::{
 };
 use url::Url;
 
-use super::{
-    agent_card::{CARD_PATH, below},
-    card_error::CardError,
-    public_hosts,
-    verified_card::VerifiedCard,
-};
+use super::{CARD_PATH, CardError, VerifiedCard};
+use crate::net::{self, BodyError, below, read_body};
 
 /// How often a server may send whoever asks for its card to another place of its own.
 const MAX_REDIRECTS: usize = 3;
@@ -63,11 +59,11 @@ struct Known {
 
 /// A card, and where it was. Nothing is remembered of it yet.
 #[derive(Debug)]
-pub(super) struct Fetched {
+pub(crate) struct Fetched {
     url: Url,
     /// What the server calls this version of it.
     tag: Option<HeaderValue>,
-    pub(super) card: Arc<VerifiedCard>,
+    pub(crate) card: Arc<VerifiedCard>,
 }
 
 impl CardFetcher {
@@ -165,14 +161,14 @@ impl CardFetcher {
 
     /// The same for a URL that perhaps a stranger named, and nothing is remembered of it: there are as many URLs as somebody likes. Whom
     /// it is known to have paid is compared all the same.
-    pub(super) async fn look(&self, evaluator: &Url, is_strange: bool) -> Result<Fetched, CardError> {
+    pub(crate) async fn look(&self, evaluator: &Url, is_strange: bool) -> Result<Fetched, CardError> {
         let url = card_url(evaluator)?;
         let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, is_strange || self.public_only));
         fetched.await.unwrap_or(Err(CardError::Late))
     }
 
     /// Pins the payee of a card, and remembers the card.
-    pub(super) fn keep(&self, fetched: &Fetched) -> Result<(), CardError> {
+    pub(crate) fn keep(&self, fetched: &Fetched) -> Result<(), CardError> {
         let mut all = self.lock();
         let known = self.remember(&mut all, &fetched.url, fetched.card.pay_to())?;
         known.card = fetched.tag.clone().map(|tag| (tag, fetched.card.clone()));
@@ -181,7 +177,7 @@ impl CardFetcher {
 
     /// Forgets whom an evaluator had paid when its card was fetched, so that there is room for another one. What was told by
     /// [`pin`](Self::pin) stays.
-    pub(super) fn forget(&self, evaluator: &Url) {
+    pub(crate) fn forget(&self, evaluator: &Url) {
         let Ok(url) = card_url(evaluator) else { return };
         if let Entry::Occupied(known) = self.lock().entry(url)
             && !known.get().is_told
@@ -193,14 +189,14 @@ impl CardFetcher {
     /// The card and its own URL, for those who show it to others: as it was sent, but for what canonical JSON leaves open. Nothing
     /// is remembered, and no payee pinned.
     #[cfg(feature = "directory")]
-    pub(super) async fn fetch_to_show(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
+    pub(crate) async fn fetch_to_show(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
         let url = card_url(evaluator)?;
         let fetched = async {
             let (answered, response) = self.ask(&url, None, self.public_only).await?;
             if response.status() != StatusCode::OK {
                 return Err(CardError::Status(response.status().as_u16()));
             }
-            let json = read(response, self.max_bytes).await?;
+            let json = self.read(response).await?;
             let card = VerifiedCard::of(&json, &answered)?;
             // A field that is there twice would be read by some as the first and by others as the last.
             let json: serde_json::Value =
@@ -220,7 +216,7 @@ impl CardFetcher {
             (other, _) => return Err(CardError::Status(other.as_u16())),
         }
         let tag = response.headers().get(ETAG).cloned();
-        let json = read(response, self.max_bytes).await?;
+        let json = self.read(response).await?;
         let card = match self.takes_unsigned {
             false => VerifiedCard::of(&json, &answered)?,
             true => VerifiedCard::of_any(&json, &answered)?,
@@ -236,7 +232,7 @@ impl CardFetcher {
 
     /// Asks for the card, wherever on the same origin it is.
     async fn ask(&self, url: &Url, tag: Option<&HeaderValue>, public_only: bool) -> Result<(Url, Response), CardError> {
-        if public_only && !public_hosts::may_be_public(url) {
+        if public_only && !net::may_be_public(url) {
             return Err(CardError::NotPublic);
         }
         let http = if public_only { self.public_http()? } else { &self.http };
@@ -246,7 +242,7 @@ impl CardFetcher {
             if let Some(tag) = tag {
                 request = request.header(IF_NONE_MATCH, tag);
             }
-            let response = request.send().await.map_err(|error| match public_hosts::is_refusal(&error) {
+            let response = request.send().await.map_err(|error| match net::is_refusal(&error) {
                 true => CardError::NotPublic,
                 false => CardError::Unreachable(error.without_url()),
             })?;
@@ -268,11 +264,18 @@ impl CardFetcher {
         Err(CardError::Redirected { to: at.path().to_owned() })
     }
 
+    async fn read(&self, response: Response) -> Result<Vec<u8>, CardError> {
+        read_body(response, self.max_bytes).await.map_err(|error| match error {
+            BodyError::Broken(error) => CardError::Unreachable(error),
+            BodyError::TooLarge => CardError::TooLarge { limit: self.max_bytes },
+        })
+    }
+
     fn public_http(&self) -> Result<&Client, CardError> {
         if let Some(http) = self.public.get() {
             return Ok(http);
         }
-        let http = public_hosts::client().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
+        let http = net::public_client().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
         Ok(self.public.get_or_init(|| http))
     }
 
@@ -307,20 +310,8 @@ impl Known {
 }
 
 /// Where the card of the evaluator at this URL is.
-pub(super) fn card_url(evaluator: &Url) -> Result<Url, CardError> {
+pub(crate) fn card_url(evaluator: &Url) -> Result<Url, CardError> {
     let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
     let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };
     url.ok_or_else(|| CardError::invalid("url", "it is not an http or https URL"))
-}
-
-/// The body, if it is no longer than `limit`.
-pub(super) async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, CardError> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| CardError::Unreachable(error.without_url()))? {
-        if body.len() + chunk.len() > limit {
-            return Err(CardError::TooLarge { limit });
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
 }

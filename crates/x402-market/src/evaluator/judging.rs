@@ -5,12 +5,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
+    header::{ALLOW, RETRY_AFTER},
     request::Parts,
 };
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout};
 use tower_x402::{
@@ -25,6 +24,7 @@ use super::{
 use crate::{
     Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
     judge::{Judge, JudgeError},
+    respond::json_response,
 };
 
 /// What all requests share.
@@ -187,15 +187,4 @@ fn answer(submission: &Submission, evaluation: &Evaluation) -> Response<Full<Byt
         }
         _ => json_response(StatusCode::OK, evaluation),
     }
-}
-
-pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
-    let (status, body) = match serde_json::to_vec(body) {
-        Ok(body) => (status, body),
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, Vec::new()),
-    };
-    let mut response = Response::new(Full::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

@@ -1,4 +1,4 @@
-//! A directory: lists evaluators, and pools what their payers say of them, if they really paid.
+//! A directory as a service: lists evaluators, and pools reports of payers about them.
 #![allow(clippy::print_stdout)]
 
 use std::{
@@ -34,27 +34,27 @@ const LAST_REQUESTS: Duration = Duration::from_secs(30);
 
 /// Lists evaluators and pools evidence: POST and GET /cards, POST and GET /evidence, GET /evidence.jsonl, GET /healthz.
 ///
-/// Without --rpc-url a chain is started in the process, with a USDC of its own, and cards on this machine are listed.
+/// Without --rpc-url, a chain with its own USDC is started in the process, and cards on this machine are listed.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "\
 OUTPUT
-  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+  One JSON line on standard output when ready, and nothing else; logs go to standard error:
     {\"listening\", \"network\", \"asset\", \"rpc_url\"}
-  rpc_url is that of the chain in the process, or null.
+  rpc_url is the node of the chain in this process, or null.
 
 ENVIRONMENT
-  RUST_LOG  what is logged [default: warn,directory=info]
+  RUST_LOG  the log filter [default: warn,directory=info]
 
 TRY IT
   directory --listen 127.0.0.1:4023
-  # In another terminal, with rpc_url from the first one's line: a key that everybody knows, ether for its gas, and an evaluator.
+  # In another terminal, with the rpc_url that the first one printed: a well-known key, ether for its gas, and an evaluator.
   export SETTLEMENT_PRIVATE_KEY=0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80
   curl -H 'content-type: application/json' -d '{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"devnet_fund\",
       \"params\": [\"0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266\", \"0xde0b6b3a7640000\"]}' http://127.0.0.1:(port)/
   evaluator --listen 127.0.0.1:4021 --rpc-url http://127.0.0.1:(port)/
-  # In a third one, have it listed:
+  # In a third terminal, list it:
   curl -d '{\"url\": \"http://127.0.0.1:4021\"}' http://127.0.0.1:4023/cards
   curl http://127.0.0.1:4023/cards"
 )]
@@ -65,22 +65,22 @@ struct Flags {
     /// The network of the payments: base, base-sepolia or eip155:N
     #[arg(long, default_value = "base-sepolia")]
     network: Network,
-    /// A node of the network; of several, all must agree [default: a chain in this process]
+    /// A node of the network; repeatable, and all must agree [default: a chain in this process]
     #[arg(long, value_name = "URL")]
     rpc_url: Vec<String>,
-    /// Take evidence about payments with this EIP-3009 token, too; whoever owns it can make up payments
+    /// Accept evidence about payments in this EIP-3009 token, too; its owner could forge payments
     #[arg(long, value_name = "ADDR")]
     asset: Option<Address>,
-    /// How many blocks must be on top of a payment's [default: 12, or 0 with a chain in this process]
+    /// How many blocks must follow that of a payment [default: 12, or 0 with a chain in this process]
     #[arg(long, value_name = "N")]
     depth: Option<u64>,
-    /// Where cards and evidence are kept, a SQLite file [default: in memory, until the process ends]
+    /// The SQLite file for cards and evidence [default: in memory]
     #[arg(long, value_name = "FILE")]
     db: Option<PathBuf>,
-    /// List cards on this machine and in private networks, too: anybody can have the directory look around there
+    /// List cards on this machine and in private networks, too. Anybody can then make the directory send requests there
     #[arg(long)]
     private_hosts: bool,
-    /// How many requests a caller may make per minute
+    /// How many requests each caller may make per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
     rate: u32,
 }
@@ -138,7 +138,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         .rate(f64::from(flags.rate) / 60.0, f64::from(flags.rate))
         .build()?;
     let upkeep = tokio::spawn(directory.clone().upkeep());
-    // Behind a proxy, the peer is the proxy; put the address that it tells into the extensions instead.
+    // Behind a proxy the peer is the proxy: insert the address that the proxy reports instead.
     let service = directory.map_request(|mut request: Request<axum::body::Body>| {
         if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
             request.extensions_mut().insert(PeerAddress(peer.ip()));
@@ -152,7 +152,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         "asset": flags.network.usdc().map(|usdc| usdc.address.to_string()),
         "rpc_url": port.as_ref().map(|port| port.url().to_string()),
     });
-    // Who started it may not listen any more; that is no reason to fail.
+    // A closed standard output is no reason to fail.
     let _ = writeln!(io::stdout().lock(), "{ready}");
     info!(network = %flags.network, nodes = flags.rpc_url.len(), "listing evaluators");
 

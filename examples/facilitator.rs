@@ -1,4 +1,4 @@
-//! A facilitator: verifies and settles payments for sellers that have no chain of their own.
+//! A facilitator as a service: verifies and settles payments for sellers that have no node.
 #![allow(clippy::print_stdout)]
 
 use std::{
@@ -37,34 +37,34 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
-/// What a settlement key gets on a chain in this process: one ether.
+/// What the settlement key gets on a chain in this process: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 /// How long a stopping facilitator waits for requests and settlements.
 const LAST_REQUESTS: Duration = Duration::from_secs(60);
-/// How often observations are summed up.
+/// How often the metrics exporter drains its histograms.
 const NUMBERS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Verifies and settles x402 payments for sellers: POST /verify, POST /settle, GET /supported, GET /healthz.
 ///
-/// Without --rpc-url a chain is started in the process, with a USDC of its own.
+/// Without --rpc-url, a chain with its own USDC is started in the process.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "\
 OUTPUT
-  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+  One JSON line on standard output when ready, and nothing else; logs go to standard error:
     {\"listening\", \"rpc_url\", \"asset\", \"network\", \"settlement_address\"}
 
 ENVIRONMENT
-  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url
-  FACILITATOR_KEYS        who may ask: keys, with commas between, one of which is sent as Authorization: Bearer …
-                          [default: everybody may]
-  PGPASSWORD              the password of --ledger postgres://…, if the URL has none
-  RUST_LOG                what is logged [default: warn,facilitator=info]
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url
+  FACILITATOR_KEYS        comma-separated keys, one of which callers send as Authorization: Bearer …
+                          [default: anyone may call]
+  PGPASSWORD              the password for --ledger postgres://…, if the URL has none
+  RUST_LOG                the log filter [default: warn,facilitator=info]
 
 TRY IT
   facilitator --listen 127.0.0.1:4022
-  # In another terminal, with rpc_url from the first one's line:
+  # In another terminal, with the rpc_url that the first one printed:
   evaluator --facilitator-url http://127.0.0.1:4022 --rpc-url http://127.0.0.1:(port)/ --pay-to 0x…"
 )]
 struct Flags {
@@ -86,19 +86,19 @@ struct Flags {
     /// The EIP-712 version of --asset
     #[arg(long, value_name = "VERSION", requires = "asset")]
     asset_version: Option<String>,
-    /// Serve this payee only; may be repeated [default: all]
+    /// Serve this payee only; repeatable [default: all]
     #[arg(long, value_name = "ADDR")]
     payee: Vec<Address>,
-    /// How many requests a caller may make per minute
+    /// How many requests each caller may make per minute
     #[arg(long, value_name = "N", default_value_t = 600)]
     rate: u32,
-    /// List so many of the resources that were paid for at GET /discovery/resources, each for 30 days [default: none]
+    /// List up to N resources that were paid for at GET /discovery/resources, each for 30 days [default: none]
     #[arg(long, value_name = "N")]
     catalogue: Option<usize>,
-    /// Serve GET /metrics for Prometheus, to whoever reaches the port
+    /// Serve GET /metrics for Prometheus, without authentication
     #[arg(long)]
     metrics: bool,
-    /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
+    /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several facilitators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
 }
@@ -150,7 +150,7 @@ impl Flags {
         })
     }
 
-    /// Who settles, where its chain is, and the port of that chain if it is in this process.
+    /// Returns the facilitator, its node's URL, and the port of the chain if it is in this process.
     async fn facilitator(&self) -> anyhow::Result<(OnchainFacilitator, String, Option<DevnetPort>)> {
         let key = settlement_key()?;
         let settling = OnchainFacilitator::builder().network(self.network).ledger(self.open_ledger().await?);
@@ -168,7 +168,7 @@ impl Flags {
     }
 }
 
-/// The key, without ever repeating it.
+/// Reads the settlement key from the environment. Errors do not contain it.
 fn settlement_key() -> anyhow::Result<Option<PrivateKeySigner>> {
     match std::env::var(KEY) {
         Ok(text) if !text.trim().is_empty() => match text.trim().parse() {
@@ -195,7 +195,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
-    // Before anything is counted.
+    // The recorder must be installed before the facilitator is built.
     let numbers = flags.metrics.then(|| PrometheusBuilder::new().install_recorder()).transpose()?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
@@ -214,7 +214,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if let Some(resources) = flags.catalogue {
         service = service.catalogue(resources, Duration::from_secs(30 * 86_400));
     }
-    // Behind a proxy, the peer is the proxy; put the address that it tells into the extensions instead.
+    // Behind a proxy the peer is the proxy: insert the address that the proxy reports instead.
     let service = service.build().map_request(|mut request: Request<axum::body::Body>| {
         if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
             request.extensions_mut().insert(PeerAddress(peer.ip()));
@@ -240,7 +240,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         "network": flags.network,
         "settlement_address": facilitator.settlement_address().to_string(),
     });
-    // Who started it may not listen any more; that is no reason to fail.
+    // A closed standard output is no reason to fail.
     let _ = writeln!(io::stdout().lock(), "{ready}");
     info!(network = %flags.network, keys = keys.len(), "settling for others");
 
@@ -258,7 +258,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         warn!("a client kept its request open");
     }
     if !facilitator.drain(LAST_REQUESTS).await {
-        warn!("some settlements did not end; the ledger knows them");
+        warn!("some settlements are still open; the next process continues with them from the ledger");
     }
     Ok(())
 }

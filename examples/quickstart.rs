@@ -1,4 +1,4 @@
-//! The whole thing in one process: a chain, an evaluator that sells its verdicts, and a student that buys some.
+//! A chain, an evaluator that charges and a student that pays, in one process.
 #![allow(clippy::print_stdout)]
 
 #[path = "evaluator/service.rs"]
@@ -29,11 +29,11 @@ use x402_market::{AgentCard, Score, judge::ArithmeticJudge};
 use crate::service::Evaluator;
 
 const HELP: &str = "\
-One machine payment after the other, on a chain in this process. Takes no arguments and needs no network.
+Makes four payments on a chain in this process. Takes no arguments and needs no network.
 
-Starts a chain with a USDC of its own and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for
-$0.001 an answer; and a student that buys four verdicts over HTTP. Says what is asked, signed and settled, and checks the
-books: exit status 0 if exactly what was agreed moved, 1 if not.
+Starts a chain with its own USDC and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for $0.001 an
+answer; and a student that buys four verdicts over HTTP. Prints what is requested, signed and settled, and compares balances,
+budget and ledger. Exits with 0 if exactly the agreed amounts moved, and with 1 otherwise.
 
 Usage: quickstart [--help | --version]";
 
@@ -41,7 +41,7 @@ const PRICE: &str = "$0.001";
 const ALLOWANCE: &str = "$0.01";
 const BLOCKS: Duration = Duration::from_millis(200);
 
-/// What the student wants to know: a prompt, and an answer to it.
+/// What the student submits: a label, a prompt, and an answer to it.
 const WORK: [(&str, &str, &str); 4] = [
     ("a right answer", "What is 17 * 23 + 4?", "17 * 23 = 391, and 4 more is 395. Answer: 395"),
     ("a slip on the way", "What is 17 * 23 + 4?", "17 * 23 = 381, and 4 more is 385. Answer: 385"),
@@ -51,7 +51,7 @@ const WORK: [(&str, &str, &str); 4] = [
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // No parser of arguments for none: what this program uses is the first thing that a newcomer compiles.
+    // Without clap: a newcomer compiles this program first.
     match std::env::args().nth(1).as_deref() {
         None => {}
         Some("-h" | "--help") => {
@@ -83,7 +83,7 @@ async fn run() -> anyhow::Result<()> {
     let devnet = Devnet::builder().block_time(BlockTime::Every(BLOCKS)).start().await?;
     println!("   {}, a block every {BLOCKS:?}, USDC at {}", devnet.network(), devnet.asset().address);
 
-    heading("2. An evaluator, which is paid for its verdicts");
+    heading("2. An evaluator");
     let payee_key = PrivateKeySigner::random();
     let payee = payee_key.address();
     let settler = PrivateKeySigner::random();
@@ -111,7 +111,7 @@ async fn run() -> anyhow::Result<()> {
     let router = evaluator.router();
     tokio::spawn(async { axum::serve(listener, router).await });
     println!("   POST {url} at {price}");
-    println!("   paid to {payee}; gas paid by {}", settler.address());
+    println!("   pays to {payee}; the settlement key {} pays the gas", settler.address());
 
     heading("3. A student, with a budget and no ETH");
     let student = PrivateKeySigner::random();
@@ -123,11 +123,11 @@ async fn run() -> anyhow::Result<()> {
     println!("   {payer} holds {}", devnet.balance_of(payer)?);
     let (payer_before, payee_before) = (devnet.balance_of(payer)?, devnet.balance_of(payee)?);
 
-    heading("4. Asked without a payment");
+    heading("4. A request without a payment");
     let demand = ask_unpaid(&url).await?;
     println!("   402 Payment Required: {demand}");
 
-    heading("5. Asked with one: the client pays by itself");
+    heading("5. The same request by a client that pays");
     for (number, work) in WORK.iter().enumerate() {
         buy(&client, &url, number, work).await?;
     }
@@ -139,7 +139,7 @@ async fn run() -> anyhow::Result<()> {
     println!("   payee   {payee_before} -> {payee_after}");
     println!("   budget  {} spent, {} reserved, {} left", budget.spent(), budget.reserved(), budget.remaining());
     println!(
-        "   ledger  {} settled, {} pending, {} unknown, {} failed; the judge worked {} times",
+        "   ledger  {} settled, {} pending, {} unknown, {} failed; the judge ran {} times",
         stats.settled, stats.pending, stats.unknown, stats.failed, stats.handled
     );
     let gas_cost = gas_before.saturating_sub(devnet.eth_balance(settler.address()));
@@ -151,11 +151,11 @@ async fn run() -> anyhow::Result<()> {
     ensure!(payee_after.checked_sub(payee_before) == Some(due), "the payee did not receive exactly {due}");
     ensure!(budget.spent() == due, "the client's books say {}", budget.spent());
     ensure!((stats.settled, stats.handled) == (count, count), "the evaluator's books say {stats:?}");
-    println!("\nThe books balance: {count} verdicts, {count} transfers, {due} moved from payer to payee.");
+    println!("\nThe books balance: {count} verdicts, {count} transfers, {due} from payer to payee.");
     Ok(())
 }
 
-/// The offer in the answer to a request that does not pay.
+/// Requests without a payment and returns the offer in the 402.
 async fn ask_unpaid(url: &str) -> anyhow::Result<String> {
     let response = reqwest::Client::new().post(url).send().await?;
     ensure!(response.status() == StatusCode::PAYMENT_REQUIRED, "expected 402, not {}", response.status());
@@ -183,7 +183,7 @@ async fn buy(client: &ClientWithMiddleware, url: &str, number: usize, work: &(&s
     println!("     signed   {} to {}", receipt.amount, receipt.pay_to);
     println!("     nonce    {}", receipt.nonce);
     println!("     settled  {transaction}");
-    println!("     answer   {status} after {} ms, most of them until the next block", latency.as_millis());
+    println!("     answer   {status} after {} ms, most of it the wait for the next block", latency.as_millis());
     println!(
         "     verdict  score {}, reward {}, confidence {}",
         verdict["score"], verdict["reward"], verdict["confidence"]

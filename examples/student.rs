@@ -1,4 +1,4 @@
-//! Buys evaluations of worked arithmetic answers and prints what became of each purchase.
+//! Buys evaluations of worked arithmetic answers and prints how each payment ended.
 #![allow(clippy::print_stdout)]
 
 use std::{
@@ -28,28 +28,28 @@ use tower_x402::{
 
 /// Buys evaluations from an x402 evaluator, within a budget.
 ///
-/// Sends worked arithmetic answers (some of them wrong) to the evaluator and pays what it asks for each, as long as the limits
-/// allow it. The private key is read from the environment variable STUDENT_PRIVATE_KEY; it needs USDC and no ETH.
+/// Sends worked arithmetic answers (some of them wrong) to the evaluator and pays for each, within the limits. Reads the
+/// private key from the environment variable STUDENT_PRIVATE_KEY; its account needs USDC and no ETH.
 #[derive(Parser)]
 #[command(
     version,
     after_help = "\
 OUTPUT
-  One JSON line per purchase, as it ends:
+  One JSON line per purchase, when it ends:
     {\"status\", \"outcome\", \"transaction\", \"amount\", \"payer\", \"latency_ms\", \"body\"}
-  status is the HTTP status, or null; amount is in atomic units (millionths of a USDC), or null if nothing was signed;
-  a purchase that did not end well also has \"error\". Then one line {\"summary\": {...}}.
+  status is the HTTP status, or null. amount is in atomic units (millionths of a USDC), or null if nothing was signed.
+  A purchase that did not succeed also has \"error\". At the end, one line {\"summary\": {...}}.
 
   outcome is one of
     settled   paid; the transaction is named
     accepted  paid; the server settles later
-    failed    the server says that it was not paid, or never got as far as asking
-    unknown   the money may have moved or may yet move; its amount stays reserved
-    refused   the student would not pay; nothing was signed
+    failed    the server says that it was not paid, or did not ask for a payment
+    unknown   the payment may have been made or may still be made; its amount stays reserved
+    refused   the student did not pay; nothing was signed
 
 EXIT STATUS
   0  every purchase ended settled or accepted (and, with --rpc-url, every transfer was found on the chain)
-  1  some purchase did not
+  1  at least one purchase did not
   2  the student could not start
 
 EXAMPLES
@@ -66,20 +66,20 @@ struct Arguments {
     /// How many evaluations to buy
     #[arg(long, default_value_t = 1)]
     count: usize,
-    /// How many purchases are under way at once
+    /// How many purchases run at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
-    /// The most to spend in all; with --journal, over all runs
+    /// The most to spend in total; with --journal, over all runs
     #[arg(long, default_value = "$1.00")]
     budget: Usdc,
     /// The most to spend on one evaluation
     #[arg(long, default_value = "$0.01")]
     max_payment: Usdc,
-    /// A node to check the transfers and the balance against, after the run
+    /// A node to check transfers and balance with, after the run
     #[arg(long)]
     rpc_url: Option<Url>,
-    /// Record what is signed in this file, and count what it already holds against the limits; ask first what became of
-    /// payments that earlier runs left open: the chain with --rpc-url, otherwise the evaluators that tell
+    /// Record what is signed in this file, and count what it already holds against the limits. At the start, ask what
+    /// became of payments that are still open: the chain with --rpc-url, otherwise the evaluators
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Read the key from this encrypted keystore file (version 3), with the password in STUDENT_KEYSTORE_PASSWORD
@@ -88,7 +88,7 @@ struct Arguments {
     /// The most to spend in any hour
     #[arg(long)]
     max_per_hour: Option<Usdc>,
-    /// The most that one payee may get; with --journal, over all runs
+    /// The most that one payee can get; with --journal, over all runs
     #[arg(long)]
     max_per_payee: Option<Usdc>,
     /// The most to spend at one host; with --journal, over all runs
@@ -112,7 +112,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// The tokens to pay with.
+    /// Returns the tokens to pay with.
     fn assets(&self) -> Result<Vec<Asset>, String> {
         match (self.network, self.asset, &self.asset_name, &self.asset_version) {
             (Some(network), Some(address), Some(name), Some(version)) => {
@@ -128,7 +128,7 @@ impl Arguments {
         }
     }
 
-    /// The limits, with what the journal holds already counted.
+    /// Returns the limits, with what the journal already holds.
     fn limits(&self) -> Result<Budget, JournalError> {
         const HOUR: Duration = Duration::from_secs(3_600);
         let mut budget = Budget::builder().per_payment(self.max_payment).total(self.budget);
@@ -147,7 +147,7 @@ impl Arguments {
         Ok(budget.build())
     }
 
-    /// The key, without ever repeating it.
+    /// Reads the key. Errors do not contain it.
     async fn key(&self) -> Result<PrivateKeySigner, Box<dyn Error>> {
         let Some(path) = self.keystore.clone() else { return Ok(key::from_env("STUDENT_PRIVATE_KEY")?) };
         let password = std::env::var("STUDENT_KEYSTORE_PASSWORD")
@@ -176,7 +176,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether every purchase was paid.
+/// Returns `true` if every purchase was paid.
 async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let key = arguments.key().await?;
     let payer = key.address();
@@ -243,8 +243,8 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(all_paid)
 }
 
-/// What became of payments that earlier runs left open: the chain knows, if it can be asked; otherwise the evaluators may.
-/// Without an answer they stay reserved.
+/// Asks the chain, or the evaluators if there is no node, what became of payments that earlier runs left open.
+/// Payments without an answer stay reserved.
 async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation> {
     if budget.journal().unresolved().is_empty() {
         return None;
@@ -257,12 +257,12 @@ async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation
         Ok(found) => {
             let Reconciliation { paid, void, open, .. } = found;
             eprintln!(
-                "student: of the payments left open, {paid} were made, {void} are void and {open} are still open"
+                "student: of the payments that were open, {paid} were made, {void} are void and {open} are still open"
             );
             Some(found)
         }
         Err(error) => {
-            eprintln!("student: the payments left open stay reserved: {}", sentence(error.as_ref()));
+            eprintln!("student: open payments stay reserved: {}", sentence(error.as_ref()));
             None
         }
     }
@@ -301,7 +301,7 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
             line.status = Some(status.as_u16());
             let receipt = response.receipt().cloned();
             if receipt.is_none() {
-                line.error = Some(format!("the server answered {status} without an offer that could be paid"));
+                line.error = Some(format!("the server answered {status} without an offer that this client can pay"));
             }
             match response.bytes().await {
                 Ok(body) => {
@@ -329,7 +329,7 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
     (line, receipt)
 }
 
-/// A worked answer to a task of its own; every third is wrong.
+/// Returns a worked answer to a new task; every third is wrong.
 fn submission(number: usize) -> String {
     let (a, b, c) = (number + 17, number % 13 + 23, number % 7 + 4);
     let product = a * b;
@@ -345,7 +345,7 @@ fn milliseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// An error and its causes as one sentence.
+/// Returns an error and its sources as one sentence.
 fn sentence(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -359,7 +359,7 @@ fn sentence(error: &dyn Error) -> String {
     text
 }
 
-/// A look at the chain, to check what the evaluator says.
+/// A node, to check what the evaluator reports.
 struct Chain {
     client: reqwest::Client,
     url: Url,
@@ -376,18 +376,20 @@ impl Chain {
         chain.asset = assets
             .iter()
             .find(|asset| U256::from(asset.network.chain_id()) == id)
-            .ok_or_else(|| format!("--rpc-url is a node of eip155:{id}, where the student has no token to pay with"))?
+            .ok_or_else(|| {
+                format!("--rpc-url is a node of eip155:{id}, on which the student has no token to pay with")
+            })?
             .address;
         chain.balance_before = chain.balance().await?;
         Ok(chain)
     }
 
-    /// How many of the settled purchases the chain confirms, and the balance now.
+    /// Returns how many of the settled purchases the chain confirms, and the present balance.
     async fn check(&self, settled: &[Receipt]) -> Result<(usize, U256), Box<dyn Error>> {
         Ok((self.transfers(settled).await?, self.balance().await?))
     }
 
-    /// The payer's balance, in atomic units.
+    /// Returns the payer's balance, in atomic units.
     async fn balance(&self) -> Result<U256, Box<dyn Error>> {
         let selector = &keccak256("balanceOf(address)")[..4];
         let data = alloy_primitives::hex::encode_prefixed([selector, self.payer.into_word().as_slice()].concat());
@@ -395,7 +397,7 @@ impl Chain {
         Ok(serde_json::from_value(balance)?)
     }
 
-    /// How many of the settled purchases the chain confirms: their authorization used, and their amount moved to the payee.
+    /// Returns how many of the settled purchases have the logs that show their authorization used and their amount paid.
     async fn transfers(&self, settled: &[Receipt]) -> Result<usize, Box<dyn Error>> {
         let mut found = 0;
         for receipt in settled {
@@ -418,7 +420,7 @@ impl Chain {
     async fn call(&self, method: &str, params: Value) -> Result<Value, Box<dyn Error>> {
         let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
         let request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(request);
-        // The URL of a node often holds a key.
+        // The URL of a node often contains an API key.
         let response = request.send().await.map_err(reqwest::Error::without_url)?;
         let mut answer: Value = serde_json::from_slice(&response.bytes().await.map_err(reqwest::Error::without_url)?)?;
         match answer.get("error") {
@@ -428,7 +430,7 @@ impl Chain {
     }
 }
 
-/// Compared as bytes: nodes differ in the case of the digits.
+/// Compares bytes, since nodes differ in the case of the digits.
 fn is_address(text: &Value, address: Address) -> bool {
     text.as_str().and_then(|text| text.parse().ok()) == Some(address)
 }

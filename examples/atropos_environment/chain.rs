@@ -1,4 +1,4 @@
-//! What the chain says of the payer's books.
+//! Compares the budget with the chain.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tower_x402::{
 };
 use url::Url;
 
-/// How long to wait for the chain to show what the books say, and for blocks to become final. What it cannot say by then stays open.
+/// How long to wait for the chain to agree with the budget and for blocks to become final. After that, payments stay open.
 const FINALITY: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -25,30 +25,30 @@ sol! {
     event Transfer(address indexed from, address indexed to, uint256 value);
 }
 
-/// A node, asked for what the payer has.
+/// A node that is asked for the payer's balance.
 pub(crate) struct Chain {
     node: DynProvider,
     asset: Address,
     payer: Address,
 }
 
-/// Where the books and the chain begin.
+/// The state of budget and chain at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opening {
-    /// What the payer had, with everything that the books had as spent by then.
+    /// The payer's balance plus what the budget had spent by then.
     balance: Usdc,
-    /// The block after which this is.
+    /// The block at which the balance was read.
     block: u64,
 }
 
-/// What the chain says.
+/// The chain's view of the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct OnChain {
-    /// What has left the payer; none if nobody knows.
+    /// What left the payer; `None` if the node did not answer.
     pub(crate) paid: Option<Usdc>,
-    /// Whether that is what the books say was spent; none if it is that and payments that are not final yet, or if nobody knows.
+    /// Whether that is what the budget spent; `None` while payments are not final, or if the node did not answer.
     pub(crate) agrees: Option<bool>,
-    /// Of what is reserved, what has been paid in blocks that are not final yet: the books do not call it spent before they are.
+    /// The part of the reserved amount that was paid in blocks that are not final yet.
     pub(crate) open: Option<Usdc>,
 }
 
@@ -64,19 +64,19 @@ impl Chain {
         Self { node: ProviderBuilder::new().connect_http(url).erased(), asset, payer }
     }
 
-    /// Finds out what became of payments that nobody answered for, as far as blocks are final.
+    /// Reconciles open payments with the final blocks.
     pub(crate) async fn resolve(&self, budget: &Budget) -> anyhow::Result<Reconciliation> {
         reconcile(budget, &self.node).await.context("--rpc-url")
     }
 
-    /// What later balances are compared with. Not while a payment is under way.
+    /// Returns what later balances are compared with. No payment may be in progress.
     pub(crate) async fn opening(&self, budget: &Budget) -> anyhow::Result<Opening> {
         let Sight { block, balance, open } = self.look(budget).await?;
         let all = balance.checked_add(budget.spent()).and_then(|sum| sum.checked_add(open));
         Ok(Opening { balance: all.context("the payer is too rich for this program")?, block })
     }
 
-    /// Holds the books against the chain, once nothing is under way. A node that does not answer makes everything unknown.
+    /// Compares the budget with the chain, once no payment is in progress.
     pub(crate) async fn compare(&self, opening: &Opening, budget: &Budget) -> OnChain {
         let until = Instant::now() + FINALITY;
         loop {
@@ -85,7 +85,7 @@ impl Chain {
             let is_settled = agrees && budget.reserved() == Usdc::ZERO;
             if is_settled || Instant::now() + PAUSE > until {
                 return found.unwrap_or_else(|error| {
-                    eprintln!("the books cannot be held against the chain: {error:#}");
+                    eprintln!("the budget cannot be compared with the chain: {error:#}");
                     OnChain { paid: None, agrees: None, open: None }
                 });
             }
@@ -100,7 +100,7 @@ impl Chain {
         let expected = spent.checked_add(open).unwrap_or(Usdc::MAX);
         let mut paid = opening.balance.checked_sub(sight.balance);
         if paid != Some(expected) {
-            // Somebody may have given the payer money.
+            // The payer may have received money meanwhile.
             let received = self.received(opening.block, sight.block).await?;
             let had = opening.balance.checked_add(received).unwrap_or(Usdc::MAX);
             paid = had.checked_sub(sight.balance);
@@ -129,7 +129,7 @@ impl Chain {
         Ok(Sight { block, balance: Usdc::from_atomic(balance), open })
     }
 
-    /// What others have given the payer after one block, up to another.
+    /// Returns what the payer received after one block, up to another.
     async fn received(&self, after: u64, to: u64) -> anyhow::Result<Usdc> {
         let filter = Filter::new().from_block(after + 1).to_block(to).address(self.asset);
         let filter = filter.event_signature(Transfer::SIGNATURE_HASH).topic2(self.payer);
@@ -153,18 +153,18 @@ impl Chain {
 }
 
 impl OnChain {
-    /// What is to be said of it besides the document.
+    /// Returns a remark on the comparison for standard error.
     pub(crate) fn remark(&self, spent: Usdc) -> Option<String> {
         match (self.paid, self.agrees, self.open) {
             (_, Some(true), _) => None,
             (Some(paid), Some(false), _) => {
-                Some(format!("the books do not agree with the chain: {spent} spent by the books, and {paid} paid"))
+                Some(format!("the budget does not agree with the chain: {spent} spent, and {paid} paid on the chain"))
             }
             (Some(_), None, Some(open)) => Some(format!(
                 "{spent} and {open} more were paid; the books call that spent once its blocks are final, when the same command runs \
                  again with --checkpoint"
             )),
-            _ => Some("nobody knows whether the books agree with the chain".to_owned()),
+            _ => Some("it is not known whether the budget agrees with the chain".to_owned()),
         }
     }
 }

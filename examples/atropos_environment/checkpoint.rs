@@ -1,4 +1,4 @@
-//! What a run needs to go on after it was interrupted.
+//! The state that lets an interrupted run continue.
 
 use std::{
     fs::{self, File},
@@ -16,28 +16,28 @@ use crate::{
     scoring::Scored,
 };
 
-/// Of another form are refused.
+/// The version of the file format; others are refused.
 const VERSION: u32 = 2;
 
-/// A run so far. Payments are not in it: the journal beside it has each of them before it is sent.
+/// The state of a run. Payments are in the journal beside it, each before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
     version: u32,
     pub(crate) policy: Policy,
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
-    /// A group that is judged and paid for and not handed over, as far as is known.
+    /// A group that was judged and paid for, and not yet known to be delivered.
     pub(crate) pending: Option<Pending>,
-    /// Where the books and the chain begin, if the chain was asked.
+    /// The state of budget and chain at the start, if the chain was asked.
     pub(crate) opening: Option<Opening>,
-    /// Names the run, so that its groups have names of their own.
+    /// The prefix of the names of this run's groups.
     pub(crate) run: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pending {
     pub(crate) scored: Scored,
-    /// Whether it may have been sent.
+    /// `true` if the group may have been sent.
     pub(crate) sent: bool,
 }
 
@@ -47,7 +47,7 @@ impl Checkpoint {
         Self { version: VERSION, policy, rng, tally, pending: None, opening: None, run }
     }
 
-    /// The one in this file, if there is one.
+    /// Reads a checkpoint, if the file exists.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Option<Self>> {
         let json = match fs::read(path) {
             Ok(json) => json,
@@ -62,7 +62,7 @@ impl Checkpoint {
         Ok(Some(read))
     }
 
-    /// Writes it so that whatever happens there is this one or the one before, whole.
+    /// Replaces the file atomically: after a crash it has this state or the previous one.
     pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let cannot = || format!("{} cannot be written", path.display());
         let mut beside = path.as_os_str().to_owned();
@@ -72,7 +72,7 @@ impl Checkpoint {
         file.write_all(&serde_json::to_vec(self)?).with_context(cannot)?;
         file.sync_all().with_context(cannot)?;
         fs::rename(&beside, path).with_context(cannot)?;
-        // The name is durable when its directory is.
+        // The rename is durable once the directory is synced.
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(directory).and_then(|directory| directory.sync_all()).with_context(cannot)
     }

@@ -1,4 +1,4 @@
-//! Hands groups to the Atropos server: each at most once, and not none unless nobody can know.
+//! Delivers groups to the Atropos server, each at most once.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use tokio::time::{Instant, sleep};
 
 use crate::{flags::Flags, scoring::Scored};
 
-/// The longest sequence, in tokens, prompt included.
+/// The longest sequence, in tokens, including the prompt.
 const MAX_TOKENS: u64 = 16_384;
-/// How long to look whether a group has arrived after all.
+/// How long to check whether a group arrived after all.
 const LOOKING: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(250);
-/// How often to look whether the trainer has taken something.
+/// How often to check whether the trainer took a batch.
 const LOOK: Duration = Duration::from_millis(500);
-/// The longest pause between two attempts; each is twice as long as the one before.
+/// The longest pause between two attempts. Pauses double.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What became of a group.
+/// The outcome of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
     Pushed,
     EqualScores,
     Unjudged,
     TooLong,
-    /// It was sent and there was no answer.
+    /// The group was sent and not answered.
     Unsure,
 }
 
-/// A place in the run.
+/// An environment that joined the run.
 pub(crate) struct Delivery {
     client: AtroposClient,
     registration: EnvRegistration,
@@ -41,7 +41,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Joins as soon as the trainer has begun.
+    /// Joins as soon as the trainer has started.
     pub(crate) async fn join(flags: &Flags) -> anyhow::Result<Self> {
         let client = AtroposClient::new(flags.atropos_url.as_str()).context("--atropos-url")?;
         let registration = EnvRegistration::new("x402_word_problems", usize::from(flags.group_size), MAX_TOKENS);
@@ -62,7 +62,7 @@ impl Delivery {
         self.environment.info()
     }
 
-    /// Waits until the trainer wants more; joins again if the server has forgotten us.
+    /// Waits until the trainer wants more. Joins again if the server has forgotten this environment.
     pub(crate) async fn wait_for_room(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut retry = Retry::new(self.patience);
@@ -74,14 +74,14 @@ impl Delivery {
                     sleep(LOOK).await;
                 }
                 Err(AtroposError::UnknownEnvironment) => self.join_again().await?,
-                // To ask does no harm.
+                // Asking changes nothing, so it may be repeated.
                 Err(error) if error.is_unknown() || error.is_not_sent() => retry.after(error).await?,
                 Err(error) => return Err(error).context("--atropos-url"),
             }
         }
     }
 
-    /// Hands over a group that was never sent. After an error it was not sent either.
+    /// Delivers a group that was never sent. If this fails, it was not sent.
     pub(crate) async fn push(&mut self, scored: &Scored) -> anyhow::Result<Delivered> {
         let group = match scored.group(self.limits()) {
             Ok(Some(group)) => group,
@@ -102,13 +102,13 @@ impl Delivery {
         }
     }
 
-    /// Hands over a group that an earlier process has perhaps sent, unless that may have arrived.
+    /// Delivers a group that an earlier process may have sent, unless it may have arrived.
     ///
-    /// The last group that the server got tells: if it is this one it has arrived, and if it is an earlier one of this run nothing came
-    /// after that. Where another environment was last, or the server has got nothing (it may have restarted since), nobody knows.
-    /// A request that is on its way for longer than [`LOOKING`] after its sender's end would not be noticed.
+    /// The server tells the last group that it received. If that is this one, it arrived. If it is an earlier one of this run, nothing
+    /// came after it. If it is another environment's, or there is none (the server may have restarted), the outcome is unknown. A
+    /// request that arrives more than [`LOOKING`] after its sender ended would not be noticed.
     pub(crate) async fn push_perhaps_again(&mut self, scored: &Scored, run: &str) -> anyhow::Result<Delivered> {
-        // What the other process sent may still be on its way.
+        // The other process's request may still be in transit.
         if self.look(&scored.id).await == Delivered::Pushed {
             return Ok(Delivered::Pushed);
         }
@@ -127,7 +127,7 @@ impl Delivery {
         }
     }
 
-    /// How many batches were made, if the server says so.
+    /// Returns the trainer's step, if the server tells it.
     pub(crate) async fn step(&self) -> Option<u64> {
         self.client.status().await.ok().map(|status| status.current_step)
     }
@@ -158,7 +158,7 @@ impl Delivery {
     }
 }
 
-/// Tries again until patience ends.
+/// Paces attempts until a time limit.
 struct Retry {
     until: Instant,
     pause: Duration,
@@ -169,7 +169,7 @@ impl Retry {
         Self { until: Instant::now() + patience, pause: PAUSE }
     }
 
-    /// Waits before the next attempt; the error if there is to be none.
+    /// Waits before the next attempt, or returns the error when time is up.
     async fn after(&mut self, error: AtroposError) -> anyhow::Result<()> {
         if Instant::now() + self.pause > self.until {
             return Err(error).context("--atropos-url");

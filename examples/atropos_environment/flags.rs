@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command line.
 
 use std::path::PathBuf;
 
@@ -8,12 +8,12 @@ use clap::Parser;
 use tower_x402::{Asset, Network, Usdc};
 use url::Url;
 
-/// An Atropos environment whose scores are bought: answers to word problems, judged by evaluators that are paid over x402.
+/// An Atropos environment that buys its scores: answers to word problems, judged by evaluators that are paid over x402.
 ///
-/// Rolls out groups of answers from a policy, has them judged by whoever the market selects within the budget, and pushes the scored
-/// groups to the Atropos API server. Without --policy-url the policy is a small one in this process, which learns from the rewards.
-/// Without --evaluator, a chain and some evaluators of different price and quality are started in this process, so that nothing
-/// is needed but the Atropos server and a trainer.
+/// Rolls out groups of answers from a policy, has them judged by the evaluators that the market selects within the budget, and
+/// pushes the scored groups to the Atropos API server. Without --policy-url, a small policy in this process learns from the rewards.
+/// Without --evaluator, a chain and evaluators of different price and quality are started in this process, so that only the
+/// Atropos server and a trainer are needed.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -24,24 +24,23 @@ OUTPUT
      \"on_chain\": {\"paid\", \"agrees\", \"open\"} | null, \"elsewhere\", \"evaluators\": [{\"name\", \"evaluator\", \"earned\", \"answered\",
      \"audited\", \"right\", \"failed\", \"lies\"}], \"learning\": {\"start\": {...}, \"end\": {...}},
      \"atropos\": {\"environment\", \"step\", \"batches\"}, \"plots\"}
-  Amounts are in atomic units (millionths of a USDC). Progress goes to standard error. With --out, learning.svg and learning.png are
-  drawn there.
+  Amounts are in atomic units (millionths of a USDC). Progress goes to standard error. --out draws learning.svg and learning.png.
 
-  spent and reserved are what the books say; on_chain is the chain's view of them, by its newest block: what has left the payer, of
-  that what the books still call reserved since its block is not final (open), and whether both say the same (agrees: null while
-  something is open, or if nobody knows). Of earned, elsewhere is what nobody knows the purpose of, since the process was killed
-  between paying and entering that.
+  spent and reserved are the budget's. on_chain is the view of the newest block: paid is what left the payer; open is the part
+  of it that the budget still calls reserved, because its block is not final; agrees says whether chain and budget agree (null
+  while something is open, or if the chain could not be asked). elsewhere is the part of earned whose purpose is not recorded,
+  because the process was killed between paying and recording it.
 
-  Each sequence's overrides have what the evaluators said of it (\"critique\"), \"confidence\" and \"payments\": payer, nonce,
-  transaction and amount of what was paid for judging its group.
+  Each sequence's overrides hold the evaluators' \"critique\", their \"confidence\" and the \"payments\" for its group: payer, nonce,
+  transaction and amount.
 
 ENVIRONMENT
-  STUDENT_PRIVATE_KEY  who pays, with --evaluator (32 bytes in hex); it needs USDC and no ETH
-  POLICY_API_KEY       what --policy-url knows us by: sent as Authorization: Bearer ..., if set
+  STUDENT_PRIVATE_KEY  the key that pays, with --evaluator (32 bytes in hex); its account needs USDC and no ETH
+  POLICY_API_KEY       sent to --policy-url as Authorization: Bearer ..., if set
 
 EXIT STATUS
-  0  done, and the chain, if it is asked (--rpc-url, or the one in this process), does not contradict the books
-  1  not done, or the chain contradicts the books; with --checkpoint, the same command goes on where it stopped
+  0  completed, and the chain, if it was asked (--rpc-url, or the one in this process), does not contradict the budget
+  1  not completed, or the chain contradicts the budget; with --checkpoint, the same command continues where it stopped
 
 EXAMPLES
   atropos_environment --trainer --out target/atropos    # with a server: run-api --host 127.0.0.1 --port 8000
@@ -52,43 +51,44 @@ pub(crate) struct Flags {
     /// The Atropos API server
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub(crate) atropos_url: Url,
-    /// Play the trainer as well, one that takes batches and does nothing with them: to try it without one
+    /// Also run a trainer that takes batches and does nothing with them, to try it without one
     #[arg(long)]
     pub(crate) trainer: bool,
-    /// An evaluator that may be hired; may be given several times
+    /// An evaluator that may be hired; repeatable
     #[arg(long = "evaluator", value_name = "URL")]
     pub(crate) evaluators: Vec<Url>,
     /// How many groups to roll out; with --checkpoint, over all runs
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) groups: u64,
-    /// How many answers a group has; the trainer's batch size must be a multiple of it
+    /// How many answers are in a group; the trainer's batch size must be a multiple of it
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=64))]
     pub(crate) group_size: u8,
-    /// The most to spend in all; with --checkpoint, over all runs
+    /// The most to spend in total; with --checkpoint, over all runs
     #[arg(long, default_value = "$1.00")]
     pub(crate) budget: Usdc,
-    /// The most that one payment may be
+    /// The most to spend on one payment
     #[arg(long, default_value = "$0.05")]
     pub(crate) max_payment: Usdc,
     /// How many evaluators judge each group in each skill
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) panel: u8,
-    /// The share of submissions that go along with a hidden one whose truth is known, 0 to 1
+    /// The share of submissions that are accompanied by a hidden one with a known truth, 0 to 1
     #[arg(long, default_value_t = 0.15, value_parser = share)]
     pub(crate) audit_rate: f64,
     /// An OpenAI-compatible endpoint (the URL above chat/completions) whose model is the policy
     #[arg(long)]
     pub(crate) policy_url: Option<Url>,
-    /// The model's name
+    /// The name of the model
     #[arg(long, default_value = "default", requires = "policy_url")]
     pub(crate) policy_model: String,
-    /// Keep all that is needed to go on after an interruption in this file, with the journal of payments and the evidence beside it
+    /// Keep the state of the run in this file, with the journal of payments and the evidence beside it, to continue after an
+    /// interruption
     #[arg(long, requires = "evaluators")]
     pub(crate) checkpoint: Option<PathBuf>,
-    /// Draw learning and spending into this directory
+    /// The directory for plots of learning and spending
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
-    /// A node to check the books against, and to ask what became of payments that were left open
+    /// A node to compare the budget with, and to ask what became of open payments
     #[arg(long)]
     pub(crate) rpc_url: Option<Url>,
     /// The chain to pay on: base, base-sepolia or eip155:N
@@ -103,10 +103,10 @@ pub(crate) struct Flags {
     /// The EIP-712 version of --asset
     #[arg(long, requires = "asset")]
     asset_version: Option<String>,
-    /// What chance starts from
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Pause while as many groups wait for the trainer
+    /// Pause while this many groups wait for the trainer
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_queue: u64,
     /// How many seconds to wait for the trainer, each time
@@ -115,7 +115,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// The token to pay with.
+    /// Returns the token to pay with.
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
         match (self.asset, &self.asset_name, &self.asset_version) {
             (Some(address), Some(name), Some(version)) => {
@@ -127,7 +127,7 @@ impl Flags {
         }
     }
 
-    /// A file beside the checkpoint.
+    /// Returns the path of a file beside the checkpoint.
     pub(crate) fn beside(&self, extension: &str) -> Option<PathBuf> {
         self.checkpoint.as_ref().map(|path| path.with_extension(extension))
     }

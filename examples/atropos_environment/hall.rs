@@ -16,10 +16,10 @@ use x402_market::{
     judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
 };
 
-/// What the settlement key gets: one ether.
+/// What the settlement key gets: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 
-/// The chain, and who is on it. All of it ends with the process.
+/// The chain and the evaluators. They end with the process.
 pub(crate) struct Hall {
     pub(crate) devnet: Devnet,
     pub(crate) rpc_url: Url,
@@ -27,15 +27,15 @@ pub(crate) struct Hall {
     _port: DevnetPort,
 }
 
-/// An evaluator to be.
+/// The description of an evaluator.
 struct Stall {
     name: &'static str,
     price: &'static str,
-    /// With what its card claims, and how often its verdicts are really right.
+    /// Each skill with the accuracy that the card claims and the real one.
     skills: &'static [(&'static str, f64, f64)],
 }
 
-/// Whose cards say little about who is good.
+/// The evaluators. Their cards say little about their quality.
 const STALLS: [Stall; 5] = [
     Stall { name: "Exact", price: "$0.0004", skills: &[("arithmetic", 0.95, 1.0)] },
     Stall { name: "Plain English", price: "$0.0003", skills: &[("prose", 0.9, 1.0)] },
@@ -45,7 +45,7 @@ const STALLS: [Stall; 5] = [
 ];
 
 impl Hall {
-    /// Opens, with `allowance` for the payer.
+    /// Starts the market and gives the payer `allowance`.
     pub(crate) async fn open(payer: Address, allowance: Usdc) -> anyhow::Result<Self> {
         let devnet = Devnet::start().await?;
         devnet.mint(payer, allowance)?;
@@ -79,7 +79,7 @@ impl Stall {
     }
 }
 
-/// The shipped judge of the skill, whose verdict is turned round as often as this evaluator is wrong.
+/// The crate's judge of the skill, whose verdict is inverted as often as this evaluator errs.
 struct Fallible {
     name: &'static str,
     skills: &'static [(&'static str, f64, f64)],
@@ -101,7 +101,7 @@ impl Judge for Fallible {
 
 impl Fallible {
     fn maybe_wrong(&self, output: &str, verdict: Verdict, accuracy: f64) -> Verdict {
-        // By the output alone, so that asking twice does not help.
+        // Depends on the output only, so that asking twice does not help.
         let hash = keccak256([self.name.as_bytes(), output.as_bytes()].concat());
         let luck = f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX);
         if luck < accuracy {

@@ -1,18 +1,18 @@
-//! An environment for Atropos whose scores are bought on a market.
+//! An environment for Atropos that buys its scores on a market.
 //!
 //! ```text
-//! flags.rs       what can be said on the command line
-//! main.rs        the parts put together, and the summary
-//! run.rs         one group after the other
-//! rollout.rs     where answers come from: ../policy, or a model behind an endpoint
-//! scoring.rs     from what evaluators say to what a trainer gets
-//! delivery.rs    hands groups to the server
+//! flags.rs       the command line
+//! main.rs        puts the parts together and prints the summary
+//! run.rs         rolls out, judges and delivers one group after the other
+//! rollout.rs     the source of answers: ../policy, or a model behind an endpoint
+//! scoring.rs     turns verdicts into a scored group for the trainer
+//! delivery.rs    delivers groups to the server
 //! money.rs       the payer and its budget
-//! chain.rs       what the chain says of the payer's books
-//! hall.rs        a market in this process, where no other is named
-//! checkpoint.rs  what a run needs to go on after it was interrupted
+//! chain.rs       compares the budget with the chain
+//! hall.rs        a market in this process, if no evaluator is named
+//! checkpoint.rs  the state that lets an interrupted run continue
 //! trainer.rs     takes batches, to try it without a real trainer
-//! report.rs      what is counted, shown and drawn
+//! report.rs      progress, summary and plots
 //! ```
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -78,7 +78,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether it was done and the books agree.
+/// Returns `true` if the run completed and the chain does not contradict the budget.
 async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     let stop = signals()?;
     let answerer = Answerer::of(flags)?;
@@ -100,7 +100,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     if let Some(chain) = &chain {
         let found = chain.resolve(payer.budget()).await?;
         if found != Reconciliation::default() {
-            eprintln!("of the payments left open, {} were made and {} are void", found.paid, found.void);
+            eprintln!("of the payments that were open, {} were made and {} are void", found.paid, found.void);
         }
         if checkpoint.opening.is_none() {
             checkpoint.opening = Some(chain.opening(payer.budget()).await?);
@@ -148,7 +148,7 @@ async fn environment(flags: &Flags) -> anyhow::Result<bool> {
     Ok(end != End::Stopped && agrees)
 }
 
-/// The one that hires, and the names of those who can be hired.
+/// Returns the student, and the names of the evaluators that it found.
 async fn student(
     flags: &Flags,
     hall: Option<&Hall>,
@@ -175,13 +175,13 @@ async fn student(
         eprintln!("{} is not hired: {}", refused.url, refused.reason);
     }
     if report.found.is_empty() {
-        bail!("there is nobody to hire: name evaluators with --evaluator");
+        bail!("no evaluator was found: name some with --evaluator");
     }
     let names = report.found.into_iter().map(|found| (found.evaluator, found.name)).collect();
     Ok((student, names))
 }
 
-/// Prints the summary and draws the plots; `false` if the chain says something else than the books.
+/// Prints the summary and draws the plots. Returns `false` if the chain contradicts the budget.
 async fn summarize(
     flags: &Flags,
     student: &Student,
@@ -233,13 +233,13 @@ async fn summarize(
     Ok(on_chain.is_none_or(|on_chain| on_chain.agrees != Some(false)))
 }
 
-/// What the groups of this run are called, up to their number.
+/// Returns a random prefix for the names of this run's groups.
 fn name() -> anyhow::Result<String> {
     let nonce = OsNonces.next().context("the operating system gave no randomness")?;
     Ok(format!("{}-", alloy_primitives::hex::encode(&nonce[..8])))
 }
 
-/// Becomes true when somebody asks the process to stop. The second time it ends at once.
+/// Returns a flag that becomes true on SIGINT or SIGTERM. A second signal ends the process at once.
 fn signals() -> anyhow::Result<watch::Receiver<bool>> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let (asked, stop) = watch::channel(false);

@@ -1,4 +1,4 @@
-//! Who pays, and within which limits.
+//! The payer and its budget.
 
 use alloy_signer_local::PrivateKeySigner;
 use tower_x402::{
@@ -9,15 +9,15 @@ use x402_market::evidence::EvidenceLog;
 
 use crate::flags::Flags;
 
-/// How many records of evaluators are kept.
+/// How many records of evidence are kept.
 const RECORDS: usize = 100_000;
 
-/// The key that pays: the student's own, or one made for the chain in this process.
+/// Returns the key that pays: the student's, or a random one for the chain in this process.
 pub(crate) fn key(flags: &Flags) -> anyhow::Result<PrivateKeySigner> {
     if flags.evaluators.is_empty() { Ok(PrivateKeySigner::random()) } else { Ok(key::from_env("STUDENT_PRIVATE_KEY")?) }
 }
 
-/// The payer with its budget; with a checkpoint, of all runs.
+/// Returns the payer with its budget, which covers all runs with one checkpoint.
 pub(crate) fn payer(flags: &Flags, key: PrivateKeySigner, asset: Asset) -> anyhow::Result<Payer> {
     let mut budget = Budget::builder().per_payment(flags.max_payment).total(flags.budget);
     if let Some(path) = flags.beside("journal") {
@@ -26,7 +26,7 @@ pub(crate) fn payer(flags: &Flags, key: PrivateKeySigner, asset: Asset) -> anyho
     Ok(Payer::builder(key).budget(budget.build()).asset(asset).build())
 }
 
-/// What evaluators were seen to do; with a checkpoint, in all runs.
+/// Opens the log of evidence, which covers all runs with one checkpoint.
 pub(crate) fn evidence(flags: &Flags) -> anyhow::Result<EvidenceLog> {
     match flags.beside("evidence") {
         Some(path) => Ok(EvidenceLog::open(path, RECORDS)?),

@@ -1,4 +1,4 @@
-//! What came of it, on the way and at the end.
+//! Progress, summary and plots.
 
 use std::{
     io::{IsTerminal as _, Write as _, stderr},
@@ -19,47 +19,47 @@ use crate::{
     scoring::Scored,
 };
 
-/// How many groups are averaged for a curve.
+/// How many groups a curve averages.
 const WINDOW: usize = 10;
 
-/// What was counted so far.
+/// The counts of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) rolled_out: u64,
     pub(crate) pushed: u64,
-    /// Not pushed, because all answers were found to be equally good.
+    /// Not pushed: all answers got the same score.
     pub(crate) equal_scores: u64,
-    /// Not pushed, because nobody said which answers are right.
+    /// Not pushed: no evaluator judged which answers are right.
     pub(crate) unjudged: u64,
-    /// Not pushed, because an answer was too long.
+    /// Not pushed: an answer was too long.
     pub(crate) too_long: u64,
-    /// Of which nobody knows whether they arrived.
+    /// Sent, but not known to have arrived.
     pub(crate) unsure: u64,
     pub(crate) start: Skill,
     pub(crate) points: Vec<Point>,
 }
 
-/// How good the policy is, by the truth.
+/// The quality of the policy, by the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Skill {
-    /// How likely its answers are right.
+    /// The probability that an answer is right.
     pub(crate) right: f64,
-    /// How likely they are clear.
+    /// The probability that an answer is clear.
     pub(crate) clear: f64,
-    /// How undecided it is, in nats.
+    /// The policy's entropy, in nats.
     pub(crate) entropy: f64,
 }
 
-/// One group.
+/// A group, as a point of the curves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// The mean of its scores, if there are any.
+    /// The mean score, if it was judged.
     pub(crate) score: Option<f64>,
-    /// The share of its answers that are right.
+    /// The share of right answers.
     pub(crate) right: f64,
-    /// The policy after it.
+    /// The policy after this group.
     pub(crate) policy: Skill,
-    /// What was spent by then.
+    /// The amount spent by then.
     pub(crate) spent: Usdc,
 }
 
@@ -83,7 +83,7 @@ impl Tally {
         }
     }
 
-    /// Enters a group that was judged, and learned from.
+    /// Records a group that was judged and learned from.
     pub(crate) fn enter(&mut self, scored: &Scored, policy: &Policy, spent: Usdc) {
         let mean = |scores: &Vec<f64>| scores.iter().sum::<f64>() / scores.len().max(1) as f64;
         let score = scored.scores.as_ref().map(mean);
@@ -91,7 +91,7 @@ impl Tally {
         self.points.push(Point { score, right: scored.right(), policy: Skill::of(policy), spent });
     }
 
-    /// One line: written over on a terminal, elsewhere now and then.
+    /// Prints a line of progress: overwritten on a terminal, otherwise from time to time.
     pub(crate) fn progress(&self, groups: u64, budget: Usdc) {
         let Some(last) = self.points.last() else { return };
         let recent = &self.points[self.points.len().saturating_sub(WINDOW)..];
@@ -120,7 +120,7 @@ pub(crate) struct Summary {
     pub(crate) spent: Usdc,
     pub(crate) reserved: Usdc,
     pub(crate) on_chain: Option<OnChain>,
-    /// Of what evaluators earned, what nobody knows what it was for, since a process ended before that could be entered.
+    /// The part of the evaluators' earnings whose purpose was not recorded before a process ended.
     pub(crate) elsewhere: Usdc,
     pub(crate) evaluators: Vec<Earner>,
     pub(crate) learning: Learning,
@@ -145,18 +145,18 @@ impl From<&Tally> for Groups {
     }
 }
 
-/// The environment's place in the run.
+/// The environment's part in the trainer's run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Place {
     pub(crate) environment: String,
-    /// How many batches were made, by the server's count.
+    /// The trainer's step, by the server's count.
     pub(crate) step: Option<u64>,
-    /// How many the trainer in this process took.
+    /// How many batches the trainer in this process took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batches: Option<u64>,
 }
 
-/// What an evaluator earned, and with what.
+/// What an evaluator earned and did.
 #[derive(Debug, Serialize)]
 pub(crate) struct Earner {
     name: Option<String>,
@@ -174,7 +174,7 @@ impl Earner {
         Self { name, evaluator, earned, answered: 0, audited: 0, right: 0, failed: 0, lies: 0 }
     }
 
-    /// Adds what it did in one skill.
+    /// Adds the counts of one skill.
     pub(crate) fn enter(&mut self, account: &EvaluatorAccount) {
         self.answered += account.answered;
         self.audited += account.audited;
@@ -190,19 +190,19 @@ pub(crate) struct Learning {
     end: Course,
 }
 
-/// The policy at one end of the run.
+/// The policy at the start or the end of the run.
 #[derive(Debug, Serialize)]
 struct Course {
-    /// Of the policy in this process.
+    /// The truth about the policy in this process.
     policy: Option<Skill>,
     /// The mean of some groups' scores.
     score: Option<f64>,
-    /// The share of their answers that are right.
+    /// The share of their answers that is right.
     right: Option<f64>,
 }
 
 impl Learning {
-    /// The first groups, and the last ones.
+    /// Summarizes the first and the last groups.
     pub(crate) fn of(tally: &Tally, is_here: bool) -> Self {
         let points = &tally.points;
         let some = points.len().min(2 * WINDOW);
@@ -221,7 +221,7 @@ fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Draws learning and spending; where the plots are.
+/// Draws learning and spending, and returns the paths of the plots.
 pub(crate) fn draw(out: &Path, tally: &Tally, budget: Usdc, is_here: bool) -> anyhow::Result<Vec<String>> {
     std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
     both(out, "learning", &Curves { tally, budget, is_here })?;
@@ -236,7 +236,7 @@ struct Curves<'a> {
 }
 
 impl Curves<'_> {
-    /// What to draw above, by group.
+    /// Returns the upper curves.
     fn curves(&self) -> Vec<(&'static str, Vec<f64>)> {
         let points = &self.tally.points;
         let smooth = |of: fn(&Point) -> Option<f64>| {

@@ -1,4 +1,4 @@
-//! Where answers come from.
+//! The source of answers: the policy in this process, or a model.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use crate::{
     policy::{Action, Policy, Problem, Rng, answer, log_probabilities},
 };
 
-/// How long a model may think about one answer, with everything that is tried again.
+/// How long one answer of a model may take, including retries.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer answers are cut, in characters.
+/// The longest answer, in characters; longer ones are cut.
 const LONGEST: usize = 8_000;
 const INSTRUCTION: &str = "Solve the problem. Explain each step in a short sentence with its equation. End with a line of the form \
                            \"Answer: 42 km\", with the unit.";
 
-/// An answer, and how it was come by.
+/// An answer, with what the trainer needs to know of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rollout {
     pub(crate) text: String,
-    /// What the policy in this process decided.
+    /// The action of the policy in this process.
     pub(crate) action: Option<Action>,
-    /// Of each byte and of the end.
+    /// The log-probability of each byte and of the end.
     pub(crate) logprobs: Option<Vec<f64>>,
 }
 
-/// Who answers.
+/// The source of answers.
 pub(crate) enum Answerer {
     /// The policy in this process.
     Here,
@@ -51,7 +51,7 @@ impl Answerer {
         matches!(self, Self::Here)
     }
 
-    /// What the one that answers is told.
+    /// Returns the prompt.
     pub(crate) const fn instruction(&self) -> Option<&'static str> {
         match self {
             Self::Here => None,
@@ -59,7 +59,7 @@ impl Answerer {
         }
     }
 
-    /// Several answers to a problem.
+    /// Returns several answers to a problem.
     pub(crate) async fn answers(
         &self,
         policy: &Policy,
@@ -82,7 +82,7 @@ impl Answerer {
     }
 }
 
-/// Asks the model several times at once.
+/// Asks the model for several answers at once.
 async fn ask(model: &ChatClient, prompt: &str, count: usize) -> anyhow::Result<Vec<Rollout>> {
     let mut asked = JoinSet::new();
     for _ in 0..count {
@@ -94,7 +94,7 @@ async fn ask(model: &ChatClient, prompt: &str, count: usize) -> anyhow::Result<V
     while let Some(answer) = asked.join_next().await {
         let Ok(answer) = answer? else { bail!("--policy-url: the model did not answer within {PATIENCE:?}") };
         let text: String = answer.context("--policy-url")?.chars().take(LONGEST).collect();
-        // A trainer cannot learn to say nothing.
+        // A trainer cannot learn from an empty answer.
         let text = if text.is_empty() { "(nothing)".to_owned() } else { text };
         answers.push(Rollout { text, action: None, logprobs: None });
     }

@@ -1,4 +1,4 @@
-//! One group after the other.
+//! Rolls out, judges and delivers one group after the other.
 
 use std::{future::ready, path::PathBuf, pin::pin};
 
@@ -15,21 +15,21 @@ use crate::{
     scoring::{SKILLS, Scored, submission},
 };
 
-/// How many hidden tasks there are for each skill and kind of problem.
+/// How many gold tasks there are for each skill and kind of problem.
 const GOLDS: usize = 8;
 
-/// All that a run needs.
+/// The parts of a run.
 pub(crate) struct Run<'a> {
     pub(crate) flags: &'a Flags,
     pub(crate) student: &'a Student,
     pub(crate) answerer: &'a Answerer,
     pub(crate) delivery: &'a mut Delivery,
     pub(crate) checkpoint: &'a mut Checkpoint,
-    /// Whether to stop after the group that is under way.
+    /// Becomes true when the run is to stop after the present group.
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Why no further group was rolled out.
+/// Why the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Done,
@@ -58,8 +58,8 @@ impl Run<'_> {
         Ok(End::Done)
     }
 
-    /// Rolls out a group, has it judged, learns from it and hands it over. `false` if there was no money to find out
-    /// what is right.
+    /// Rolls out a group, has it judged, learns from it and delivers it. Returns `false` if the budget does not cover the
+    /// verdicts.
     async fn group(&mut self) -> anyhow::Result<bool> {
         let Checkpoint { policy, rng, .. } = &mut *self.checkpoint;
         let problem = Problem::any(rng);
@@ -67,7 +67,7 @@ impl Run<'_> {
         let answers = self.answerer.answers(policy, &problem, count, rng).await?;
         let [arithmetic, prose] = SKILLS.map(|(skill, _)| submission(skill, &problem, &answers));
         let Some(said) = self.ask(&arithmetic?, &prose?).await else { return Ok(false) };
-        // What one skill has cost is not lost because the other could not be asked at all.
+        // Verdicts that were paid for in one skill are used even if the other could not be judged.
         let (mut feedback, mut failed) = (Vec::new(), None);
         for said in said {
             feedback.push(verdicts(said).unwrap_or_else(|error| {
@@ -87,16 +87,16 @@ impl Run<'_> {
             decided.filter_map(|(answer, advantage)| Some(answer.action?).zip(Some(advantage))).collect();
         policy.learn(scored.problem.kind, &group);
         tally.enter(&scored, policy, self.student.budget().spent());
-        // From here on the verdicts are not bought again, whatever happens.
+        // From here on the verdicts are in the checkpoint, and are not bought again.
         self.hand_over(Pending { scored, sent: false }).await?;
         failed.map_or(Ok(true), Err)
     }
 
-    /// What is said about both skills; none if there is no money to find out what is right. Nothing is paid then: style alone is not
-    /// what the policy should learn.
+    /// Has a group judged in both skills. Returns `None`, and pays nothing, if the budget does not cover the first: style alone is
+    /// not what the policy should learn.
     async fn ask(&self, arithmetic: &Submission, prose: &Submission) -> Option<[Said; 2]> {
         let mut arithmetic = pin!(self.student.evaluate(arithmetic));
-        // Whom to hire is decided, or that there is no money, before anything is waited for.
+        // Whether the first skill can be paid for is known before anything is awaited.
         let early = tokio::select! {
             biased;
             said = &mut arithmetic => Some(said),
@@ -110,10 +110,10 @@ impl Run<'_> {
         }
     }
 
-    /// Hands a group over. What could not be sent is kept, for the next run.
+    /// Delivers a group. One that could not be sent stays in the checkpoint for the next run.
     async fn hand_over(&mut self, pending: Pending) -> anyhow::Result<()> {
         let Pending { scored, sent } = pending;
-        // If the process ends from here on, it may have been sent.
+        // If the process ends after this, the group may have been sent.
         self.checkpoint.pending = Some(Pending { scored: scored.clone(), sent: true });
         self.save()?;
         let delivered = match sent {
@@ -150,18 +150,18 @@ impl Run<'_> {
 
 type Said = Result<Feedback, StudentError>;
 
-/// That somebody has no verdict to give, or no money is left for it, is no reason to stop.
+/// Turns a missing evaluator or an exhausted budget into `None`: no reason to stop.
 fn verdicts(said: Said) -> anyhow::Result<Option<Feedback>> {
     match said {
         Ok(feedback) => Ok(Some(feedback)),
         Err(StudentError::NoEvaluators { .. } | StudentError::BudgetExhausted { .. }) => Ok(None),
-        Err(error) => Err(error).context("nobody could be asked"),
+        Err(error) => Err(error).context("no evaluator could be asked"),
     }
 }
 
-/// Tasks whose truth is known, to find out who judges well. They look like the others.
+/// Returns gold tasks, which look like the others.
 pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
-    // Not from the numbers that the run draws: which tasks are hidden must not change what is asked.
+    // A generator of their own: gold tasks must not change the problems of the run.
     let mut rng = Rng::seeded(seed ^ 0x601d);
     let mut golds = Vec::new();
     for (skill, _) in SKILLS {
@@ -175,7 +175,7 @@ pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
                     gold = match (skill, action.strategy) {
                         ("prose", _) if action.style.is_plain() => gold.good(text)?,
                         ("prose", _) => gold.bad(text)?,
-                        // Neither good nor bad: a right number without its unit.
+                        // A right number without its unit is neither good nor bad.
                         (_, Strategy::Unitless) => gold,
                         (_, Strategy::Sound) => gold.good(text)?,
                         _ => gold.bad(text)?,
@@ -186,7 +186,7 @@ pub(crate) fn golds(seed: u64) -> anyhow::Result<Vec<Gold>> {
         }
     }
     if golds.is_empty() {
-        bail!("there are no tasks whose truth is known");
+        bail!("there are no gold tasks");
     }
     Ok(golds)
 }

@@ -1,4 +1,4 @@
-//! From what evaluators say to what a trainer gets.
+//! Turns verdicts into a scored group for the trainer.
 
 use atropos_client::{Bytes, GroupError, GroupLimits, Message, ScoredGroup, Sequence};
 use serde::{Deserialize, Serialize};
@@ -11,30 +11,30 @@ use crate::{
     rollout::Rollout,
 };
 
-/// What is judged, and how much each counts: that an answer is right, without which nothing counts, and that one can follow it.
+/// The skills that are judged, with their weights: correctness, which is required, and clarity.
 pub(crate) const SKILLS: [(&str, f64); 2] = [("arithmetic", 0.7), ("prose", 0.3)];
 
 /// A problem and its answers, judged and paid for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Scored {
-    /// What the group is called.
+    /// The group's name.
     pub(crate) id: String,
     pub(crate) problem: Problem,
     instruction: Option<String>,
     pub(crate) answers: Vec<Rollout>,
-    /// From 0 to 1; none if nobody gave a verdict.
+    /// Scores from 0 to 1; `None` if no evaluator gave a verdict.
     pub(crate) scores: Option<Vec<f64>>,
     overrides: Vec<Map<String, Value>>,
 }
 
-/// What is sent to the evaluators of a skill. The truth is not in it, but the formula, which says what is asked.
+/// Returns the submission for a skill. It contains the formula, which says what is asked, and not the result.
 pub(crate) fn submission(skill: &str, problem: &Problem, answers: &[Rollout]) -> Result<Submission, LengthError> {
     let task = Task::new(skill, &problem.prompt)?.with_context(&problem.formula)?;
     Submission::group(task, answers.iter().map(|answer| &*answer.text))
 }
 
 impl Scored {
-    /// `feedback` is by skill, in the order of [`SKILLS`].
+    /// Combines the feedback, which is by skill in the order of [`SKILLS`].
     pub(crate) fn new(
         id: String,
         problem: Problem,
@@ -47,19 +47,19 @@ impl Scored {
         Self { id, problem, instruction: instruction.map(str::to_owned), answers, scores, overrides }
     }
 
-    /// How much better than the mean each answer is; zeros where nobody said.
+    /// Returns how much better than the mean each answer is; zeros without scores.
     pub(crate) fn advantages(&self) -> Vec<f64> {
         self.scores.as_deref().map_or_else(|| vec![0.0; self.answers.len()], advantages)
     }
 
-    /// The share of answers that are right, as this environment knows and the trainer is not told.
+    /// Returns the share of right answers. The trainer is not told.
     pub(crate) fn right(&self) -> f64 {
         let ending = format!("Answer: {}", self.problem.truth());
         let right = self.answers.iter().filter(|answer| answer.text.trim_end().ends_with(&ending)).count();
         right as f64 / self.answers.len().max(1) as f64
     }
 
-    /// As a trainer wants it; `None` if nobody gave a verdict.
+    /// Returns the group for the trainer; `None` without scores.
     pub(crate) fn group(&self, limits: &GroupLimits) -> Result<Option<ScoredGroup>, GroupError> {
         let Some(scores) = &self.scores else { return Ok(None) };
         let instruction = self.instruction.as_deref();
@@ -83,7 +83,7 @@ impl Scored {
     }
 }
 
-/// One score per output: of the skills in which all outputs were judged, weighted. `None` if the first is not among them.
+/// Returns a weighted score per output over the skills in which all outputs were judged; `None` if the first is not one of them.
 fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
     let mut sums = vec![0.0; outputs];
     let mut weights = 0.0;
@@ -100,7 +100,7 @@ fn scores(outputs: usize, feedback: &[Option<Feedback>]) -> Option<Vec<f64>> {
     Some(sums.into_iter().map(|sum| sum / weights).collect())
 }
 
-/// What is said of one answer, and what was paid for that.
+/// Returns the critique of one answer, and the payments for it.
 fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<Feedback>]) -> Map<String, Value> {
     let (mut critique, mut confidence, mut payments) = (Vec::new(), Map::new(), Vec::new());
     for ((skill, _), feedback) in SKILLS.iter().zip(feedback) {
@@ -121,7 +121,7 @@ fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<
             })
         }));
         for hire in &feedback.hires {
-            // One payment for the whole group.
+            // One payment covers the whole group.
             payments.extend(hire.payments.iter().filter(|paid| paid.outcome != Outcome::Refused).map(|paid| {
                 json!({
                     "skill": skill,
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::policy::{Policy, Problem, Rng, answer};
 
-    /// What a panel of one says, who was paid for it.
+    /// Returns the feedback of a panel of one.
     fn said(scores: &[Option<f64>], nonce: u8) -> Feedback {
         let hash = |byte: u8| alloy_primitives::B256::repeat_byte(byte);
         let outputs: Vec<_> = scores

@@ -24,7 +24,7 @@ pub(crate) struct Trainer {
 }
 
 impl Trainer {
-    /// Registers, and takes whatever comes.
+    /// Registers and takes all batches.
     pub(crate) async fn start(flags: &Flags) -> anyhow::Result<Self> {
         let server = AtroposClient::new(flags.atropos_url.as_str()).context("--atropos-url")?;
         let run = TrainerRegistration::new("x402", u64::from(flags.group_size) * GROUPS, MAX_TOKENS, flags.groups);
@@ -48,7 +48,7 @@ impl Trainer {
         Ok(Self { taken, work })
     }
 
-    /// How many batches it took so far.
+    /// Returns the number of batches taken.
     pub(crate) fn batches(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }

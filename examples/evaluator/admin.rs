@@ -1,4 +1,4 @@
-//! What the operator may ask: on the command line while nothing runs, or over HTTP with a token.
+//! The operator's questions: on the command line while no evaluator runs, or over HTTP with a token.
 
 use std::{fmt, hint::black_box, io, str::FromStr, sync::Arc};
 
@@ -19,14 +19,14 @@ use tower_x402::{
     ops::{Entry, Export, ExportFormat, Operator, Search, Which},
 };
 
-/// How many payments a search shows.
+/// How many payments a search returns at most.
 const MAX_FOUND: usize = 100;
 
 /// Writes these payments to standard output.
 pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: Which, format: ExportFormat) -> anyhow::Result<()> {
     let mut export = Operator::new(ledger).export(which, format);
     while let Some(lines) = export.next().await? {
-        // A reader that has seen enough closes the pipe.
+        // The reader may close the pipe early.
         if io::Write::write_all(&mut io::stdout().lock(), lines.as_bytes()).is_err() {
             break;
         }
@@ -34,7 +34,7 @@ pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: Which, format: ExportF
     Ok(())
 }
 
-/// `/admin/…`, for whoever has the token.
+/// Returns the routes below `/admin`, which require the token.
 pub(crate) fn router(ledger: Arc<dyn Ledger>, token: Token) -> Router {
     Router::new()
         .route("/admin/payments", get(payments))
@@ -72,7 +72,7 @@ async fn payments(State(operator): State<Operator>, Query(question): Query<Quest
     }
 }
 
-/// A page of payments at a time; a ledger that fails breaks the body off, so that nobody takes a part for the whole.
+/// Streams the export page by page. If the ledger fails the body breaks off, so that a part is not taken for the whole.
 fn stream_of(export: Export, format: ExportFormat) -> Response {
     let pieces = stream::unfold(Some(export), async |export| {
         let mut export = export?;
@@ -111,12 +111,12 @@ fn refuse(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": message }))).into_response()
 }
 
-/// What the operator proves itself with.
+/// The admin token.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token(String);
 
 impl Token {
-    /// Whether it is the same; how long that takes depends on its length only, not on what fits.
+    /// Returns `true` if the tokens are equal. Takes constant time for a given length.
     fn is(&self, given: &[u8]) -> bool {
         let token = self.0.as_bytes();
         let differs = token.iter().zip(given).fold(0, |differs, (a, b)| black_box(differs | (a ^ b)));
@@ -139,7 +139,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// `csv` or `jsonl`.
+/// An export format: `csv` or `jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     Csv,

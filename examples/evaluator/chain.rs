@@ -1,4 +1,4 @@
-//! The chain that is paid on: a node's, a facilitator's, or one in this process.
+//! The chain to be paid on: through a node, through a facilitator, or in this process.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use tower_x402::{
 use crate::flags::Flags;
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
-/// Signs the agent card, where that is not the settlement key's to do.
+/// Signs the agent card if the payee is not the settlement key.
 const PAYEE_KEY: &str = "PAYEE_PRIVATE_KEY";
-/// What a facilitator knows us by.
+/// The bearer token for the facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
-/// What a settlement key gets on a chain in this process: one ether.
+/// What the settlement key gets on a chain in this process: one ether, in wei.
 const GAS_TANK: u64 = 1_000_000_000_000_000_000;
 
-/// A connection to a chain, with somebody who settles there.
+/// A facilitator, with the chain that it settles on.
 pub(crate) struct Chain {
     pub(crate) facilitator: Arc<dyn Facilitator>,
-    /// The same, if it settles in this process.
+    /// The facilitator, if it is in this process.
     pub(crate) own: Option<OnchainFacilitator>,
     pub(crate) pay_to: Address,
-    /// The key that is paid, if it is at hand: that of the payee, or that of the settlements.
+    /// The payee's key, if it is known: `PAYEE_PRIVATE_KEY`, or the settlement key.
     pub(crate) key: Option<PrivateKeySigner>,
     pub(crate) asset: Asset,
     pub(crate) rpc_url: Option<String>,
-    /// Answers on that URL, if it is ours.
+    /// Keeps the port of the chain in this process open.
     _port: Option<DevnetPort>,
 }
 
@@ -44,7 +44,7 @@ impl Chain {
         }
     }
 
-    /// Somebody else settles; a node, if there is one, shows whether they do.
+    /// Uses a remote facilitator, which a node confirms if there is one.
     async fn of_facilitator(flags: &Flags, url: &str, node: Option<&str>) -> anyhow::Result<Self> {
         let (asset, network) = (flags.asset()?, flags.network);
         let pay_to = flags.pay_to.context("--facilitator-url needs --pay-to: there is no settlement key to be paid")?;
@@ -111,7 +111,7 @@ impl Chain {
     }
 }
 
-/// The key, without ever repeating it.
+/// Reads a key from the environment. Errors do not contain it.
 fn private_key(name: &str) -> anyhow::Result<Option<PrivateKeySigner>> {
     let text = match std::env::var(name) {
         Ok(text) if !text.trim().is_empty() => text,

@@ -1,4 +1,4 @@
-//! What the operator can say on the command line.
+//! The command line.
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
@@ -19,21 +19,21 @@ use crate::{
     judge::Kind,
 };
 
-/// Sells evaluations over x402: of worked arithmetic, unless --judge says otherwise.
+/// An evaluator that charges per request over x402. Judges worked arithmetic by default; see --judge.
 ///
-/// POST /evaluate is paid per output in USDC and really evaluates. The judge of arithmetic finds the expression in the prompt (or
-/// takes the reference answer), computes it exactly, checks every equality that the answer states, and compares the final answer and
-/// its unit. What cannot be evaluated is answered 4xx before anything is paid. The agent card, its schemas and GET /stats are free.
+/// POST /evaluate costs the price per output, in USDC. The judge of arithmetic computes the expression in the prompt exactly (or
+/// takes the reference answer), checks every equality in the answer, and compares the final result and its unit. A request that
+/// cannot be evaluated is answered 4xx before anything is paid. The agent card, its schemas and GET /stats are free.
 ///
-/// Without --rpc-url a chain is started in the process, with a USDC of its own; nothing else is needed to try it.
+/// Without --rpc-url, a chain with its own USDC is started in the process, so that nothing else is needed to try it.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "\
 OUTPUT
-  When ready, one JSON line on standard output, and nothing else there; logs go to standard error:
+  One JSON line on standard output when ready, and nothing else; logs go to standard error:
     {\"listening\", \"rpc_url\", \"asset\", \"pay_to\", \"network\"}
-  listening is the address and the actual port; rpc_url is a node of the chain that is paid on, null if none is known.
+  listening is the address with the actual port; rpc_url is a node of the chain, or null if none is known.
 
 REQUEST AND ANSWER
   POST /evaluate
@@ -41,42 +41,42 @@ REQUEST AND ANSWER
      \"output\": \"17 * 23 = 391, and 4 more is 395. Answer: 395\"}
     {\"evaluator\": {\"id\", \"version\"}, \"task\": \"t1\", \"verdicts\": [{\"score\": 0..1, \"reward\": -1..1, \"confidence\": 0..1,
      \"critique\": {\"summary\", \"strengths\": [], \"issues\": [{\"severity\", \"description\", \"place\"?, \"suggestion\"?}]}}]}
-    and, for one output, the fields of its verdict beside \"verdicts\". In place of \"output\", \"pair\": [a, b] or
-    \"outputs\": [up to 64, or 2 to 8 with --judge pairwise] cost as many times the price
+    For one output, the fields of its verdict are also beside \"verdicts\". Instead of \"output\", give \"pair\": [a, b] or
+    \"outputs\": [up to 64, or 2 to 8 with --judge pairwise]; each output costs the price
   GET /.well-known/agent-card.json, /.well-known/submission.v1.schema.json, /.well-known/evaluation.v1.schema.json
   GET /stats
     {\"handled\", \"settled\", \"pending\", \"unknown\", \"failed\", \"gas_used\", \"asked\", \"skills\": {…}, \"earned\": […]}
   GET /payments/status?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…
     {\"state\": pending | submitted | unknown | settled | final | failed | dead, \"transaction\"?, \"block\"?}
   GET /healthz, GET /readyz
-    200, or 503 {\"ready\": false, \"reasons\": [{\"code\", \"detail\"}]} while nothing could be settled
+    200, or 503 {\"ready\": false, \"reasons\": [{\"code\", \"detail\"}]} while nothing can be settled
 
 OPERATOR
-  With --admin-token, under Authorization: Bearer TOKEN:
+  With --admin-token, and Authorization: Bearer TOKEN:
   GET /admin/payments?state=due|owed|all|…&format=jsonl|csv
-  GET /admin/payments?find=0x…   by payer, nonce or transaction, from 8 digits on, or payer:nonce
-  GET /admin/report              sums by token: paid, owed, deferred, fees
-  Without a running evaluator: --ledger sqlite:PATH --payments owed, or --export csv
+  GET /admin/payments?find=0x…   by payer, nonce or transaction (at least 8 digits), or payer:nonce
+  GET /admin/report              totals by token: paid, owed, deferred, fees
+  While no evaluator runs: --ledger sqlite:PATH --payments owed, or --export csv
 
 ENVIRONMENT
-  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays for their gas (32 bytes in hex); needed with --rpc-url,
-                          unless --facilitator-url is given.
-                          It needs a little ETH and no USDC. Without --rpc-url it is optional and funded.
-  PAYEE_PRIVATE_KEY       the key of --pay-to, to sign the agent card with, unless that is the settlement key
-  LLM_API_KEY             what --llm-url knows this judge by: sent as Authorization: Bearer …, if set
-  FACILITATOR_TOKEN       what --facilitator-url knows this seller by: sent as Authorization: Bearer …, if set
-  ADMIN_TOKEN             what --admin-token is, without showing it to whoever lists processes
-  PGPASSWORD              the password of --ledger postgres://…, if the URL has none
-  RUST_LOG                what is logged [default: warn,evaluator=info]; tower_x402=info tells of every transaction
+  SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url,
+                          unless --facilitator-url is given. Its account needs a little ETH and no USDC. Without --rpc-url
+                          it is optional and gets its ether from the chain in the process
+  PAYEE_PRIVATE_KEY       the key of --pay-to, to sign the agent card [default: the settlement key]
+  LLM_API_KEY             sent to --llm-url as Authorization: Bearer …, if set
+  FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …, if set
+  ADMIN_TOKEN             the same as --admin-token, but not visible in the list of processes
+  PGPASSWORD              the password for --ledger postgres://…, if the URL has none
+  RUST_LOG                the log filter [default: warn,evaluator=info]; tower_x402=info logs every transaction
 
 EXIT STATUS
-  0  stopped by SIGINT or SIGTERM, after the requests in progress were answered; a second signal stops at once
+  0  stopped by SIGINT or SIGTERM after the requests in progress were answered; a second signal stops at once
   1  serving failed
   2  the evaluator could not start: a flag, the environment or the node
 
 TRY IT
   evaluator
-  # In another terminal, with rpc_url from the first one's line: give a student $1 (1000000 units), then let it buy.
+  # In another terminal, with the rpc_url that the first one printed: give a student $1 (1000000 units), then let it buy.
   curl -H 'content-type: application/json' -d '{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"devnet_mint\",
       \"params\": [\"0x(student's address)\", \"0xf4240\"]}' http://127.0.0.1:(port)/
   STUDENT_PRIVATE_KEY=0x… student --url http://127.0.0.1:4021 --count 3
@@ -93,20 +93,20 @@ pub(crate) struct Flags {
     /// The address to listen on; port 0 for any free one
     #[arg(long, default_value = "127.0.0.1:4021")]
     pub(crate) listen: String,
-    /// Who judges: exact arithmetic; how clear English prose is; a language model (--llm-url); or a comparison of outputs in both
-    /// orders, by the language model if --llm-url is given, by their prose if not
+    /// The judge: exact arithmetic; clarity of English prose; a language model (--llm-url); or pairwise comparison of outputs in
+    /// both orders, by the language model if --llm-url is given and by their prose otherwise
     #[arg(long, value_enum, default_value = "arithmetic")]
     pub(crate) judge: Kind,
     /// The OpenAI-compatible endpoint of a language model, such as http://127.0.0.1:11434/v1
     #[arg(long, value_name = "URL", required_if_eq("judge", "llm"))]
     pub(crate) llm_url: Option<HttpUrl>,
-    /// Which model to ask for there
+    /// The name of the model
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) llm_model: String,
-    /// What the model is told that it judges
+    /// What the model is told to judge
     #[arg(long, value_name = "TEXT", default_value = "the quality of answers")]
     pub(crate) specialty: String,
-    /// What submissions call the skill [default: arithmetic, prose, comparison or general, by --judge]
+    /// The skill's name in submissions [default: arithmetic, prose, comparison or general, by --judge]
     #[arg(long, value_name = "NAME")]
     pub(crate) skill: Option<String>,
     /// The price of one evaluated output
@@ -115,10 +115,10 @@ pub(crate) struct Flags {
     /// The network to be paid on: base, base-sepolia or eip155:N
     #[arg(long, default_value = "base-sepolia")]
     pub(crate) network: Network,
-    /// Who is paid [default: the address of the settlement key]
+    /// The address to be paid [default: that of the settlement key]
     #[arg(long, value_name = "ADDR")]
     pub(crate) pay_to: Option<Address>,
-    /// Be paid in this EIP-3009 token with six decimal places [default: the network's USDC]
+    /// The EIP-3009 token to be paid in, with six decimals [default: the network's USDC]
     #[arg(long, value_name = "ADDR", requires_all = ["asset_name", "asset_version"])]
     asset: Option<Address>,
     /// The EIP-712 name of --asset
@@ -130,39 +130,39 @@ pub(crate) struct Flags {
     /// A node of the network [default: a chain in this process]
     #[arg(long, value_name = "URL")]
     pub(crate) rpc_url: Option<HttpUrl>,
-    /// A facilitator that verifies and settles; needs --pay-to. With --rpc-url too, that node shows whether it tells the truth
+    /// A facilitator that verifies and settles; needs --pay-to. With --rpc-url too, its answers are checked on the chain
     #[arg(long, value_name = "URL", requires = "pay_to")]
     pub(crate) facilitator_url: Option<HttpUrl>,
-    /// When the money moves: after the work, before it, or (deferred) after the answer, in batches: for students that have paid
-    /// three times, up to 20 answers each and 500 in all, while others pay as in authorization
+    /// When the money moves: after the work, before it, or (deferred) after the answer, in batches. Deferred applies to students
+    /// that have paid three times, up to 20 answers each and 500 in total; others pay as in authorization
     #[arg(long, value_enum, default_value = "authorization")]
     flow: Flow,
-    /// Where payments are recorded: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several evaluators may share
+    /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several evaluators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
-    /// The origin under which students reach this service (https://judge.example), or the whole URL of its /evaluate [default: what
-    /// each request names as its host]
+    /// The public origin of this service (https://judge.example), or the whole URL of its /evaluate [default: the Host of each
+    /// request]
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<HttpUrl>,
-    /// Print what is on record in --ledger, of all payments, those that are due, or those that are owed (paid for, and the student
-    /// got nothing), and exit. Also open, deferred, or a state of settlement by its name
+    /// Print payments from --ledger and exit: all, due, owed (settled but never delivered), open, deferred, or the name of a
+    /// settlement state
     #[arg(long, value_name = "WHICH", requires = "ledger")]
     payments: Option<Which>,
-    /// How to print it: csv for accounting, jsonl for programs; alone, of all payments [default: jsonl]
+    /// The format to print payments in: csv for accounting, jsonl for programs; prints all without --payments [default: jsonl]
     #[arg(long, value_enum, requires = "ledger")]
     export: Option<Format>,
-    /// Serve /admin to whoever presents this token
+    /// Serve /admin to requests with this token
     #[arg(long, value_name = "TOKEN", env = "ADMIN_TOKEN", hide_env_values = true)]
     pub(crate) admin_token: Option<Token>,
-    /// Wait so many milliseconds before each evaluation, to try what a slow handler does
+    /// Wait N milliseconds before each evaluation, to simulate a slow handler
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=50_000))]
     handler_delay_ms: u64,
 }
 
-/// Where payers that got no answer ask what became of their payments.
+/// Where payers ask what became of their payments.
 const STATUS_PATH: &str = "/payments/status";
 
-/// An HTTP URL, as it was given: a parsed one may differ by a slash.
+/// An HTTP URL as it was given. Parsing could add a slash.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpUrl(pub(crate) String);
 
@@ -176,13 +176,13 @@ impl FromStr for HttpUrl {
 }
 
 impl HttpUrl {
-    /// Whether it is more than an origin.
+    /// Returns `true` if the URL has a path.
     pub(crate) fn has_path(&self) -> bool {
         self.0.parse::<Url>().is_ok_and(|url| url.path() != "/")
     }
 }
 
-/// A price, of which there must be one.
+/// Parses a price above zero.
 fn some_price(text: &str) -> Result<Usdc, String> {
     let price: Usdc = text.parse().map_err(|error: ParseUsdcError| error.to_string())?;
     if price == Usdc::ZERO { Err("an evaluation must cost something".to_owned()) } else { Ok(price) }
@@ -202,7 +202,7 @@ enum LedgerAt {
     Postgres(Secret),
 }
 
-/// A URL with a password.
+/// A URL that may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 struct Secret(String);
 
@@ -228,13 +228,13 @@ impl FromStr for LedgerAt {
 }
 
 impl Flags {
-    /// What is to be printed instead of serving.
+    /// Returns what to print instead of serving.
     pub(crate) fn printing(&self) -> Option<(Which, Format)> {
         let is_asked = self.payments.is_some() || self.export.is_some();
         is_asked.then(|| (self.payments.unwrap_or(Which::All), self.export.unwrap_or(Format::Jsonl)))
     }
 
-    /// Where payments are recorded.
+    /// Opens the ledger.
     pub(crate) async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
         match &self.ledger {
             LedgerAt::Sqlite(path) => {
@@ -248,13 +248,13 @@ impl Flags {
         }
     }
 
-    /// Where students ask what became of a payment: beside /evaluate, wherever that is.
+    /// Returns the URL where students ask what became of a payment, beside /evaluate.
     pub(crate) fn status_url(&self) -> String {
         let beside = |url: &HttpUrl| url.0.parse::<Url>().ok()?.join(&STATUS_PATH[1..]).ok();
         self.public_url.as_ref().and_then(beside).map_or_else(|| STATUS_PATH.to_owned(), String::from)
     }
 
-    /// The token to be paid in.
+    /// Returns the token to be paid in.
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
         match (self.asset, &self.asset_name, &self.asset_version) {
             (Some(address), Some(name), Some(version)) => {
@@ -266,14 +266,14 @@ impl Flags {
         }
     }
 
-    /// Who is answered before the money moves.
+    /// Returns the credit limits of the flow `deferred`.
     pub(crate) fn credit(&self) -> Option<DeferredPolicy> {
         let answers = |n| self.price.checked_mul(n).unwrap_or(Usdc::MAX);
         let policy = DeferredPolicy { total: answers(500), per_payer: answers(20), history: 3 };
         (self.flow == Flow::Deferred).then_some(policy)
     }
 
-    /// When the money moves.
+    /// Returns the flow to offer.
     pub(crate) const fn payment_flow(&self) -> PaymentFlow {
         match self.flow {
             Flow::Upfront => PaymentFlow::Upfront,

@@ -1,4 +1,4 @@
-//! Who gives the verdicts, and the card that says so.
+//! The judges to choose from, and the card of each.
 
 use std::net::SocketAddr;
 
@@ -26,20 +26,20 @@ pub(crate) enum Kind {
     Llm,
 }
 
-/// A judge, and what its card says of it.
+/// A judge, with what its card says.
 pub(crate) struct Specialist {
     pub(crate) judge: Box<dyn Judge>,
     pub(crate) skill: String,
     name: &'static str,
     description: String,
-    /// How often its verdicts are right, by its own account.
+    /// How often its verdicts are right, as its card claims: 0 to 1.
     claim: f64,
     /// How many outputs it judges at once.
     max_outputs: usize,
 }
 
 impl Specialist {
-    /// The one that exact arithmetic needs.
+    /// Returns the judge of exact arithmetic.
     pub(crate) fn of_arithmetic() -> Self {
         Self {
             judge: Box::new(ArithmeticJudge),
@@ -51,7 +51,7 @@ impl Specialist {
         }
     }
 
-    /// The one that was asked for.
+    /// Returns the judge that the flags select.
     pub(crate) fn of(flags: &Flags) -> anyhow::Result<Self> {
         let model = flags.llm_url.as_ref().map(|url| language_model(flags, &url.0)).transpose()?;
         let (skill, specialty) = (flags.skill.clone(), &flags.specialty);
@@ -93,7 +93,7 @@ impl Specialist {
         Ok(Self { skill: skill.unwrap_or(specialist.skill), ..specialist })
     }
 
-    /// The card, signed if the payee's key is at hand.
+    /// Returns the card, signed if the payee's key is known.
     pub(crate) async fn card(
         &self,
         base: Url,
@@ -112,14 +112,14 @@ impl Specialist {
         match key.filter(|key| key.address() == pay_to) {
             Some(key) => Ok(card.sign(key).await?),
             None => {
-                warn!("the agent card is not signed, so that most students will not trust it: set PAYEE_PRIVATE_KEY");
+                warn!("the agent card is not signed, so most students will refuse it: set PAYEE_PRIVATE_KEY");
                 Ok(card)
             }
         }
     }
 }
 
-/// The URL below which the evaluator is reached.
+/// Returns the base URL of the evaluator.
 pub(crate) fn base(flags: &Flags, listening: SocketAddr) -> anyhow::Result<Url> {
     match &flags.public_url {
         // The whole URL of /evaluate.

@@ -1,4 +1,4 @@
-//! A specialist that sells its verdicts for USDC over x402: on arithmetic, prose, or whatever a language model knows.
+//! An evaluator that charges for its verdicts over x402: on arithmetic, prose, or anything a language model judges.
 #![allow(clippy::print_stdout)]
 
 mod admin;
@@ -30,7 +30,7 @@ use crate::{chain::Chain, flags::Flags, judge::Specialist, service::Evaluator};
 
 /// How long a stopping evaluator waits for the requests in progress: a handler's deadline and a settlement.
 const LAST_REQUESTS: Duration = Duration::from_secs(90);
-/// How long it then waits for settlements that nobody waits for: long enough for a transaction that hangs to be replaced twice.
+/// How long it then waits for settlements whose clients are gone: long enough to replace a stuck transaction twice.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(45);
 
 #[tokio::main]
@@ -65,7 +65,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The line that says so.
+/// The line that is printed when the evaluator is ready.
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: SocketAddr,
@@ -75,7 +75,7 @@ struct Ready<'a> {
     network: Network,
 }
 
-/// A service that is ready to answer.
+/// A server that is ready to answer.
 struct Server {
     listener: TcpListener,
     evaluator: Evaluator,
@@ -100,7 +100,7 @@ impl Server {
             .context("the card")?;
         let tags = ["evaluation".to_owned(), specialist.skill];
         let facilitators = (chain.facilitator.clone(), chain.own.clone());
-        // Nobody could find it without a public URL.
+        // A catalogue needs a public URL.
         let listed = flags.public_url.is_some();
         let evaluator =
             Evaluator::open(card, specialist.judge, flags.handler_delay(), facilitators, listed, |paywall| {
@@ -113,7 +113,7 @@ impl Server {
                 match &flags.public_url {
                     Some(url) if url.has_path() => paywall.resource_url(&url.0),
                     Some(url) => paywall.public_origin(&url.0),
-                    // What was paid for is asked for again after a restart, on whatever port.
+                    // The port may change with a restart, and open payments are presented again after it.
                     None => paywall.public_origin(""),
                 }
             })?;
@@ -125,7 +125,7 @@ impl Server {
             network: chain.asset.network,
         };
         let ready = serde_json::to_string(&ready)?;
-        // Who started it may not listen any more; that is no reason to fail.
+        // A closed standard output is no reason to fail.
         let _ = writeln!(io::stdout().lock(), "{ready}");
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let token = flags.admin_token.clone();
@@ -133,7 +133,7 @@ impl Server {
         Ok(Self { listener, evaluator, admin, signals, _chain: chain })
     }
 
-    /// Serves until a signal comes, and finishes what has begun.
+    /// Serves until a signal, then finishes the requests in progress.
     async fn run(mut self) -> anyhow::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let mut router = self.evaluator.router();
@@ -150,7 +150,7 @@ impl Server {
         let finished = async {
             timeout(LAST_REQUESTS, serving).await.context("a client kept its request open")???;
             let deadline = Instant::now() + LAST_SETTLEMENTS;
-            // A settlement goes on when its client disconnects.
+            // A settlement continues after its client disconnects.
             while self.evaluator.stats().await?.pending > 0 && Instant::now() < deadline {
                 sleep(Duration::from_millis(50)).await;
             }
@@ -165,7 +165,7 @@ impl Server {
     }
 }
 
-/// What asks a process to stop.
+/// The signals that stop the process.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,

@@ -1,4 +1,4 @@
-//! The HTTP service: an evaluator of the library, with what an operator needs beside it.
+//! The HTTP service: an `EvaluatorService`, with `/stats`, `/healthz` and `/readyz`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,19 +25,19 @@ use x402_market::{
 /// The largest request body.
 const MAX_BODY: usize = 64 * 1024;
 
-/// What the handlers share.
+/// The state of the handlers.
 #[derive(Clone)]
 pub(crate) struct Evaluator {
     service: EvaluatorService,
     facilitator: Arc<dyn Facilitator>,
-    /// The same, if it settles in this process.
+    /// The facilitator, if it is in this process.
     own: Option<OnchainFacilitator>,
 }
 
-/// What `GET /stats` tells.
+/// The answer to `GET /stats`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Stats {
-    /// How often the judge was asked.
+    /// How often the judge ran.
     pub(crate) handled: u64,
     pub(crate) settled: u64,
     pub(crate) pending: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Stats {
 }
 
 impl Evaluator {
-    /// An evaluator that waits for `delay` before each evaluation.
+    /// Creates an evaluator that waits for `delay` before each evaluation.
     pub(crate) fn open(
         card: AgentCard,
         judge: Box<dyn Judge>,
@@ -63,7 +63,7 @@ impl Evaluator {
         Ok(Self { service, facilitator, own })
     }
 
-    /// The service.
+    /// Returns the service.
     pub(crate) fn router(&self) -> Router {
         Router::new()
             .route("/stats", get(stats))
@@ -88,7 +88,7 @@ impl Evaluator {
     }
 }
 
-/// A judge that takes its time.
+/// A judge with a delay before each evaluation.
 struct Delayed {
     judge: Box<dyn Judge>,
     delay: Duration,
@@ -106,7 +106,7 @@ impl Judge for Delayed {
     }
 }
 
-/// For a load balancer: an evaluator that could not be paid now should not be asked to work.
+/// Answers a load balancer: 503 while no payment could be settled.
 async fn ready(State(evaluator): State<Evaluator>) -> Response {
     let readiness = evaluator.facilitator.readiness().await;
     let reasons = readiness.reasons.iter();

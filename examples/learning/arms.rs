@@ -1,4 +1,4 @@
-//! The ways to be taught that are compared.
+//! The arms of the experiment: the ways to be taught.
 
 use alloy_primitives::Address;
 use clap::ValueEnum;
@@ -6,49 +6,49 @@ use x402_market::selection::{Candidate, Job, Observation, Panel, Selector};
 
 use super::world::MIXTURE;
 
-/// Where the rewards come from.
+/// The source of the rewards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Arm {
-    /// An evaluator hired in the market for each group, chosen by what it proved in this student's own audits
+    /// One evaluator for each group, hired on the market by this student's own audits
     Market,
-    /// The same, with up to three evaluators for each group in place of one
+    /// As `market`, with up to three evaluators for each group
     MarketPanel,
-    /// As `market`, where other students were there before, whose audits are on record
+    /// As `market`, with the audits of earlier students
     MarketPooled,
-    /// As `market-panel`, where other students were there before
+    /// As `market-panel`, with the audits of earlier students
     MarketPooledPanel,
-    /// The one evaluator, of those that the budget affords, with which students end best, chosen in hindsight
+    /// Always the affordable evaluator with which students end best, known in hindsight
     FixedBest,
-    /// Anyone
+    /// Any evaluator, at random
     Random,
-    /// Anyone whose card claims the skill
+    /// Any evaluator whose card claims the skill
     CardClaims,
-    /// Always the same three, averaged
+    /// Always the same three evaluators, averaged
     Mixture,
-    /// The student itself: how many of the group's outputs come to the same answer
+    /// The student itself: the share of the group that comes to the same answer
     SelfJudge,
-    /// A regression, trained once on what the market said of outputs of the untrained policy
+    /// A regression, trained once on verdicts of the market about outputs of the untrained policy
     RewardModel,
     /// The same regression, trained on the truth about as many outputs
     RewardModelOnTruth,
-    /// The truth, but only about the share of groups that is audited
+    /// The truth about the audited groups only
     AuditsOnly,
-    /// The truth about every output: what cannot be had
+    /// The truth about every output: the upper bound
     Truth,
 }
 
 impl Arm {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Whether it buys where it likes, by what it has learned from audits.
+    /// Returns `true` if the arm hires by audits.
     pub(crate) const fn is_market(self) -> bool {
         matches!(self, Self::Market | Self::MarketPanel | Self::MarketPooled | Self::MarketPooledPanel)
     }
 
-    /// How many evaluators are hired for a group at most.
+    /// Returns how many evaluators are hired for a group at most.
     pub(crate) const fn seats(self) -> usize {
         match self {
             Self::MarketPanel | Self::MarketPooledPanel | Self::Mixture => MIXTURE.len(),
@@ -56,19 +56,19 @@ impl Arm {
         }
     }
 
-    /// Whether it needs the truth about audited groups.
+    /// Returns `true` if the arm needs the truth about audited groups.
     pub(crate) const fn audits(self) -> bool {
         self.is_market() || matches!(self, Self::RewardModel | Self::AuditsOnly)
     }
 
-    /// What it is.
+    /// Returns a description.
     pub(crate) fn about(self) -> String {
         let value = self.to_possible_value();
         value.and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
     }
 }
 
-/// Hires the same ones, in this order, whatever they do.
+/// A selector that always hires the same evaluators, in this order.
 pub(crate) struct Always(pub(crate) Vec<Address>);
 
 impl Selector for Always {

@@ -1,4 +1,4 @@
-//! All arms of one seed, in a market of its own.
+//! Runs all arms of one seed, in a market of its own.
 
 use anyhow::ensure;
 use x402_market::evidence::{EvidenceError, EvidenceLog};
@@ -14,25 +14,25 @@ use super::{
     world::{ASPECTS, MIXTURE, sellers},
 };
 
-/// How many students came before the one of [`Arm::MarketPooled`] and [`Arm::MarketPooledPanel`], each with a budget of its own.
+/// How many earlier students share their audits in [`Arm::MarketPooled`] and [`Arm::MarketPooledPanel`]; each has its own budget.
 pub(crate) const PREDECESSORS: u64 = 4;
 /// How many records a log of evidence keeps.
 const RECORDS: usize = 1_000_000;
-/// What tells the draws of predecessors, and those of outputs that are only labelled, from those of the student.
+/// Offsets of seeds: for earlier students, and for outputs that are only labelled.
 const ELSEWHERE: u64 = 1_000_003;
 
-/// What became of a student, and what it spent.
+/// The result of one student, and what it spent.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) course: Course,
     pub(crate) spent: Spent,
-    /// How many outputs were judged for it.
+    /// How many outputs were judged.
     pub(crate) labels: usize,
-    /// About how many it was told the truth, to judge those who judge or to learn from that.
+    /// About how many outputs it got the truth.
     pub(crate) audited: usize,
 }
 
-/// Teaches a student in each of these ways, tells each as it is done, and compares what students spent with what evaluators got.
+/// Trains a student in each arm, reports each, and compares what students spent with what evaluators got.
 pub(crate) async fn conduct(
     seed: u64,
     arms: &[Arm],
@@ -58,13 +58,13 @@ struct House<'a> {
     settings: &'a Settings,
     best: usize,
     stage: &'a Stage,
-    /// By all students together, on the chain, in µUSDC.
+    /// What all students together spent on the chain, in µUSDC.
     spent: u64,
 }
 
 impl House<'_> {
     async fn teach(&mut self, arm: Arm) -> anyhow::Result<Outcome> {
-        // What others say.
+        // The reports of earlier students.
         let pool = EvidenceLog::in_memory(RECORDS);
         match arm {
             Arm::Market | Arm::MarketPanel | Arm::FixedBest | Arm::Random | Arm::CardClaims | Arm::Mixture => {
@@ -99,13 +99,13 @@ impl House<'_> {
         Ok(Outcome { audited: self.audited(arm, self.seed), ..outcome })
     }
 
-    /// How many outputs are in the groups that are audited.
+    /// Returns how many outputs are in audited groups.
     fn audited(&self, arm: Arm, seed: u64) -> usize {
         let groups = assignments(seed, self.settings).iter().filter(|assignment| assignment.audited).count();
         if arm.audits() { groups * self.settings.group_size } else { 0 }
     }
 
-    /// Has as many outputs of the untrained policy judged as the others have of the one in training, and makes a model of that.
+    /// Trains a reward model on verdicts about the untrained policy, as many as other arms buy.
     async fn with_model(&mut self, arm: Arm) -> anyhow::Result<Outcome> {
         let seed = self.seed + ELSEWHERE / 2;
         let teacher = match arm {
@@ -155,15 +155,15 @@ impl House<'_> {
     }
 }
 
-/// Lets others hear what a student saw.
+/// Copies a student's paid evidence to the log that others read.
 fn publish(seen: &EvidenceLog, pool: &EvidenceLog) -> Result<(), EvidenceError> {
     let mut all = Vec::new();
     seen.for_each(|evidence| all.extend(evidence.payment.is_some().then(|| evidence.clone())));
     all.into_iter().try_for_each(|evidence| pool.record(evidence, NOW))
 }
 
-/// How students end, by seed, that always ask the same evaluator; by position in the market. Nothing is paid: verdicts depend on
-/// what is judged alone. Left out are those whom the budget does not afford.
+/// Returns the final quality, by seed, of students that always ask the same evaluator, by position in the market. Evaluators that the
+/// budget does not cover are left out. Nothing is paid: verdicts depend only on what is judged.
 pub(crate) async fn rehearse(
     seeds: u64,
     settings: &Settings,
@@ -184,14 +184,14 @@ pub(crate) async fn rehearse(
     Ok(ends)
 }
 
-/// The position of the one with which students end best.
+/// Returns the position of the evaluator with which students end best.
 pub(crate) fn best(ends: &[(usize, Vec<f64>)]) -> usize {
     let best = ends.iter().max_by(|one, other| mean(one.1.iter().copied()).total_cmp(&mean(other.1.iter().copied())));
     best.map_or(0, |(position, _)| *position)
 }
 
-/// How often this way to judge is right about outputs of an untrained policy, by aspect: a score above one half for a good one, below for
-/// a bad one.
+/// Returns how often a judge is right about outputs of an untrained policy, by aspect. A score above one half is right for a good
+/// output, one below for a bad one.
 pub(crate) async fn accuracy(method: Method) -> anyhow::Result<[f64; 3]> {
     const PROBLEMS: usize = 5;
     let mut rng = Rng::seeded(77);

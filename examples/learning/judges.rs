@@ -1,5 +1,4 @@
-//! How the evaluators of the market judge. Nothing in here draws from chance: the same output of the same task always gets the same
-//! verdict.
+//! How the evaluators judge. Nothing here is random: the same output of the same task always gets the same verdict.
 
 use async_trait::async_trait;
 use x402_market::{
@@ -12,21 +11,21 @@ use super::world::{ASPECTS, Answer, Errors, Seller};
 /// A way to judge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Method {
-    /// What one expert finds, whatever was asked.
+    /// The verdict of one expert, whatever was asked.
     Expert(Expert),
-    /// What the expert of the skill finds, and the opposite at this rate.
+    /// The verdict of the expert in the skill, inverted at this rate.
     Errs { rate: f64, salt: u64, errors: Errors },
-    /// Good or bad, without looking.
+    /// A pseudo-random verdict.
     Coin { salt: u64 },
-    /// Everything is good, more or less.
+    /// Always good.
     Flatterer { salt: u64 },
     /// The longer the better.
     Length,
-    /// Whether it looks like a solution.
+    /// Good if it looks like a solution.
     Form,
 }
 
-/// Somebody who knows one thing.
+/// An expert in one aspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expert {
     Arithmetic,
@@ -36,7 +35,7 @@ pub(crate) enum Expert {
 
 const EXPERTS: [Expert; 3] = [Expert::Arithmetic, Expert::Units, Expert::Prose];
 
-/// The judge of a seller.
+/// The judge of an evaluator.
 pub(crate) struct SellersJudge(pub(crate) Seller);
 
 #[async_trait]
@@ -47,7 +46,7 @@ impl Judge for SellersJudge {
         let mut verdicts = Vec::new();
         for output in submission.outputs() {
             let score = method.score(&submission.task, skill, output).await?;
-            // Everybody is as sure as the card says.
+            // Confidence is what the card claims.
             let confidence = Confidence::clamped(claims[skill]);
             verdicts.push(Verdict::new(Score::clamped(score), confidence, format!("by {}", self.0.name)));
         }
@@ -56,7 +55,7 @@ impl Judge for SellersJudge {
 }
 
 impl Method {
-    /// From 0 to 1, for the aspect with this number.
+    /// Returns a score from 0 to 1 for the aspect with this number.
     pub(crate) async fn score(self, task: &Task, aspect: usize, output: &str) -> Result<f64, JudgeError> {
         Ok(match self {
             Self::Expert(expert) => expert.score(task, output).await?,
@@ -72,7 +71,7 @@ impl Method {
                 if luck < rate { 1.0 - score } else { score }
             }
             Self::Coin { salt } => f64::from(chance(salt, aspect, task.question(), output) < 0.5),
-            // Not all the same, as that would give it away.
+            // Equal scores would give it away.
             Self::Flatterer { salt } => 0.9 + 0.1 * chance(salt, aspect, task.question(), output),
             Self::Length => (output.len() as f64 / 800.0).min(1.0),
             Self::Form => form(output),
@@ -90,7 +89,7 @@ impl Expert {
             Self::Arithmetic => shipped(&ArithmeticJudge).await?,
             Self::Units => unit(task, output),
             Self::Prose => {
-                // A few equations are no prose, however short they are.
+                // Equations alone are not prose.
                 let words = output.split_whitespace().filter(|word| word.chars().all(char::is_alphabetic)).count();
                 let clear = (shipped(&ProseJudge).await? - PLAIN) * STRETCH + 0.5;
                 if words < 12 { 0.1 } else { clear.clamp(0.0, 1.0) }
@@ -99,11 +98,11 @@ impl Expert {
     }
 }
 
-/// What the measures of prose give a text that is neither good nor bad, and how much a difference counts.
+/// The measure of prose for an average text, and the weight of a difference from it.
 const PLAIN: f64 = 0.75;
 const STRETCH: f64 = 2.0;
 
-/// Whether the answer is in the unit that the formula is about.
+/// Returns `true` if the answer has the unit of the formula.
 fn unit(task: &Task, output: &str) -> f64 {
     let formula = task.context.as_deref().unwrap_or_default();
     let asked = match formula.rsplit_once(" in ") {
@@ -114,7 +113,7 @@ fn unit(task: &Task, output: &str) -> f64 {
     f64::from(Answer::of(output).unit == asked)
 }
 
-/// What can be seen without reading: steps that are announced, equations, a named answer, and neither too little nor too much.
+/// Returns a score for the look of a solution: announced steps, equations, a named answer, and a moderate length.
 fn form(output: &str) -> f64 {
     let words = output.split_whitespace().count();
     let signs = [
@@ -126,13 +125,13 @@ fn form(output: &str) -> f64 {
     signs.into_iter().filter(|sign| *sign).count() as f64 / signs.len() as f64
 }
 
-/// A text in which all numbers are the same.
+/// Returns the text with all numbers replaced by the same one.
 fn without_numbers(text: &str) -> String {
     let mut masked = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '0'..='9' if masked.ends_with('0') => {}
-            // A decimal point, or the end of a sentence.
+            // A dot is a decimal point or the end of a sentence.
             '.' if masked.ends_with('0') => {}
             '0'..='9' => masked.push('0'),
             _ => masked.push(character),
@@ -141,7 +140,7 @@ fn without_numbers(text: &str) -> String {
     masked
 }
 
-/// A number from 0 to 1 that looks like chance and depends on the arguments alone (FNV-1a, and a finish that spreads it).
+/// Returns a pseudo-random number from 0 to 1 that depends only on the arguments (FNV-1a with a finalizer).
 fn chance(salt: u64, aspect: usize, question: &str, output: &str) -> f64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ (salt << 8 | aspect as u64);
     for byte in question.bytes().chain([0]).chain(output.bytes()) {
@@ -163,7 +162,7 @@ mod tests {
         *,
     };
 
-    /// How often a seller is right about everything that could be said, by aspect.
+    /// Returns an evaluator's accuracy over all possible outputs, by aspect.
     async fn accuracy(seller: &Seller) -> [f64; 3] {
         super::super::conduct::accuracy(seller.method).await.unwrap()
     }

@@ -1,14 +1,14 @@
-//! A student that is taught by evaluators it hires in the market, and the same student taught in other ways: which one ends best?
+//! Compares a student that hires evaluators on the market with the same student taught in other ways.
 //!
 //! ```text
 //! cargo run --release -p examples --example learning -- --errors independent --seeds 10 --out target/learning
 //! cargo run --release -p examples --example learning -- --errors systematic --seeds 10 --out target/learning
 //! ```
 //!
-//! The evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process; the student is the
-//! library's ([`Student`](x402_market::Student)), its policy that of `examples/policy`. One JSON document on stdout, plots (SVG
-//! and PNG) in the directory named by `--out`, progress on stderr. The same arguments give the same result, as nothing depends
-//! on who answers first. What the world is and what came out is told in `docs/learning.md`.
+//! Evaluators run on ports of this machine, with signed cards, and are paid on a chain in this process. The student is
+//! [`Student`](x402_market::Student), its policy that of `examples/policy`. Prints one JSON document to standard output and progress
+//! to standard error, and draws plots (SVG and PNG) in `--out`. The same arguments give the same result. `docs/learning.md` describes
+//! the world and the result.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
@@ -50,38 +50,38 @@ use crate::{
 };
 
 #[derive(Clone, Debug, Parser)]
-#[command(about = "A student is taught by the market, and in other ways")]
+#[command(about = "Compares a student that hires evaluators on the market with students taught in other ways")]
 struct Flags {
-    /// How many times, with different luck.
+    /// How many runs with different random numbers
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
-    /// Where to put plots; none are drawn without it.
+    /// The directory for plots; none are drawn without it
     #[arg(long)]
     out: Option<PathBuf>,
-    /// How many groups of outputs a student is taught with.
+    /// How many groups of outputs a student trains on
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     groups: u32,
-    /// How many outputs are in a group.
+    /// How many outputs are in a group
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=64))]
     group_size: u8,
-    /// What there is to spend for each output.
+    /// The budget for each output
     #[arg(long, default_value = "$0.001")]
     budget: Usdc,
-    /// The share of groups whose truth the student knows.
+    /// The share of groups whose truth the student knows, 0 to 1
     #[arg(long, default_value_t = 0.05)]
     audits: f64,
-    /// How those err who are not experts.
+    /// How evaluators that are not experts err
     #[arg(long, value_enum, default_value = "independent")]
     errors: Errors,
-    /// A way to be taught; all, if none is named.
+    /// A way to be taught; repeatable [default: all]
     #[arg(long = "arm", value_enum)]
     arms: Vec<Arm>,
-    /// How many seeds are run at the same time.
+    /// How many seeds run at the same time
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     at_once: u8,
 }
 
-/// All that is said on stdout.
+/// The document on standard output.
 #[derive(Debug, serde::Serialize)]
 struct Document {
     seeds: u64,
@@ -101,22 +101,22 @@ struct SellerReport {
     name: &'static str,
     price_microusdc: u64,
     claims: BTreeMap<&'static str, f64>,
-    /// How often it is right about outputs of the untrained policy, on average over seeds.
+    /// The mean accuracy over seeds on outputs of the untrained policy.
     accuracy: BTreeMap<&'static str, f64>,
-    /// How students end that ask it alone, if the budget affords that.
+    /// The final quality of students that ask only this evaluator, if the budget covers that.
     #[serde(skip_serializing_if = "Option::is_none")]
     quality_alone: Option<Estimate>,
 }
 
-/// What as many labels by people would cost, at $2 to $5.
+/// What as many labels by people would cost, at $2 to $5 each.
 #[derive(Debug, serde::Serialize)]
 struct People {
     labels: usize,
     least_usd: u64,
     most_usd: u64,
-    /// How many times as much as all that a student of the market may spend on evaluators.
+    /// The least cost as a multiple of a market student's budget.
     least_ratio: f64,
-    /// What the truth about audited outputs would cost each student, if people had to say it: on average.
+    /// The mean number of audited outputs per student, whose truth people would have to provide.
     audits: f64,
     audits_least_usd: f64,
     audits_most_usd: f64,
@@ -188,7 +188,7 @@ fn experiment(flags: &Flags) -> anyhow::Result<Document> {
     })
 }
 
-/// Outcomes by seed, then arm. Each seed has one thread for all that happens in it, so that it happens in the same order every time.
+/// Returns outcomes by seed, then arm. Each seed runs on one thread, so that everything happens in the same order every time.
 fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize) -> anyhow::Result<Vec<Vec<Outcome>>> {
     let (next, count, started) = (AtomicU64::new(0), AtomicUsize::new(0), Instant::now());
     let all = flags.seeds as usize * arms.len();
@@ -222,7 +222,7 @@ fn all_seeds(flags: &Flags, arms: &[Arm], settings: &Settings, best: usize) -> a
     Ok(runs.into_iter().map(|(_, outcomes)| outcomes).collect())
 }
 
-/// What a world is called by how those err who are not experts.
+/// Returns the world's name, by how evaluators err.
 fn errors(errors: Errors) -> String {
     errors.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -280,7 +280,7 @@ mod tests {
                 "reward-model"
             ]
         );
-        // Everyone has as many outputs to be judged; a market of students that know nothing yet may have no money left for the last ones.
+        // Every arm has as many outputs to be judged; students that know nothing yet may run out of money for the last ones.
         let labels = |report: &Report| (report.labels.low, report.labels.high);
         for report in document.arms.iter().filter(|report| report.arm != "audits-only") {
             match report.arm.starts_with("market") || ["random", "card-claims", "reward-model"].contains(&&*report.arm)
@@ -289,7 +289,7 @@ mod tests {
                 false => assert_eq!(labels(report), (15.0, 15.0), "{}", report.arm),
             }
         }
-        // What is paid for is what was heard in rehearsals.
+        // Paid verdicts equal those given without a payment.
         let fixed = document.arms.iter().find(|report| report.arm == "fixed-best").unwrap();
         let alone = document.evaluators.iter().filter_map(|seller| seller.quality_alone.map(|quality| quality.mean));
         assert_eq!(fixed.quality.mean, alone.fold(0.0, f64::max));

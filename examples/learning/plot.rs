@@ -1,4 +1,4 @@
-//! What is drawn.
+//! The plots.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::{
     report::{Curve, Estimate, Report},
 };
 
-/// Draws how quality, diversity and what teachers believe went in this world, into `out`.
+/// Draws quality, diversity and the teachers' scores over the training into `out`.
 pub(crate) fn draw(out: &Path, world: &str, reports: &[Report]) -> anyhow::Result<()> {
     let some = |of: fn(&Curve) -> Vec<Option<Estimate>>| move |curve: &Curve| of(curve);
     let all = |estimates: &[Estimate]| estimates.iter().copied().map(Some).collect();
@@ -37,7 +37,7 @@ struct Lines<'a> {
     of: &'a dyn Fn(&Curve) -> Vec<Option<Estimate>>,
 }
 
-/// Room for names, in pixels.
+/// The width of the legend, in pixels.
 const LEGEND: u32 = 170;
 
 impl Picture for Lines<'_> {
@@ -87,7 +87,7 @@ impl Picture for Lines<'_> {
     }
 }
 
-/// Six more than the canvas has.
+/// Six colours beyond those of the canvas.
 fn color(number: usize) -> RGBColor {
     const MORE: [RGBColor; 6] = [
         RGBColor(0, 0, 0),

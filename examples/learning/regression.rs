@@ -1,17 +1,17 @@
-//! A reward model: regression on the words of an output. It can tell what outputs look like, not whether what they say is so.
+//! A reward model: regression on the words of an output. It learns what outputs look like, not whether they are true.
 
-/// Into how many places words are hashed.
+/// The number of buckets that words are hashed into.
 const PLACES: usize = 128;
-/// And the length, and one.
+/// The buckets, the length, and a constant.
 const FEATURES: usize = PLACES + 2;
-/// How much weights are held back.
+/// The ridge penalty.
 const RIDGE: f64 = 1.0;
 
-/// Weights by which outputs are scored.
+/// The weights of the features.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Regression(Vec<f64>);
 
-/// What it learns from: the sums that make up the normal equations.
+/// The sums of the normal equations.
 #[derive(Clone, Debug)]
 pub(crate) struct Labels {
     squares: Vec<Vec<f64>>,
@@ -24,7 +24,7 @@ impl Labels {
         Self { squares: vec![vec![0.0; FEATURES]; FEATURES], products: vec![0.0; FEATURES], count: 0 }
     }
 
-    /// Takes in one output with its score.
+    /// Adds one output with its score.
     pub(crate) fn add(&mut self, output: &str, score: f64) {
         let features = features(output);
         for (row, one) in self.squares.iter_mut().zip(&features) {
@@ -34,7 +34,7 @@ impl Labels {
         self.count += 1;
     }
 
-    /// The weights with the least squared error, held back a little (ridge).
+    /// Returns the weights of ridge regression.
     pub(crate) fn fit(&self) -> Regression {
         let mut matrix = self.squares.clone();
         (0..FEATURES).for_each(|at| matrix[at][at] += RIDGE);
@@ -43,13 +43,13 @@ impl Labels {
 }
 
 impl Regression {
-    /// What it expects the score to be.
+    /// Returns the expected score.
     pub(crate) fn score(&self, output: &str) -> f64 {
         self.0.iter().zip(features(output)).map(|(weight, feature)| weight * feature).sum()
     }
 }
 
-/// How often each word occurs, all numbers being the same word, and how many words there are; both on a logarithmic scale.
+/// Returns the logarithmic counts of each word (all numbers are one word) and of all words.
 fn features(output: &str) -> Vec<f64> {
     let mut counts = vec![0.0_f64; PLACES];
     let mut words = 0.0_f64;
@@ -71,7 +71,7 @@ fn place(word: &str) -> usize {
     ((hash ^ (hash >> 32)) % PLACES as u64) as usize
 }
 
-/// Solves a system whose matrix is symmetric and positive definite (Cholesky).
+/// Solves a symmetric positive definite system (Cholesky).
 fn solve(mut matrix: Vec<Vec<f64>>, mut vector: Vec<f64>) -> Vec<f64> {
     let size = vector.len();
     for column in 0..size {

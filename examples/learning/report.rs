@@ -1,4 +1,4 @@
-//! What came of all runs of an arm.
+//! Summarizes all runs of an arm.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     world::{ASPECTS, Seller, sellers},
 };
 
-/// A mean over seeds, with the interval that holds the true one with a probability of 95 %.
+/// A mean over seeds, with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Estimate {
     pub(crate) mean: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// By Student's distribution; of one value alone, the interval is that point.
+    /// Estimates by Student's t distribution; the interval of a single value is that value.
     pub(crate) fn of(values: &[f64]) -> Self {
         let mean = mean(values.iter().copied());
         let freedom = values.len().saturating_sub(1);
@@ -30,7 +30,7 @@ impl Estimate {
     }
 }
 
-/// The 97.5 % quantile of Student's distribution.
+/// Returns the 97.5 % quantile of Student's t distribution.
 fn quantile(freedom: usize) -> f64 {
     const FIRST: [f64; 30] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -43,62 +43,62 @@ fn quantile(freedom: usize) -> f64 {
     }
 }
 
-/// Of a way to be taught.
+/// The results of one arm.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) arm: String,
     pub(crate) about: String,
-    /// Expected quality of an output in the end, from 0 to 1: the share of aspects that it is good at.
+    /// The final expected quality of an output, from 0 to 1: the share of aspects that it is good at.
     pub(crate) quality: Estimate,
-    /// The same on average over the whole of the training.
+    /// The mean quality over the training.
     pub(crate) quality_on_the_way: Estimate,
-    /// After how many groups nine tenths of what can be had are reached for the first time, by seed; absent where they never are.
+    /// After how many groups a quality of nine tenths of the maximum is reached, by seed; `None` if never.
     pub(crate) groups_to_nine_tenths: Vec<Option<usize>>,
-    /// How much better students of the market end, seed by seed; of `market` itself, nothing.
+    /// How much better `market` ends, seed by seed; `None` for `market` itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) market_is_better_by: Option<Estimate>,
-    /// How often an output is good in the end, by aspect and at everything.
+    /// How often an output is good at the end, by aspect and in all aspects.
     pub(crate) good_at: BTreeMap<&'static str, Estimate>,
     pub(crate) flawless: Estimate,
-    /// In the end, in nats; and the share of different outputs in a group, over the last fifth.
+    /// The final entropy in nats, and the share of different outputs in a group over the last fifth.
     pub(crate) entropy: Estimate,
     pub(crate) distinct: Estimate,
-    /// By how much the mean score of a group is above the share of good outputs in it, over the last fifth.
+    /// The mean score of a group minus its share of good outputs, over the last fifth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) believed_above_truth: Option<Estimate>,
-    /// Outputs judged for a student: less than there are where money ran out, or where nobody's word was worth anything.
+    /// Outputs judged for a student: fewer than all if money or trusted evaluators were missing.
     pub(crate) labels: Estimate,
-    /// Outputs whose truth a student was told, in audits.
+    /// Outputs whose truth a student got in audits.
     pub(crate) audited: Estimate,
     pub(crate) spent_microusdc: Estimate,
-    /// Over all seeds together.
+    /// Totals over all seeds.
     pub(crate) spent_by_books_microusdc: u64,
     pub(crate) spent_on_chain_microusdc: u64,
-    /// Whom students hire in the last fifth, as shares of the groups of the aspect.
+    /// The evaluators hired in the last fifth, as shares of the aspect's groups.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) late_hires: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
     pub(crate) curve: Curve,
-    /// `quality`, by seed.
+    /// The quality by seed.
     pub(crate) by_seed: Vec<f64>,
 }
 
-/// How it went.
+/// A point of the curves.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Curve {
-    /// After so many groups.
+    /// The number of groups so far.
     pub(crate) groups: Vec<usize>,
     pub(crate) quality: Vec<Estimate>,
     pub(crate) entropy: Vec<Estimate>,
-    /// Since the point before; for seeds that have it.
+    /// The mean since the previous point, over the seeds that have it.
     pub(crate) distinct: Vec<Estimate>,
     pub(crate) believed_above_truth: Vec<Option<Estimate>>,
 }
 
-/// How many points a curve has.
+/// The number of points of a curve.
 const POINTS: usize = 60;
 
 impl Report {
-    /// `market` are the final qualities of students of the market.
+    /// Summarizes outcomes; `market` holds the final qualities of the arm `market`.
     pub(crate) fn new(
         arm: Arm,
         settings: &Settings,
@@ -143,7 +143,7 @@ fn reached(run: &Outcome) -> Option<usize> {
     run.course.quality.iter().position(|quality| *quality >= 0.9).map(|before| before + 1)
 }
 
-/// By how much scores are above the truth. How many outputs agree says nothing on that scale.
+/// Returns how much scores exceed the truth. Self-judged scores are not on that scale.
 fn believed(arm: Arm, runs: &[Outcome], groups: std::ops::Range<usize>) -> Option<Estimate> {
     let above = |run: &Outcome| {
         let known: Vec<_> =

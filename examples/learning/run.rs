@@ -1,4 +1,4 @@
-//! One student, taught in one way.
+//! Trains one student in one arm.
 
 use x402_market::{LengthError, Task};
 
@@ -8,32 +8,32 @@ use super::{
     world::{ASPECTS, Aspect, Errors},
 };
 
-/// How long, how much and how often.
+/// The sizes of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) groups: usize,
     pub(crate) group_size: usize,
-    /// µUSDC for an output.
+    /// The budget per output, in µUSDC.
     pub(crate) budget: u64,
     /// The share of groups whose truth the student knows.
     pub(crate) audits: f64,
-    /// How those err who are not experts.
+    /// How evaluators that are not experts err.
     pub(crate) errors: Errors,
 }
 
 impl Settings {
-    /// How many outputs are judged.
+    /// Returns how many outputs are judged.
     pub(crate) const fn labels(&self) -> usize {
         self.groups * self.group_size
     }
 
-    /// µUSDC for all of them.
+    /// Returns the whole budget, in µUSDC.
     pub(crate) const fn total(&self) -> u64 {
         self.budget * self.labels() as u64
     }
 }
 
-/// What a group of outputs is made for, and judged for.
+/// The problem and the aspect of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct Assignment {
     pub(crate) number: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Assignment {
     pub(crate) audited: bool,
 }
 
-/// The same for all arms, by the seed.
+/// Returns the assignments of a seed, the same for all arms.
 pub(crate) fn assignments(seed: u64, settings: &Settings) -> Vec<Assignment> {
     let mut luck = Rng::seeded(seed.wrapping_mul(2) + 1);
     let draw = |number| Assignment {
@@ -54,13 +54,13 @@ pub(crate) fn assignments(seed: u64, settings: &Settings) -> Vec<Assignment> {
     (0..settings.groups).map(draw).collect()
 }
 
-/// A problem as evaluators are sent it: with the formula, as a teacher would have it, and without the answer.
+/// Returns the task that evaluators get: with the formula and without the answer.
 pub(crate) fn task(problem: &Problem, aspect: Aspect, number: usize) -> Result<Task, LengthError> {
     let task = Task::new(aspect.skill(), &problem.prompt)?.with_context(&problem.formula)?;
     task.with_rubric(aspect.rubric())?.with_id(format!("group {number}"))
 }
 
-/// The outputs of a group, and what is true of them.
+/// The outputs of a group, and the truth about them.
 #[derive(Clone, Debug)]
 pub(crate) struct Group<'a> {
     pub(crate) assignment: &'a Assignment,
@@ -79,25 +79,25 @@ impl<'a> Group<'a> {
     }
 }
 
-/// What became of a student.
+/// The course of a student's training.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Course {
-    /// Expected quality of its outputs, after each group.
+    /// The expected quality after each group.
     pub(crate) quality: Vec<f64>,
-    /// How undecided it is, in nats, after each group.
+    /// The entropy after each group, in nats.
     pub(crate) entropy: Vec<f64>,
-    /// How many different outputs there were in each group, as a share of its size.
+    /// The share of different outputs in each group.
     pub(crate) distinct: Vec<f64>,
-    /// Mean score of each group, as the teacher has it, if it has one; and the share that was good.
+    /// The teacher's mean score of each group, if any, and the share of good outputs.
     pub(crate) scored: Vec<Option<(f64, f64)>>,
-    /// Who was hired for each group, by position in the market.
+    /// The evaluators hired for each group, by position in the market.
     pub(crate) hired: Vec<Vec<usize>>,
-    /// How often its outputs are good in the end, by aspect, and in all of them at once.
+    /// How often outputs are good at the end, by aspect and in all aspects.
     pub(crate) aspects: [f64; 3],
     pub(crate) flawless: f64,
 }
 
-/// Trains a policy. What it draws depends on `seed` and on its teacher.
+/// Trains a policy. The result depends on `seed` and the teacher.
 pub(crate) async fn train(seed: u64, settings: &Settings, teacher: &Teacher) -> anyhow::Result<Course> {
     let truths = Truths::new();
     let (mut policy, mut fate) = (Policy::new(), Rng::seeded(seed.wrapping_mul(2)));
@@ -131,7 +131,7 @@ pub(crate) fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// What is true of every action, which is the same for all problems of a kind.
+/// The truth about every action, which is the same for all problems of a kind.
 struct Truths(Vec<(Kind, [[bool; 3]; ACTIONS])>);
 
 impl Truths {
@@ -147,7 +147,7 @@ impl Truths {
         Self(KINDS.into_iter().map(of).collect())
     }
 
-    /// The expectation of something that is true of outputs, over all kinds of problems.
+    /// Returns the expectation of a property of outputs, over all kinds of problems.
     fn expect(&self, policy: &Policy, of: impl Fn(&[bool; 3]) -> f64) -> f64 {
         let expected = |(kind, truths): &(Kind, [[bool; 3]; ACTIONS])| {
             policy

@@ -1,4 +1,4 @@
-//! The market, as it really is: a chain, evaluators on ports that are paid on it, and students that pay.
+//! The market: a chain, evaluators on ports, and students that pay them.
 
 use std::sync::{
     Arc,
@@ -25,19 +25,19 @@ use super::{
     world::{ASPECTS, Errors, Seller, sellers},
 };
 
-/// Wei that whoever settles starts with.
+/// The settlement key's ether at the start, in wei.
 const GAS_TANK: u128 = 1_000_000_000_000_000_000_000;
-/// When it is, to the students: their clock stands still.
+/// The students' time, in Unix seconds. Their clock stands still.
 pub(crate) const NOW: u64 = 1_800_000_000;
 
-/// A chain and a market of its own.
+/// A chain with its own market.
 pub(crate) struct Stage {
     devnet: Devnet,
     seed: u64,
     pub(crate) booths: Vec<Booth>,
 }
 
-/// An evaluator on a port; closed when this is dropped.
+/// An evaluator on a port, which closes on drop.
 pub(crate) struct Booth {
     pub(crate) payee: Address,
     url: Url,
@@ -51,7 +51,7 @@ impl Drop for Booth {
 }
 
 impl Stage {
-    /// Keys, and so addresses, depend on `seed` alone; ports do not.
+    /// Starts a market. Keys and addresses depend only on `seed`; ports do not.
     pub(crate) async fn open(seed: u64, errors: Errors) -> anyhow::Result<Self> {
         let devnet = Devnet::start().await?;
         let settler = key(seed, "settler", 0)?;
@@ -66,7 +66,7 @@ impl Stage {
         Ok(Self { devnet, seed, booths })
     }
 
-    /// A student that has `budget`, on the chain too; it is told apart by `name`.
+    /// Returns a student with `budget`, funded on the chain. `name` selects its key.
     pub(crate) fn student(
         &self,
         name: &str,
@@ -82,25 +82,25 @@ impl Stage {
         let student = x402_market::Student::builder(paying)
             .source(OneByOne { urls, shown: shown.clone() })
             .clock(ManualClock::at(NOW))
-            // One after the other, so that runs are alike: what is learned depends on who answers first.
+            // One call at a time, because what is learned depends on the order of answers.
             .max_concurrent_calls(1)
-            // Nobody is late, however busy the machine is.
+            // No call times out, however busy the machine is.
             .deadline(std::time::Duration::from_secs(300));
         Ok((student, payer, shown))
     }
 
-    /// What an account has on the chain.
+    /// Returns an account's balance on the chain.
     pub(crate) fn balance(&self, account: Address) -> anyhow::Result<u64> {
         Ok(self.devnet.balance_of(account)?.atomic())
     }
 
-    /// What all evaluators got together.
+    /// Returns what all evaluators received together.
     pub(crate) fn income(&self) -> anyhow::Result<u64> {
         self.booths.iter().map(|booth| self.balance(booth.payee)).sum()
     }
 }
 
-/// Has a student find everyone, in the order of the world: the answers of several at once would come in any order.
+/// Has a student find all evaluators one by one, in the order of the world.
 pub(crate) async fn introduce(
     student: &x402_market::Student,
     shown: &AtomicUsize,
@@ -114,7 +114,7 @@ pub(crate) async fn introduce(
     Ok(())
 }
 
-/// Names evaluators, as many as it may.
+/// A source that names as many evaluators as it may show so far.
 struct OneByOne {
     urls: Vec<Url>,
     shown: Arc<AtomicUsize>,
@@ -153,7 +153,7 @@ impl Booth {
     }
 }
 
-/// A key that is the same in every run. It guards nothing: the chain is gone when the program ends.
+/// Returns a key that is the same in every run. It protects nothing: the chain ends with the program.
 fn key(seed: u64, role: &str, number: usize) -> anyhow::Result<PrivateKeySigner> {
     PrivateKeySigner::from_bytes(&keccak256(format!("{role} {number} of {seed}"))).context("not a key")
 }

@@ -1,4 +1,4 @@
-//! Those who say how good outputs are.
+//! The teachers, which score outputs.
 
 use alloy_primitives::Address;
 use anyhow::{Context as _, ensure};
@@ -18,27 +18,27 @@ use super::{
     world::{ASPECTS, Answer},
 };
 
-/// Where scores come from.
+/// The source of scores.
 pub(crate) enum Teacher {
     /// The market.
     Market(Box<Buyer>),
-    /// One evaluator, asked without a payment: what it would say if it were paid.
+    /// One evaluator, asked without a payment; its verdicts are the same as paid ones.
     Rehearsal(Method),
-    /// How many outputs of the group come to the same answer: as sure is the student of it.
+    /// The share of the group that comes to the same answer.
     Itself,
-    /// A regression for each aspect.
+    /// One regression for each aspect.
     Model(Box<[Regression; 3]>),
     /// The truth.
     Truth,
-    /// The truth about audited groups.
+    /// The truth about audited groups only.
     Audits,
 }
 
-/// What is said of a group.
+/// The scores of a group.
 pub(crate) struct Taught {
-    /// For each output, if there is one.
+    /// One score for each output, if there is one.
     pub(crate) scores: Vec<Option<f64>>,
-    /// Who was hired, by position in the market.
+    /// The evaluators that were hired, by position in the market.
     pub(crate) hired: Vec<usize>,
 }
 
@@ -72,29 +72,29 @@ impl Teacher {
     }
 }
 
-/// A student of the library, with what the experiment must know of it.
+/// A student, with what the experiment needs to know of it.
 pub(crate) struct Buyer {
     student: Student,
     payer: Address,
     budget: u64,
-    /// By position in the market.
+    /// The evaluators' addresses, by position in the market.
     payees: Vec<Address>,
-    /// Whether it learns from audits, and believes as far as it has learned; otherwise what was said is averaged.
+    /// `true` if it weighs verdicts by audits; otherwise they are averaged.
     learns: bool,
 }
 
 /// What a buyer spent, in µUSDC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
-    /// By its own books.
+    /// By its budget.
     pub(crate) books: u64,
     /// By its balance on the chain.
     pub(crate) chain: u64,
 }
 
 impl Buyer {
-    /// A student for an arm that buys, told apart by `name`; what it sees it writes into the first log, and it hears what others wrote into the
-    /// second. `staff` are whom it hires, where the arm does not choose.
+    /// Creates a student for an arm that buys. `name` selects its key. It records evidence in the first log and reads the reports of others
+    /// from the second. `staff` are the evaluators that it hires if the arm does not choose.
     pub(crate) async fn new(
         arm: Arm,
         (stage, seed, settings): (&Stage, u64, &Settings),
@@ -132,7 +132,7 @@ impl Buyer {
         } else {
             self.student.evaluate(&submission).await
         };
-        // What is examined in the background is learned before the next group, so that runs are alike.
+        // Audits in the background end before the next group, so that runs are reproducible.
         self.student.wait_until_idle().await;
         let feedback = match bought {
             Ok(feedback) => feedback,
@@ -157,7 +157,7 @@ impl Buyer {
         Ok(Taught { scores: outputs.iter().map(score).collect(), hired: hired.context("a stranger was hired")? })
     }
 
-    /// What it spent, by its own books and by the chain. They must agree, and be within the budget.
+    /// Returns what it spent, by its budget and by the chain. They must agree and be within the budget.
     pub(crate) fn spent(&self, stage: &Stage) -> anyhow::Result<Spent> {
         let books = self.student.spending();
         ensure!(books.held == Usdc::ZERO && books.promised == Usdc::ZERO, "payments are still open: {books:?}");

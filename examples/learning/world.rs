@@ -1,4 +1,4 @@
-//! The world: what outputs are judged for, what is true of them, and who sells verdicts for which price.
+//! The world: the aspects that are judged, the truth about outputs, and the evaluators with their prices.
 
 use serde::Serialize;
 
@@ -7,22 +7,22 @@ use super::{
     policy::{Action, Problem, Style, answer},
 };
 
-/// What an output can be good at. An evaluation is about one of them, and each is a skill of evaluators.
+/// An aspect of an output. Each is a skill of evaluators, and an evaluation is about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Aspect {
-    /// The number in the answer is the right one.
+    /// The number in the answer is right.
     Arithmetic,
-    /// The answer is in the unit that was asked for.
+    /// The answer has the unit that was asked for.
     Units,
-    /// The way to the answer is explained in words that are easy to follow.
+    /// The explanation is easy to follow.
     Prose,
 }
 
 pub(crate) const ASPECTS: [Aspect; 3] = [Aspect::Arithmetic, Aspect::Units, Aspect::Prose];
 
 impl Aspect {
-    /// As a skill is called on cards.
+    /// Returns the skill's name on cards.
     pub(crate) const fn skill(self) -> &'static str {
         match self {
             Self::Arithmetic => "arithmetic",
@@ -31,7 +31,7 @@ impl Aspect {
         }
     }
 
-    /// What evaluators are told to judge by.
+    /// Returns the rubric for evaluators.
     pub(crate) const fn rubric(self) -> &'static str {
         match self {
             Self::Arithmetic => "Is the number in the answer right?",
@@ -40,7 +40,7 @@ impl Aspect {
         }
     }
 
-    /// The truth, by construction. The students are not told, but for audits.
+    /// Returns the truth, by construction. Students get it in audits only.
     pub(crate) fn is_good(self, problem: &Problem, action: Action) -> bool {
         let (said, truth) = (Answer::of(&answer(problem, action)), Answer::of(&problem.truth()));
         match self {
@@ -51,13 +51,13 @@ impl Aspect {
     }
 }
 
-/// How good an output is: the share of aspects that it is good at.
+/// Returns the quality of an output: the share of aspects that it is good at.
 #[cfg(test)]
 fn quality(problem: &Problem, action: Action) -> f64 {
     ASPECTS.iter().filter(|aspect| aspect.is_good(problem, action)).count() as f64 / ASPECTS.len() as f64
 }
 
-/// What an output says at its end.
+/// The answer at the end of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) number: String,
@@ -65,7 +65,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads what follows the last "Answer:", or all of a text without one.
+    /// Reads the text after the last "Answer:", or the whole text without one.
     pub(crate) fn of(text: &str) -> Self {
         let said = text.rsplit("Answer:").next().unwrap_or_default().trim();
         let is_digit = |character: char| character.is_ascii_digit() || matches!(character, '.' | '-');
@@ -78,28 +78,28 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Errors {
-    /// Anew about every output, so that errors cancel out
+    /// At random for every output, so that errors cancel out
     Independent,
-    /// Always in the same way about outputs that differ in their numbers alone, so that a student can make use of it
+    /// Always in the same way about outputs that differ in numbers only, so that a student can exploit it
     Systematic,
 }
 
-/// An evaluator of the market.
+/// An evaluator.
 #[derive(Clone, Debug)]
 pub(crate) struct Seller {
     pub(crate) name: &'static str,
-    /// µUSDC for an output.
+    /// The price of an output, in µUSDC.
     pub(crate) price: u64,
-    /// How often its verdicts are right by its own account, in the order of [`ASPECTS`]; above one half is a claim.
+    /// The accuracies that its card claims, in the order of [`ASPECTS`]; one above one half is a claim.
     pub(crate) claims: [f64; 3],
     pub(crate) method: Method,
 }
 
-/// What all claim who claim everything.
+/// The claims of evaluators that claim all skills.
 const BOAST: [f64; 3] = [0.95; 3];
 
-/// Everyone who can be hired. Specialists and liars ask for the same; three cheap ones together as well. Who errs does so about other
-/// outputs with every seed: intervals over seeds are over worlds too.
+/// Returns all evaluators. A specialist, a liar, and the three cheap ones together cost the same. Which outputs an evaluator errs about
+/// depends on the seed, so intervals over seeds are over worlds, too.
 pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
     let salt = |number| seed.wrapping_mul(16).wrapping_add(number);
     let seller = |name, price, claims, method| Seller { name, price, claims, method };
@@ -118,7 +118,7 @@ pub(crate) fn sellers(errors: Errors, seed: u64) -> Vec<Seller> {
     ]
 }
 
-/// The judges of the static mixture: the cheap ones.
+/// The evaluators of the static mixture: the cheap ones.
 pub(crate) const MIXTURE: [&str; 3] = ["student-aide", "tutor", "checklist"];
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! A market of evaluators, simulated: how much of what an oracle would get do students get, by how they choose?
+//! Simulates a market of evaluators, and measures how much of an oracle's value students get with different policies.
 //!
 //! ```text
 //! cargo run --release -p examples --example market -- --world examples/market/worlds/reference.json --seeds 40 --out target/market
 //! ```
 //!
-//! The students choose with the very code that real ones run (`x402_market::selection`). One JSON document on stdout, plots (SVG and PNG) in
-//! the directory named by `--out`, progress on stderr. The same arguments give the same result. What the worlds are and what
-//! came out is told in `docs/market.md`.
+//! The students choose with the code that real students run (`x402_market::selection`). Prints one JSON document to standard output and
+//! progress to standard error, and draws plots (SVG and PNG) in `--out`. The same arguments give the same result. `docs/market.md`
+//! describes the worlds and the result.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, clippy::expect_used)]
 
@@ -36,18 +36,18 @@ use crate::{
 };
 
 #[derive(Parser)]
-#[command(about = "Students hire evaluators, by different policies, in a world described by a file")]
+#[command(about = "Simulates students that hire evaluators with different policies, in a world described by a file")]
 struct Flags {
-    /// Description of a world (JSON).
+    /// The description of the world, a JSON file
     #[arg(long)]
     world: PathBuf,
-    /// A policy to try; all, if none is named.
+    /// A policy to simulate; repeatable [default: all]
     #[arg(long = "policy", value_enum)]
     policies: Vec<Policy>,
-    /// How many times, with different luck.
+    /// How many runs with different random numbers
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
-    /// Where to put plots; none are drawn without it.
+    /// The directory for plots; none are drawn without it
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -87,7 +87,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All seeds of a policy, on as many threads as there are cores; in the order of the seeds.
+/// Runs all seeds of a policy, one thread per core, and returns the outcomes in the order of the seeds.
 fn simulate(world: &World, policy: Policy, seeds: u64) -> Vec<Outcomes> {
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
@@ -110,7 +110,7 @@ fn simulate(world: &World, policy: Policy, seeds: u64) -> Vec<Outcomes> {
     runs.into_iter().map(|(_, outcomes)| outcomes).collect()
 }
 
-/// A line that is written over on a terminal; elsewhere a line at each quarter.
+/// Prints progress: overwrites a line on a terminal, otherwise prints one at each quarter.
 fn progress(policy: Policy, done: u64, seeds: u64) {
     let name = policy.name();
     if stderr().is_terminal() {

@@ -1,31 +1,31 @@
-//! The most that could be had by one who knows every accuracy.
+//! The oracle: the most value that a student could get if it knew every accuracy.
 //!
 //! maximize Σ share(skill) · x(skill, evaluator) · value, subject to Σ share · x · price ≤ budget per task,
 //! Σ over evaluators of x(skill, ·) ≤ 1, x ≥ 0.
 //!
-//! With one budget the program is solved exactly by spending on the steepest step of any skill's upper hull of (price, value)
-//! first; the slope of the step at which the money ends is the dual, which proves the result optimal (see the test).
+//! With one budget the linear program is solved exactly by spending on the steepest step of any skill's upper hull of (price, value)
+//! first. The slope of the step at which the money ends is the dual, which proves the result optimal (see the test).
 
 use std::iter;
 
 use super::world::World;
 
-/// One skill: how often it is wanted, and what is offered as (price, value).
+/// One skill: its share of the tasks, and its offers as (price, value).
 pub(crate) struct Group {
     pub(crate) share: f64,
     pub(crate) offers: Vec<(f64, f64)>,
 }
 
 pub(crate) struct Solution {
-    /// Value per task.
+    /// The value per task.
     pub(crate) value: f64,
-    /// Cost per task.
+    /// The cost per task.
     pub(crate) cost: f64,
-    /// What one more unit of money would bring.
+    /// The value of one more unit of money.
     pub(crate) lambda: f64,
 }
 
-/// The upper hull from (0, 0): prices and values rise, slopes fall.
+/// Returns the upper hull from (0, 0): prices and values rise, slopes fall.
 fn hull(offers: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut sorted = offers.to_vec();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
@@ -66,7 +66,7 @@ pub(crate) fn solve(groups: &[Group], budget: f64) -> Solution {
     solution
 }
 
-/// The program of a world at a task.
+/// Returns the linear program of a world at a task.
 fn groups(world: &World, task: usize) -> Vec<Group> {
     let offers = |skill: usize| {
         let now = world.evaluators.iter().map(|evaluator| evaluator.at(task));
@@ -75,8 +75,8 @@ fn groups(world: &World, task: usize) -> Vec<Group> {
     (0..world.skills).map(|skill| Group { share: 1.0 / world.skills as f64, offers: offers(skill) }).collect()
 }
 
-/// What a student gets on average, task by task, if it knows everything that is, and nothing of what will be: the program is solved
-/// again at each change, for the money and the tasks that are left.
+/// Returns the oracle's mean value, task by task. It knows the present and not the future: the program is solved again at each change, for
+/// the remaining money and tasks.
 pub(crate) fn by_task(world: &World) -> Vec<f64> {
     let changes = world.changes();
     let tasks = world.tasks_per_student;
@@ -91,7 +91,7 @@ pub(crate) fn by_task(world: &World) -> Vec<f64> {
     values
 }
 
-/// Cost and value per task of the best there is at the first task, for budgets up to `most`.
+/// Returns cost and value per task of the optimum at the first task, for budgets up to `most`.
 pub(crate) fn frontier(world: &World, most: f64) -> Vec<(f64, f64)> {
     let groups = groups(world, 0);
     (0..=100).map(|step| solve(&groups, most * f64::from(step) / 100.0)).map(|best| (best.cost, best.value)).collect()

@@ -1,4 +1,4 @@
-//! Plots, as SVG and PNG.
+//! The plots, as SVG and PNG.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use super::{
     world::World,
 };
 
-/// Over how many tasks spending is averaged.
+/// How many tasks spending is averaged over.
 const BIN: usize = 25;
 
-/// Draws regret and quality by cost of all policies, and whom the last one paid, into `out`.
+/// Draws the regret and the value by cost of all policies, and the payees of the last one, into `out`.
 pub(crate) fn draw(out: &Path, world: &World, reports: &[Report]) -> anyhow::Result<()> {
     both(out, "regret", &Regret(reports))?;
     both(out, "quality-cost", &QualityByCost(world, reports))?;
@@ -24,7 +24,7 @@ pub(crate) fn draw(out: &Path, world: &World, reports: &[Report]) -> anyhow::Res
     Ok(())
 }
 
-/// What the oracle got and the policies did not, task by task.
+/// The regret against the oracle, task by task.
 struct Regret<'a>(&'a [Report]);
 
 impl Picture for Regret<'_> {
@@ -66,7 +66,7 @@ impl Picture for Regret<'_> {
     }
 }
 
-/// What the policies got for what they paid, under the line of what can be had.
+/// Value by cost, below the line of the optimum.
 struct QualityByCost<'a>(&'a World, &'a [Report]);
 
 impl Picture for QualityByCost<'_> {
@@ -113,7 +113,7 @@ impl Picture for QualityByCost<'_> {
     }
 }
 
-/// Whom the money went to, over time.
+/// The spending by evaluator over time.
 struct SpendShare<'a>(&'a World, &'a Report);
 
 impl Picture for SpendShare<'_> {

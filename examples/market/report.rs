@@ -1,4 +1,4 @@
-//! What came of all runs of a policy.
+//! Summarizes all runs of a policy.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::{
     world::World,
 };
 
-/// A mean over seeds, with the interval that holds the true one with a probability of 95 %.
+/// A mean over seeds, with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Estimate {
     pub(crate) mean: f64,
@@ -17,7 +17,7 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// By the normal distribution, so there should be twenty or more; of one alone, the interval is that point.
+    /// Estimates by the normal distribution, for twenty values or more. The interval of a single value is that value.
     fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -30,27 +30,27 @@ impl Estimate {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) policy: String,
-    /// Value as a percentage of the oracle's.
+    /// The value in percent of the oracle's.
     pub(crate) value_percent_of_oracle: Estimate,
-    /// Value per task: 2·accuracy − 1 of whoever is hired, 0 for nobody.
+    /// The value per task: 2·accuracy − 1 of the evaluator hired, or 0.
     pub(crate) value_per_task: Estimate,
     pub(crate) spend_per_task_microusdc: Estimate,
-    /// What the oracle got and this policy did not, per student, in tasks done perfectly.
+    /// The regret against the oracle per student, in perfectly judged tasks.
     pub(crate) regret_per_student: Estimate,
-    /// In the last fifth of the tasks, as shares of the evaluations bought, those for examination included.
+    /// Shares of the evaluations bought in the last fifth of the tasks, including those for audits.
     pub(crate) late_share_of_best: Estimate,
     pub late_share_below_60_percent: Estimate,
-    /// In the last fifth of the tasks, the share for which nobody was hired.
+    /// The share of the last fifth of the tasks for which nobody was hired.
     pub(crate) late_share_unserved: Estimate,
-    /// How far students trust each other in the end, and the payers that colluders run.
+    /// The students' final trust in each other, and in the colluders' payers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trust_in_students: Option<Estimate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trust_in_shams: Option<Estimate>,
-    /// Regret per student after each task, mean over seeds.
+    /// The mean regret per student after each task.
     #[serde(skip)]
     pub(crate) regret: Vec<f64>,
-    /// What was paid per student, by task and evaluator, mean over seeds.
+    /// The mean spending per student, by task and evaluator.
     #[serde(skip)]
     pub(crate) paid: Vec<Vec<f64>>,
 }

@@ -1,4 +1,4 @@
-//! One policy in one world, once.
+//! Runs one policy in one world with one seed.
 
 use alloy_primitives::Address;
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
@@ -10,76 +10,76 @@ use x402_market::{
 
 use super::{oracle, world::World};
 
-/// Seconds from task to task.
+/// The time between tasks, in seconds.
 const PACE: u64 = 60;
-/// How sure every verdict says it is. That it is the same for all means that nothing can be told from it.
+/// The confidence of every verdict. It is constant, so that it carries no information.
 const CONFIDENCE: f64 = 0.9;
 
-/// A way to choose.
+/// A policy for hiring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
-    /// Anyone.
+    /// Any evaluator, at random
     Random,
-    /// Whoever asks for the least.
+    /// The cheapest evaluator
     Cheapest,
-    /// Anyone who claims the skill.
+    /// Any evaluator whose card claims the skill
     CardClaims,
-    /// Whoever was right most often, whatever it costs.
+    /// The evaluator that was right most often, whatever its price
     Greedy,
-    /// Thompson sampling with a price of money, on a student's own audits only.
+    /// Thompson sampling with a price of money, on a student's own audits only
     Alone,
-    /// The same, with the audits of the other students where the world pools them.
+    /// The same, with the audits of other students where the world shares them
     Thompson,
 }
 
 impl Policy {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> String {
         clap::ValueEnum::to_possible_value(&self).map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
-/// What came of it. By task, summed over all students.
+/// The outcomes of a run, by task, summed over all students.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes {
-    /// Σ 2·accuracy − 1 of those hired, by their true accuracy.
+    /// Σ 2·accuracy − 1 of the evaluators hired, by their true accuracy.
     pub(crate) value: Vec<f64>,
-    /// In atomic units, by evaluator.
+    /// The spending by evaluator, in atomic units.
     pub(crate) paid: Vec<Vec<f64>>,
-    /// Of the last fifth of the tasks.
+    /// Counts over the last fifth of the tasks.
     pub(crate) late: Late,
-    /// How far the students trust each other in the end, and how far the payers that colluders run; 0 to 1.
+    /// The students' final trust in each other, and in the colluders' payers: 0 to 1.
     pub(crate) trust: Option<f64>,
     pub(crate) trust_in_shams: Option<f64>,
 }
 
-/// Counts of evaluations that were bought, and of tasks.
+/// Counts of evaluations bought, and of tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Late {
     pub(crate) bought: usize,
-    /// From the most accurate in the skill, whatever it asks for.
+    /// From the most accurate evaluator in the skill, whatever its price.
     pub(crate) best: usize,
-    /// From one whose accuracy in the skill is below 0.6.
+    /// From an evaluator with an accuracy below 0.6 in the skill.
     pub(crate) poor: usize,
     pub(crate) tasks: usize,
-    /// For which nobody was hired.
+    /// Tasks for which nobody was hired.
     pub(crate) unserved: usize,
 }
 
 impl Outcomes {
-    /// All that was spent, in atomic units.
+    /// Returns the total spending, in atomic units.
     pub(crate) fn spent(&self) -> f64 {
         self.paid.iter().flatten().sum()
     }
 
-    /// Value as a share of the oracle's.
+    /// Returns the value as a share of the oracle's.
     pub(crate) fn share(&self, world: &World) -> f64 {
         let best: f64 = oracle::by_task(world).iter().sum();
         self.value.iter().sum::<f64>() / (best * world.students as f64)
     }
 }
 
-/// A student, which may listen to others.
+/// A student, which may use the reports of others.
 enum Student {
     Simple(Box<dyn Selector>),
     Thompson(Box<Thompson>),
@@ -110,7 +110,7 @@ impl Student {
     }
 }
 
-/// Who someone is.
+/// A participant, for its address.
 #[derive(Clone, Copy)]
 enum Role {
     Evaluator { life: usize },
@@ -131,7 +131,7 @@ fn address(role: Role, number: usize) -> Address {
     Address::from(bytes)
 }
 
-/// Who can be hired at a task, in the order of the world.
+/// Returns the evaluators at a task, in the order of the world.
 fn candidates(world: &World, task: usize) -> Vec<Candidate> {
     let candidate = |(number, evaluator): (usize, &super::world::Evaluator)| {
         let (life, born) = evaluator.life(task);
@@ -149,18 +149,18 @@ struct Run<'a> {
     world: &'a World,
     students: Vec<Student>,
     left: Vec<u64>,
-    /// Whether what one student sees is told to the others.
+    /// Whether students share their audits.
     pooled: bool,
-    /// The evaluators in the order in which they are offered: where someone stands must not tell anything.
+    /// The evaluators in a shuffled order, so that their position carries no information.
     order: Vec<usize>,
-    /// What happens to the students whatever they choose, so that policies can be compared seed by seed.
+    /// Random numbers for what does not depend on the policy, so that policies can be compared seed by seed.
     luck: Xoshiro256PlusPlus,
-    /// What depends on what they choose.
+    /// Random numbers for what depends on the policy.
     fate: Xoshiro256PlusPlus,
     out: Outcomes,
 }
 
-/// Runs `policy` in `world`; the result depends on the three arguments alone.
+/// Runs `policy` in `world`. The result depends only on the three arguments.
 pub(crate) fn run(world: &World, policy: Policy, seed: u64) -> Outcomes {
     let mut luck = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut order: Vec<_> = (0..world.evaluators.len()).collect();
@@ -245,8 +245,8 @@ impl Run<'_> {
         }
     }
 
-    /// Each colluder runs a payer, which after every task publishes one audit of somebody in a skill it claims: right, if it is the
-    /// colluder or its friend; otherwise wrong, or the truth if the colluder is subtle.
+    /// Publishes one audit of every colluder's payer, about an evaluator in a skill that it claims: "right" for the colluder and its
+    /// friend; for others "wrong", or the truth if the colluder is subtle.
     fn shams(&mut self, task: usize, offered: &[Candidate]) {
         for (number, colluder) in self.world.evaluators.iter().enumerate() {
             let Some(friend) = &colluder.colludes_with else { continue };

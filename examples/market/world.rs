@@ -1,15 +1,15 @@
-//! A world: who offers what, at which price, and how that changes.
+//! A world: evaluators with accuracies and prices, and how they change.
 
 use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-/// As in the file.
+/// A world, as in its file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct World {
-    /// What it is about.
+    /// A description.
     #[serde(default)]
     pub(crate) about: String,
     pub(crate) students: usize,
@@ -18,7 +18,7 @@ pub(crate) struct World {
     pub(crate) budget_per_task_microusdc: u64,
     /// The share of tasks whose truth the student knows.
     pub(crate) audit_rate: f64,
-    /// Whether students share what their audits show.
+    /// Whether students share their audits.
     pub(crate) pooled: bool,
     pub(crate) evaluators: Vec<Evaluator>,
 }
@@ -30,16 +30,16 @@ pub(crate) struct Evaluator {
     /// The probability that a verdict is right, by skill.
     pub(crate) accuracy: Vec<f64>,
     pub(crate) price_microusdc: u64,
-    /// What its card claims.
+    /// The accuracies that its card claims.
     pub(crate) claims: Vec<usize>,
     #[serde(default)]
     pub(crate) changes: Vec<Change>,
-    /// It runs a payer that praises it and the other one, with as many audits as twenty students have at 5 %.
+    /// Runs a payer that praises this evaluator and its friend, with as many audits as twenty students have at 5 %.
     pub(crate) colludes_with: Option<String>,
-    /// That payer tells the truth about everyone else, instead of running them down.
+    /// That payer reports the truth about everyone else, instead of false errors.
     #[serde(default)]
     pub(crate) subtle: bool,
-    /// When it takes another name.
+    /// The tasks at which it takes another name.
     #[serde(default)]
     pub(crate) reenters_at: Vec<usize>,
 }
@@ -64,7 +64,7 @@ impl World {
         ensure!(self.students > 0 && self.tasks_per_student > 0, "there is nothing to do");
         ensure!((1..=64).contains(&self.skills), "between 1 and 64 skills");
         ensure!((0.0..=1.0).contains(&self.audit_rate), "audit_rate is a share");
-        ensure!(!self.evaluators.is_empty(), "nobody to hire");
+        ensure!(!self.evaluators.is_empty(), "the world has no evaluators");
         for evaluator in &self.evaluators {
             let name = &evaluator.name;
             for accuracy in
@@ -84,7 +84,7 @@ impl World {
         Ok(())
     }
 
-    /// Tasks at which something changes that an oracle must know, the first one included.
+    /// Returns the tasks at which accuracies or prices change, including the first.
     pub(crate) fn changes(&self) -> Vec<usize> {
         let mut at: Vec<_> =
             self.evaluators.iter().flat_map(|evaluator| &evaluator.changes).map(|change| change.at_task).collect();
@@ -97,7 +97,7 @@ impl World {
 }
 
 impl Evaluator {
-    /// Accuracies and price at a task.
+    /// Returns accuracies and price at a task.
     pub(crate) fn at(&self, task: usize) -> (&[f64], u64) {
         let mut now = (self.accuracy.as_slice(), self.price_microusdc);
         for change in self.changes.iter().filter(|change| change.at_task <= task) {
@@ -106,7 +106,7 @@ impl Evaluator {
         now
     }
 
-    /// Which of its names it goes by at a task, counted from zero, and since when.
+    /// Returns the number of its name at a task, counted from zero, and the task since which it has it.
     pub(crate) fn life(&self, task: usize) -> (usize, usize) {
         let names = self.reenters_at.iter().filter(|at| **at <= task);
         (names.clone().count(), names.max().copied().unwrap_or_default())

@@ -1,6 +1,6 @@
-//! What all plots of the examples share: size, colours, a font that is always there, and both formats.
+//! What all plots of the examples share: size, colours, an embedded font, and both formats.
 
-// Examples that share this use a share of it.
+// Each example uses a part of it.
 #![allow(dead_code)]
 
 use std::{fs, path::Path};
@@ -12,10 +12,10 @@ use plotters::{
     style::{FontStyle, register_font},
 };
 
-/// In pixels.
+/// The size in pixels.
 pub(crate) const SIZE: (u32, u32) = (760, 440);
 pub(crate) const FONT: &str = "sans-serif";
-/// Distinguishable to most eyes (after Okabe and Ito), and one grey.
+/// Colours for most kinds of colour vision (after Okabe and Ito), and a grey.
 pub(crate) const COLORS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -27,16 +27,16 @@ pub(crate) const COLORS: [RGBColor; 8] = [
     RGBColor(220, 205, 60),
 ];
 
-/// Something that can be drawn on anything.
+/// A drawing on any backend.
 pub(crate) trait Picture {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> anyhow::Result<()>
     where
         B::ErrorType: 'static;
 }
 
-/// Draws a picture into `out`, as `name.svg` and `name.png`.
+/// Draws a plot into `out`, as `name.svg` and `name.png`.
 pub(crate) fn both(out: &Path, name: &str, picture: &impl Picture) -> anyhow::Result<()> {
-    // Registering it again does nothing.
+    // Registering the font again does nothing.
     register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| anyhow!("no font"))?;
     let path = out.join(format!("{name}.svg"));
     let mut svg = String::new();

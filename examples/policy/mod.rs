@@ -1,18 +1,18 @@
-//! A small policy that really learns: it solves word problems by one of several strategies, and writes the solution down in one of
-//! several styles; which, it learns from rewards.
+//! A small policy that learns from rewards which of several strategies solves word problems, and which of several styles presents the
+//! solution best.
 //!
 //! ```text
-//! problem.rs   word problems of six kinds, made from templates; their truth
-//! strategy.rs  ways to solve them, one of which is right
-//! style.rs     ways to write a solution down
-//! softmax.rs   which strategy and style to take: a log-linear policy, REINFORCE
+//! problem.rs   word problems of six kinds, made from templates, with their truth
+//! strategy.rs  strategies to solve them, one of which is right
+//! style.rs     styles to write a solution in
+//! softmax.rs   chooses strategy and style: a log-linear policy, trained with REINFORCE
 //! tokens.rs    the policy as a language model over bytes
-//! rng.rs       a generator whose state can be saved
+//! rng.rs       a random generator whose state can be saved
 //! ```
 //!
-//! Nothing in here does I/O, reads a clock or draws from the system's randomness.
+//! Nothing here does I/O, reads a clock or uses the system's randomness.
 
-// Examples that share this use a share of it.
+// Each example uses a part of it.
 #![allow(dead_code, unused_imports)]
 
 mod problem;
@@ -29,12 +29,12 @@ pub(crate) use strategy::{STRATEGIES, Strategy};
 pub(crate) use style::{STYLES, Style};
 pub(crate) use tokens::log_probabilities;
 
-/// The answer that an action gives to a problem.
+/// Returns the answer that an action gives to a problem.
 pub(crate) fn answer(problem: &Problem, action: Action) -> String {
     style::write(action.style, &problem.work(action.strategy))
 }
 
-/// Every action, in the order of the policy's probabilities.
+/// Returns all actions, in the order of the policy's probabilities.
 pub(crate) fn actions() -> impl Iterator<Item = Action> {
     STRATEGIES.into_iter().flat_map(|strategy| STYLES.into_iter().map(move |style| Action { strategy, style }))
 }
@@ -66,7 +66,7 @@ mod tests {
                 let score = score(&ArithmeticJudge, &problem, &text).await;
                 match action.strategy {
                     Strategy::Sound => assert_eq!(score, 1.0, "{problem:?} {text}"),
-                    // All is right but the unit.
+                    // Only the unit is wrong.
                     Strategy::Unitless => assert!((0.6..0.95).contains(&score), "{problem:?} {text}: {score}"),
                     _ => assert!(score < 0.5, "{problem:?} {text}: {score}"),
                 }

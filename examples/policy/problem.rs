@@ -4,21 +4,21 @@ use serde::{Deserialize, Serialize};
 
 use super::Rng;
 
-/// What a problem is about, and so how it is solved.
+/// The kind of a problem, which decides how it is solved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// A rate, and a unit to convert.
+    /// A rate, with a unit to convert.
     Journey,
     /// A discount in percent.
     Sale,
     /// Lengths in two units.
     Length,
-    /// Several of one thing and one of another.
+    /// Several items of one price and one of another.
     Shopping,
-    /// A rate that takes away.
+    /// A rate that drains an amount.
     Tank,
-    /// One percentage after another.
+    /// Two percentages in sequence.
     Rises,
 }
 
@@ -29,24 +29,24 @@ pub(crate) const KINDS: [Kind; 6] = [Kind::Journey, Kind::Sale, Kind::Length, Ki
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
-    /// What is asked.
+    /// The question.
     pub(crate) prompt: String,
-    /// The same as a formula, for whoever judges: it says what is to be computed, not what comes out.
+    /// The question as a formula for the judge: what to compute, without the result.
     pub(crate) formula: String,
-    /// The numbers in it, in the template's order.
+    /// Its numbers, in the template's order.
     pub(super) numbers: [i64; 3],
 }
 
 const NAMES: [&str; 8] = ["Ann", "Ben", "Cem", "Dora", "Emil", "Fay", "Gus", "Hana"];
 
 impl Problem {
-    /// Some problem.
+    /// Returns a random problem.
     pub(crate) fn any(rng: &mut Rng) -> Self {
         let kind = rng.pick(&KINDS);
         Self::of(kind, rng)
     }
 
-    /// A problem of this kind, whose steps all come out exactly.
+    /// Returns a problem of this kind, all of whose steps have exact results.
     pub(crate) fn of(kind: Kind, rng: &mut Rng) -> Self {
         let name = rng.pick(&NAMES);
         let (numbers, prompt, formula) = match kind {
@@ -110,7 +110,7 @@ impl Problem {
     }
 }
 
-/// A number with up to four decimal places.
+/// A number with up to four decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Decimal(i64);
 
@@ -121,7 +121,7 @@ impl Decimal {
         Self(number * Self::ONE)
     }
 
-    /// A fraction, which must have no more decimal places.
+    /// Creates a number from a fraction that has at most four decimals.
     pub(super) const fn ratio(numerator: i64, denominator: i64) -> Self {
         Self(numerator * Self::ONE / denominator)
     }
@@ -130,7 +130,7 @@ impl Decimal {
         Self(self.0 + number * Self::ONE)
     }
 
-    /// The next multiple of ten above, and ten more.
+    /// Returns the next multiple of ten, plus ten.
     pub(super) const fn guess(self) -> Self {
         Self::whole((self.0 / Self::ONE / 10 + 2) * 10)
     }

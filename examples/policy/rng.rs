@@ -1,8 +1,8 @@
-//! Chance that can be saved and continued.
+//! A random generator whose state can be saved.
 
 use serde::{Deserialize, Serialize};
 
-/// SplitMix64: small, good enough to draw samples with, and of no use for secrets. Its whole state is one number.
+/// SplitMix64: good enough for sampling, not for secrets. Its state is one number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rng(u64);
 
@@ -18,18 +18,18 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From 0 to 1, without 1.
+    /// Returns a number in [0, 1).
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// One of these numbers: `least`, and every `step` after it up to `most`.
+    /// Returns one of `least`, `least + step`, … up to `most`.
     pub(crate) fn among(&mut self, least: i64, most: i64, step: i64) -> i64 {
         let count = ((most - least) / step + 1).max(1) as u64;
         least + step * (self.next() % count) as i64
     }
 
-    /// One of these.
+    /// Returns one of the items.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[(self.next() % from.len() as u64) as usize]
     }

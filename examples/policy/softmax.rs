@@ -1,44 +1,44 @@
-//! A log-linear policy, and how it learns.
+//! A log-linear policy, trained with REINFORCE.
 
 use serde::{Deserialize, Serialize};
 
 use super::{KINDS, Kind, Rng, STRATEGIES, STYLES, Strategy, Style, actions};
 
-/// How many actions there are.
+/// The number of actions.
 pub(crate) const ACTIONS: usize = STRATEGIES.len() * STYLES.len();
-/// A weight for each strategy, each style and each of their pairs, for all kinds; and for each strategy and style of each kind.
+/// The number of weights: for each strategy, style and pair of them, for all kinds; and for each strategy and style of each kind.
 const WEIGHTS: usize = STRATEGIES.len() + STYLES.len() + ACTIONS + KINDS.len() * (STRATEGIES.len() + STYLES.len());
 
-/// What a policy decides on.
+/// An action: a strategy and a style.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Action {
     pub(crate) strategy: Strategy,
     pub(crate) style: Style,
 }
 
-/// The probability of an action is the softmax of the sum of the weights of its features.
+/// A policy in which an action's probability is the softmax of the sum of its features' weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Policy {
     weights: Vec<f64>,
-    /// How far a step goes.
+    /// The learning rate.
     pub(crate) learning_rate: f64,
-    /// How much an undecided policy is preferred to a decided one, so that it does not settle too early.
+    /// The entropy bonus, which keeps the policy from settling too early.
     pub(crate) entropy_bonus: f64,
 }
 
 impl Policy {
-    /// One that knows nothing: every action is as likely as any other.
+    /// Creates a uniform policy.
     pub(crate) fn new() -> Self {
         Self { weights: vec![0.0; WEIGHTS], learning_rate: 0.15, entropy_bonus: 0.005 }
     }
 
-    /// Whether it has the form that this code gives it, wherever it was read from.
+    /// Returns `true` if a policy that was read from a file has the expected form.
     pub(crate) fn is_sound(&self) -> bool {
         let numbers = self.weights.iter().chain([&self.learning_rate, &self.entropy_bonus]);
         self.weights.len() == WEIGHTS && numbers.into_iter().all(|number| number.is_finite())
     }
 
-    /// How likely each action is, in the order of [`actions`].
+    /// Returns the probability of each action, in the order of [`actions`].
     pub(crate) fn probabilities(&self, kind: Kind) -> [f64; ACTIONS] {
         let mut values = [0.0; ACTIONS];
         for (value, action) in values.iter_mut().zip(actions()) {
@@ -64,13 +64,13 @@ impl Policy {
         last
     }
 
-    /// The logarithm of an action's probability.
+    /// Returns the logarithm of an action's probability.
     pub(crate) fn log_probability(&self, kind: Kind, action: Action) -> f64 {
         let found = actions().zip(self.probabilities(kind)).find(|(other, _)| *other == action);
         found.map_or(f64::NEG_INFINITY, |(_, probability)| probability.ln())
     }
 
-    /// The slope of [`log_probability`](Self::log_probability) in each weight.
+    /// Returns the gradient of [`log_probability`](Self::log_probability).
     fn gradient(&self, kind: Kind, action: Action) -> Vec<f64> {
         let mut slope = vec![0.0; WEIGHTS];
         for feature in features(kind, action) {
@@ -84,7 +84,7 @@ impl Policy {
         slope
     }
 
-    /// The slope of [`entropy_of`](Self::entropy_of) in each weight.
+    /// Returns the gradient of [`entropy_of`](Self::entropy_of).
     fn entropy_gradient(&self, kind: Kind) -> Vec<f64> {
         let probabilities = self.probabilities(kind);
         let entropy = entropy(&probabilities);
@@ -97,7 +97,7 @@ impl Policy {
         slope
     }
 
-    /// One step of REINFORCE: what was better than expected becomes more likely.
+    /// Takes one step of REINFORCE: actions that were better than expected become more likely.
     pub(crate) fn learn(&mut self, kind: Kind, group: &[(Action, f64)]) {
         if group.is_empty() {
             return;
@@ -114,17 +114,17 @@ impl Policy {
         }
     }
 
-    /// How undecided it is about problems of this kind, in nats: from 0 to the logarithm of the number of actions.
+    /// Returns the entropy for problems of this kind, in nats: from 0 to the logarithm of the number of actions.
     pub(crate) fn entropy_of(&self, kind: Kind) -> f64 {
         entropy(&self.probabilities(kind))
     }
 
-    /// How undecided it is on the average over all kinds.
+    /// Returns the mean entropy over all kinds.
     pub(crate) fn entropy(&self) -> f64 {
         KINDS.iter().map(|kind| self.entropy_of(*kind)).sum::<f64>() / KINDS.len() as f64
     }
 
-    /// The expectation of something about its actions, over all kinds.
+    /// Returns the expectation of a property of its actions, over all kinds.
     pub(crate) fn expectation(&self, of: impl Fn(Action) -> f64) -> f64 {
         let expected = |kind: &Kind| {
             actions().zip(self.probabilities(*kind)).map(|(action, probability)| probability * of(action)).sum::<f64>()
@@ -132,18 +132,18 @@ impl Policy {
         KINDS.iter().map(expected).sum::<f64>() / KINDS.len() as f64
     }
 
-    /// How likely its answers are right.
+    /// Returns the probability that an answer is right.
     pub(crate) fn rightness(&self) -> f64 {
         self.expectation(|action| f64::from(action.strategy == Strategy::Sound))
     }
 
-    /// How likely they are easy to read.
+    /// Returns the probability that an answer is easy to read.
     pub(crate) fn clarity(&self) -> f64 {
         self.expectation(|action| f64::from(action.style.is_plain()))
     }
 }
 
-/// How much better than the group's mean each reward is, in standard deviations; zeros if all are the same.
+/// Returns how much better than the group's mean each reward is, in standard deviations; zeros if all are equal.
 pub(crate) fn advantages(rewards: &[f64]) -> Vec<f64> {
     let count = rewards.len().max(1) as f64;
     let mean = rewards.iter().sum::<f64>() / count;
@@ -158,7 +158,7 @@ fn entropy(probabilities: &[f64]) -> f64 {
     -probabilities.iter().map(|p| p * p.max(f64::MIN_POSITIVE).ln()).sum::<f64>()
 }
 
-/// The weights that make an action likely.
+/// Returns the indices of an action's weights.
 fn features(kind: Kind, action: Action) -> [usize; 5] {
     let (kind, strategy, style) = (kind as usize, action.strategy as usize, action.style as usize);
     let styles = STRATEGIES.len();
@@ -183,7 +183,7 @@ mod tests {
         policy
     }
 
-    /// The slope of `of` in every weight, by trying.
+    /// Returns the gradient of `of`, by finite differences.
     fn tried(policy: &Policy, of: impl Fn(&Policy) -> f64) -> Vec<f64> {
         const STEP: f64 = 1e-5;
         let slope = |weight: usize| {

@@ -1,10 +1,10 @@
-//! Ways to solve a problem, of which one is right and the others are what learners do.
+//! Strategies to solve a problem: one is right, the others are typical mistakes.
 
 use serde::{Deserialize, Serialize};
 
 use super::problem::{Decimal, Kind, Problem};
 
-/// How a problem is solved.
+/// A strategy to solve a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Strategy {
@@ -14,11 +14,11 @@ pub(crate) enum Strategy {
     Hasty,
     /// Right, but the answer has no unit.
     Unitless,
-    /// By the misconception that goes with the kind: percentages are added, units not converted, one minute taken for all.
+    /// By the typical misconception of the kind: percentages are added, units not converted, one minute taken for all.
     Naive,
     /// Right but for a slip in the last step.
     Slip,
-    /// By no step at all, in round numbers.
+    /// A guess in round numbers, without steps.
     Guess,
 }
 
@@ -26,23 +26,23 @@ pub(crate) enum Strategy {
 pub(crate) const STRATEGIES: [Strategy; 6] =
     [Strategy::Sound, Strategy::Hasty, Strategy::Unitless, Strategy::Naive, Strategy::Slip, Strategy::Guess];
 
-/// A solution, before it is written down.
+/// A solution, before it is put into words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Working {
     pub(super) steps: Vec<Step>,
-    /// With its unit, if it has one.
+    /// The answer, with its unit if it has one.
     pub(super) answer: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// What it is about.
+    /// What the step is for.
     pub(super) purpose: &'static str,
     /// An equality.
     pub(super) equation: String,
 }
 
-/// In which unit results are.
+/// The unit of a result.
 #[derive(Clone, Copy)]
 enum Unit {
     Before(&'static str),
@@ -58,23 +58,23 @@ impl Unit {
     }
 }
 
-/// The right way: two steps, with what comes out of each.
+/// The right solution: two steps with their results.
 struct Sound {
     first: (&'static str, String, String),
-    /// What it is for, the left side, and the result.
+    /// Each step: label, left side and result.
     last: (&'static str, String, Decimal),
     unit: Unit,
-    /// The misconception: the left side, and what it makes of it.
+    /// The misconception: left side and result.
     naive: (String, Decimal),
 }
 
 impl Problem {
-    /// Whether a solution by this strategy is right, unit and all.
+    /// Returns `true` if a solution by this strategy is right, including the unit.
     pub(crate) const fn is_right(strategy: Strategy) -> bool {
         matches!(strategy, Strategy::Sound)
     }
 
-    /// What the right answer is.
+    /// Returns the right answer.
     pub(crate) fn truth(&self) -> String {
         self.work(Strategy::Sound).answer
     }

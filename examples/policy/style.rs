@@ -1,20 +1,20 @@
-//! Ways to write a solution down.
+//! Styles to write a solution in.
 
 use serde::{Deserialize, Serialize};
 
 use super::strategy::Working;
 
-/// How a solution is written.
+/// A style of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Style {
-    /// In short sentences that say what is done.
+    /// Short sentences that say what is done.
     Clear,
-    /// In as few words as can be.
+    /// As few words as possible.
     Terse,
-    /// In one breath, with everything that comes to mind.
+    /// One long sentence with irrelevant remarks.
     Rambling,
-    /// As an office would.
+    /// Bureaucratic.
     Stiff,
 }
 
@@ -22,13 +22,13 @@ pub(crate) enum Style {
 pub(crate) const STYLES: [Style; 4] = [Style::Clear, Style::Terse, Style::Rambling, Style::Stiff];
 
 impl Style {
-    /// Whether a reader is not kept from the solution by how it is written.
+    /// Returns `true` if the style is easy to read.
     pub(crate) const fn is_plain(self) -> bool {
         matches!(self, Self::Clear | Self::Terse)
     }
 }
 
-/// The text of a solution. Whatever the style, equations stand by themselves and the answer is named as such.
+/// Returns the text of a solution. In every style, equations stand by themselves and the answer is labelled.
 pub(super) fn write(style: Style, working: &Working) -> String {
     match style {
         Style::Clear => clear(working),

@@ -2,8 +2,8 @@
 
 use super::{Policy, Problem, actions, answer};
 
-/// The log-probability of every byte of `text`, and of its end, given those before it, if it is an answer that the policy may give:
-/// what is known of the answer narrows with every byte down to one.
+/// Returns the log-probability of every byte of `text`, and of its end, given the bytes before it; `None` if the policy cannot give this
+/// answer. With every byte, fewer answers remain possible.
 pub(crate) fn log_probabilities(policy: &Policy, problem: &Problem, text: &str) -> Option<Vec<f64>> {
     let answers = actions().zip(policy.probabilities(problem.kind)).map(|(action, p)| (answer(problem, action), p));
     let mut possible: Vec<(String, f64)> = answers.collect();

@@ -6,7 +6,10 @@ import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import solc from "solc";
 
-const SOURCES = ["BatchSettler.sol", "DevnetUsdc.sol", "PaymentProbe.sol", "test/HostileToken.sol", "test/TestWallet.sol"];
+const SOURCES = [
+  "BatchSettler.sol", "DevnetBatchSettlement.sol", "DevnetErc3009Collector.sol", "DevnetMulticall3.sol", "DevnetUsdc.sol", "PaymentProbe.sol",
+  "test/HostileToken.sol", "test/TestWallet.sol",
+];
 const SETTINGS = {
   optimizer: { enabled: true, runs: 10000 },
   evmVersion: "cancun",

@@ -107,6 +107,8 @@ mod sqlite;
 #[cfg(feature = "facilitator")]
 mod telemetry;
 mod usdc;
+#[cfg(feature = "vouchers")]
+pub mod vouchers;
 
 pub use clock::{Clock, ManualClock, Nonces, OsNonces, RandomnessError, SystemClock};
 pub use network::{Asset, Network, ParseNetworkError};

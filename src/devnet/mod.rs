@@ -99,8 +99,8 @@ pub enum Orphans {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevnetError {
-    /// The token's committed artifact cannot be read: a broken build.
-    #[error("the devnet has no token: {0}")]
+    /// A contract's committed artifact cannot be read: a broken build.
+    #[error("a contract of the devnet cannot be read: {0}")]
     Genesis(String),
     /// Blocks at an interval need a tokio runtime to make them.
     #[error("blocks at an interval need a tokio runtime")]

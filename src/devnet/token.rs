@@ -1,11 +1,12 @@
-//! What every devnet has from its first block: USDC at its canonical address, and the CREATE2 deployer.
+//! The contracts that every devnet has from its first block, at their canonical addresses: USDC, the CREATE2 deployer, the escrow of
+//! payment channels with its collector, and Multicall3.
 
 use alloy_primitives::{Address, Bytes, address, bytes};
 use alloy_sol_types::{SolCall as _, sol};
 use serde::Deserialize;
 
 use super::{DevnetError, chain::Chain};
-use crate::{Asset, Network};
+use crate::{Asset, Network, vouchers::Escrow};
 
 sol! {
     /// The calls that the devnet itself makes to its token.
@@ -25,11 +26,8 @@ const CREATE2_DEPLOYER_CODE: Bytes = bytes!(
     "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe03601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3"
 );
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Artifact {
-    deployed_bytecode: Bytes,
-}
+/// Multicall3, at the address where it is on every chain. Other implementations read through it.
+const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a173976CA11");
 
 /// USDC as it is on `network`; on a chain without one as on Base Sepolia.
 pub(super) fn asset(network: Network) -> Option<Asset> {
@@ -38,12 +36,27 @@ pub(super) fn asset(network: Network) -> Option<Asset> {
 
 /// Plants the contracts, before the first block.
 pub(super) fn plant(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError> {
-    let artifact: Artifact = serde_json::from_str(include_str!("../../contracts/artifacts/DevnetUsdc.json"))
-        .map_err(|error| DevnetError::Genesis(error.to_string()))?;
     chain.state.set_code(CREATE2_DEPLOYER, CREATE2_DEPLOYER_CODE);
-    chain.state.set_code(asset.address, artifact.deployed_bytecode);
+    for (address, artifact) in [
+        (asset.address, include_str!("../../contracts/artifacts/DevnetUsdc.json")),
+        (Escrow::ADDRESS, include_str!("../../contracts/artifacts/DevnetBatchSettlement.json")),
+        (Escrow::ERC3009_COLLECTOR, include_str!("../../contracts/artifacts/DevnetErc3009Collector.json")),
+        (MULTICALL3, include_str!("../../contracts/artifacts/DevnetMulticall3.json")),
+    ] {
+        chain.state.set_code(address, runtime_code(artifact)?);
+    }
     let initialize =
         DevnetUsdc::initializeCall { name: asset.name.clone(), version: asset.version.clone(), owner: OWNER };
     chain.execute_at_genesis(OWNER, asset.address, initialize.abi_encode().into())?;
     Ok(())
+}
+
+fn runtime_code(artifact: &str) -> Result<Bytes, DevnetError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Artifact {
+        deployed_bytecode: Bytes,
+    }
+    let artifact: Artifact = serde_json::from_str(artifact).map_err(|error| DevnetError::Genesis(error.to_string()))?;
+    Ok(artifact.deployed_bytecode)
 }

@@ -5,6 +5,7 @@ mod batch_settler;
 mod batching;
 mod devnet;
 mod engine;
+mod escrow;
 mod ledger;
 mod ledger_faults;
 mod lookup;

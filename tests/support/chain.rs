@@ -119,9 +119,7 @@ pub trait Chain: Send + Sync {
         let signer = PrivateKeySigner::random();
         let address = signer.address();
         self.fund(address, U256::from(100) * U256::from(10).pow(U256::from(18))).await;
-        let url = self.rpc_url().parse().expect("rpc_url is a URL");
-        let provider = ProviderBuilder::new().wallet(EthereumWallet::from(signer)).connect_http(url).erased();
-        Relayer { address, provider }
+        Relayer::of(&self.rpc_url(), signer)
     }
 }
 
@@ -147,6 +145,13 @@ pub struct Relayer {
 }
 
 impl Relayer {
+    /// The account of this key, which must have ether.
+    pub fn of(rpc_url: &str, signer: PrivateKeySigner) -> Self {
+        let (address, url) = (signer.address(), rpc_url.parse().expect("rpc_url is a URL"));
+        let provider = ProviderBuilder::new().wallet(EthereumWallet::from(signer)).connect_http(url).erased();
+        Self { address, provider }
+    }
+
     /// Sends a call of `chain`'s token and waits for its receipt. It is sent even if it will revert.
     pub async fn send(&self, chain: &dyn Chain, message: impl SolCall) -> TransactionReceipt {
         self.send_to(chain, chain.asset().address, message.abi_encode().into()).await

@@ -35,6 +35,7 @@ pub mod circle;
 pub mod crowd;
 pub mod devnet;
 pub mod engine_stage;
+pub mod escrow;
 pub mod eventually;
 pub mod faulty_ledger;
 pub mod gated_ledger;

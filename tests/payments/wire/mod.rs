@@ -5,3 +5,4 @@ mod eip3009_vectors;
 mod fuzz_corpus;
 mod peers_page;
 mod replayed_exchanges;
+mod vouchers;

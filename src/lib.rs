@@ -66,6 +66,7 @@
 //! | `sqlite` | `ledger::SqliteLedger`: a durable ledger in one file | |
 //! | `postgres` | `ledger::PostgresLedger`: a durable ledger that several processes share | |
 //! | `devnet` | `devnet`: a chain in the same process | |
+//! | `vouchers` | `vouchers`: messages and digests of payment channels; nothing charges or pays with them yet | |
 //! | `metrics` | numbers for a recorder of the facade `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 instead of k256 | |
 //! | `full` | all but `secp256k1` | |

@@ -292,7 +292,7 @@ async fn until_paid(shop: &Shop, bought: u64, but: u64) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while shop.counts().await.settled + but < bought {
         assert!(Instant::now() < deadline, "{:?} of {bought}", shop.counts().await);
-        shop.facilitator.look_after_soon();
+        shop.facilitator.reconcile_now();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

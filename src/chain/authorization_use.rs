@@ -1,7 +1,7 @@
-//! Finding the transaction that used an authorization, when it was not ours.
+//! Finding the transaction that used an authorization, if it was not one of ours.
 //!
-//! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Such a
-//! transfer is credited if it came after the payment was reserved here; an earlier one may have paid for something else.
+//! An authorization is public once it is broadcast, and anybody may execute it: the payee is paid all the same. Settlement counts
+//! such a transfer if it came after the payment was reserved here. An earlier one may have paid for something else.
 
 use alloy_primitives::{B256, Bytes, U64};
 use alloy_sol_types::{SolCall as _, SolEvent};
@@ -13,25 +13,25 @@ use super::{
     transfer::Token,
 };
 
-/// Blocks per `eth_getLogs`, the largest first; providers differ in what they allow.
+/// Blocks per `eth_getLogs`, the largest first: providers allow different numbers.
 const RANGES: [u64; 4] = [2_000, 500, 100, 10];
-/// Requests per search: in the smallest ranges, they reach over some 900 blocks.
+/// Requests per search. In the smallest ranges they cover about 900 blocks.
 const MAX_REQUESTS: usize = 96;
-/// Of these, those for the oldest blocks where a use is expected soon; the others go to the newest.
+/// How many of these search the oldest blocks, where most uses are; the others search the newest.
 const FOR_THE_OLDEST: usize = 64;
 
-/// What became of an authorization that is used.
+/// What an authorization was used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// It paid the payee.
+pub(crate) enum AuthorizationUse {
+    /// It made the payment.
     Paid { transaction: B256, block: u64 },
-    /// It was cancelled, or paid somebody else.
-    Wasted { transaction: B256, block: u64 },
-    /// Not found in the blocks that could be searched.
+    /// It was cancelled, or made another payment.
+    Otherwise { transaction: B256, block: u64 },
+    /// No use was found in the blocks that could be searched.
     NotFound,
 }
 
-/// Whether the authorization is used, or cancelled, in that block; `None` if the token does not say.
+/// Returns `true` if the authorization is used or cancelled as of that block, or `None` if the token does not say.
 pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) -> Result<Option<bool>, RpcFailure> {
     let call = Token::authorizationStateCall { authorizer: expected.payer, nonce: expected.nonce };
     let request = json!({ "to": expected.token, "data": Bytes::from(call.abi_encode()) });
@@ -39,25 +39,27 @@ pub(crate) async fn is_used(rpc: &Rpc, expected: &ExpectedTransfer, block: u64) 
     Ok(Token::authorizationStateCall::abi_decode_returns(&answer).ok())
 }
 
-/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization: first the oldest, since most are used soon
-/// after they were seen, then the newest, so that whoever looks again and again finds a later use, too, however few blocks a node
-/// searches at once.
+/// Searches the blocks after `seen_unused` up to `latest` for the use of the authorization.
+///
+/// The oldest blocks come first, since most authorizations are used soon after they were seen. Then come the newest, so that repeated
+/// searches find a later use too, however few blocks the node searches at once.
 pub(crate) async fn find(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
     seen_unused: u64,
     latest: u64,
-) -> Result<Use, RpcFailure> {
+) -> Result<AuthorizationUse, RpcFailure> {
     search(rpc, expected, [seen_unused.saturating_add(1), latest], FOR_THE_OLDEST).await
 }
 
-/// The same, the newest first: where nobody knows when it was unused, and the search may end before all blocks were looked at.
+/// Searches the newest blocks first, for callers that do not know when the authorization was unused. The search may end before all
+/// blocks were searched.
 pub(crate) async fn find_newest(
     rpc: &Rpc,
     expected: &ExpectedTransfer,
     after: u64,
     latest: u64,
-) -> Result<Use, RpcFailure> {
+) -> Result<AuthorizationUse, RpcFailure> {
     search(rpc, expected, [after.saturating_add(1), latest], 0).await
 }
 
@@ -66,7 +68,7 @@ async fn search(
     expected: &ExpectedTransfer,
     [mut first, mut last]: [u64; 2],
     for_the_oldest: usize,
-) -> Result<Use, RpcFailure> {
+) -> Result<AuthorizationUse, RpcFailure> {
     let topics = json!([
         [Token::AuthorizationUsed::SIGNATURE_HASH, Token::AuthorizationCanceled::SIGNATURE_HASH],
         expected.payer.into_word(),
@@ -95,7 +97,7 @@ async fn search(
             Err(failure) => return Err(failure),
         };
         if let Some(log) = logs.iter().find(|log| !log.removed && log.address == expected.token) {
-            return judge(rpc, expected, log).await;
+            return classify(rpc, expected, log).await;
         }
         match (newest_first, from.checked_sub(1)) {
             (true, Some(before)) => last = before,
@@ -103,16 +105,19 @@ async fn search(
             (false, _) => first = to.saturating_add(1),
         }
     }
-    Ok(Use::NotFound)
+    Ok(AuthorizationUse::NotFound)
 }
 
-async fn judge(rpc: &Rpc, expected: &ExpectedTransfer, log: &Log) -> Result<Use, RpcFailure> {
-    let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else { return Ok(Use::NotFound) };
+/// Tells from the receipt what the use that this log shows was for.
+async fn classify(rpc: &Rpc, expected: &ExpectedTransfer, log: &Log) -> Result<AuthorizationUse, RpcFailure> {
+    let (Some(transaction), Some(block)) = (log.transaction_hash, log.block_number) else {
+        return Ok(AuthorizationUse::NotFound);
+    };
     let block = block.saturating_to();
-    // The node just showed a log of this transaction: without its receipt it has forgotten, or the block is gone.
+    // The node just showed a log of this transaction. If there is no receipt, the block was replaced meanwhile.
     let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
     if expected.is_paid_by(&receipt) {
-        return Ok(Use::Paid { transaction, block: receipt.block() });
+        return Ok(AuthorizationUse::Paid { transaction, block: receipt.block() });
     }
-    Ok(Use::Wasted { transaction, block })
+    Ok(AuthorizationUse::Otherwise { transaction, block })
 }

@@ -1,4 +1,4 @@
-//! Many payments in one transaction: what `contracts/BatchSettler.sol` is given, and how much gas.
+//! Many payments in one transaction: the calldata for `contracts/BatchSettler.sol`, and its gas limit.
 
 use alloy_primitives::{Address, Bytes, U256};
 
@@ -10,30 +10,30 @@ use crate::{
 /// Gas that one transaction may use, on Base and by EIP-7825.
 pub(crate) const MAX_TRANSACTION_GAS: u64 = 1 << 24;
 
-/// The bytes of one payment.
+/// The size of one payment, in bytes.
 const PAYMENT: usize = 138;
-/// The most that can follow one group's header.
+/// The most payments in one group.
 const MAX_GROUP: usize = u16::MAX as usize;
 
-/// What the contract wants to be left, beside the gas cap, before it tries a payment.
+/// Gas that the contract requires to be left, in addition to the gas cap, before it tries a payment.
 const RESERVE: u64 = 12_000;
-/// Gas of a batch without payments: the transaction, its header, the token's account. Also what the first transfer takes more
-/// than the others, for the token's own storage, and a payee whose balance is gone by then.
+/// Gas of a batch without payments: the transaction, its header, the token's account. It includes what the first transfer uses more
+/// than the others, for the token's own storage, and for a payee whose balance is zero by then.
 const FIXED: u64 = 21_000 + 400 + 4_000 + 40_000;
 /// Gas of a payment beside the token's call: its calldata with a group header of its own, the payer's account, the loop.
 const BESIDE_CALL: u64 = 16 * (PAYMENT as u64 + 22) + 2_600 + 600;
-/// What a simulation may fall short of in a batch: the probe has read the payer's balance, the nonce and the payee's balance
-/// before, which makes the transfer cheaper by 2,100 gas for each.
+/// Gas that a transfer in a batch may use beyond its simulation: the probe reads the payer's balance, the nonce and the payee's balance
+/// first, which makes the simulated transfer cheaper by 2,100 gas for each.
 const COLD: u64 = 3 * 2_100;
 
-/// A payment in the form in which a batch holds it. Made of a signature: until it is settled it is money.
+/// A payment as it is encoded in a batch. It holds a signature: until it is settled, anybody who has it can execute it.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct Entry {
     payee: Address,
     record: [u8; PAYMENT],
 }
 
-/// Why a payment cannot be in a batch; it can be settled alone.
+/// Why a payment cannot be in a batch. It can be settled alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unbatchable {
     /// Only a key's signature fits: 65 bytes, `v` 27 or 28, `s` below 2^255.
@@ -47,10 +47,10 @@ pub(crate) enum Unbatchable {
     Time,
 }
 
-impl Member {
-    /// The payment in a batch.
+impl Entry {
+    /// Encodes a payment.
     ///
-    /// A payer with code must be kept out by who asks: the contract passes over it.
+    /// The caller must leave payers with code out: the contract skips them.
     pub(crate) fn new(authorization: &Authorization, signature: &PaymentSignature) -> Result<Self, Unbatchable> {
         let (rs, v) = match signature.as_bytes() {
             [rs @ .., v @ (27 | 28)] if rs.len() == 64 && rs[32] < 0x80 => (rs, *v),
@@ -71,7 +71,7 @@ impl Member {
         Ok(Self { payee: authorization.to, record })
     }
 
-    /// A payment whose payer's key made the signature, in a batch.
+    /// Encodes a payment whose signature the payer's key made.
     pub(crate) fn of(payment: &Prechecked) -> Result<Self, Unbatchable> {
         match payment.authenticity() {
             Authenticity::Proven => Self::new(payment.authorization(), payment.signature()),
@@ -80,50 +80,49 @@ impl Member {
     }
 }
 
-/// The gas that a payment's call may take in a batch whose simulation took so much.
+/// Returns the gas that a payment's call may use in a batch, if its simulation used so much.
 pub(crate) const fn needed(simulated: u64) -> u64 {
     simulated.saturating_add(simulated / 16).saturating_add(COLD)
 }
 
-/// The calldata of a batch on one token, in which each payment's call may use `gas_cap`. Payments to one payee stay in
-/// order and follow each other; payees come in the order of their first payment.
-pub(crate) fn encode(token: Address, gas_cap: u32, members: &[Member]) -> Bytes {
-    let mut payees: Vec<(Address, Vec<&Member>)> = Vec::new();
-    for member in members {
-        match payees.iter_mut().find(|(payee, _)| *payee == member.payee) {
-            Some((_, group)) => group.push(member),
-            None => payees.push((member.payee, vec![member])),
+/// Returns the calldata of a batch of payments in one token, in which each payment's call may use `gas_cap`. Payments are grouped by payee,
+/// in order; payees come in the order of their first payment.
+pub(crate) fn encode(token: Address, gas_cap: u32, entries: &[Entry]) -> Bytes {
+    let mut payees: Vec<(Address, Vec<&Entry>)> = Vec::new();
+    for entry in entries {
+        match payees.iter_mut().find(|(payee, _)| *payee == entry.payee) {
+            Some((_, group)) => group.push(entry),
+            None => payees.push((entry.payee, vec![entry])),
         }
     }
-    let mut calldata = Vec::with_capacity(24 + payees.len() * 22 + members.len() * PAYMENT);
+    let mut calldata = Vec::with_capacity(24 + payees.len() * 22 + entries.len() * PAYMENT);
     calldata.extend_from_slice(token.as_slice());
     calldata.extend_from_slice(&gas_cap.to_be_bytes());
     for (payee, payments) in &payees {
         for group in payments.chunks(MAX_GROUP) {
             calldata.extend_from_slice(payee.as_slice());
             calldata.extend_from_slice(&(group.len() as u16).to_be_bytes());
-            group.iter().for_each(|member| calldata.extend_from_slice(&member.record));
+            group.iter().for_each(|entry| calldata.extend_from_slice(&entry.record));
         }
     }
     calldata.into()
 }
 
-/// The calldata and the gas limit of a batch of payments to one token, for who measures what making them takes. `None` if one of
-/// them cannot be in a batch, or all of them are too much for one.
+/// Returns the calldata and the gas limit of a batch of payments in one token, for benchmarks. `None` if one of the payments cannot be in
+/// a batch, or if they are too many.
 #[doc(hidden)]
 pub fn batch_calldata(payments: &[Prechecked]) -> Option<(Bytes, u64)> {
     const GAS: u32 = 90_000;
     let token = payments.first()?.key().asset;
-    let members = payments.iter().map(Member::of).collect::<Result<Vec<_>, _>>().ok()?;
+    let entries = payments.iter().map(Entry::of).collect::<Result<Vec<_>, _>>().ok()?;
     let mut limit = GasLimit::new(GAS);
-    members.iter().all(|_| limit.admit(Some(u64::from(GAS / 2)))).then(|| (encode(token, GAS, &members), limit.get()))
+    entries.iter().all(|_| limit.admit(Some(u64::from(GAS / 2)))).then(|| (encode(token, GAS, &entries), limit.get()))
 }
 
 /// The gas limit of a batch, added up payment by payment.
 ///
-/// `eth_estimateGas` is of no use here: a batch succeeds as soon as one payment does. The limit covers all payments if each
-/// takes what its simulation says and a margin; whoever takes more takes from the end of the batch, where payments are then
-/// left untouched. What is not used is not paid for.
+/// `eth_estimateGas` does not help here: a batch succeeds as soon as one payment does. The limit covers all payments if each uses what its
+/// simulation used and a margin. If one uses more, the last payments are left out. Unused gas is not paid for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GasLimit {
     gas_cap: u64,
@@ -131,15 +130,15 @@ pub(crate) struct GasLimit {
 }
 
 impl GasLimit {
-    /// The limit of a batch without payments.
+    /// Returns the limit of a batch without payments.
     pub(crate) fn new(gas_cap: u32) -> Self {
         let gas_cap = u64::from(gas_cap);
         // The last payment is tried only if a whole gas cap is left, of which a call gets 63/64.
         Self { gas_cap, limit: FIXED + gas_cap + gas_cap / 63 + RESERVE }
     }
 
-    /// Adds a payment whose simulated call took `simulated` gas; of one that was not simulated the whole gas cap is expected.
-    /// `false` if no transaction may use so much: the batch is full without it.
+    /// Adds a payment whose simulated call used `simulated` gas, or else the whole gas cap. Returns `false` if no transaction may use so
+    /// much: then the batch is full without the payment.
     pub(crate) fn admit(&mut self, simulated: Option<u64>) -> bool {
         let call = simulated.map_or(self.gas_cap, needed);
         let limit = self.limit + call.min(self.gas_cap) + BESIDE_CALL;
@@ -150,13 +149,13 @@ impl GasLimit {
         true
     }
 
-    /// The limit, in gas.
+    /// Returns the limit, in gas.
     pub(crate) const fn get(self) -> u64 {
         self.limit
     }
 }
 
-/// The last `N` bytes of a number, if there is nothing before them.
+/// Returns the last `N` bytes of a number, if all bytes before them are zero.
 fn low_bytes<const N: usize>(number: U256) -> Option<[u8; N]> {
     let bytes = number.to_be_bytes::<32>();
     let (high, low) = bytes.split_at(32 - N);
@@ -184,16 +183,16 @@ mod tests {
         [vec![0x44; 32], vec![0x55; 32], vec![v]].concat().into()
     }
 
-    fn member(payee: u8, nonce: u8) -> Member {
+    fn entry(payee: u8, nonce: u8) -> Entry {
         let authorization =
             Authorization { to: Address::repeat_byte(payee), nonce: B256::repeat_byte(nonce), ..authorization() };
-        Member::new(&authorization, &signature(27)).unwrap()
+        Entry::new(&authorization, &signature(27)).unwrap()
     }
 
     #[test]
     fn a_batch_is_laid_out_as_the_contract_says() {
-        let first = Member::new(&authorization(), &signature(28)).unwrap();
-        let calldata = encode(Address::repeat_byte(0xaa), 0x0001_86a0, &[first, member(0x77, 0x88)]);
+        let first = Entry::new(&authorization(), &signature(28)).unwrap();
+        let calldata = encode(Address::repeat_byte(0xaa), 0x0001_86a0, &[first, entry(0x77, 0x88)]);
         let expected = [
             "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 000186a0",
             "2222222222222222222222222222222222222222 0001",
@@ -213,8 +212,8 @@ mod tests {
     #[test]
     fn payments_to_one_payee_share_its_address_and_keep_their_order() {
         let token = Address::repeat_byte(0xaa);
-        let mixed = encode(token, 1, &[member(1, 1), member(2, 2), member(1, 3), member(2, 4)]);
-        assert_eq!(mixed, encode(token, 1, &[member(1, 1), member(1, 3), member(2, 2), member(2, 4)]));
+        let mixed = encode(token, 1, &[entry(1, 1), entry(2, 2), entry(1, 3), entry(2, 4)]);
+        assert_eq!(mixed, encode(token, 1, &[entry(1, 1), entry(1, 3), entry(2, 2), entry(2, 4)]));
         assert_eq!(mixed.len(), 24 + 2 * 22 + 4 * 138);
         assert_eq!(mixed[24 + 20..24 + 22], [0, 2]);
     }
@@ -224,7 +223,7 @@ mod tests {
         let with = |change: fn(&mut Authorization)| {
             let mut authorization = authorization();
             change(&mut authorization);
-            Member::new(&authorization, &signature(27)).err()
+            Entry::new(&authorization, &signature(27)).err()
         };
         const VALUE: U256 = uint!(0x1_000000000000000000000000_U256);
         const TIME: U256 = uint!(0x1_0000000000_U256);
@@ -237,15 +236,15 @@ mod tests {
 
         let high_s = [vec![0x44; 32], vec![0x80; 32], vec![27]].concat();
         for bad in [signature(0), signature(1), signature(29), vec![7; 64].into(), vec![27; 66].into(), high_s.into()] {
-            assert_eq!(Member::new(&authorization(), &bad).err(), Some(Unbatchable::Signature), "{bad:?}");
+            assert_eq!(Entry::new(&authorization(), &bad).err(), Some(Unbatchable::Signature), "{bad:?}");
         }
     }
 
     #[test]
     fn a_batch_is_full_before_the_chain_refuses_it() {
         let mut limit = GasLimit::new(120_000);
-        let members = (0..1_000).take_while(|_| limit.admit(Some(45_000))).count();
-        assert!((250..345).contains(&members), "{members}");
+        let entries = (0..1_000).take_while(|_| limit.admit(Some(45_000))).count();
+        assert!((250..345).contains(&entries), "{entries}");
         assert!(limit.get() <= MAX_TRANSACTION_GAS);
         assert!(limit.get() + 60_000 > MAX_TRANSACTION_GAS);
 
@@ -308,7 +307,7 @@ mod on_devnet {
         devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment()).unwrap();
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
         let (probe, node) = (Probe::new(GAS_CAP.into()).unwrap(), RpcBatcher::new(rpc));
-        let (mut members, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
+        let (mut entries, mut limit) = (Vec::new(), GasLimit::new(GAS_CAP));
         for n in 0..30 {
             let key = PrivateKeySigner::random();
             devnet.mint(key.address(), Usdc::from_atomic(1_000)).unwrap();
@@ -316,9 +315,9 @@ mod on_devnet {
             let payment = payment(&devnet, &key, key.address(), Address::repeat_byte(n % 11 + 1));
             let calldata = transfer::calldata(payment.authorization(), payment.signature());
             assert!(limit.admit(Some(probe.look(&node, &payment, &calldata).await.unwrap().gas)));
-            members.push(Member::of(&payment).unwrap());
+            entries.push(Entry::of(&payment).unwrap());
         }
-        let calldata = encode(devnet.asset().address, GAS_CAP, &members);
+        let calldata = encode(devnet.asset().address, GAS_CAP, &entries);
         let request = TransactionRequest::default().to(BatchSettler::ADDRESS).input(calldata.clone().into());
         let answer = devnet.provider().call(request.gas_limit(limit.get())).await.unwrap();
         assert_eq!(<(U256, U256)>::abi_decode_params(&answer).unwrap(), (U256::from(30), U256::from(30)));
@@ -334,8 +333,8 @@ mod on_devnet {
         let devnet = Devnet::start().await.unwrap();
         let (payer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
         let payee = Address::repeat_byte(1);
-        assert!(Member::of(&payment(&devnet, &payer, payer.address(), payee)).is_ok());
+        assert!(Entry::of(&payment(&devnet, &payer, payer.address(), payee)).is_ok());
         let by_wallet = payment(&devnet, &other, payer.address(), payee);
-        assert_eq!(Member::of(&by_wallet).err(), Some(Unbatchable::Signature));
+        assert_eq!(Entry::of(&by_wallet).err(), Some(Unbatchable::Signature));
     }
 }

@@ -1,4 +1,4 @@
-//! Handing a signed transaction to the node, and what its answer means.
+//! Sending a signed transaction to the node, and what the node's answer means.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -9,30 +9,30 @@ use alloy_primitives::{B256, Bytes};
 
 use super::rpc::{Receipt, Rpc, RpcFailure};
 
-/// What is known of a transaction after it was handed over.
+/// What is known of a transaction after it was sent.
 #[derive(Debug)]
-pub(crate) enum Sent {
+pub(crate) enum SendResult {
     /// It is in a block.
     Included(Receipt),
-    /// It waits for a block.
+    /// It is in the node's pool.
     Pooled,
-    /// It may wait for a block: the answer was lost, or says neither yes nor no.
-    Perhaps,
-    /// The nonce is in a block already, with this transaction or another one.
+    /// It may be in the node's pool: the answer was lost, or is ambiguous.
+    Unknown,
+    /// The account's nonce is in a block already, with this transaction or another one.
     NonceUsed,
-    /// Another transaction with the nonce waits, and this one does not outbid it.
+    /// Another transaction with the nonce is in the pool, and this one does not outbid it.
     NonceContested,
-    /// The key does not own enough for gas.
-    NoGas,
-    /// It offers too little.
+    /// The account cannot pay for gas.
+    InsufficientGas,
+    /// The fees are too low.
     Underpriced,
-    /// The node's pool has no room for it.
+    /// The node's pool is full.
     PoolFull,
-    /// It can never be included; the node's words.
+    /// It can never be included, for this reason of the node's.
     Refused(String),
 }
 
-/// Broadcasts, and remembers what the node can do.
+/// Sends transactions, and remembers which methods the node has.
 #[derive(Debug)]
 pub(crate) struct Broadcaster {
     waits_for_receipt: AtomicBool,
@@ -43,50 +43,50 @@ impl Broadcaster {
         Self { waits_for_receipt: AtomicBool::new(true) }
     }
 
-    /// Hands the transaction over and, where the node can (EIP-7966), waits up to `limit` for its receipt.
-    pub(crate) async fn send(&self, rpc: &Rpc, raw: &Bytes, hash: B256, limit: Duration) -> Sent {
+    /// Sends a transaction and, if the node can (EIP-7966), waits up to `limit` for its receipt.
+    pub(crate) async fn send(&self, rpc: &Rpc, raw: &Bytes, hash: B256, limit: Duration) -> SendResult {
         if self.waits_for_receipt.load(Ordering::Relaxed) {
-            // Without the timeout argument, which some nodes reject.
+            // Some nodes reject the timeout argument.
             match rpc.call_within::<Receipt>(limit, "eth_sendRawTransactionSync", [raw]).await {
-                Ok(receipt) if receipt.transaction_hash == hash => return Sent::Included(receipt),
-                Ok(_) => return Sent::Perhaps,
+                Ok(receipt) if receipt.transaction_hash == hash => return SendResult::Included(receipt),
+                Ok(_) => return SendResult::Unknown,
                 Err(failure) if failure.is_method_missing() => self.waits_for_receipt.store(false, Ordering::Relaxed),
-                // The transaction was not in a block in time, or not ready; either way it may be in the pool.
-                Err(RpcFailure::Refused { code: 4..=6, .. }) => return Sent::Perhaps,
-                Err(failure) => return read(&failure),
+                // The transaction was not in a block in time, or not ready. Either way it may be in the pool.
+                Err(RpcFailure::Refused { code: 4..=6, .. }) => return SendResult::Unknown,
+                Err(failure) => return classify(&failure),
             }
         }
         self.resend(rpc, raw).await
     }
 
-    /// Hands the transaction over without waiting; repeating it changes nothing.
-    pub(crate) async fn resend(&self, rpc: &Rpc, raw: &Bytes) -> Sent {
+    /// Sends a transaction without waiting for its receipt. Repeating it changes nothing.
+    pub(crate) async fn resend(&self, rpc: &Rpc, raw: &Bytes) -> SendResult {
         match rpc.call::<B256>("eth_sendRawTransaction", [raw]).await {
-            Ok(_) => Sent::Pooled,
-            Err(failure) => read(&failure),
+            Ok(_) => SendResult::Pooled,
+            Err(failure) => classify(&failure),
         }
     }
 }
 
-/// Reads a refusal. There are no common codes for these; the words are those of geth, reth, op-geth, Nethermind and Besu.
-/// What is not recognized may have taken effect.
-fn read(failure: &RpcFailure) -> Sent {
-    let RpcFailure::Refused { message, .. } = failure else { return Sent::Perhaps };
+/// Tells what an error means. There are no common codes, so it reads the messages of geth, reth, op-geth, Nethermind and Besu.
+/// After an unrecognized error the transaction may be in the pool.
+fn classify(failure: &RpcFailure) -> SendResult {
+    let RpcFailure::Refused { message, .. } = failure else { return SendResult::Unknown };
     let said = message.to_ascii_lowercase();
     let says = |words: &[&str]| words.iter().any(|words| said.contains(words));
     if says(&["already known", "known transaction", "already imported", "already in mempool", "already exists"]) {
-        Sent::Pooled
+        SendResult::Pooled
     } else if says(&["nonce too low", "nonce is too low", "old nonce", "oldnonce"]) {
-        Sent::NonceUsed
+        SendResult::NonceUsed
     } else if says(&["replacement", "could not replace"]) {
-        Sent::NonceContested
+        SendResult::NonceContested
     } else if says(&["insufficient funds", "insufficientfunds", "upfront cost"]) {
-        Sent::NoGas
+        SendResult::InsufficientGas
     } else if says(&["underpriced", "less than block base fee", "fee cap less than", "gas price too low", "feetoolow"])
     {
-        Sent::Underpriced
+        SendResult::Underpriced
     } else if says(&["pool is full", "txpool full", "account limit", "exceeds the configured limit"]) {
-        Sent::PoolFull
+        SendResult::PoolFull
     } else if says(&[
         "intrinsic gas too low",
         "exceeds block gas limit",
@@ -98,9 +98,9 @@ fn read(failure: &RpcFailure) -> Sent {
         "priority fee per gas higher",
         "rlp:",
     ]) {
-        Sent::Refused(message.clone())
+        SendResult::Refused(message.clone())
     } else {
-        Sent::Perhaps
+        SendResult::Unknown
     }
 }
 
@@ -109,21 +109,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_as_nodes_mean_them() {
-        let read = |message: &str| read(&RpcFailure::Refused { code: -32000, message: message.into() });
-        assert!(matches!(read("already known"), Sent::Pooled));
-        assert!(matches!(read("nonce too low: next nonce 5, tx nonce 4"), Sent::NonceUsed));
-        assert!(matches!(read("replacement transaction underpriced"), Sent::NonceContested));
-        assert!(matches!(read("insufficient funds for gas * price + value"), Sent::NoGas));
-        assert!(matches!(read("max fee per gas less than block base fee: address 0x"), Sent::Underpriced));
-        assert!(matches!(read("txpool is full"), Sent::PoolFull));
-        assert!(matches!(read("exceeds block gas limit"), Sent::Refused(_)));
+    fn known_refusals_are_recognized() {
+        let classified = |message: &str| classify(&RpcFailure::Refused { code: -32000, message: message.into() });
+        assert!(matches!(classified("already known"), SendResult::Pooled));
+        assert!(matches!(classified("nonce too low: next nonce 5, tx nonce 4"), SendResult::NonceUsed));
+        assert!(matches!(classified("replacement transaction underpriced"), SendResult::NonceContested));
+        assert!(matches!(classified("insufficient funds for gas * price + value"), SendResult::InsufficientGas));
+        assert!(matches!(classified("max fee per gas less than block base fee: address 0x"), SendResult::Underpriced));
+        assert!(matches!(classified("txpool is full"), SendResult::PoolFull));
+        assert!(matches!(classified("exceeds block gas limit"), SendResult::Refused(_)));
     }
 
     #[test]
-    fn an_answer_that_is_not_understood_is_no_refusal() {
+    fn unrecognized_error_leaves_the_result_unknown() {
         let upstream = RpcFailure::Refused { code: -32603, message: "upstream request timeout".into() };
-        assert!(matches!(read(&upstream), Sent::Perhaps));
-        assert!(matches!(read(&RpcFailure::Silent), Sent::Perhaps));
+        assert!(matches!(classify(&upstream), SendResult::Unknown));
+        assert!(matches!(classify(&RpcFailure::Silent), SendResult::Unknown));
     }
 }

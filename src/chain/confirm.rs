@@ -1,4 +1,4 @@
-//! Waiting for a receipt.
+//! Following a transaction until it is in a block.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -14,45 +14,45 @@ use super::{
     rpc::{Receipt, Rpc, RpcFailure},
 };
 
-/// How often a node must say that the nonce is used, and that there is no receipt of ours, before we believe that it is another's.
+/// How often a node must report the nonce as used, without a receipt of ours, before the nonce counts as another transaction's.
 const CONVINCING: u32 = 4;
-/// How long it must have been saying so, in blocks, within these bounds: of several nodes behind one address, one that is asked for
-/// receipts may be behind one that takes transactions.
+/// How long it must have reported that, in blocks, within the bounds below. Behind one address there may be several nodes, and the one
+/// that is asked for receipts may lag behind the one that takes transactions.
 const CONVINCING_BLOCKS: u32 = 2;
 const CONVINCING_TIME: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(10);
-/// The longest pause between two looks.
+/// The longest pause between two requests for a receipt.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause between two broadcasts.
 const MAX_REBROADCAST: Duration = Duration::from_secs(15);
 
-/// A transaction that may be in the pool, with the others of its nonce.
+/// A transaction that was sent, with those that it replaced at the same nonce.
 #[derive(Debug)]
-pub(crate) struct Flight {
-    /// The newest transaction of the nonce.
-    pub(crate) raw: Bytes,
-    /// All of them, oldest first.
-    pub(crate) hashes: Vec<B256>,
+pub(crate) struct PendingTransaction {
+    /// The newest transaction with the nonce.
+    raw: Bytes,
+    /// All transactions with the nonce, the oldest first.
+    hashes: Vec<B256>,
     /// When the newest is sent again.
     rebroadcast_at: Instant,
     rebroadcast_pause: Duration,
-    /// Since when the node says that the nonce is used, and how often while there was no receipt.
+    /// Since when the node has reported the nonce as used, and how often while there was no receipt.
     nonce_used: Option<(Instant, u32)>,
 }
 
-/// What came of waiting.
+/// Whether a transaction is in a block.
 #[derive(Debug)]
-pub(crate) enum Seen {
+pub(crate) enum Inclusion {
     /// One of the transactions is in a block.
     Included(Receipt),
-    /// Another transaction used the nonce; none of ours can be included any more.
-    Displaced,
-    /// Nothing yet.
-    NotYet,
+    /// Another transaction used the nonce. None of ours can be included any more.
+    NonceTaken,
+    /// It is in no block yet.
+    Pending,
 }
 
-impl Flight {
-    /// A transaction just handed over; `certainly` if a node confirmed that it has it.
-    pub(crate) fn new(raw: Bytes, hash: B256, certainly: bool, pace: &BlockTime) -> Self {
+impl PendingTransaction {
+    /// Begins to follow a transaction that was just sent; `certainly` if a node confirmed that it has it.
+    pub(super) fn new(raw: Bytes, hash: B256, certainly: bool, pace: &BlockTime) -> Self {
         let pause = match certainly {
             true => (8 * pace.block_time()).clamp(Duration::from_secs(2), MAX_REBROADCAST),
             false => 2 * pace.poll_interval(),
@@ -66,35 +66,40 @@ impl Flight {
         }
     }
 
-    /// A transaction with the same nonce and a better offer took the place of the newest.
+    /// Adds a transaction with the same nonce and higher fees.
     pub(crate) fn replaced_by(&mut self, raw: Bytes, hash: B256) {
         self.raw = raw;
         self.hashes.push(hash);
     }
 
-    /// The newest hash.
+    /// Returns the hash of the newest transaction.
     pub(crate) fn hash(&self) -> B256 {
         self.hashes.last().copied().unwrap_or_default()
     }
 
-    /// Looks for a receipt until `deadline`, sending the identical transaction again now and then: a node that
-    /// has it does not mind, and one that lost it gets it back.
-    pub(crate) async fn watch(&mut self, rpc: &Rpc, node: &Broadcaster, pace: &BlockTime, deadline: Instant) -> Seen {
+    /// Polls for a receipt until `deadline`. Sends the identical transaction again now and then, in case the node lost it.
+    pub(super) async fn watch(
+        &mut self,
+        rpc: &Rpc,
+        node: &Broadcaster,
+        pace: &BlockTime,
+        deadline: Instant,
+    ) -> Inclusion {
         let mut pause = pace.poll_interval();
         let patient_from = Instant::now() + (4 * pace.block_time()).max(Duration::from_secs(4));
         loop {
-            // A failed look is as good as none: the next one tells.
+            // A failed request proves nothing; the next one may succeed.
             let is_missing = match self.receipt(rpc).await {
-                Ok(Some(receipt)) => return Seen::Included(receipt),
+                Ok(Some(receipt)) => return Inclusion::Included(receipt),
                 Ok(None) => true,
                 Err(_) => false,
             };
-            if is_missing && self.is_displaced(pace) {
-                return Seen::Displaced;
+            if is_missing && self.is_nonce_taken(pace) {
+                return Inclusion::NonceTaken;
             }
             let now = Instant::now();
             if now >= deadline {
-                return Seen::NotYet;
+                return Inclusion::Pending;
             }
             if self.nonce_used.is_some_and(|(_, times)| times < CONVINCING) || now >= self.rebroadcast_at {
                 self.nonce_used = match node.resend(rpc, &self.raw).await {
@@ -115,7 +120,7 @@ impl Flight {
         }
     }
 
-    /// The receipt of whichever has one, all asked for at once; `None` only if the node says of all that they have none.
+    /// Returns the receipt of whichever transaction has one, or `None` only if the node says so of all of them.
     async fn receipt(&self, rpc: &Rpc) -> Result<Option<Receipt>, RpcFailure> {
         if let [hash] = self.hashes[..] {
             return rpc.receipt(hash).await;
@@ -136,7 +141,7 @@ impl Flight {
         answer
     }
 
-    fn is_displaced(&self, pace: &BlockTime) -> bool {
+    fn is_nonce_taken(&self, pace: &BlockTime) -> bool {
         let time = (CONVINCING_BLOCKS * pace.block_time()).clamp(*CONVINCING_TIME.start(), *CONVINCING_TIME.end());
         self.nonce_used.is_some_and(|(since, times)| times >= CONVINCING && since.elapsed() >= time)
     }
@@ -147,16 +152,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn on_a_slow_chain_a_transaction_is_sent_again_as_often_as_elsewhere() {
+    async fn slow_chain_does_not_slow_down_rebroadcasts() {
         let pace = BlockTime::new(Some(Duration::from_secs(3_600)));
-        let flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
-        assert_eq!(flight.rebroadcast_pause, MAX_REBROADCAST);
+        let pending = PendingTransaction::new(Bytes::new(), B256::ZERO, true, &pace);
+        assert_eq!(pending.rebroadcast_pause, MAX_REBROADCAST);
     }
 
-    /// From looking twenty times a second to looking every five, from sending it after two seconds to sending it every fifteen.
+    /// Requests for the receipt slow down from twenty a second to one in five seconds, broadcasts from two seconds to fifteen.
     #[cfg(feature = "devnet")]
     #[tokio::test(start_paused = true)]
-    async fn a_silent_chain_is_asked_ever_more_rarely_and_never_forgotten() {
+    async fn silent_chain_is_polled_less_and_less_often() {
         use std::sync::{Arc, Mutex};
 
         use crate::devnet::{Devnet, Fault};
@@ -176,9 +181,9 @@ mod tests {
             }
         });
         let (rpc, pace) = (Rpc::new(devnet.rpc_client(), MAX_PAUSE), BlockTime::new(Some(Duration::from_millis(200))));
-        let mut flight = Flight::new(Bytes::new(), B256::ZERO, true, &pace);
-        let seen = flight.watch(&rpc, &Broadcaster::new(), &pace, begun + Duration::from_secs(300)).await;
-        assert!(matches!(seen, Seen::NotYet), "{seen:?}");
+        let mut pending = PendingTransaction::new(Bytes::new(), B256::ZERO, true, &pace);
+        let seen = pending.watch(&rpc, &Broadcaster::new(), &pace, begun + Duration::from_secs(300)).await;
+        assert!(matches!(seen, Inclusion::Pending), "{seen:?}");
         let pauses = |times: &Mutex<Vec<Instant>>| -> Vec<Duration> {
             times.lock().unwrap().windows(2).map(|pair| pair[1].duration_since(pair[0])).collect()
         };

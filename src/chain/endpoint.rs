@@ -10,27 +10,44 @@ use std::{
 };
 
 use alloy_json_rpc::{RequestPacket, ResponsePacket};
+use alloy_rpc_client::RpcClient;
 use alloy_transport::{TransportError, TransportErrorKind, TransportFut, TransportResult};
 use alloy_transport_http::reqwest::{Client, header::CONTENT_TYPE, redirect::Policy};
 use tower_service::Service;
 use url::Url;
 
-/// The largest answer that is read; receipts and log ranges stay far below it.
+/// The largest answer that is read, in bytes. Receipts and log ranges stay far below it.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// How many connections without a request are kept, of some 30 KiB each.
+/// How many idle connections are kept. Each takes about 30 KiB.
 const MAX_IDLE: usize = 32;
+
+/// Returns a client of the node at this `http` or `https` URL.
+pub(crate) fn client_at(url: &str) -> Result<RpcClient, EndpointError> {
+    let url = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    let endpoint = Endpoint::new(url.ok_or(EndpointError::Url)?).ok_or(EndpointError::Tls)?;
+    Ok(RpcClient::new(endpoint, false))
+}
+
+/// Why there is no client of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndpointError {
+    /// The URL is not one of HTTP.
+    Url,
+    /// The machine's TLS cannot be used.
+    Tls,
+}
 
 /// A JSON-RPC endpoint reached over HTTP.
 #[derive(Clone)]
-pub(crate) struct Endpoint {
+struct Endpoint {
     client: Client,
     url: Url,
 }
 
 impl Endpoint {
-    /// The endpoint at `url`, or `None` if the machine's TLS cannot be used.
-    pub(crate) fn new(url: Url) -> Option<Self> {
+    /// Returns `None` if the machine's TLS cannot be used.
+    fn new(url: Url) -> Option<Self> {
         let client = Client::builder()
             .redirect(Policy::none())
             .connect_timeout(Duration::from_secs(5))
@@ -56,7 +73,7 @@ impl Endpoint {
             bytes.extend_from_slice(&chunk);
         }
         match serde_json::from_slice::<ResponsePacket>(&bytes) {
-            // Some nodes put a JSON-RPC error under a status of 4xx or 5xx; it says more than the status.
+            // Some nodes send a JSON-RPC error with a status of 4xx or 5xx. The error says more than the status.
             Ok(packet) if status.is_success() || packet.is_error() => Ok(packet),
             Err(error) if status.is_success() => Err(TransportError::deser_err(error, "")),
             _ => Err(TransportErrorKind::http_error(status.as_u16(), String::new())),

@@ -1,4 +1,4 @@
-//! What to offer for gas.
+//! The fees that a transaction offers, learned from the node.
 
 use std::{sync::PoisonError, time::Duration};
 
@@ -8,30 +8,30 @@ use tokio::{sync::Mutex, time::Instant};
 
 use super::rpc::{Rpc, RpcFailure};
 
-/// How long a look at the fees is good for. What is offered covers a doubling of the base fee meanwhile.
+/// How long fees are cached. The offer covers a doubling of the base fee meanwhile.
 const TTL: Duration = Duration::from_secs(10);
 
-/// How long it is used if the node does not answer any more.
+/// How long cached fees are used if the node stops answering.
 const STALE: Duration = Duration::from_secs(60);
 
-/// After a failed look, how long nobody asks again.
+/// How long after a failed request the node is not asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Offered at least, in wei: a tip that sequencers of the OP stack take.
-const LEAST_TIP: u128 = 1_000_000;
+/// The lowest tip, in wei per gas. Sequencers of the OP stack accept it.
+const MIN_TIP: u128 = 1_000_000;
 
-/// From how many blocks it is learned what others tip.
+/// How many blocks the market's tip is taken from.
 const BLOCKS: u64 = 20;
 
-/// The most that is tipped without being told to, in base fees. Where blocks are full the base fee soon rises, and where they are not,
-/// any tip will do.
-const MOST_TIP: u128 = 20;
+/// The highest tip without a ceiling, as a multiple of the base fee. Where blocks are full the base fee soon rises; where they are not,
+/// any tip is enough.
+const MAX_TIP_FACTOR: u128 = 20;
 
-/// How long what others tip is no longer bounded after a node wanted more.
-const INSISTED: Duration = Duration::from_secs(600);
+/// How long the market's tip is offered unbounded after the node refused less.
+const MARKET_TIP_PERIOD: Duration = Duration::from_secs(600);
 
-/// The lowest base fee that counts for that, in wei: Base's.
-const LEAST_BASE_FEE: u128 = 5_000_000;
+/// The lowest base fee for that bound, in wei per gas: the one of Base.
+const MIN_BASE_FEE: u128 = 5_000_000;
 
 /// An EIP-1559 offer, in wei per gas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +40,12 @@ pub(crate) struct Fees {
     pub(crate) tip: u128,
 }
 
-/// Why there is no offer.
+/// Why no fees can be offered.
 #[derive(Clone, Debug)]
 pub(crate) enum FeeError {
-    /// The node did not say what gas costs.
+    /// The node did not answer.
     Rpc(RpcFailure),
-    /// Gas costs more than the ceiling.
+    /// Gas costs more than the configured ceiling.
     TooHigh { retry_after: Duration },
 }
 
@@ -55,13 +55,13 @@ impl From<RpcFailure> for FeeError {
     }
 }
 
-/// The fees of a chain, looked up rarely.
+/// The fees of a chain, cached for a few seconds.
 #[derive(Debug)]
 pub(crate) struct FeeOracle {
     ceiling: Option<u128>,
     cached: Mutex<Cached>,
-    /// When a node wanted more than was offered.
-    insisted: std::sync::Mutex<Option<Instant>>,
+    /// When the node last refused a tip as too low.
+    tip_refused: std::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -70,12 +70,12 @@ struct Cached {
     failed: Option<Instant>,
 }
 
-/// What gas costs, in wei per gas.
+/// The price of gas, in wei per gas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Market {
     /// The base fee of the next block.
     base_fee: u128,
-    /// What others tip.
+    /// The median tip.
     tip: u128,
 }
 
@@ -89,45 +89,45 @@ struct History {
 
 impl FeeOracle {
     pub(crate) fn new(ceiling: Option<u128>) -> Self {
-        Self { ceiling, cached: Mutex::default(), insisted: std::sync::Mutex::default() }
+        Self { ceiling, cached: Mutex::default(), tip_refused: std::sync::Mutex::default() }
     }
 
-    /// What to offer now.
+    /// Returns the fees to offer now.
     pub(crate) async fn get(&self, rpc: &Rpc) -> Result<Fees, FeeError> {
-        self.offer(self.look(rpc).await?)
+        self.offer(self.market(rpc).await?)
     }
 
-    /// What a unit of gas is likely to cost now, in wei.
+    /// Returns what a unit of gas is likely to cost now, in wei.
     pub(crate) async fn price(&self, rpc: &Rpc) -> Result<u128, FeeError> {
-        let market = self.look(rpc).await?;
+        let market = self.market(rpc).await?;
         let fees = self.offer(market)?;
         Ok(market.base_fee.saturating_add(fees.tip))
     }
 
-    /// The fees have moved: look anew next time.
+    /// Forgets the cached fees, since the market has moved.
     pub(crate) async fn forget(&self) {
         self.cached.lock().await.seen = None;
     }
 
-    /// A node took less for too little: what others tip is what it wants.
-    pub(crate) async fn insisted_on(&self) {
-        *self.insisted.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    /// Offers the market's tip unbounded for a while, since the node refused less.
+    pub(crate) async fn require_market_tip(&self) {
+        *self.tip_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.forget().await;
     }
 
-    /// Why nothing can be offered now, as far as that is known without asking the node.
-    pub(crate) fn known_refusal(&self) -> Result<(), FeeError> {
-        // Whoever holds the lock asks the node just now.
+    /// Fails if gas is known to cost too much. Does not ask the node.
+    pub(crate) fn check_known(&self) -> Result<(), FeeError> {
+        // If the lock is held, the node is being asked just now.
         let seen = self.cached.try_lock().ok().and_then(|cached| cached.seen);
-        // The upkeep looks again before that.
+        // Reconciliation refreshes them before that.
         match seen.filter(|(at, _)| at.elapsed() < STALE) {
             Some((_, market)) => self.offer(market).map(drop),
             None => Ok(()),
         }
     }
 
-    /// What gas costs; of many callers one asks the node.
-    async fn look(&self, rpc: &Rpc) -> Result<Market, FeeError> {
+    /// Returns the price of gas. Of concurrent callers one asks the node.
+    async fn market(&self, rpc: &Rpc) -> Result<Market, FeeError> {
         let mut cached = self.cached.lock().await;
         let known = |limit| cached.seen.filter(|(at, _)| at.elapsed() < limit).map(|(_, market)| market);
         if let Some(market) = known(TTL) {
@@ -137,7 +137,7 @@ impl FeeOracle {
         if cached.failed.is_some_and(|at| at.elapsed() < PAUSE) {
             return stale.ok_or_else(|| RpcFailure::Silent.into());
         }
-        match look_up(rpc).await {
+        match fetch(rpc).await {
             Ok(market) => {
                 *cached = Cached { seen: Some((Instant::now(), market)), failed: None };
                 Ok(market)
@@ -149,7 +149,7 @@ impl FeeOracle {
         }
     }
 
-    /// A replacement for a transaction that offered `old`: nodes want at least a tenth more of both.
+    /// Returns the fees of a replacement for a transaction that offered `old`. Nodes require at least a tenth more of both.
     pub(crate) async fn raise(&self, rpc: &Rpc, old: Fees) -> Result<Fees, FeeError> {
         self.forget().await;
         let now = self.get(rpc).await?;
@@ -162,15 +162,15 @@ impl FeeOracle {
         }
     }
 
-    /// What to offer in such a market. A ceiling bounds the tip, too, and is a reason to refuse only if the least tip is too much.
+    /// Returns the offer for this market. The ceiling bounds the tip too; the offer fails only if even the lowest tip exceeds it.
     fn offer(&self, Market { base_fee, tip }: Market) -> Result<Fees, FeeError> {
-        let insisted = *self.insisted.lock().unwrap_or_else(PoisonError::into_inner);
+        let tip_refused = *self.tip_refused.lock().unwrap_or_else(PoisonError::into_inner);
         let most = match self.ceiling {
             Some(ceiling) => ceiling.saturating_sub(base_fee),
-            None if insisted.is_some_and(|at| at.elapsed() < INSISTED) => u128::MAX,
-            None => base_fee.max(LEAST_BASE_FEE).saturating_mul(MOST_TIP),
+            None if tip_refused.is_some_and(|at| at.elapsed() < MARKET_TIP_PERIOD) => u128::MAX,
+            None => base_fee.max(MIN_BASE_FEE).saturating_mul(MAX_TIP_FACTOR),
         };
-        if base_fee.saturating_add(LEAST_TIP) > self.ceiling.unwrap_or(u128::MAX) {
+        if base_fee.saturating_add(MIN_TIP) > self.ceiling.unwrap_or(u128::MAX) {
             return Err(FeeError::TooHigh { retry_after: TTL });
         }
         let tip = tip.min(most);
@@ -179,23 +179,23 @@ impl FeeOracle {
     }
 }
 
-/// The base fee of the next block, and what is tipped in half of the recent ones.
-async fn look_up(rpc: &Rpc) -> Result<Market, RpcFailure> {
+/// Asks the node for the base fee of the next block and the median tip of recent ones.
+async fn fetch(rpc: &Rpc) -> Result<Market, RpcFailure> {
     let history = rpc.call::<History>("eth_feeHistory", (U64::from(BLOCKS), "latest", [50.0])).await;
     let history = match history {
         Err(failure) if failure.is_method_missing() => {
             let price: u128 = rpc.call::<U128>("eth_gasPrice", [(); 0]).await?.to();
-            return Ok(Market { base_fee: price, tip: LEAST_TIP });
+            return Ok(Market { base_fee: price, tip: MIN_TIP });
         }
         other => other?,
     };
     let base_fee = history.base_fee_per_gas.last().ok_or(RpcFailure::Silent)?.to();
     let tips = history.reward.into_iter().flatten().filter_map(|block| block.first().map(|tip| tip.to::<u128>()));
-    Ok(Market { base_fee, tip: usual(tips.collect()).max(LEAST_TIP) })
+    Ok(Market { base_fee, tip: median_tip(tips.collect()).max(MIN_TIP) })
 }
 
-/// The median of what blocks say, of which empty ones say nothing: what one transaction offers for its haste is not the price.
-fn usual(mut tips: Vec<u128>) -> u128 {
+/// Returns the median tip of the blocks that are not empty, so that one hurried transaction does not set the price.
+fn median_tip(mut tips: Vec<u128>) -> u128 {
     tips.retain(|tip| *tip > 0);
     tips.sort_unstable();
     tips.get(tips.len() / 2).copied().unwrap_or_default()
@@ -216,47 +216,47 @@ mod tests {
     }
 
     #[test]
-    fn the_offer_covers_a_doubled_base_fee_up_to_the_ceiling() {
+    fn offer_covers_a_doubled_base_fee_up_to_the_ceiling() {
         assert_eq!(offer(None, GWEI, GWEI / 2), Some((5 * GWEI / 2, GWEI / 2)));
         let ceiling = Some(2 * GWEI);
         assert_eq!(offer(ceiling, GWEI, GWEI / 2), Some((2 * GWEI, GWEI / 2)));
         assert_eq!(offer(ceiling, GWEI, 3 * GWEI), Some((2 * GWEI, GWEI)), "no more tip than fits below it");
-        assert_eq!(offer(ceiling, 2 * GWEI - LEAST_TIP, GWEI), Some((2 * GWEI, LEAST_TIP)));
-        assert_eq!(offer(ceiling, 2 * GWEI, LEAST_TIP), None);
+        assert_eq!(offer(ceiling, 2 * GWEI - MIN_TIP, GWEI), Some((2 * GWEI, MIN_TIP)));
+        assert_eq!(offer(ceiling, 2 * GWEI, MIN_TIP), None);
     }
 
     #[test]
-    fn without_a_ceiling_a_tip_is_bounded_by_the_base_fee() {
-        assert_eq!(offer(None, LEAST_BASE_FEE, 100 * GWEI), Some((11 * GWEI / 100, GWEI / 10)));
+    fn tip_without_a_ceiling_is_bounded_by_the_base_fee() {
+        assert_eq!(offer(None, MIN_BASE_FEE, 100 * GWEI), Some((11 * GWEI / 100, GWEI / 10)));
         assert_eq!(offer(None, 10, 100 * GWEI), Some((20 + GWEI / 10, GWEI / 10)), "where hardly any is charged");
         assert_eq!(offer(None, GWEI, 100 * GWEI), Some((22 * GWEI, 20 * GWEI)));
-        assert_eq!(offer(None, LEAST_BASE_FEE, 10 * LEAST_BASE_FEE), Some((12 * LEAST_BASE_FEE, 10 * LEAST_BASE_FEE)));
-        assert_eq!(offer(Some(200 * GWEI), LEAST_BASE_FEE, 100 * GWEI).map(|(_, tip)| tip), Some(100 * GWEI));
+        assert_eq!(offer(None, MIN_BASE_FEE, 10 * MIN_BASE_FEE), Some((12 * MIN_BASE_FEE, 10 * MIN_BASE_FEE)));
+        assert_eq!(offer(Some(200 * GWEI), MIN_BASE_FEE, 100 * GWEI).map(|(_, tip)| tip), Some(100 * GWEI));
     }
 
     #[tokio::test]
-    async fn a_node_that_wants_what_others_tip_gets_it() {
+    async fn node_that_refuses_a_tip_gets_the_market_tip() {
         let fees = FeeOracle::new(None);
         let market = Market { base_fee: 10, tip: 25 * GWEI };
         assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
-        fees.insisted_on().await;
+        fees.require_market_tip().await;
         assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_node_wanted_ten_minutes_ago_is_forgotten() {
+    async fn refused_tip_is_forgotten_after_ten_minutes() {
         let fees = FeeOracle::new(None);
         let market = Market { base_fee: 10, tip: 25 * GWEI };
-        fees.insisted_on().await;
-        tokio::time::advance(INSISTED - Duration::from_millis(1)).await;
+        fees.require_market_tip().await;
+        tokio::time::advance(MARKET_TIP_PERIOD - Duration::from_millis(1)).await;
         assert_eq!(fees.offer(market).unwrap().tip, 25 * GWEI);
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(fees.offer(market).unwrap().tip, GWEI / 10);
     }
 
     #[test]
-    fn the_usual_tip_is_what_half_of_the_blocks_with_transactions_say() {
-        assert_eq!(usual(vec![0, 5, 100, 0, 6, 4, 0, 0, 7]), 6);
-        assert_eq!(usual(vec![0, 0]), 0);
+    fn median_tip_ignores_empty_blocks() {
+        assert_eq!(median_tip(vec![0, 5, 100, 0, 6, 4, 0, 0, 7]), 6);
+        assert_eq!(median_tip(vec![0, 0]), 0);
     }
 }

@@ -1,10 +1,10 @@
 //! Looking up on a chain whether a payment was made.
 //!
-//! [`PaymentLookup`] asks one node. It answers for anybody's payments: a seller's accountant, a buyer who doubts a receipt, a service
-//! that believes only what was paid for. It sends no transaction and needs no key.
+//! [`PaymentLookup`] asks one node about anybody's payments. It sends no transaction and needs no key. It is for a seller's accountant, a
+//! buyer who doubts a receipt, or a service that accepts reports of payments.
 //!
-//! A payment counts as made if one transaction holds `AuthorizationUsed(payer, nonce)` of the token with exactly the matching
-//! `Transfer(payer → payee, amount)` right after it: the rule by which this crate's own settlement is judged. `authorizationState`
+//! A payment counts as made if one transaction has the token's `AuthorizationUsed(payer, nonce)` with exactly the matching
+//! `Transfer(payer → payee, amount)` right after it. The same rule holds for this crate's own settlements. `authorizationState`
 //! does not prove a payment, since cancelling an authorization sets it too.
 
 use std::{fmt, time::Duration};
@@ -12,22 +12,21 @@ use std::{fmt, time::Duration};
 use alloy_primitives::{Address, B256, U256};
 use alloy_rpc_client::RpcClient;
 use tokio::sync::OnceCell;
-use url::Url;
 
 use crate::{
     chain::{
-        authorization_use::{self, Use},
-        endpoint::Endpoint,
+        authorization_use::{self, AuthorizationUse},
+        endpoint,
         receipt_check::ExpectedTransfer,
         rpc::{Block, Receipt, Rpc, RpcFailure},
     },
     network::Network,
 };
 
-/// How long a request to the node may take, unless set.
+/// The default time for a request to the node.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// So many blocks before and after its own a payment is looked for that was moved to another one; together they are one request.
+/// How many blocks before and after its own a payment is searched that is in another block now. Together they are one request.
 const NEAR: u64 = 1_000;
 
 /// Looks up whether payments were made, at one node of one chain.
@@ -51,10 +50,10 @@ pub struct PaymentLookup {
     is_of_network: OnceCell<()>,
 }
 
-/// The payment that is looked up: a transfer by an EIP-3009 authorization.
+/// The payment to look up: a transfer by an EIP-3009 authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SoughtPayment {
-    /// The token's contract. Its events are believed, so it must be one that both sides trust: a token's owner can make up any payment.
+    /// The token's contract. Its events are trusted, so it must be one that both sides trust: a token's owner can make up any payment.
     pub token: Address,
     /// The payer's address.
     pub payer: Address,
@@ -66,7 +65,7 @@ pub struct SoughtPayment {
     pub nonce: B256,
 }
 
-/// A payment that is in a block.
+/// A payment in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MinedPayment {
@@ -76,79 +75,78 @@ pub struct MinedPayment {
     pub block: u64,
     /// The block's time, in seconds since the Unix epoch.
     pub block_time: u64,
-    /// The newest block that the node knew when it was asked first. Behind one address there may be several nodes, so this may be below
+    /// The newest block when the lookup began. Behind one URL there may be several nodes, so this may be below
     /// [`block`](Self::block).
     pub latest: u64,
 }
 
-/// What a node tells of a payment.
+/// What a node shows about a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PaymentState {
-    /// It was made. A reorganization may still undo it: see [`MinedPayment::latest`], and [`PaymentLookup::finality`].
+    /// The payment was made. A reorganization may still remove it: see [`MinedPayment::latest`] and [`PaymentLookup::finality`].
     Made(MinedPayment),
     /// The authorization is not used in the blocks that were searched.
     NotFound,
-    /// The transaction is in no block that the node knows. It may be later.
+    /// The transaction is in no block that the node knows. It may be mined later.
     NotMined,
     /// The transaction's block was replaced while the node was asked. Ask again.
     Replaced,
-    /// The transaction failed, and moved nothing.
+    /// The transaction reverted.
     Failed,
     /// The transaction succeeded, but did not make this payment.
     NotThis,
-    /// The authorization was cancelled, or paid something else than what was looked up.
+    /// The authorization was cancelled, or made another payment.
     UsedOtherwise,
 }
 
-/// Whether a payment can still be undone by a reorganization.
+/// Whether a reorganization can still remove a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finality {
-    /// It was made in a final block, and stands for good.
+    /// The payment is in a final block.
     Final,
-    /// It was undone for good.
-    Undone,
-    /// The node does not know yet, or does not tell. Ask again later.
+    /// The payment was removed by a reorganization, and will not come back.
+    Reorged,
+    /// It is not known yet, or the node does not say. Ask again later.
     Open,
 }
 
-/// The node could not be asked, or its answers make no sense. Nothing is known of the payment.
+/// The lookup failed. Nothing is known about the payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// The URL is not that of a node (it is not shown: it may hold a key), or the machine's TLS cannot be used.
-    #[error("not the URL of a node, or no TLS")]
+    /// The URL is invalid (it is not shown: it may hold a key), or the machine's TLS cannot be used.
+    #[error("the URL is not an http or https URL, or TLS cannot be used")]
     Url,
-    /// The node did not answer in time, or with an error. Try again.
-    #[error("the node did not answer, or with an error")]
+    /// The node did not answer in time, or answered with an error. Try again.
+    #[error("the node did not answer, or answered with an error")]
     NoAnswer,
-    /// The node is one of another chain.
-    #[error("the node is one of another chain")]
+    /// The node is on another chain.
+    #[error("the node is on another chain")]
     OtherChain,
     /// The node has no block.
     #[error("the node has no block")]
     NoBlock,
-    /// The node refused to search even ten blocks at once. Name the payment's transaction ([`PaymentLookup::transaction`]), or use another
-    /// node.
+    /// The node refused to search even ten blocks at once. Look up the payment's transaction ([`PaymentLookup::transaction`]) instead, or use
+    /// another node.
     #[error("the node refused to search for the payment")]
     SearchRefused,
-    /// The node answered for another transaction than it was asked for.
-    #[error("the node answers something else than it was asked")]
+    /// The node returned another transaction than the requested one.
+    #[error("the node returned another transaction than the requested one")]
     Mismatch,
 }
 
 impl PaymentLookup {
-    /// Asks the node at `url` (`http` or `https`). The URL is never shown, in logs or errors: it may hold a key.
+    /// Creates a lookup at the node with this `http` or `https` URL. The URL is never shown in logs or errors: it may hold a key.
     ///
     /// # Errors
     /// [`LookupError::Url`].
     pub fn at_url(network: Network, url: impl AsRef<str>) -> Result<Self, LookupError> {
-        let url = Url::parse(url.as_ref()).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        let endpoint = Endpoint::new(url.ok_or(LookupError::Url)?).ok_or(LookupError::Url)?;
-        Ok(Self::new(network, RpcClient::new(endpoint, false)))
+        let client = endpoint::client_at(url.as_ref()).map_err(|_| LookupError::Url)?;
+        Ok(Self::new(network, client))
     }
 
-    /// Asks a node through an alloy client with a transport of your choice.
+    /// Creates a lookup at a node, given as an alloy client with a transport of your choice.
     pub fn new(network: Network, client: RpcClient) -> Self {
         let rpc = Rpc::new(client.clone(), TIMEOUT);
         Self { network, client, rpc, is_of_network: OnceCell::new() }
@@ -174,10 +172,10 @@ impl PaymentLookup {
         self.look(&payment.expected(), transaction, latest).await
     }
 
-    /// Looks for the payment in the newest `blocks` blocks, the newest first.
+    /// Searches the newest `blocks` blocks for the payment, the newest first.
     ///
-    /// It takes at most 96 requests for logs, each of 2,000 blocks or as few as the node searches at once (at least 10). If it searches few,
-    /// the search ends before all `blocks` were looked at.
+    /// Takes at most 96 requests for logs, each for 2,000 blocks or as few as the node searches at once (at least 10). If the node searches
+    /// few, not all `blocks` are searched.
     ///
     /// # Errors
     /// [`LookupError`].
@@ -186,9 +184,9 @@ impl PaymentLookup {
         let expected = payment.expected();
         let found = authorization_use::find_newest(&self.rpc, &expected, latest.saturating_sub(blocks), latest).await;
         match found.map_err(search_error)? {
-            Use::Paid { transaction, .. } => self.look(&expected, transaction, latest).await,
-            Use::Wasted { .. } => Ok(PaymentState::UsedOtherwise),
-            Use::NotFound => Ok(PaymentState::NotFound),
+            AuthorizationUse::Paid { transaction, .. } => self.look(&expected, transaction, latest).await,
+            AuthorizationUse::Otherwise { .. } => Ok(PaymentState::UsedOtherwise),
+            AuthorizationUse::NotFound => Ok(PaymentState::NotFound),
         }
     }
 
@@ -200,10 +198,10 @@ impl PaymentLookup {
         Ok(self.rpc.block("finalized").await?.map(|block| block.number.saturating_to()))
     }
 
-    /// Tells whether a payment that was seen in this transaction and block stands for good. In another block now, it stands as well.
+    /// Returns whether a payment that was in this transaction and block is final. It may be in another block by now.
     ///
-    /// A payment is [`Finality::Undone`] only if a final block shows its authorization unused, or used by another transaction. The lack
-    /// of a receipt proves nothing: the node may be behind, or may have forgotten.
+    /// A payment is [`Finality::Reorged`] only if a final block shows its authorization unused, or used by another transaction. A missing
+    /// receipt proves nothing: the node may lag behind, or may not keep old receipts.
     ///
     /// # Errors
     /// [`LookupError`].
@@ -220,19 +218,19 @@ impl PaymentLookup {
         };
         let Some(receipt) = self.rpc.receipt(transaction).await? else {
             let is_gone = self.is_gone(&expected, transaction, [block, is_final]).await;
-            return Ok(if is_gone { Finality::Undone } else { Finality::Open });
+            return Ok(if is_gone { Finality::Reorged } else { Finality::Open });
         };
         if receipt.transaction_hash != transaction || receipt.block() > is_final {
             return Ok(Finality::Open);
         }
         Ok(match self.block_of(&receipt).await? {
             Some(_) if expected.is_paid_by(&receipt) => Finality::Final,
-            Some(_) => Finality::Undone,
+            Some(_) => Finality::Reorged,
             None => Finality::Open,
         })
     }
 
-    /// The number of the node's newest block, if it is a node of this chain.
+    /// Returns the number of the node's newest block, after checking the node's chain.
     async fn latest(&self) -> Result<u64, LookupError> {
         self.check_network().await?;
         let block = self.rpc.block("latest").await?.ok_or(LookupError::NoBlock)?;
@@ -264,7 +262,7 @@ impl PaymentLookup {
         }))
     }
 
-    /// The block of a receipt, if it is on the chain as it is now.
+    /// Returns the block of a receipt, if it is on the chain now.
     async fn block_of(&self, receipt: &Receipt) -> Result<Option<Block>, LookupError> {
         let block = self.rpc.block_at(receipt.block()).await?;
         let is_it = |block: &Block| {
@@ -282,19 +280,21 @@ impl PaymentLookup {
         self.is_of_network.get_or_try_init(check).await.copied()
     }
 
-    /// Whether a transaction that was in this block and has no receipt now is gone, as of that final block.
+    /// Returns `true` if a transaction that was in this block and has no receipt now is gone, as of that final block.
     ///
-    /// That there is no receipt proves nothing: behind one address there may be several nodes, of which the one that was asked for it
-    /// is behind the others, or has forgotten. What proves it is an authorization that is unused in the final block, or that another
-    /// transaction has used. A node that does not tell proves nothing either.
+    /// A missing receipt proves nothing: behind one URL there may be several nodes, and the one that was asked may lag behind or not keep
+    /// old receipts. An authorization that is unused in the final block, or used by another transaction, proves it.
     async fn is_gone(&self, expected: &ExpectedTransfer, transaction: B256, [block, is_final]: [u64; 2]) -> bool {
         match authorization_use::is_used(&self.rpc, expected, is_final).await {
             Ok(Some(false)) => true,
             Ok(Some(true)) => {
                 let near = [block.saturating_sub(NEAR), block.saturating_add(NEAR).min(is_final)];
                 match authorization_use::find(&self.rpc, expected, near[0], near[1]).await {
-                    Ok(Use::Paid { transaction: by, .. } | Use::Wasted { transaction: by, .. }) => by != transaction,
-                    Ok(Use::NotFound) | Err(_) => false,
+                    Ok(
+                        AuthorizationUse::Paid { transaction: by, .. }
+                        | AuthorizationUse::Otherwise { transaction: by, .. },
+                    ) => by != transaction,
+                    Ok(AuthorizationUse::NotFound) | Err(_) => false,
                 }
             }
             Ok(None) | Err(_) => false,

@@ -1,12 +1,13 @@
-//! Asking a chain and sending to it, over JSON-RPC. Nothing here knows of a ledger or a facilitator.
+//! Asking a chain and sending to it, over JSON-RPC, without a ledger or a facilitator.
 //!
-//! [`PaymentLookup`] answers whether a payment was made. The rest is what settlement is built of:
+//! [`PaymentLookup`] looks up whether a payment was made. The rest is internal; settlement is built on it:
 //!
 //! | file | question it answers |
 //! |---|---|
+//! | `node` | what is one node, with all that is remembered about it? |
 //! | `rpc`, `rpc_batcher`, `endpoint` | how is a node asked, by one caller or by many at once, without showing its URL? |
 //! | `broadcast`, `confirm` | what does a node's answer to a transaction mean, and when is it in a block? |
-//! | `fees`, `block_time` | what to offer for gas, and how fast are blocks? |
+//! | `fees`, `block_time` | which fees does a transaction offer, and how long does a block take? |
 //! | `probe` | would a payment be executed now? |
 //! | `transfer`, `batch`, `batch_settler` | which call executes one payment, or many? |
 //! | `receipt_check` | do the logs of a receipt prove a payment? |
@@ -22,6 +23,7 @@ pub(crate) mod confirm;
 pub(crate) mod endpoint;
 pub(crate) mod fees;
 mod lookup;
+pub(crate) mod node;
 pub(crate) mod probe;
 pub(crate) mod receipt_check;
 pub(crate) mod rpc;

@@ -1,6 +1,6 @@
-//! Everything worth knowing about one payment, in one `eth_call`.
+//! Simulating a payment and reading all that decides about it, in one `eth_call`.
 //!
-//! `contracts/PaymentProbe.sol` is never deployed: its creation code runs as the data of a call without a destination, reads
+//! `contracts/PaymentProbe.sol` is never deployed. Its creation code runs as the data of a call without a destination, reads
 //! the token and simulates the transfer, all in the same block.
 
 use alloy_primitives::{B256, Bytes, U256};
@@ -24,17 +24,17 @@ pub(crate) struct Probe {
     gas_cap: u64,
 }
 
-/// What the probe saw, before the simulated transfer.
+/// What the probe found: the state before the simulated transfer, and the transfer's result.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct ProbeResult {
     pub(crate) block: u64,
     pub(crate) timestamp: u64,
     pub(crate) balance: U256,
     payer_code: U256,
-    /// Used or cancelled.
+    /// The authorization is used or cancelled.
     pub(crate) used: bool,
     succeeded: bool,
-    /// What the simulated call took.
+    /// Gas that the simulated call used.
     pub(crate) gas: u64,
     token_code: U256,
     separator: B256,
@@ -46,24 +46,24 @@ pub(crate) struct Facts {
 }
 
 impl Probe {
-    /// The probe, which lets a transfer use at most `gas_cap`; `None` if the build is broken.
+    /// Creates a probe that lets a transfer use at most `gas_cap`. Returns `None` if the build is broken.
     pub(crate) fn new(gas_cap: u64) -> Option<Self> {
         #[derive(Deserialize)]
         struct Artifact {
             bytecode: Bytes,
         }
-        let artifact = include_str!("../../contracts/artifacts/PaymentProbe.json");
+        let artifact = include_str!("../../contracts/artiresult/PaymentProbe.json");
         let Artifact { bytecode } = serde_json::from_str(artifact).ok()?;
         Some(Self { code: bytecode, gas_cap })
     }
 
-    /// Looks at the payment in the newest block. One request, or a part of one.
-    pub(crate) async fn look(
+    /// Simulates the payment in the newest block. Takes one request, or a part of one.
+    pub(crate) async fn run(
         &self,
         node: &RpcBatcher,
         payment: &Prechecked,
         calldata: &Bytes,
-    ) -> Result<Facts, RpcFailure> {
+    ) -> Result<ProbeResult, RpcFailure> {
         let authorization = payment.authorization();
         let arguments = (
             payment.terms().offer().asset.address,
@@ -76,43 +76,43 @@ impl Probe {
         let mut data = self.code.to_vec();
         data.extend(arguments.abi_encode_params());
         let answer: Bytes = node.call("eth_call", (json!({ "data": Bytes::from(data) }), "latest")).await?;
-        Facts::decode(&answer).ok_or(RpcFailure::Silent)
+        ProbeResult::decode(&answer).ok_or(RpcFailure::Silent)
     }
 
-    /// What is wrong with the payment as the chain sees it, or `None` if it would be executed.
-    pub(crate) fn diagnose(&self, facts: &Facts, payment: &Prechecked) -> Option<Rejection> {
+    /// Returns why the payment would fail, or `None` if it would be executed.
+    pub(crate) fn diagnose(&self, result: &ProbeResult, payment: &Prechecked) -> Option<Rejection> {
         let authorization = payment.authorization();
         let asset = &payment.terms().offer().asset;
         let no = |reason, detail: String| Some(Rejection::new(reason, detail));
-        if facts.token_code.is_zero() {
+        if result.token_code.is_zero() {
             return no(
                 Reason::AssetNotDeployed,
                 format!("there is no contract at {} on {}", asset.address, asset.network),
             );
         }
-        if facts.used {
+        if result.used {
             return no(Reason::NonceAlreadyUsed, "the authorization was used or cancelled before".into());
         }
-        if facts.succeeded && facts.payee_gain == authorization.value {
+        if result.succeeded && result.payee_gain == authorization.value {
             return None;
         }
-        let (now, block) = (facts.timestamp, facts.block);
+        let (now, block) = (result.timestamp, result.block);
         if authorization.valid_after >= U256::from(now) {
             return no(Reason::ValidAfter, format!("validAfter is not before the time of block {block}, {now}"));
         }
         if authorization.valid_before <= U256::from(now) {
             return no(Reason::ValidBefore, format!("validBefore is not after the time of block {block}, {now}"));
         }
-        if facts.balance < authorization.value {
-            let (balance, value) = (facts.balance, authorization.value);
+        if result.balance < authorization.value {
+            let (balance, value) = (result.balance, authorization.value);
             let detail = format!("the payer has {balance} atomic units at block {block}, the payment takes {value}");
             return no(Reason::InsufficientFunds, detail);
         }
-        if facts.separator.is_zero() {
+        if result.separator.is_zero() {
             let detail = "the token has no DOMAIN_SEPARATOR: it does not implement EIP-3009 as this scheme needs it";
             return no(Reason::Eip3009NotSupported, detail.into());
         }
-        if facts.separator != payment.terms().domain().separator() {
+        if result.separator != payment.terms().domain().separator() {
             let detail = format!(
                 "the token's EIP-712 domain is not name {:?}, version {:?} on {}",
                 asset.name, asset.version, asset.network
@@ -120,24 +120,24 @@ impl Probe {
             return no(Reason::TokenNameMismatch, detail);
         }
         for (is, what) in [
-            (facts.paused, "the token is paused"),
-            (facts.payer_blacklisted, "the token has blacklisted the payer"),
-            (facts.payee_blacklisted, "the token has blacklisted the payee"),
+            (result.paused, "the token is paused"),
+            (result.payer_blacklisted, "the token has blacklisted the payer"),
+            (result.payee_blacklisted, "the token has blacklisted the payee"),
         ] {
             if is {
                 return no(Reason::SimulationFailed, what.into());
             }
         }
-        if facts.succeeded {
-            let (gain, value) = (facts.payee_gain, authorization.value);
+        if result.succeeded {
+            let (gain, value) = (result.payee_gain, authorization.value);
             return no(Reason::SimulationFailed, format!("the payee would receive {gain} atomic units, not {value}"));
         }
-        self.diagnose_revert(facts, payment)
+        self.diagnose_revert(result, payment)
     }
 
-    fn diagnose_revert(&self, facts: &Facts, payment: &Prechecked) -> Option<Rejection> {
-        let said = revert_words(&facts.revert);
-        let has_code = facts.payer_has_code();
+    fn diagnose_revert(&self, result: &ProbeResult, payment: &Prechecked) -> Option<Rejection> {
+        let said = revert_reason(&result.revert);
+        let has_code = result.payer_has_code();
         let is_signature = match payment.authenticity() {
             Authenticity::ChainMustJudge(error) => {
                 let why = error.map_or_else(|| "another key than the payer's signed".to_owned(), |e| e.to_string());
@@ -155,7 +155,7 @@ impl Probe {
             return Some(Rejection::new(Reason::Signature, detail));
         }
         let detail = match said.as_str() {
-            "" if facts.gas.saturating_mul(64) >= self.gas_cap.saturating_mul(62) => {
+            "" if result.gas.saturating_mul(64) >= self.gas_cap.saturating_mul(62) => {
                 format!("the transfer takes more than the {} gas allowed for it", self.gas_cap)
             }
             "" => "the token reverts without saying why".to_owned(),
@@ -165,8 +165,8 @@ impl Probe {
     }
 }
 
-impl Facts {
-    /// Whether a contract, or an account that delegates to one (EIP-7702), stands at the payer's address.
+impl ProbeResult {
+    /// Returns `true` if the payer is a contract, or an account that delegates to one (EIP-7702).
     pub(crate) fn payer_has_code(&self) -> bool {
         !self.payer_code.is_zero()
     }
@@ -208,8 +208,8 @@ impl Facts {
     }
 }
 
-/// The reason in revert data; foreign text.
-fn revert_words(data: &[u8]) -> String {
+/// Returns the reason in revert data. The text is not trusted.
+fn revert_reason(data: &[u8]) -> String {
     if data.is_empty() {
         return String::new();
     }
@@ -224,14 +224,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_probe_is_in_the_build() {
+    fn probe_is_in_the_build() {
         assert!(Probe::new(1).is_some());
     }
 
     #[test]
-    fn an_answer_that_is_not_the_probes_is_no_fact() {
+    fn malformed_answers_are_refused() {
         for length in [0, 31, 32 * 13, 32 * 14] {
-            assert!(Facts::decode(&vec![0xff; length]).is_none(), "{length}");
+            assert!(ProbeResult::decode(&vec![0xff; length]).is_none(), "{length}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What the logs of a transaction prove.
+//! Checking by the logs of a receipt that a transaction made a payment.
 //!
 //! A receipt's status proves nothing about one payment: some tokens do not revert on a used nonce, and a transaction may do
-//! many things. `AuthorizationUsed` alone proves nothing either: `receiveWithAuthorization` and transfers to others by the
-//! same nonce emit it too. Paid means both events of the same execution.
+//! many things. `AuthorizationUsed` alone proves nothing either: `receiveWithAuthorization` and transfers to others with the
+//! same nonce emit it too. A payment is made only if both events come from the same execution.
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_sol_types::SolEvent;
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{eip3009::Authorization, payment::Prechecked};
 
-/// What an execution is known by.
+/// The events of an execution.
 const EVENTS: [B256; 2] = [Token::AuthorizationUsed::SIGNATURE_HASH, Token::Transfer::SIGNATURE_HASH];
 
-/// What must have moved.
+/// The transfer that a payment consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpectedTransfer {
     pub(crate) token: Address,
@@ -42,12 +42,12 @@ impl ExpectedTransfer {
         Self::of(payment.terms().offer().asset.address, payment.authorization())
     }
 
-    /// Whether this transaction executed the authorization to its end.
+    /// Returns `true` if this transaction executed the authorization and made the transfer.
     ///
-    /// EIP-3009's reference marks the nonce and then moves the tokens, so in a transaction that does many things only a
+    /// EIP-3009's reference marks the nonce and then transfers the tokens. So in a transaction that does many things, only a
     /// `Transfer` right after `AuthorizationUsed` counts: an earlier or later transfer of the same amount may belong to
-    /// something else. A transaction that calls the token itself does one thing, in whatever order. So does each call in a batch,
-    /// and there the token's order is told by its first and last log; each transfer belongs to one payment in either.
+    /// something else. A transaction that calls the token itself makes one transfer, so there the order does not matter. In a batch, the
+    /// first and last logs show which order the token has, and each transfer belongs to one payment.
     pub(crate) fn is_paid_by(&self, receipt: &Receipt) -> bool {
         if !receipt.succeeded() {
             return false;
@@ -56,12 +56,12 @@ impl ExpectedTransfer {
         if receipt.to == Some(self.token) {
             return logs.iter().any(|log| self.is_use(log)) && logs.iter().any(|log| self.is_transfer(log));
         }
-        let [of_use, of_transfer] = if self.moves_first(receipt) { [1, 0] } else { [0, 1] };
+        let [of_use, of_transfer] = if self.transfers_first(receipt) { [1, 0] } else { [0, 1] };
         logs.windows(2).any(|pair| self.is_use(&pair[of_use]) && self.is_transfer(&pair[of_transfer]))
     }
 
-    /// Whether this is a batch on a token that moves first and marks the nonce then.
-    fn moves_first(&self, receipt: &Receipt) -> bool {
+    /// Returns `true` if this is a batch in a token that transfers first and marks the nonce then.
+    fn transfers_first(&self, receipt: &Receipt) -> bool {
         let event = |log: &Log| log.topics.first().filter(|_| log.address == self.token).copied();
         let is_either = |event: &B256| EVENTS.contains(event);
         let mut events = receipt.logs.iter().filter_map(event).filter(is_either);
@@ -69,14 +69,14 @@ impl ExpectedTransfer {
         receipt.to == Some(BatchSettler::ADDRESS) && ends == (Some(EVENTS[1]), Some(EVENTS[0]))
     }
 
-    /// Whether this transaction cancelled the authorization. Nothing else that is done with a nonce releases what it may have moved.
+    /// Returns `true` if this transaction cancelled the authorization. No other use of the nonce proves that the payment was not made.
     #[cfg(feature = "client")]
     pub(crate) fn is_cancelled_by(&self, receipt: &Receipt) -> bool {
         let signature = Token::AuthorizationCanceled::SIGNATURE_HASH;
         receipt.succeeded() && receipt.logs.iter().any(|log| self.is_done_to_nonce(signature, log))
     }
 
-    /// How many authorizations of the token this transaction executed: so many payments share its cost.
+    /// Returns how many authorizations of the token this transaction executed. So many payments share its cost.
     pub(crate) fn count_uses(&self, receipt: &Receipt) -> usize {
         let is_use = |log: &&Log| {
             log.address == self.token && log.topics.first() == Some(&Token::AuthorizationUsed::SIGNATURE_HASH)
@@ -203,7 +203,7 @@ mod tests {
         let foreign = || Log { address: other, ..moved_it() };
         assert_eq!(paid(vec![foreign(), first(), moved_it(), then(), moved_it(), foreign()]), [true, true]);
         let elsewhere = receipt(other, vec![moved_it(), first()]);
-        assert!(!expected().is_paid_by(&elsewhere), "who knows what else was done there");
+        assert!(!expected().is_paid_by(&elsewhere), "it may have done other things");
     }
 
     #[test]

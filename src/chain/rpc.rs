@@ -1,6 +1,6 @@
-//! JSON-RPC requests with a deadline, and the few answers that settlement reads.
+//! JSON-RPC requests with a timeout, and the few answers that settlement reads.
 //!
-//! Requests go to the transport directly: alloy's client traces whole requests, and ours hold payers' signatures.
+//! Requests go to the transport directly, since alloy's client traces whole requests, and ours hold payers' signatures.
 
 use std::{fmt, time::Duration};
 
@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// A node.
+/// A client of a node.
 #[derive(Clone)]
 pub(crate) struct Rpc {
     client: RpcClient,
@@ -28,10 +28,10 @@ pub(crate) enum RpcFailure {
     Refused {
         /// The JSON-RPC code.
         code: i64,
-        /// Its words, bounded.
+        /// The node's message, cut to 160 bytes.
         message: String,
     },
-    /// No answer, or none that can be read. The request may have taken effect.
+    /// The node did not answer, or its answer cannot be read. The request may have taken effect.
     Silent,
 }
 
@@ -41,7 +41,7 @@ impl Rpc {
         Self { client, transport, timeout }
     }
 
-    /// Asks the node, for as long as a request may take.
+    /// Sends a request and waits for its result, within the default timeout.
     pub(crate) async fn call<R: DeserializeOwned>(
         &self,
         method: &'static str,
@@ -50,7 +50,7 @@ impl Rpc {
         self.call_within(self.timeout, method, params).await
     }
 
-    /// Asks the node, for as long as `limit`.
+    /// Sends a request and waits for its result, for at most `limit`.
     pub(crate) async fn call_within<R: DeserializeOwned>(
         &self,
         limit: Duration,
@@ -61,7 +61,7 @@ impl Rpc {
         self.ask(limit, request).await.and_then(|result| read(method, &result))
     }
 
-    /// A request with an id of its own.
+    /// Makes a request with an id of its own.
     pub(super) fn request(
         &self,
         method: &'static str,
@@ -71,7 +71,7 @@ impl Rpc {
         Request::new(method, self.client.next_id(), params).serialize().map_err(|_| RpcFailure::Silent)
     }
 
-    /// The result of one request.
+    /// Sends one request and returns its result.
     pub(super) async fn ask(&self, limit: Duration, request: SerializedRequest) -> Result<Box<RawValue>, RpcFailure> {
         let method = request.method().to_owned();
         let payload = match self.exchange(limit, request.into()).await {
@@ -86,7 +86,7 @@ impl Rpc {
         outcome(&method, payload)
     }
 
-    /// Sends what is to be sent, and waits for the answer for as long as `limit`.
+    /// Sends a packet and waits for the answer, for at most `limit`.
     pub(super) async fn exchange(&self, limit: Duration, packet: RequestPacket) -> Result<ResponsePacket, Unanswered> {
         let mut transport = self.transport.clone();
         let exchange = async {
@@ -99,7 +99,7 @@ impl Rpc {
         }
     }
 
-    /// How long a request may take.
+    /// Returns the default timeout.
     pub(super) const fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -112,12 +112,12 @@ impl Rpc {
         self.call("eth_getBalance", (account, "latest")).await
     }
 
-    /// The code at an address; none is empty.
+    /// Returns the code at an address, which is empty if there is none.
     pub(crate) async fn code(&self, address: Address) -> Result<Bytes, RpcFailure> {
         self.call("eth_getCode", (address, "latest")).await
     }
 
-    /// How many transactions of `account` are in blocks (`latest`), or in blocks and in the pool (`pending`).
+    /// Returns how many transactions of `account` are in blocks (`latest`), or in blocks and in the pool (`pending`).
     pub(crate) async fn nonce(&self, account: Address, at: &'static str) -> Result<u64, RpcFailure> {
         Ok(self.call::<U64>("eth_getTransactionCount", (account, at)).await?.saturating_to())
     }
@@ -126,17 +126,17 @@ impl Rpc {
         self.call("eth_getTransactionReceipt", [transaction]).await
     }
 
-    /// The block with this number, on the chain as the node sees it now.
+    /// Returns the block with this number, on the chain as the node sees it now.
     pub(crate) async fn block_at(&self, number: u64) -> Result<Option<Block>, RpcFailure> {
         self.call("eth_getBlockByNumber", (U64::from(number), false)).await
     }
 
-    /// The newest block (`latest`), or the newest that will not be undone (`finalized`).
+    /// Returns the newest block (`latest`), or the newest final block (`finalized`).
     pub(crate) async fn block(&self, tag: &'static str) -> Result<Option<Block>, RpcFailure> {
         self.call("eth_getBlockByNumber", (tag, false)).await
     }
 
-    /// The newest block that will not be undone; `None` also of a node that does not know the word, or no such block.
+    /// Returns the newest final block, or `None` if the node does not support the tag or has no such block.
     pub(crate) async fn finalized(&self) -> Result<Option<Block>, RpcFailure> {
         match self.block("finalized").await {
             Err(RpcFailure::Refused { .. }) => Ok(None),
@@ -151,20 +151,20 @@ impl fmt::Debug for Rpc {
     }
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// It did not come in time.
+    /// The timeout passed.
     Late,
-    /// It was none, or could not be had.
+    /// The transport failed, or the answer is no JSON-RPC.
     Error(RpcError<TransportErrorKind>),
 }
 
 impl Unanswered {
-    /// Whether it is about what was asked, rather than about the way there.
+    /// Returns `true` if the node refused the request's form, rather than failed to receive it.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
-            // Too many requests, or too long ago, are no matter of their form.
+            // A timeout (408) or too many requests (429) say nothing about the form.
             Self::Error(RpcError::Transport(TransportErrorKind::HttpError(error))) => {
                 (400..500).contains(&error.status) && !matches!(error.status, 408 | 429)
             }
@@ -173,7 +173,7 @@ impl Unanswered {
         }
     }
 
-    /// The kind of the trouble; its text may hold a URL.
+    /// Returns the kind of failure. The error's own text may hold a URL.
     pub(super) fn describe(&self) -> &'static str {
         match self {
             Self::Late => "not in time",
@@ -186,7 +186,7 @@ impl Unanswered {
     }
 }
 
-/// What a response says.
+/// Returns the result of a response.
 pub(super) fn outcome(method: &str, payload: ResponsePayload) -> Result<Box<RawValue>, RpcFailure> {
     match payload {
         ResponsePayload::Success(result) => Ok(result),
@@ -198,7 +198,7 @@ pub(super) fn outcome(method: &str, payload: ResponsePayload) -> Result<Box<RawV
     }
 }
 
-/// A result as the type it should be.
+/// Reads a result as the expected type.
 pub(super) fn read<R: DeserializeOwned>(method: &str, result: &RawValue) -> Result<R, RpcFailure> {
     serde_json::from_str(result.get()).map_err(|error| {
         tracing::debug!(method, %error, "the node's answer cannot be read");
@@ -206,7 +206,7 @@ pub(super) fn read<R: DeserializeOwned>(method: &str, result: &RawValue) -> Resu
     })
 }
 
-/// Foreign text for a log or an error message: its beginning, and nothing that a terminal would obey.
+/// Returns the first 160 bytes of foreign text, without control characters, for a log or an error message.
 pub(crate) fn printable(text: &[u8]) -> String {
     const MAX: usize = 160;
     let text = String::from_utf8_lossy(text.get(..MAX).unwrap_or(text));
@@ -214,7 +214,7 @@ pub(crate) fn printable(text: &[u8]) -> String {
 }
 
 impl RpcFailure {
-    /// The node does not know the method, or does not offer it.
+    /// Returns `true` if the node does not offer the method.
     pub(crate) fn is_method_missing(&self) -> bool {
         let Self::Refused { code, message } = self else { return false };
         let message = message.to_ascii_lowercase();
@@ -227,7 +227,7 @@ impl RpcFailure {
     }
 }
 
-/// A transaction in a block. Only what is needed is read, so that transaction types of other chains do not matter.
+/// The receipt of a transaction. Only the fields that are needed are read, so that unknown transaction types can be read, too.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Receipt {
@@ -239,7 +239,7 @@ pub(crate) struct Receipt {
     pub(crate) gas_used: U64,
     #[serde(default)]
     pub(crate) effective_gas_price: U256,
-    /// What an OP-stack chain charges for data availability, beside gas.
+    /// The fee of an OP-stack chain for data availability, in addition to gas, in wei.
     #[serde(default)]
     pub(crate) l1_fee: Option<U256>,
     pub(crate) logs: Vec<Log>,
@@ -254,14 +254,14 @@ impl Receipt {
         self.block_number.saturating_to()
     }
 
-    /// What it cost its sender, in wei.
+    /// Returns the cost for the sender, in wei.
     pub(crate) fn cost(&self) -> U256 {
         let gas = U256::from(self.gas_used).saturating_mul(self.effective_gas_price);
         gas.saturating_add(self.l1_fee.unwrap_or_default())
     }
 }
 
-/// An event.
+/// An event in a receipt.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Log {
@@ -278,7 +278,7 @@ pub(crate) struct Log {
     pub(crate) removed: bool,
 }
 
-/// A block's place in the chain and in time.
+/// The header fields of a block that are needed.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Block {
     pub(crate) number: U64,
@@ -291,13 +291,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_is_bounded_and_obeyed_by_no_terminal() {
+    fn foreign_text_is_bounded_and_without_control_characters() {
         assert_eq!(printable(b"boom\x1b[2J\n"), "boom [2J");
         assert!(printable(&[b'x'; 10_000]).len() <= 160);
     }
 
     #[test]
-    fn a_receipt_of_an_unknown_transaction_type_is_read() {
+    fn receipt_of_an_unknown_transaction_type_is_read() {
         let text = r#"{"transactionHash":"0x1111111111111111111111111111111111111111111111111111111111111111",
             "blockNumber":"0x10","status":"0x1","type":"0x7e","to":null,"gasUsed":"0x5208","logs":[],"depositNonce":"0x1"}"#;
         let receipt: Receipt = serde_json::from_str(text).unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_say_that_a_method_is_missing_is_understood() {
+    fn missing_methods_are_recognized() {
         let said = |code, message: &str| RpcFailure::Refused { code, message: message.into() }.is_method_missing();
         assert!(said(-32601, "Method not found"));
         assert!(said(-32000, "the method eth_sendRawTransactionSync does not exist/is not available"));

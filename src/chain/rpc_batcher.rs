@@ -1,8 +1,7 @@
-//! Requests that come at about the same time, in one.
+//! Sharing JSON-RPC batches between requests that come at about the same time.
 //!
-//! A request for itself takes the machine longer than what is asked. So of many that come within a millisecond the first is
-//! sent at once and the others share the next one, as a JSON-RPC batch; who comes alone waits for nobody. A node that takes no
-//! batches is asked one by one.
+//! An HTTP request costs more than most calls in it. So of the requests within a millisecond the first is sent at once, and the others
+//! share the next HTTP request, as a JSON-RPC batch. A single call is sent immediately. A node that refuses batches is asked one by one.
 
 use std::{
     collections::HashMap,
@@ -22,18 +21,18 @@ use tokio::{
 
 use super::rpc::{Rpc, RpcFailure, Unanswered, outcome, read};
 
-/// After a request, for how long others are gathered.
+/// How long after a request the next ones are gathered.
 const GATHERING: Duration = Duration::from_millis(1);
-/// How many share a request at most; providers allow a hundred and more.
+/// The most calls in one batch. Providers allow a hundred and more.
 const MAX_TOGETHER: usize = 50;
-/// How many wait at most; who comes then asks for itself.
+/// The most calls that wait. Further ones are sent alone.
 const MAX_WAITING: usize = 1_000;
-/// For how long a node is asked one by one that does not take batches.
+/// How long a node that refuses batches is asked one by one.
 const ONE_BY_ONE: Duration = Duration::from_secs(600);
 
 type Answer = Result<Box<RawValue>, RpcFailure>;
 
-/// What gathers requests that change nothing, so that repeating one does no harm. A clone gathers with the others.
+/// Batches requests that change nothing, so that they can be repeated. A clone is the same batcher.
 #[derive(Clone)]
 pub(crate) struct RpcBatcher(Arc<Inner>);
 
@@ -44,11 +43,11 @@ struct Inner {
 
 #[derive(Default)]
 struct Gathering {
-    /// Those that share the next request, for which a task exists if there are any.
+    /// The calls of the next batch. If there are any, a task will send them.
     waiting: Vec<Waiting>,
-    /// When the last request left.
+    /// When the last request was sent.
     sent: Option<Instant>,
-    /// Until when everybody asks for itself.
+    /// Until when all calls are sent alone.
     one_by_one: Option<Instant>,
 }
 
@@ -62,7 +61,7 @@ impl RpcBatcher {
         Self(Arc::new(Inner { rpc, gathering: Mutex::default() }))
     }
 
-    /// Asks the node, for as long as a request may take.
+    /// Sends a request and waits for its result, within the default timeout.
     pub(crate) async fn call<R: DeserializeOwned>(
         &self,
         method: &'static str,
@@ -76,7 +75,7 @@ impl RpcBatcher {
         answer.and_then(|result| read(method, &result))
     }
 
-    /// Where the answer will come if the request waits for others; otherwise gives it back.
+    /// Adds the request to the next batch and returns the receiver of its answer. Gives the request back if it is to be sent alone.
     fn join(&self, request: SerializedRequest) -> Result<oneshot::Receiver<Answer>, SerializedRequest> {
         let now = Instant::now();
         let mut gathering = self.gathering();
@@ -96,15 +95,15 @@ impl RpcBatcher {
             let mut sending = Sending(Some(self.clone()));
             tokio::spawn(async move {
                 sleep_until(next.unwrap_or(now)).await;
-                if let Some(together) = sending.0.take() {
-                    together.send().await;
+                if let Some(batcher) = sending.0.take() {
+                    batcher.send().await;
                 }
             });
         }
         Ok(receiver)
     }
 
-    /// Sends what has been gathered.
+    /// Sends the calls that were gathered.
     async fn send(&self) {
         let mut waiting = {
             let mut gathering = self.gathering();
@@ -115,8 +114,8 @@ impl RpcBatcher {
         let mut requests = JoinSet::new();
         while !waiting.is_empty() {
             let rest = waiting.split_off(waiting.len().min(MAX_TOGETHER));
-            let (together, batch) = (self.clone(), std::mem::replace(&mut waiting, rest));
-            requests.spawn(async move { together.ask(batch).await });
+            let (batcher, batch) = (self.clone(), std::mem::replace(&mut waiting, rest));
+            requests.spawn(async move { batcher.ask(batch).await });
         }
         requests.join_all().await;
     }
@@ -130,7 +129,7 @@ impl RpcBatcher {
                     is_refused = true;
                     let mut responses: HashMap<Id, _> =
                         responses.into_iter().map(|response| (response.id, response.payload)).collect();
-                    // An error of one may be an error of all: a provider's way to say that there were too many.
+                    // If all are errors, the provider may refuse the batch as too large.
                     if responses.values().any(|payload| payload.is_success()) {
                         let (answered, missing): (Vec<_>, Vec<_>) =
                             batch.into_iter().partition(|one| responses.contains_key(one.request.id()));
@@ -143,7 +142,7 @@ impl RpcBatcher {
                     }
                 }
                 Ok(ResponsePacket::Single(_)) => is_refused = true,
-                // Who asked has waited long enough.
+                // The callers have waited long enough.
                 Err(Unanswered::Late) => {
                     tracing::debug!(requests = batch.len(), "the node did not answer in time");
                     return batch.into_iter().for_each(|one| drop(one.answer.send(Err(RpcFailure::Silent))));
@@ -157,18 +156,18 @@ impl RpcBatcher {
         self.ask_one_by_one(batch, is_refused).await;
     }
 
-    /// Asks for each by itself: what harmed them together may harm none of them alone. If they were refused together and one of them is
-    /// not, the node takes no batches.
+    /// Sends each call alone, since the failure of the batch may concern none of them. If the batch was refused and a single call is not, the
+    /// node refuses batches.
     async fn ask_one_by_one(&self, batch: Vec<Waiting>, is_refused: bool) {
         let mut answers = JoinSet::new();
         for Waiting { request, answer } in batch {
-            let together = self.clone();
+            let batcher = self.clone();
             answers.spawn(async move {
-                let rpc = &together.0.rpc;
+                let rpc = &batcher.0.rpc;
                 let result = rpc.ask(rpc.timeout(), request).await;
-                // Before whoever asked knows: what it asks next must not be in a batch.
+                // Before the caller has its answer: its next call must not be in a batch.
                 if is_refused && result.is_ok() {
-                    together.go_one_by_one();
+                    batcher.go_one_by_one();
                 }
                 let _ = answer.send(result);
             });
@@ -180,7 +179,7 @@ impl RpcBatcher {
         let now = Instant::now();
         let before = self.gathering().one_by_one.replace(now + ONE_BY_ONE);
         if before.is_none_or(|until| until <= now) {
-            tracing::info!("the node takes no batches; it is asked one by one");
+            tracing::info!("the node refuses batches; it is asked one by one");
         }
     }
 
@@ -189,13 +188,13 @@ impl RpcBatcher {
     }
 }
 
-/// The task that will send, until it does. If its runtime is shut down before, nobody of another runtime is to wait for it.
+/// The task that will send the batch, until it does. If its runtime is shut down before, callers in other runtimes must not wait for it.
 struct Sending(Option<RpcBatcher>);
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        if let Some(together) = self.0.take() {
-            together.gathering().waiting.clear();
+        if let Some(batcher) = self.0.take() {
+            batcher.gathering().waiting.clear();
         }
     }
 }
@@ -217,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// A node that answers everything with 1, and notes how many requests came together.
+    /// A node that answers everything with 1, and counts the calls in each request.
     #[derive(Clone, Default)]
     struct Node {
         packets: Arc<Mutex<Vec<usize>>>,
@@ -257,11 +256,11 @@ mod tests {
     }
 
     impl Node {
-        fn together(&self) -> RpcBatcher {
+        fn batcher(&self) -> RpcBatcher {
             RpcBatcher::new(Rpc::new(RpcClient::new(self.clone(), true), Duration::from_secs(5)))
         }
 
-        /// How many came together since the last time, in order of their number.
+        /// Returns the number of calls in each request since the last time, sorted.
         fn packets(&self) -> Vec<usize> {
             let mut packets = std::mem::take(&mut *self.packets.lock().unwrap());
             packets.sort_unstable();
@@ -269,67 +268,67 @@ mod tests {
         }
     }
 
-    /// Asks so often at once; every question is answered.
-    async fn ask(together: &RpcBatcher, times: usize) {
+    /// Makes so many calls at once; each is answered.
+    async fn ask(batcher: &RpcBatcher, times: usize) {
         let mut asking = JoinSet::new();
         for _ in 0..times {
-            let together = together.clone();
-            asking.spawn(async move { together.call::<u64>("eth_call", [(); 0]).await });
+            let batcher = batcher.clone();
+            asking.spawn(async move { batcher.call::<u64>("eth_call", [(); 0]).await });
         }
         for answer in asking.join_all().await {
             assert_eq!(answer.unwrap(), 1);
         }
-        // The next one comes alone.
+        // The next call comes alone.
         tokio::time::sleep(2 * GATHERING).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_than_fifty_share_a_request() {
+    async fn batch_has_at_most_fifty_calls() {
         let node = Node::default();
-        let together = node.together();
-        ask(&together, 1).await;
-        assert_eq!(node.packets(), [1], "who comes alone waits for nobody");
-        ask(&together, 120).await;
+        let batcher = node.batcher();
+        ask(&batcher, 1).await;
+        assert_eq!(node.packets(), [1], "a single call is sent immediately");
+        ask(&batcher, 120).await;
         assert_eq!(node.packets(), [1, 19, 50, 50]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_than_a_thousand_wait_for_each_other() {
+    async fn at_most_a_thousand_calls_wait() {
         let node = Node::default();
-        let together = node.together();
-        ask(&together, 1 + MAX_WAITING + 3).await;
+        let batcher = node.batcher();
+        ask(&batcher, 1 + MAX_WAITING + 3).await;
         assert_eq!(node.packets(), [vec![1; 4], vec![MAX_TOGETHER; MAX_WAITING / MAX_TOGETHER]].concat());
     }
 
-    /// Whoever has its answer asks again at once.
+    /// Each caller makes its next call as soon as it has its answer.
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_takes_no_batches_is_known_before_anybody_has_an_answer() {
+    async fn refusal_of_batches_is_known_before_any_caller_has_its_answer() {
         let node = Node { refuses_batches: true, ..Node::default() };
-        let together = node.together();
+        let batcher = node.batcher();
         let mut asking = JoinSet::new();
         for _ in 0..10 {
-            let together = together.clone();
+            let batcher = batcher.clone();
             asking.spawn(async move {
                 for _ in 0..2 {
-                    together.call::<u64>("eth_call", [(); 0]).await.unwrap();
+                    batcher.call::<u64>("eth_call", [(); 0]).await.unwrap();
                 }
             });
         }
         asking.join_all().await;
-        // The first came alone, and came again in time for the batch.
+        // The first call came alone, and the caller's second one in time for the batch.
         assert_eq!(node.packets(), [vec![1; 20], vec![10]].concat());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_takes_no_batches_is_tried_with_one_again_after_ten_minutes() {
+    async fn batches_are_tried_again_after_ten_minutes() {
         let node = Node { refuses_batches: true, ..Node::default() };
-        let together = node.together();
-        ask(&together, 10).await;
+        let batcher = node.batcher();
+        ask(&batcher, 10).await;
         assert_eq!(node.packets(), [vec![1; 10], vec![9]].concat());
-        ask(&together, 10).await;
+        ask(&batcher, 10).await;
         assert_eq!(node.packets(), [1; 10]);
         tokio::time::sleep(ONE_BY_ONE).await;
-        ask(&together, 10).await;
+        ask(&batcher, 10).await;
         assert_eq!(node.packets(), [vec![1; 10], vec![9]].concat());
     }
 }

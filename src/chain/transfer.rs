@@ -13,7 +13,7 @@ sol! {
         function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
     }
 
-    /// What EIP-3009 specifies.
+    /// The overload of EIP-3009.
     interface ByKey {
         function transferWithAuthorization(
             address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce,
@@ -21,7 +21,7 @@ sol! {
         );
     }
 
-    /// What USDC added in version 2.2 for contract wallets.
+    /// The overload that USDC 2.2 added for contract wallets.
     interface ByWallet {
         function transferWithAuthorization(
             address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce,
@@ -30,10 +30,10 @@ sol! {
     }
 }
 
-/// The calldata that executes an authorization.
+/// Returns the calldata that executes an authorization.
 ///
-/// A signature of 65 bytes with `v` 27 or 28 goes through the overload that every EIP-3009 token has; USDC 2.2 asks a payer
-/// with code there too (ERC-1271). Any other signature can only be a contract wallet's.
+/// A signature of 65 bytes with `v` 27 or 28 uses the overload that every EIP-3009 token has. USDC 2.2 asks a payer with code there
+/// too (ERC-1271). Any other signature can only be a contract wallet's.
 pub(crate) fn calldata(authorization: &Authorization, signature: &PaymentSignature) -> Bytes {
     let Authorization { from, to, value, valid_after, valid_before, nonce } = authorization.clone();
     let bytes = signature.as_bytes();
@@ -65,7 +65,7 @@ pub(crate) fn calldata(authorization: &Authorization, signature: &PaymentSignatu
     }
 }
 
-/// Gas that a transaction uses before its first instruction (EIP-2028), or at least for its calldata (EIP-7623).
+/// Returns the gas that a transaction uses before its first instruction (EIP-2028), or at least for its calldata (EIP-7623).
 pub(crate) fn intrinsic_gas(calldata: &[u8]) -> u64 {
     let zeros = calldata.iter().filter(|byte| **byte == 0).count() as u64;
     let tokens = zeros + 4 * (calldata.len() as u64 - zeros);
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_key_can_have_signed_goes_through_the_standard_overload() {
+    fn only_signatures_of_keys_use_the_standard_overload() {
         let authorization = Authorization {
             from: Address::repeat_byte(1),
             to: Address::repeat_byte(2),

@@ -11,7 +11,7 @@ use super::{
     reconciliation::{Proof, Reconciliation},
 };
 use crate::chain::{
-    authorization_use::{self, Use},
+    authorization_use::{self, AuthorizationUse},
     receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
 };
@@ -141,13 +141,13 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
     let (from, _) = around(rpc, entry.signed_at.saturating_sub(SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
     Ok(match authorization_use::find(rpc, &expected, from, to).await? {
-        Use::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
-        Use::Wasted { transaction, .. } => {
+        AuthorizationUse::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
+        AuthorizationUse::Otherwise { transaction, .. } => {
             // The node just showed a log of this transaction.
             let receipt = rpc.receipt(transaction).await?.ok_or(RpcFailure::Silent)?;
             expected.is_cancelled_by(&receipt).then_some(Proof::Void)
         }
-        Use::NotFound => None,
+        AuthorizationUse::NotFound => None,
     })
 }
 

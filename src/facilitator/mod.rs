@@ -1,7 +1,6 @@
-//! Verifying and settling payments.
+//! Verifying and settling payments, on a chain or through another facilitator.
 //!
-//! A [`Facilitator`] answers for one or more chains. What is the same for all of them, and needs nobody to be asked, is in
-//! [`payment`](crate::payment).
+//! A [`Facilitator`] serves one or more chains. The checks that need neither a chain nor a ledger are in [`payment`](crate::payment).
 
 #[cfg(feature = "onchain")]
 mod onchain;
@@ -31,81 +30,82 @@ use crate::{
     protocol::SupportedResponse,
 };
 
-/// Verifies payments and moves the money.
+/// Verifies and settles payments.
 ///
 /// # Contract
 ///
 /// - [`verify`](Self::verify) changes nothing, here or on the chain.
-/// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before it leaves the
-///   process, and runs to an [`Outcome`] in bounded time. One that records nothing, because what it asks moves the money, is
-///   asked again after a crash that comes between its outcome and the ledger's next write: it must then tell the same outcome.
-/// - An outcome is `Settled` only if exactly the authorized amount reached the payee by this authorization. What cannot be
-///   told is `Unknown`, never `Failed`.
+/// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before the transaction leaves the
+///   process. It returns an [`Outcome`] in bounded time. A facilitator that sends no transactions itself is asked again if the
+///   process crashes between its outcome and the ledger's next write. It must then return the same outcome.
+/// - An outcome is `Settled` only if this authorization transferred exactly the authorized amount to the payee. An indeterminate
+///   outcome is `Unknown`, never `Failed`.
 #[async_trait]
 pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
-    /// The ledger in which this facilitator journals. Whoever charges through it reserves payments in the same one.
+    /// Returns the ledger in which this facilitator records transactions and outcomes. A server that charges through it reserves payments
+    /// in the same ledger.
     fn ledger(&self) -> &Arc<dyn Ledger>;
 
-    /// Whether it can settle what is paid under these terms. Local; used when a layer is built.
+    /// Returns `true` if it can settle payments under these terms. Called when a layer is built; asks nobody.
     fn serves(&self, terms: &Terms) -> bool;
 
-    /// What it supports, as a facilitator's `/supported` tells it.
+    /// Returns the payment kinds that it supports, as in the response of `GET /supported`.
     ///
     /// # Errors
-    /// [`FacilitatorError`] if that cannot be told now.
+    /// [`FacilitatorError`] if they are not known now.
     async fn supported(&self) -> Result<SupportedResponse, FacilitatorError>;
 
-    /// Whether the payment could be settled now.
+    /// Checks that the payment would be executed if it were settled now.
     ///
     /// # Errors
-    /// [`VerifyError::Invalid`] says what is wrong with the payment; [`VerifyError::Unavailable`] that nobody could tell.
+    /// [`VerifyError::Invalid`] if it would fail, with the reason. [`VerifyError::Unavailable`] if that could not be checked.
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError>;
 
-    /// Moves the money of a payment that was verified and admitted. Of one that this process settles already it tells the outcome of
-    /// that, or [`Outcome::Unknown`]. Of one that failed since it was presented ([`Prechecked::known_failures`]) it tells that.
+    /// Settles a payment that was verified and admitted.
+    ///
+    /// If this process settles the payment already, returns the outcome of that settlement, or [`Outcome::Unknown`]. If the payment has
+    /// failed since it was presented ([`Prechecked::known_failures`]), returns that failure.
     ///
     /// # Errors
     /// [`FacilitatorError`] if nothing was submitted: the payment stays due and may be settled later.
     async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError>;
 
-    /// Returns the number under which it takes payments in the ledger ([`Settling::by`](crate::ledger::Settling::by)); 0 if not
-    /// overridden, for a facilitator that takes none. Failures that it tells of are recorded under this number.
-    fn process(&self) -> u64 {
+    /// Returns the number under which this process claims payments in the ledger ([`Settling::by`](crate::ledger::Settling::by)), and
+    /// under which its failures are recorded. Default: 0, for a facilitator that claims none.
+    fn process_id(&self) -> u64 {
         0
     }
 
-    /// Finds out what became of a payment whose settlement was not seen to end.
+    /// Returns the outcome of a payment whose settlement was not followed to its end.
     ///
     /// # Errors
-    /// [`FacilitatorError`] if that cannot be told now.
+    /// [`FacilitatorError`] if it could not be looked up.
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
 
-    /// Whether a payment could be settled now, and if not, why: for a load balancer's check. Cheap enough to be asked often. If not
-    /// overridden, whether the ledger answers.
+    /// Returns whether payments could be settled now, and why not. For the health check of a load balancer: may be called often.
+    /// Default: checks that the ledger answers.
     async fn readiness(&self) -> Readiness {
         Readiness::of_ledger(&**self.ledger()).await
     }
 
-    /// Whether it makes something of the [`Echo`](crate::payment::Echo) of a payment. A payment is given without it to one that does not, which saves
-    /// copying it. `false` if not overridden.
-    fn reads_echo(&self) -> bool {
+    /// Returns `true` if it uses the [`Echo`](crate::payment::Echo) of a payment: the `resource` and `extensions` that the client
+    /// returned. Otherwise payments come without it, which saves copying. Default: `false`.
+    fn uses_extensions(&self) -> bool {
         false
     }
 
-    /// Whether it settles by itself every payment in its ledger that is due and that nobody looks after. Only then may a
-    /// layer [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. `false` if not
-    /// overridden.
-    fn settles_due(&self) -> bool {
+    /// Returns `true` if it settles, in the background, every payment in its ledger that is owed. Only then may a layer
+    /// [defer](crate::ledger::FulfilmentStep::Defer) payments: nobody else would settle them. Default: `false`.
+    fn settles_in_background(&self) -> bool {
         false
     }
 
-    /// Hints that a payment has been left to it to settle. Returns at once and keeps nothing of the payment but what is in
-    /// the ledger. Does nothing if not overridden: what [settles by itself](Self::settles_due) finds the payment sooner or
-    /// later.
+    /// Notifies the facilitator that a payment was deferred, so that it settles the payment soon. Returns at once. Default: does
+    /// nothing; a facilitator that [settles in the background](Self::settles_in_background) finds the payment in the ledger later.
     fn settle_soon(&self, _payment: &PaymentKey) {}
 }
 
-/// So that one facilitator can serve several layers.
+/// One facilitator can serve several layers.
 #[async_trait]
 impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
     fn ledger(&self) -> &Arc<dyn Ledger> {
@@ -128,8 +128,8 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
         (**self).settle(payment, verified).await
     }
 
-    fn process(&self) -> u64 {
-        (**self).process()
+    fn process_id(&self) -> u64 {
+        (**self).process_id()
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
@@ -140,12 +140,12 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
         (**self).readiness().await
     }
 
-    fn reads_echo(&self) -> bool {
-        (**self).reads_echo()
+    fn uses_extensions(&self) -> bool {
+        (**self).uses_extensions()
     }
 
-    fn settles_due(&self) -> bool {
-        (**self).settles_due()
+    fn settles_in_background(&self) -> bool {
+        (**self).settles_in_background()
     }
 
     fn settle_soon(&self, payment: &PaymentKey) {
@@ -157,10 +157,10 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// The payment is not good; nothing was charged.
+    /// The payment would fail. Nothing was charged.
     #[error(transparent)]
     Invalid(#[from] Rejection),
-    /// Nobody could tell; the same payment may be presented again.
+    /// The payment could not be checked. The same payment may be presented again.
     #[error(transparent)]
     Unavailable(#[from] FacilitatorError),
 }

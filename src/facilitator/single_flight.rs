@@ -1,4 +1,4 @@
-//! One settlement at a time per payment, however many ask for it.
+//! One run at a time per key: concurrent callers share its result.
 
 use std::{
     collections::HashMap,
@@ -9,21 +9,21 @@ use std::{
 
 use tokio::sync::watch;
 
-/// How many payments may be settled at once.
-const MAX_FLIGHTS: usize = 10_000;
+/// How many runs may be under way at once.
+const MAX_RUNS: usize = 10_000;
 
-/// The payments that a task of this process is settling, by whatever tells them apart, and what comes of it.
+/// The runs that are under way, by key.
 #[derive(Debug)]
-pub(super) struct SingleFlight<K: Eq + Hash, T>(Mutex<Under<K, T>>);
+pub(super) struct SingleFlight<K: Eq + Hash, T>(Mutex<Runs<K, T>>);
 
-type Under<K, T> = HashMap<K, watch::Receiver<Option<T>>>;
+type Runs<K, T> = HashMap<K, watch::Receiver<Option<T>>>;
 
 /// Why there is no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoResult {
-    /// As many as allowed are under way; nothing was begun.
+    /// Too many runs are under way. Nothing was begun.
     Full,
-    /// It panicked, and may have had any effect.
+    /// The run panicked, and may have had any effect.
     Lost,
 }
 
@@ -34,56 +34,59 @@ impl<K: Eq + Hash, T> Default for SingleFlight<K, T> {
 }
 
 impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> SingleFlight<K, T> {
-    /// What becomes of the payment: of the settlement that is under way, or of `settle`, which then runs whether anybody
-    /// waits for it or not.
-    pub(super) async fn join<F>(self: &Arc<Self>, key: K, settle: impl FnOnce() -> F) -> Result<T, NoResult>
+    /// Returns the result of the run with this key that is under way, or else starts one. A run does not end with its callers.
+    pub(super) async fn run<F>(self: &Arc<Self>, key: K, start: impl FnOnce() -> F) -> Result<T, NoResult>
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let mut landed = self.take_off(key, settle)?;
-        match landed.wait_for(Option::is_some).await {
+        let mut result = self.join_or_start(key, start)?;
+        match result.wait_for(Option::is_some).await {
             Ok(result) => result.clone().ok_or(NoResult::Lost),
             Err(_) => Err(NoResult::Lost),
         }
     }
 
-    fn take_off<F>(self: &Arc<Self>, key: K, settle: impl FnOnce() -> F) -> Result<watch::Receiver<Option<T>>, NoResult>
+    fn join_or_start<F>(
+        self: &Arc<Self>,
+        key: K,
+        start: impl FnOnce() -> F,
+    ) -> Result<watch::Receiver<Option<T>>, NoResult>
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let mut flights = self.lock();
-        if let Some(landed) = flights.get(&key) {
-            return Ok(landed.clone());
+        let mut runs = self.lock();
+        if let Some(result) = runs.get(&key) {
+            return Ok(result.clone());
         }
-        if flights.len() >= MAX_FLIGHTS {
+        if runs.len() >= MAX_RUNS {
             return Err(NoResult::Full);
         }
-        let (sender, landed) = watch::channel(None);
-        flights.insert(key, landed.clone());
-        let (runway, settlement) = (Entry { flights: self.clone(), key }, settle());
+        let (sender, result) = watch::channel(None);
+        runs.insert(key, result.clone());
+        let (entry, run) = (Entry { all: self.clone(), key }, start());
         tokio::spawn(async move {
-            let _runway = runway;
-            let result = settlement.await;
+            let _entry = entry;
+            let result = run.await;
             let _ = sender.send(Some(result));
         });
-        Ok(landed)
+        Ok(result)
     }
 }
 
 impl<K: Eq + Hash, T> SingleFlight<K, T> {
-    fn lock(&self) -> MutexGuard<'_, Under<K, T>> {
+    fn lock(&self) -> MutexGuard<'_, Runs<K, T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Free again when the flight has ended, however it ended.
+/// A run under way, until this is dropped, however the run ends.
 struct Entry<K: Eq + Hash, T> {
-    flights: Arc<SingleFlight<K, T>>,
+    all: Arc<SingleFlight<K, T>>,
     key: K,
 }
 
 impl<K: Eq + Hash, T> Drop for Entry<K, T> {
     fn drop(&mut self) {
-        self.flights.lock().remove(&self.key);
+        self.all.lock().remove(&self.key);
     }
 }

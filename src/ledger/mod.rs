@@ -63,6 +63,8 @@ mod postgres;
 mod record;
 mod records;
 mod responses;
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
+mod retry;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod row;
 mod shard;
@@ -84,6 +86,8 @@ pub use memory::MemoryLedger;
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
 pub use record::{BodyDigest, Fingerprint, Fulfilment, Lease, Record, Settlement, SettlementState, Settling};
 pub use responses::{ResponseLimits, StoredResponse};
+#[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
+pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
 pub use step::{FulfilmentStep, InvalidTransition, SettlementStep};

@@ -100,7 +100,7 @@ pub enum SettlementStep {
 }
 
 impl SettlementStep {
-    /// Returns the step that records an outcome, told by the facilitator whose [process](crate::facilitator::Facilitator::process)
+    /// Returns the step that records an outcome, told by the facilitator whose [process](crate::facilitator::Facilitator::process_id)
     /// is `by`.
     pub fn of(outcome: &Outcome, by: u64) -> Self {
         match outcome.clone() {

@@ -101,7 +101,7 @@ impl Operator {
         };
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_news, "reconciled by the operator");
         if is_news {
-            match self.ledger.settle(key, &SettlementStep::of(&outcome, facilitator.process())).await {
+            match self.ledger.settle(key, &SettlementStep::of(&outcome, facilitator.process_id())).await {
                 // Somebody else was faster.
                 Ok(()) | Err(LedgerError::InvalidTransition(_)) => {}
                 Err(error) => return Err(error.into()),

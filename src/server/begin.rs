@@ -74,7 +74,7 @@ impl Purchase {
     fn of(sale: Sale, claim: &Claim, id: Option<B256>, presented: Presented, parts: &Parts) -> Box<Self> {
         let Presented { payment, refusal, facilitator } = presented;
         let catalogue = &sale.config.catalogue;
-        let payment = match facilitator.reads_echo() {
+        let payment = match facilitator.uses_extensions() {
             true => {
                 let url = catalogue.public_url(&sale.target);
                 payment.with_echo(url.and_then(|url| claim.echo(&url, catalogue.extensions())))

@@ -431,7 +431,7 @@ impl RequirePaymentLayerBuilder {
                 let sample = Terms::new(way.offer(U256::from(1), timeout));
                 let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
                 way.facilitator = facilitator.ok_or(BuildError::NotServed(way.asset.network))?;
-                if self.deferred.is_some() && !self.facilitators[way.facilitator].settles_due() {
+                if self.deferred.is_some() && !self.facilitators[way.facilitator].settles_in_background() {
                     return Err(BuildError::NotDeferrable(way.asset.network));
                 }
                 ways.push(way);

@@ -50,7 +50,7 @@ impl<'a> Settler<'a> {
                 return Err(if self.let_go(record).await { unavailable } else { self.sale.pending(record, None) });
             }
         };
-        let step = SettlementStep::of(&outcome, self.facilitator.process());
+        let step = SettlementStep::of(&outcome, self.facilitator.process_id());
         let recorded = record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.sale.config.clock.now());
@@ -92,7 +92,7 @@ impl Settler<'_> {
         if record.is_discardable() {
             return true;
         }
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.facilitator.process() };
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.facilitator.process_id() };
         let is_told = matches!(record_step(ledger, &record.key, &step).await, Recorded::Now);
         if is_told {
             let _ = record.settle(&step, self.sale.config.clock.now());
@@ -143,7 +143,7 @@ async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(Outcome::Unknown { .. }) => false,
         Ok(outcome) => {
-            let step = SettlementStep::of(&outcome, facilitator.process());
+            let step = SettlementStep::of(&outcome, facilitator.process_id());
             match record_step(facilitator.ledger().as_ref(), &record.key, &step).await {
                 Recorded::Now => true,
                 // Another process may be settling what failed here.

@@ -1,246 +1,611 @@
-//! Everything that settling on one chain takes.
+//! The settlement engine: takes payments, begins their transactions, and reconciles them in the background.
+//!
+//! The engine composes the other parts of this folder. Each of them has one job and knows nothing of the engine.
 
-use std::{
-    collections::HashSet,
-    fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
-use alloy_network::TxSigner;
-use alloy_primitives::{B256, Signature, U256};
+use alloy_primitives::{Address, B256, U256};
 use tokio::{
-    sync::{Mutex as AsyncMutex, Notify, watch},
-    time::Instant,
+    sync::{Notify, oneshot, watch},
+    task::JoinSet,
+    time::timeout,
 };
+use tracing::Instrument;
 
 use super::{
-    costs::Costs, deploy::Deployment, depth::Depths, member::Active, nonce_manager::NonceManager, queue::Queue,
-    readiness_look::LastLook, reverts::Reverts,
+    accounts::{Account, Accounts, SharedSigner, WindowPermit},
+    confirmation::{Confirmation, Depths},
+    costs::{Costs, PayerBackoff, SettlementStats},
+    deployment::Deployment,
+    finality::FinalityTracker,
+    journal::Journal,
+    queue::{Added, OutcomeSender, Queue, QueuedPayment},
+    readiness::ReadinessCache,
+    reconciler::{self, OPEN, Reconcile},
+    recovery::Recovery,
+    submitter::{Attempt, AttemptResult, Submitter, SubmitterSettings},
 };
 use crate::{
-    chain::{
-        block_time::BlockTime,
-        broadcast::{Broadcaster, Sent},
-        fees::FeeOracle,
-        probe::Probe,
-        rpc::{Receipt, Rpc},
-        rpc_batcher::RpcBatcher,
-    },
-    clock::Clock,
-    ledger::{Ledger, Sender},
+    chain::{fees::FeeError, node::Node, probe::ProbeResult, rpc::Receipt},
+    ledger::{Fulfilment, Listing, Record, Settlement, SettlementState},
     network::Network,
-    settlement::FacilitatorError,
+    payment::{Outcome, PaymentKey, Prechecked, Rejection, Verified},
+    settlement::{FacilitatorError, NotReady, Readiness},
     telemetry,
+    usdc::Usdc,
 };
 
-/// How long a payment waits for its transaction to begin.
-pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a key that could not pay for gas is used only if there is no other.
-const EMPTY_TANK: Duration = Duration::from_secs(30);
-/// What a payment alone may use, and more.
-const LONE_GAS: u128 = 200_000;
-/// How long a transaction out of sight keeps its nonce.
-pub(super) const WATCH_LIMIT: Duration = Duration::from_secs(1_800);
+/// A payment that was verified longer ago than this, in seconds, is verified again before its transaction is signed.
+const FRESH: u64 = 5;
+/// How often a transaction is signed for one payment, after its nonce was taken or its fees were too low.
+const MAX_ATTEMPTS: usize = 4;
+/// How long readiness is cached.
+const READINESS_TTL: Duration = Duration::from_secs(1);
+/// Gas that an account must be able to pay for: a transfer alone.
+const MIN_GAS: u128 = 110_000;
+/// Up to this age, in seconds, a payment with an unknown outcome is reconciled again with the next block.
+const YOUNG: u64 = 60;
+/// The longest pause between two reconciliations of one payment, in seconds.
+const LONGEST_PAUSE: u64 = 30;
+/// How long to wait before trying again what could not be settled.
+const RETRY: Duration = Duration::from_secs(2);
 
-/// Any signer of transactions.
-pub(crate) type SharedSigner = Arc<dyn TxSigner<Signature> + Send + Sync>;
-
-/// Totals since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SettlementStats {
-    /// Payments settled by transactions of this process.
-    pub settled: u64,
-    /// Payments that somebody else's transaction settled.
-    pub credited: u64,
-    /// Transactions of this process that were included.
-    pub transactions: u64,
-    /// Those of them that paid nobody.
-    pub reverted: u64,
-    /// Settlements that a reorganization undid.
-    pub undone: u64,
-    /// Payments whose fee exceeded their amount, where the
-    /// [native price](crate::facilitator::OnchainFacilitatorBuilder::native_price) is known.
-    pub losses: u64,
-    /// Gas used by transactions of this process.
-    pub gas_used: u64,
-    /// What they cost, in wei, data availability included.
-    pub spent: U256,
-    /// Transactions in flight now.
-    pub in_flight: u64,
-    /// Payments that wait for their settlement now, those in flight included.
-    pub pending: u64,
-}
-
-/// Everything that settling on one chain takes.
-pub(crate) struct Engine {
-    pub(crate) network: Network,
-    pub(crate) rpc: Rpc,
-    pub(crate) probe: Probe,
-    /// Through which the probe looks.
-    pub(crate) looks: RpcBatcher,
-    pub(crate) pace: BlockTime,
-    pub(crate) fees: FeeOracle,
-    /// One per key.
-    pub(crate) lanes: Vec<NonceManager>,
-    /// A place in one of them has become free.
-    pub(crate) freed: Arc<Notify>,
-    pub(crate) node: Broadcaster,
-    pub(crate) ledger: Arc<dyn Ledger>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) gas_cap: u64,
-    pub(crate) confirm_timeout: Duration,
+/// Settings of an [`Engine`].
+pub(crate) struct EngineSettings {
+    pub(crate) signers: Vec<SharedSigner>,
+    /// Transactions in flight per account.
+    pub(crate) in_flight: usize,
+    pub(crate) submitter: SubmitterSettings,
     /// Payments per transaction.
     pub(crate) batch_size: usize,
-    /// Gas that the call for one payment in a batch may use.
-    pub(crate) batch_gas_cap: u32,
-    /// Whether the chain has the contract that takes batches.
-    pub(crate) deployment: Deployment,
     pub(crate) depths: Depths,
-    /// How many payments may wait for settlement.
+    /// How many payments may be in progress.
     pub(crate) backlog: usize,
-    /// This process among those that share the ledger.
-    pub(crate) process: u64,
-    pub(crate) totals: Mutex<SettlementStats>,
-    /// Transactions that a task of this process looks after.
-    pub(crate) watched: Mutex<HashSet<B256>>,
-    pub(crate) reverts: Reverts,
-    pub(crate) queue: Queue,
-    pub(crate) active: Active,
-    /// Whether what an earlier process left behind has been looked at: before that, nothing new is signed.
-    pub(crate) caught_up: watch::Sender<bool>,
-    pub(crate) closing: AtomicBool,
-    /// Held by whoever sends journalled transactions again.
-    pub(crate) resending: AsyncMutex<()>,
-    /// Something is open that nobody looks after.
-    pub(crate) hint: Arc<Notify>,
-    pub(crate) costs: Costs,
-    pub(crate) last_look: LastLook,
+    pub(crate) native_price: Option<Usdc>,
+    pub(crate) refuse_losses: bool,
+    pub(crate) reconcile_interval: Duration,
+}
+
+/// Settles payments on one chain.
+pub(crate) struct Engine {
+    node: Arc<Node>,
+    journal: Journal,
+    accounts: Accounts,
+    queue: Queue,
+    submitter: Arc<Submitter>,
+    confirmation: Arc<Confirmation>,
+    recovery: Recovery,
+    deployment: Deployment,
+    finality: FinalityTracker,
+    costs: Arc<Costs>,
+    backoff: Arc<PayerBackoff>,
+    readiness: ReadinessCache,
+    batch_size: usize,
+    batch_gas_cap: u32,
+    /// Payments of an earlier process have been reconciled. Before that, no transaction is signed.
+    caught_up: watch::Sender<bool>,
+    /// Wakes the reconciler.
+    wake: Arc<Notify>,
 }
 
 impl Engine {
-    /// No node took the transaction. `Ok` if another one may fare better.
-    pub(super) async fn refused(&self, lane: &NonceManager, refusal: Sent) -> Result<(), FacilitatorError> {
-        match refusal {
-            Sent::NoGas => {
-                let account = lane.account();
-                let balance = self.rpc.balance(account).await.unwrap_or_default();
-                // Nodes set aside for what is in flight as much as it may cost at most: with the next block there is more.
-                if lane.in_flight() > 0 && self.pays_for_one(balance).await {
-                    tokio::time::sleep(self.pace.block_time().min(Duration::from_secs(1))).await;
-                    return Ok(());
-                }
-                tracing::error!(%account, %balance, "the settlement key cannot pay for gas");
-                lane.rest(EMPTY_TANK, balance);
-                if self.lanes.len() > 1 {
-                    return Ok(());
-                }
-                Err(FacilitatorError::GasTank { balance })
-            }
-            Sent::PoolFull => {
-                // Other processes may share the key; with the next block there is room again.
-                tokio::time::sleep(self.pace.block_time().min(Duration::from_secs(1))).await;
-                Ok(())
-            }
-            Sent::Refused(words) => {
-                tracing::error!(words, "the node refuses the transaction");
-                Err(FacilitatorError::Misconfigured(format!("the node refuses the transaction: {words}")))
-            }
-            Sent::Underpriced => {
-                self.fees.insisted_on().await;
-                Ok(())
-            }
-            _ => {
-                self.fees.forget().await;
-                Ok(())
-            }
-        }
+    /// Starts an engine, and its reconciliation in the background.
+    pub(crate) async fn start(node: Arc<Node>, journal: Journal, settings: EngineSettings) -> Arc<Self> {
+        let EngineSettings { submitter: SubmitterSettings { batch_gas_cap, confirm_timeout, .. }, .. } = settings;
+        let changed = Arc::new(Notify::new());
+        let accounts = Accounts::new(settings.signers, &node, settings.in_flight, &changed);
+        let costs = Arc::new(Costs::new(node.network(), settings.native_price, settings.refuse_losses));
+        let backoff = Arc::new(PayerBackoff::default());
+        let submitter =
+            Submitter::new(node.clone(), journal.clone(), costs.clone(), accounts.len(), settings.submitter);
+        let submitter = Arc::new(submitter);
+        let confirmation = Confirmation::new(
+            node.clone(),
+            journal.clone(),
+            costs.clone(),
+            backoff.clone(),
+            settings.depths,
+            confirm_timeout,
+        );
+        let engine = Arc::new(Self {
+            queue: Queue::new(settings.backlog, changed),
+            confirmation: Arc::new(confirmation),
+            recovery: Recovery::new(node.clone(), journal.clone(), accounts.clone(), submitter.clone()),
+            deployment: Deployment::new(node.clone(), accounts.clone(), submitter.clone(), confirm_timeout),
+            finality: FinalityTracker::new(node.clone(), journal.clone(), node.poll_interval()),
+            readiness: ReadinessCache::new(READINESS_TTL),
+            batch_size: settings.batch_size,
+            batch_gas_cap,
+            caught_up: watch::Sender::new(false),
+            wake: Arc::new(Notify::new()),
+            node,
+            journal,
+            accounts,
+            submitter,
+            costs,
+            backoff,
+        });
+        engine.deployment.look_up_early().await;
+        reconciler::spawn(&engine, settings.reconcile_interval, engine.wake.clone());
+        engine
     }
 
-    /// Whether that is enough for a payment alone, as far as is known.
-    async fn pays_for_one(&self, balance: U256) -> bool {
-        let fees = self.fees.get(&self.rpc).await;
-        fees.is_ok_and(|fees| balance >= U256::from(fees.max_fee.saturating_mul(LONE_GAS)))
+    pub(crate) fn network(&self) -> Network {
+        self.node.network()
     }
 
-    pub(super) fn account(&self, receipt: &Receipt, started: Instant) {
-        let gas = receipt.gas_used.saturating_to::<u64>();
-        let block = receipt.block();
-        self.pace.observe(block);
-        tracing::info!(transaction = %receipt.transaction_hash, block, gas, latency = ?started.elapsed(), "included");
-        telemetry::included(self.network, receipt.succeeded(), gas, receipt.cost(), started.elapsed());
-        let mut totals = self.totals();
-        totals.transactions += 1;
-        totals.gas_used = totals.gas_used.saturating_add(gas);
-        totals.spent = totals.spent.saturating_add(receipt.cost());
+    pub(crate) const fn journal(&self) -> &Journal {
+        &self.journal
     }
 
-    /// Whose transactions these are, in the ledger.
-    pub(super) fn sender(&self, lane: &NonceManager) -> Sender {
-        Sender { network: self.network, address: lane.account() }
+    /// Returns the addresses of the settlement accounts.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> {
+        self.accounts.iter().map(Account::address)
     }
 
-    /// How many transactions are on their way.
-    pub(super) fn in_flight(&self) -> usize {
-        self.lanes.iter().map(NonceManager::in_flight).sum()
+    pub(crate) const fn costs(&self) -> &Arc<Costs> {
+        &self.costs
     }
 
-    /// What came of it so far.
+    /// Returns the lowest balance of a settlement account, in wei.
+    pub(crate) async fn lowest_balance(&self) -> Result<U256, FacilitatorError> {
+        Ok(self.accounts.lowest_balance().await?)
+    }
+
+    /// Deploys the batch settler if it is not there. Returns the transaction that did.
+    pub(crate) async fn deploy_batch_settler(&self) -> Result<Option<B256>, FacilitatorError> {
+        self.deployment.deploy().await
+    }
+
+    /// Starts a pass of reconciliation now.
+    pub(crate) fn reconcile_now(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Returns the totals since the start.
     pub(crate) fn stats(&self) -> SettlementStats {
-        let (in_flight, pending) = (self.in_flight() as u64, self.active.count() as u64);
-        SettlementStats { in_flight, pending, ..*self.totals() }
+        let (in_flight, pending) = (self.accounts.in_flight() as u64, self.queue.count() as u64);
+        SettlementStats { in_flight, pending, ..self.costs.totals() }
     }
 
-    /// Takes nothing new, and returns when everything begun, or owed already, has come to an end; `false` if it cannot be known what
-    /// is owed.
+    /// Takes no further payments, and returns when all that were begun or are owed have ended. Returns `false` if the ledger did not say
+    /// which are owed.
     pub(crate) async fn drain(self: &Arc<Self>) -> bool {
-        self.closing.store(true, Ordering::Release);
-        // What was answered on credit a moment ago, the upkeep may not have come to.
-        let taken_up = self.begin_what_is_owed().await;
-        if let Err(error) = &taken_up {
-            tracing::warn!(%error, "what is owed could not be settled before the end");
+        self.queue.close();
+        // Reconciliation may not have found the payments yet that were deferred a moment ago.
+        let fulfilment = vec![Fulfilment::Produced, Fulfilment::Delivered];
+        let owed = self.reconcile_all(Listing { fulfilment, ..Listing::of([SettlementState::Due]) }).await;
+        if let Err(error) = &owed {
+            tracing::warn!(%error, "owed payments could not be settled before the shutdown");
         }
-        self.active.none().await;
-        taken_up.is_ok()
+        self.queue.drained().await;
+        owed.is_ok()
     }
 
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
+    /// Fails if a payment could not be settled now, as far as that is known without asking the node.
+    pub(crate) fn check_open(&self) -> Result<(), FacilitatorError> {
+        self.queue.check_open()?;
+        self.queue.check_room()?;
+        self.node.check_known_fees()?;
+        self.accounts.check_known_balances()
     }
 
-    pub(super) fn watches(&self, transaction: B256) -> bool {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner).contains(&transaction)
+    /// Fails if settling this amount is expected to cost more than it brings in, and losses are refused.
+    pub(crate) async fn check_loss(&self, amount: U256) -> Result<(), FacilitatorError> {
+        if !self.costs.refuses_losses() {
+            return Ok(());
+        }
+        let gas_price = self.node.gas_price().await?;
+        if self.costs.is_loss(gas_price, amount) {
+            tracing::warn!(%gas_price, %amount, "a payment is refused: gas costs more");
+            return Err(FacilitatorError::Busy {
+                what: "gas costs more than the payment",
+                retry_after: Duration::from_secs(10),
+            });
+        }
+        Ok(())
     }
 
-    pub(crate) fn totals(&self) -> MutexGuard<'_, SettlementStats> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the reason if payments of this payer are refused now, since earlier ones were sent and did not pay.
+    pub(crate) fn check_payer(&self, payer: Address) -> Option<Rejection> {
+        self.backoff.rejection(payer)
+    }
+
+    /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would.
+    pub(crate) async fn verify(
+        &self,
+        payment: &Prechecked,
+    ) -> Result<(ProbeResult, Option<Rejection>), FacilitatorError> {
+        Ok(self.node.verify(payment).await?)
+    }
+
+    /// Settles a payment. The settlement does not end with the caller.
+    pub(crate) async fn settle(
+        self: &Arc<Self>,
+        payment: Prechecked,
+        verified: Verified,
+    ) -> Result<Outcome, FacilitatorError> {
+        let (sender, outcome) = oneshot::channel();
+        if !self.enqueue(payment, verified, Some(sender))? {
+            // Reconciliation was faster, and records the outcome in the ledger. It is not known whether the payment is charged.
+            return Ok(Outcome::Unknown { transaction: None });
+        }
+        // The sender is dropped without an outcome only if the runtime shuts down. Then it is not known how far the settlement came.
+        outcome.await.unwrap_or(Ok(Outcome::Unknown { transaction: None }))
+    }
+
+    /// Adds a payment to the queue. Returns `false` if it is in progress already.
+    fn enqueue(
+        self: &Arc<Self>,
+        payment: Prechecked,
+        verified: Verified,
+        outcome: Option<OutcomeSender>,
+    ) -> Result<bool, FacilitatorError> {
+        let added = self.queue.add(payment, verified, outcome)?;
+        if added == Added::MustServe {
+            tokio::spawn(self.clone().serve());
+        }
+        Ok(added != Added::InProgress)
+    }
+
+    /// Adds a payment that nobody waits for. If the queue is full, reconciliation finds the payment again. If a failure is recorded
+    /// meanwhile, by whatever process, the ledger refuses its transaction.
+    fn enqueue_unasked(self: &Arc<Self>, record: &Record) -> Result<(), FacilitatorError> {
+        match self.enqueue(record.payment(), Verified::default(), None) {
+            Ok(_) | Err(FacilitatorError::Busy { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn put_back(self: &Arc<Self>, payments: Vec<QueuedPayment>) {
+        if self.queue.put_back(payments) {
+            tokio::spawn(self.clone().serve());
+        }
+    }
+
+    /// Begins transactions for as long as payments wait.
+    async fn serve(self: Arc<Self>) {
+        while !self.queue.is_served_out() {
+            let place = timeout(Duration::from_secs(1), self.place()).await.ok();
+            for queued in self.queue.take_expired() {
+                let error = FacilitatorError::Busy { what: "the settlement key", retry_after: RETRY };
+                queued.give_up(&self.journal, error).await;
+            }
+            let Some((account, permit)) = place else { continue };
+            let can_batch = self.batch_size > 1 && self.deployment.is_there().await;
+            let most = if can_batch { self.batch_size } else { 1 };
+            if most > 1 {
+                self.queue.gather(most, self.node.block_time(), || self.accounts.in_flight()).await;
+            }
+            let payments = self.queue.take(most, self.batch_gas_cap);
+            if !payments.is_empty() {
+                tokio::spawn(self.clone().settle_together(payments, account, permit));
+            }
+        }
+    }
+
+    /// Waits for a place in the window of an account, once the payments of an earlier process have been reconciled.
+    async fn place(&self) -> (Account, WindowPermit) {
+        let mut caught_up = self.caught_up.subscribe();
+        // The sender is in the engine, so it is not closed.
+        let _ = caught_up.wait_for(|caught_up| *caught_up).await;
+        loop {
+            if let Some(entered) = self.accounts.try_enter() {
+                return entered;
+            }
+            self.queue.changed().await;
+        }
+    }
+
+    /// Settles payments in one transaction, after verifying those again that were verified long ago.
+    async fn settle_together(self: Arc<Self>, payments: Vec<QueuedPayment>, account: Account, permit: WindowPermit) {
+        let are_several = payments.len() > 1;
+        let (mut fit, stale): (Vec<_>, Vec<_>) = payments.into_iter().partition(|queued| self.is_fresh(queued));
+        let mut verifying = JoinSet::new();
+        for queued in stale {
+            let (engine, span) = (self.clone(), queued.span.clone());
+            verifying.spawn(async move { engine.verify_again(queued).await }.instrument(span));
+        }
+        while let Some(verified) = verifying.join_next().await {
+            fit.extend(verified.ok().flatten());
+        }
+        if are_several {
+            // Some turned out to need a transaction of their own.
+            let (shared, mut alone): (Vec<_>, Vec<_>) =
+                fit.into_iter().partition(|queued| queued.batch_entry(self.batch_gas_cap).is_some());
+            fit = shared;
+            if fit.is_empty() && !alone.is_empty() {
+                fit.push(alone.remove(0));
+            }
+            self.put_back(alone);
+        }
+        if fit.is_empty() {
+            return;
+        }
+        let Attempt { payments, result, watched } = self.submitter.attempt(fit, &account, permit).await;
+        match result {
+            AttemptResult::Included(receipt) => self.finish_included(payments, &receipt).await,
+            AttemptResult::Retry => self.retry(payments).await,
+            AttemptResult::Failed(error) => {
+                for queued in payments {
+                    queued.give_up(&self.journal, error.clone()).await;
+                }
+            }
+            AttemptResult::Unresolved => {}
+        }
+        // Until here the transactions count as followed.
+        drop(watched);
+    }
+
+    fn is_fresh(&self, queued: &QueuedPayment) -> bool {
+        !queued.must_be_alone
+            && queued.verified.gas.is_some()
+            && self.journal.now().saturating_sub(queued.verified.at) <= FRESH
+            && self.backoff.rejection(queued.key().payer).is_none()
+    }
+
+    /// Returns the payment if a transaction may be signed for it. Otherwise its settlement has ended.
+    async fn verify_again(&self, mut queued: QueuedPayment) -> Option<QueuedPayment> {
+        let at = self.journal.now();
+        let (result, rejection) = match self.node.verify(&queued.payment).await {
+            Ok(verified) => verified,
+            Err(failure) => {
+                queued.give_up(&self.journal, failure.into()).await;
+                return None;
+            }
+        };
+        if result.used {
+            let found = self.confirmation.explain_use(&queued.payment, queued.seen_unused, &result, None).await;
+            let outcome = found.unwrap_or_else(|error| {
+                let key = queued.key();
+                tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "could not find the transaction that used the authorization");
+                // The payment may have been made.
+                queued.unknown()
+            });
+            queued.finish(&self.journal, Ok(outcome)).await;
+            return None;
+        }
+        if queued.must_be_alone && rejection.is_some() {
+            self.backoff.note_revert(queued.key().payer);
+        }
+        let outcome = match rejection.or_else(|| self.backoff.rejection(queued.key().payer)) {
+            None => {
+                queued.verified =
+                    Verified { gas: Some(result.gas), at, contract_wallet: result.payer_has_code(), ..queued.verified };
+                return Some(queued);
+            }
+            // A transaction of an earlier attempt may still be executed.
+            Some(_) if !queued.has_no_live_transaction() => queued.unknown(),
+            Some(Rejection { reason, detail }) => {
+                Outcome::Failed { reason, detail, transaction: queued.ineffective.last().copied(), dead: false }
+            }
+        };
+        queued.finish(&self.journal, Ok(outcome)).await;
+        None
+    }
+
+    /// Ends the settlement of the payments of an included transaction. Those that a batch did not pay are verified again, and get a
+    /// transaction of their own.
+    async fn finish_included(self: &Arc<Self>, payments: Vec<QueuedPayment>, receipt: &Receipt) {
+        let are_several = payments.len() > 1;
+        let (paid, unpaid): (Vec<_>, Vec<_>) =
+            payments.into_iter().partition(|queued| queued.expected().is_paid_by(receipt));
+        let fee = receipt.cost().checked_div(U256::from(paid.len()));
+        telemetry::shared(self.network(), paid.len() + unpaid.len());
+        let amounts: Vec<_> = paid.iter().map(|queued| queued.expected().value).collect();
+        self.costs.count_settled(receipt, &amounts);
+        // All at once, so that payments that nobody awaits share the ledger's commits.
+        let mut finishing = JoinSet::new();
+        for queued in paid {
+            let (confirmation, receipt) = (self.confirmation.clone(), receipt.clone());
+            finishing.spawn(async move { confirmation.finish_paid(queued, &receipt, fee).await });
+        }
+        finishing.join_all().await;
+        if !are_several {
+            for queued in unpaid {
+                self.confirmation.finish_unpaid(queued, receipt).await;
+            }
+            return;
+        }
+        let mut alone = Vec::new();
+        for mut queued in unpaid {
+            let transaction = receipt.transaction_hash;
+            tracing::info!(parent: &queued.span, %transaction, "in a batch that did not pay it");
+            queued.must_be_alone = true;
+            queued.ineffective.push(transaction);
+            alone.push(queued);
+        }
+        self.retry(alone).await;
+    }
+
+    /// Returns payments to the queue, unless transactions were signed for them often enough.
+    async fn retry(self: &Arc<Self>, payments: Vec<QueuedPayment>) {
+        let (exhausted, again): (Vec<_>, Vec<_>) =
+            payments.into_iter().partition(|queued| queued.attempts >= MAX_ATTEMPTS);
+        self.put_back(again);
+        for queued in exhausted {
+            let error = FacilitatorError::Busy { what: "the settlement key or its fees", retry_after: RETRY };
+            queued.give_up(&self.journal, error).await;
+        }
+    }
+
+    /// Returns the outcome of a payment that an earlier call or process did not follow to its end.
+    pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+        // This comes first: later, the transaction may be in a block after the one that is looked at.
+        let will_be_resent = self.recovery.will_resend(record).await?;
+        let found =
+            self.confirmation.find_outcome(record, |transaction| self.submitter.is_watched(transaction)).await?;
+        match found {
+            // A transaction that no node has, and that is sent again, may pay yet.
+            Outcome::Failed { dead: false, transaction, .. }
+                if will_be_resent || self.is_being_settled(&record.key).await? =>
+            {
+                Ok(Outcome::Unknown { transaction })
+            }
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// Returns `true` if this process or another one settles the payment now. Transactions of another process may be unknown to the node.
+    /// This comes last, so that settlements count that began during the look at the chain.
+    async fn is_being_settled(&self, key: &PaymentKey) -> Result<bool, FacilitatorError> {
+        if self.queue.is_in_progress(key) {
+            return Ok(true);
+        }
+        let record = self.journal.get(key).await?;
+        let (by, now) = (self.journal.process_id(), self.journal.now());
+        Ok(record.is_some_and(|record| !record.may_be_settled_by(by, now)))
+    }
+
+    /// Returns whether payments could be settled now, and why not.
+    pub(crate) async fn readiness(&self) -> Readiness {
+        let check = async {
+            let readiness = self.check_readiness().await;
+            telemetry::ready(self.network(), readiness.is_ready());
+            readiness
+        };
+        self.readiness.get_or_check(check).await
+    }
+
+    async fn check_readiness(&self) -> Readiness {
+        let mut readiness = Readiness::of_ledger(&**self.journal.ledger()).await;
+        let mut note = |reason| readiness.reasons.push(reason);
+        if self.queue.is_closed() {
+            note(NotReady::ShuttingDown);
+        }
+        if !*self.caught_up.borrow() {
+            note(NotReady::CatchingUp);
+        }
+        if self.queue.check_room().is_err() {
+            note(NotReady::Backlog { waiting: self.queue.count() });
+        }
+        let Ok(balance) = self.accounts.highest_balance().await else {
+            note(NotReady::Node);
+            return readiness;
+        };
+        match self.node.fees().await {
+            Ok(fees) => {
+                if balance < U256::from(fees.max_fee.saturating_mul(MIN_GAS)) {
+                    note(NotReady::InsufficientGas { balance });
+                }
+            }
+            Err(FeeError::TooHigh { .. }) => note(NotReady::GasPrice),
+            Err(FeeError::Rpc(_)) => note(NotReady::Node),
+        }
+        readiness
+    }
+
+    /// Reconciles open payments. Those of an earlier process come first. One that cannot be reconciled now does not delay the others:
+    /// a transaction that is signed for it later can pay no more than once.
+    async fn reconcile_open(self: &Arc<Self>, has_caught_up: bool) -> Result<(), FacilitatorError> {
+        if !has_caught_up {
+            self.reconcile_all(Listing::of([SettlementState::Submitted, SettlementState::Unknown])).await?;
+            self.caught_up.send_replace(true);
+        }
+        self.reconcile_all(Listing::of(OPEN)).await
+    }
+
+    async fn reconcile_all(self: &Arc<Self>, listing: Listing) -> Result<(), FacilitatorError> {
+        reconciler::reconcile_listed(self, Listing { network: Some(self.network()), ..listing }).await
+    }
+
+    async fn try_follow_settled(self: &Arc<Self>) -> Result<(), FacilitatorError> {
+        let Some(head) = self.finality.head().await? else { return Ok(()) };
+        if head.is_reorged || self.recovery.has_lost_transactions().await? {
+            tracing::warn!(head = head.number(), "the chain was reorganized");
+            let failed = self.recovery.resend_after_reorg().await;
+            if failed < self.accounts.len() {
+                self.finality.check_settled(self, None).await?;
+            }
+            if failed > 0 {
+                // The next pass sees the same reorganization, and does the rest.
+                return Ok(());
+            }
+        }
+        if self.finality.advance(self, head).await?.is_some() {
+            self.recovery.forget_final().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Reconcile for Engine {
+    const CONCURRENCY: usize = 16;
+
+    fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    fn serves(&self, network: Network) -> bool {
+        network == self.network()
+    }
+
+    fn has_room(&self) -> bool {
+        self.queue.check_room().is_ok()
+    }
+
+    async fn run_pass(self: &Arc<Self>) {
+        let has_caught_up = *self.caught_up.borrow();
+        let failed = self.recovery.resend(!has_caught_up).await;
+        // If the node answered for no account, it would not answer for the payments either.
+        if failed < self.accounts.len()
+            && let Err(error) = self.reconcile_open(has_caught_up).await
+        {
+            tracing::warn!(%error, "open payments could not be reconciled");
+        }
+        self.accounts.warn_of_low_balances(&self.costs.totals()).await;
+        self.accounts.recheck_resting().await;
+        if self.node.check_known_fees().is_err() {
+            // Nothing is verified until the fees are looked up again.
+            let _ = self.node.fees().await;
+        }
+    }
+
+    async fn reconcile_payment(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {
+        if self.queue.is_in_progress(&record.key) {
+            return Ok(());
+        }
+        let now = self.journal.now();
+        let is_expired = record.authorization.valid_before <= U256::from(now);
+        let is_unsent = record.settlement == Settlement::Due && record.transactions.is_empty() && !is_expired;
+        // A payment that was never tried takes no claim: if another process is as fast, the ledger takes one transaction.
+        let needs_claim = !is_unsent || record.last_failure.is_some();
+        if needs_claim && !self.journal.claim(&record, LONGEST_PAUSE).await? {
+            return Ok(());
+        }
+        if is_unsent {
+            return if self.journal.is_owed(&record).await? { self.enqueue_unasked(&record) } else { Ok(()) };
+        }
+        let outcome = self.reconcile(&record).await?;
+        let is_due = matches!(outcome, Outcome::Failed { dead: false, .. }) && !is_expired;
+        if is_due && self.journal.is_owed(&record).await? {
+            // No failure is recorded, of which the payer could be told before it is charged.
+            return self.enqueue_unasked(&record);
+        }
+        self.journal.record_outcome(&record.key, &outcome).await;
+        if matches!(outcome, Outcome::Unknown { .. }) && now.saturating_sub(record.reserved_at) < YOUNG {
+            // The transaction may be in the next block.
+            self.journal.claim_briefly(&record.key).await;
+        }
+        Ok(())
+    }
+
+    async fn follow_settled(self: &Arc<Self>) {
+        if let Err(error) = self.try_follow_settled().await {
+            tracing::warn!(%error, "settled payments could not be followed");
+        }
+    }
+
+    fn count_reorged(&self) {
+        self.costs.count_reorged();
     }
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("network", &self.network).field("lanes", &self.lanes).finish_non_exhaustive()
-    }
-}
-
-/// A transaction that a task looks after, for as long as it lives.
-pub(super) struct Watched {
-    engine: Arc<Engine>,
-    transaction: B256,
-}
-
-impl Watched {
-    pub(super) fn enter(engine: &Arc<Engine>, transaction: B256) -> Self {
-        engine.watched.lock().unwrap_or_else(PoisonError::into_inner).insert(transaction);
-        Self { engine: engine.clone(), transaction }
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.engine.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.transaction);
+        f.debug_struct("Engine")
+            .field("network", &self.network())
+            .field("accounts", &self.accounts)
+            .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! Why verifying or settling was not possible.
+//! Why a facilitator could not verify or settle a payment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,46 +8,46 @@ use alloy_primitives::U256;
 use crate::chain::{fees::FeeError, rpc::RpcFailure};
 use crate::ledger::LedgerError;
 
-/// A facilitator could not do its work; nothing was submitted by the call that failed.
+/// A facilitator could not verify or settle. The call that failed has submitted nothing.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FacilitatorError {
-    /// The node or the remote facilitator did not answer, or answered nonsense.
+    /// The node or the remote facilitator did not answer, or its answer cannot be used. Try again.
     #[error("{what} is not available")]
     Unreachable {
-        /// Who, for logs: never a URL, which may hold a key.
+        /// The service, for logs. Never a URL, which may hold a key.
         what: &'static str,
-        /// When to try again.
+        /// How long to wait before trying again.
         retry_after: Duration,
     },
-    /// As much as allowed is in progress.
+    /// A limit is reached. Try again.
     #[error("too much is in progress: {what}")]
     Busy {
-        /// What is at its bound.
+        /// The limited resource.
         what: &'static str,
-        /// When to try again.
+        /// How long to wait before trying again.
         retry_after: Duration,
     },
-    /// The settlement key cannot pay for gas.
+    /// The settlement key cannot pay for gas. Fund it.
     #[error("the settlement key cannot pay for gas: it holds {balance} wei")]
-    GasTank {
-        /// What it holds.
+    InsufficientGas {
+        /// Its balance, in wei.
         balance: U256,
     },
     /// The ledger failed.
     #[error("the ledger failed")]
     Ledger(#[source] Arc<LedgerError>),
-    /// A defect, or a configuration that cannot work.
+    /// The configuration cannot work, or there is a defect.
     #[error("{0}")]
     Misconfigured(String),
 }
 
 impl FacilitatorError {
-    /// When to try again.
+    /// Returns how long to wait before trying again.
     pub fn retry_after(&self) -> Duration {
         match self {
             Self::Unreachable { retry_after, .. } | Self::Busy { retry_after, .. } => *retry_after,
-            Self::GasTank { .. } | Self::Misconfigured(_) => Duration::from_secs(60),
+            Self::InsufficientGas { .. } | Self::Misconfigured(_) => Duration::from_secs(60),
             Self::Ledger(_) => Duration::from_secs(5),
         }
     }

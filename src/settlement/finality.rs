@@ -1,207 +1,205 @@
-//! Settled payments, until their blocks are final.
+//! Following settled payments until their blocks are final, on one chain.
+//!
+//! Both facilitators use it: the one on the chain for its own transactions, the remote one for settlements that a node of the seller
+//! confirms.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
+use tokio::{sync::Mutex, time::sleep};
 
-use super::engine::Engine;
+use super::{journal::Journal, reconciler::Reconcile};
 use crate::{
     chain::{
-        authorization_use::{self, Use},
+        authorization_use::AuthorizationUse,
+        node::Node,
         receipt_check::ExpectedTransfer,
         rpc::{Block, Receipt},
     },
-    ledger::{Listing, Record, SettlementState, SettlementStep},
-    payment::PaymentKey,
+    ledger::{Record, SettlementState, SettlementStep},
     settlement::FacilitatorError,
     telemetry,
 };
 
-/// How far a node may be behind another one, at least.
-const LAG: Duration = Duration::from_millis(500);
+/// Records per page.
+const PAGE: usize = 256;
+/// If the transaction of a replaced block is included again, or its authorization is used otherwise, that happens within so many
+/// blocks.
+const REUSE_BLOCKS: u64 = 2_000;
 
-/// Within so many blocks, what a block held that was replaced has been used otherwise, if it is at all.
-const SOON: u64 = 2_000;
+/// Follows the settled payments of one chain.
+pub(crate) struct FinalityTracker {
+    node: Arc<Node>,
+    journal: Journal,
+    /// The absence of a receipt is believed after this pause: the node may lag behind another one.
+    second_look: Duration,
+    progress: Mutex<Progress>,
+}
 
 /// How far the chain was followed.
 #[derive(Default)]
-pub(super) struct Horizon {
-    /// The newest block seen.
+struct Progress {
+    /// The newest block that was seen.
     head: Option<Block>,
-    /// The newest final block seen.
+    /// The number of the newest final block that was seen.
     finalized: u64,
 }
 
-/// Receipts are asked for once per page and transaction.
-#[derive(Default)]
-struct Receipts {
-    known: HashMap<B256, Option<Receipt>>,
-    /// A node that was behind had its time.
-    waited: bool,
+/// The newest block, when there are settled payments to follow.
+pub(crate) struct Head {
+    block: Block,
+    /// The newest block that was seen before is not on the chain any more.
+    pub(crate) is_reorged: bool,
 }
 
-impl Engine {
-    /// Records what has become final, and notices what a reorganization undid.
-    pub(super) async fn follow_the_chain(self: &Arc<Self>, horizon: &mut Horizon) -> Result<(), FacilitatorError> {
-        let settled = self.settled(None, None, 1).await?;
-        if settled.is_empty() {
-            *horizon = Horizon::default();
-            return Ok(());
+impl Head {
+    pub(crate) fn number(&self) -> u64 {
+        self.block.number.saturating_to()
+    }
+}
+
+impl FinalityTracker {
+    pub(crate) fn new(node: Arc<Node>, journal: Journal, second_look: Duration) -> Self {
+        Self { node, journal, second_look, progress: Mutex::default() }
+    }
+
+    /// Returns the newest block, or `None` if no settled payment waits for finality, or if the node has no blocks.
+    pub(crate) async fn head(&self) -> Result<Option<Head>, FacilitatorError> {
+        let mut progress = self.progress.lock().await;
+        if self.journal.settled(self.node.network(), None, None, 1).await?.is_empty() {
+            *progress = Progress::default();
+            return Ok(None);
         }
-        let Some(head) = self.rpc.block("latest").await? else { return Ok(()) };
-        let is_gone = match &horizon.head {
-            Some(seen) => self.is_gone(seen).await?,
+        let Some(block) = self.node.rpc().block("latest").await? else { return Ok(None) };
+        let is_reorged = match &progress.head {
+            Some(seen) => {
+                // A node behind the one asked before does not know the block yet.
+                let now = self.node.rpc().block_at(seen.number.saturating_to()).await?;
+                now.is_some_and(|now| now.hash != seen.hash)
+            }
             None => false,
         };
-        if is_gone || self.is_undone().await? {
-            tracing::warn!(head = %head.number, "the chain was reorganized");
-            let failed = self.send_all_again().await;
-            if failed < self.lanes.len() {
-                self.check_settled(None).await?;
-            }
-            if failed > 0 {
-                // The next pass sees the same reorganization, and does the rest.
-                return Ok(());
-            }
-        }
-        // Not before all of that is done, or a failure on the way would make it forgotten.
-        horizon.head = Some(head);
-        let finalized = self.rpc.finalized().await?.map_or(0, |block| block.number.saturating_to());
-        if finalized > horizon.finalized {
-            self.check_settled(Some(finalized)).await?;
-            horizon.finalized = finalized;
-            for lane in &self.lanes {
-                let in_blocks = self.rpc.nonce(lane.account(), "finalized").await?;
-                self.ledger.forget_nonces(&self.sender(lane), in_blocks).await?;
-            }
-        }
-        Ok(())
+        Ok(Some(Head { block, is_reorged }))
     }
 
-    /// Whether a block seen before is not on the chain any more.
-    async fn is_gone(&self, seen: &Block) -> Result<bool, FacilitatorError> {
-        let now = self.rpc.block_at(seen.number.saturating_to()).await?;
-        // A node behind the one asked before does not know the block yet.
-        Ok(now.is_some_and(|now| now.hash != seen.hash))
-    }
-
-    /// Whether a transaction that was in a block is in none now: blocks that came and went between two looks leave no other trace,
-    /// and everything behind its nonce waits for it.
-    async fn is_undone(&self) -> Result<bool, FacilitatorError> {
-        for lane in &self.lanes {
-            let seen = lane.consumed();
-            if seen > 0 && self.rpc.nonce(lane.account(), "latest").await? < seen {
-                // Or the node is behind the one asked before; then it will catch up.
-                tokio::time::sleep(self.pace.block_time().clamp(LAG, 4 * LAG)).await;
-                if self.rpc.nonce(lane.account(), "latest").await? < seen {
-                    return Ok(true);
-                }
-            }
+    /// Records which payments have become final by now. Returns the newest final block if it is new.
+    ///
+    /// Call it only after a reorganization was dealt with: from then on `head` is the newest block that was seen.
+    pub(crate) async fn advance<R: Reconcile>(
+        &self,
+        facilitator: &Arc<R>,
+        head: Head,
+    ) -> Result<Option<u64>, FacilitatorError> {
+        let mut progress = self.progress.lock().await;
+        progress.head = Some(head.block);
+        let finalized = self.node.rpc().finalized().await?.map_or(0, |block| block.number.saturating_to());
+        if finalized <= progress.finalized {
+            return Ok(None);
         }
-        Ok(false)
+        self.check_settled(facilitator, Some(finalized)).await?;
+        progress.finalized = finalized;
+        Ok(Some(finalized))
     }
 
-    /// Looks at the receipts of settled payments again: of all, or of those in blocks that are final.
-    async fn check_settled(self: &Arc<Self>, finalized: Option<u64>) -> Result<(), FacilitatorError> {
-        let mut receipts = Receipts::default();
+    /// Checks the receipts of settled payments again: of all, or of those in blocks up to `finalized`.
+    pub(crate) async fn check_settled<R: Reconcile>(
+        &self,
+        facilitator: &Arc<R>,
+        finalized: Option<u64>,
+    ) -> Result<(), FacilitatorError> {
+        // One pause is enough for all: many receipts may be missing.
+        let mut has_waited = false;
         let mut after = None;
         loop {
-            let page = self.settled(finalized, after, 256).await?;
+            let page = self.journal.settled(self.node.network(), finalized, after, PAGE).await?;
             let Some(last) = page.last() else { return Ok(()) };
             after = Some(last.key);
+            // Payments of one batch share a receipt.
+            let mut receipts = HashMap::new();
             for record in page {
-                self.check(record, finalized, &mut receipts).await?;
+                let Some(transaction) = record.settlement.paid_by() else { continue };
+                if let std::collections::hash_map::Entry::Vacant(entry) = receipts.entry(transaction) {
+                    entry.insert(self.receipt(transaction, &mut has_waited).await?);
+                }
+                let receipt = receipts.get(&transaction).and_then(Option::as_ref);
+                self.check(facilitator, record, transaction, receipt, finalized).await?;
             }
-            receipts.known.clear();
         }
     }
 
-    async fn check(
-        self: &Arc<Self>,
-        mut record: Record,
+    async fn check<R: Reconcile>(
+        &self,
+        facilitator: &Arc<R>,
+        record: Record,
+        transaction: B256,
+        receipt: Option<&Receipt>,
         finalized: Option<u64>,
-        receipts: &mut Receipts,
     ) -> Result<(), FacilitatorError> {
-        let Some(transaction) = record.settlement.paid_by() else { return Ok(()) };
-        let receipt = match receipts.known.get(&transaction) {
-            Some(receipt) => receipt.clone(),
-            None => {
-                let receipt = self.receipt_at_last(transaction, &mut receipts.waited).await?;
-                receipts.known.insert(transaction, receipt.clone());
-                receipt
-            }
-        };
         let expected = ExpectedTransfer::of_payment(&record.payment());
-        let is_absent = receipt.is_none();
-        let Some(receipt) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
-            if is_absent && self.is_forgotten(&record, finalized).await? {
+        let Some(paid) = receipt.filter(|receipt| expected.is_paid_by(receipt)) else {
+            if receipt.is_none() && self.is_pruned(&record, finalized).await? {
                 let key = &record.key;
                 tracing::warn!(payer = %key.payer, nonce = %key.nonce, %transaction, "the node keeps no receipt of a settlement");
                 return Ok(());
             }
-            tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, %transaction, "a settlement was undone");
-            self.totals().undone += 1;
-            telemetry::undone(self.network);
-            self.record(&record.key, SettlementStep::Reorg).await;
-            if let Some(now) = self.ledger.get(&record.key).await? {
-                record = now;
-            }
-            return self.take_up(record).await;
+            return self.reorged(facilitator, record).await;
         };
-        let block = receipt.block();
+        let block = paid.block();
         if record.settlement.block() != Some(block) {
             let step = SettlementStep::Settle { transaction, block: Some(block), fee: record.fee };
-            self.record(&record.key, step).await;
+            self.journal.try_record(&record.key, step).await?;
         }
         if finalized.is_some_and(|finalized| block <= finalized) {
-            self.record(&record.key, SettlementStep::Finalize).await;
+            self.journal.try_record(&record.key, SettlementStep::Finalize).await?;
         }
         Ok(())
     }
 
-    /// The receipt; that there is none is believed the second time, of the first transaction after a pause: many may be gone.
-    async fn receipt_at_last(&self, transaction: B256, waited: &mut bool) -> Result<Option<Receipt>, FacilitatorError> {
-        if let Some(receipt) = self.rpc.receipt(transaction).await? {
-            return Ok(Some(receipt));
+    /// Makes a reorged payment due again, and reconciles it: it is settled again if the payer has the response.
+    async fn reorged<R: Reconcile>(&self, facilitator: &Arc<R>, record: Record) -> Result<(), FacilitatorError> {
+        let Some(now) = self.journal.get(&record.key).await? else { return Ok(()) };
+        if now.settlement.paid_by() != record.settlement.paid_by() {
+            // Another process noticed it first.
+            return Ok(());
         }
-        if !std::mem::replace(waited, true) {
-            tokio::time::sleep(self.pace.poll_interval()).await;
+        tracing::warn!(payer = %record.key.payer, nonce = %record.key.nonce, "a settled payment was reorged");
+        facilitator.count_reorged();
+        telemetry::undone(record.key.network);
+        self.journal.try_record(&record.key, SettlementStep::Reorg).await?;
+        match self.journal.get(&record.key).await? {
+            Some(record) if record.settlement.state() == SettlementState::Due => {
+                facilitator.reconcile_payment(record).await
+            }
+            _ => Ok(()),
         }
-        Ok(self.rpc.receipt(transaction).await?)
     }
 
-    /// Whether what paid it, of which there is no receipt, is on the chain all the same: nodes keep receipts for a time only. Its block
-    /// should be final, the authorization is used, and nothing else is known to have used it.
-    async fn is_forgotten(&self, record: &Record, finalized: Option<u64>) -> Result<bool, FacilitatorError> {
+    /// Returns the receipt, or `None` only after the node said so twice.
+    async fn receipt(&self, transaction: B256, has_waited: &mut bool) -> Result<Option<Receipt>, FacilitatorError> {
+        if let Some(receipt) = self.node.rpc().receipt(transaction).await? {
+            return Ok(Some(receipt));
+        }
+        if !std::mem::replace(has_waited, true) {
+            sleep(self.second_look).await;
+        }
+        Ok(self.node.rpc().receipt(transaction).await?)
+    }
+
+    /// Returns `true` if the payment's transaction is probably on the chain although there is no receipt: nodes keep receipts for a
+    /// limited time. That is so if its block is final, the authorization is used, and no other transaction is known to have used it.
+    async fn is_pruned(&self, record: &Record, finalized: Option<u64>) -> Result<bool, FacilitatorError> {
         let Some(block) = record.settlement.block().filter(|block| finalized.is_some_and(|last| *block <= last)) else {
             return Ok(false);
         };
         let payment = record.payment();
-        let (facts, _) = self.verify(&payment).await?;
-        if !facts.used {
+        let (result, _) = self.node.verify(&payment).await?;
+        if !result.used {
             return Ok(false);
         }
         let seen_unused = record.block_seen.unwrap_or(block.saturating_sub(1));
-        let last = facts.block.min(block.saturating_add(SOON));
-        let found =
-            authorization_use::find(&self.rpc, &ExpectedTransfer::of_payment(&payment), seen_unused, last).await;
-        // Whoever keeps no receipts may refuse to search, too.
-        Ok(!matches!(found, Ok(Use::Paid { .. } | Use::Wasted { .. })))
-    }
-
-    async fn settled(
-        &self,
-        up_to_block: Option<u64>,
-        after: Option<PaymentKey>,
-        limit: usize,
-    ) -> Result<Vec<Record>, FacilitatorError> {
-        let listing = Listing {
-            network: Some(self.network),
-            up_to_block,
-            after,
-            limit,
-            ..Listing::of([SettlementState::Settled])
-        };
-        Ok(self.ledger.list(&listing).await?)
+        let last = result.block.min(block.saturating_add(REUSE_BLOCKS));
+        let found = self.node.find_use(&ExpectedTransfer::of_payment(&payment), seen_unused, last).await;
+        // A node that keeps no receipts may refuse the search, too.
+        Ok(!matches!(found, Ok(AuthorizationUse::Paid { .. } | AuthorizationUse::Otherwise { .. })))
     }
 }

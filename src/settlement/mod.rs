@@ -1,52 +1,43 @@
-//! The machinery that moves EIP-3009 authorizations onto a chain.
+//! How payments get into a block, once.
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `error`, `readiness` | why could nothing be settled, and could a payment be settled now? |
-//! | `engine` | what does settling with a set of keys take? |
-//! | `member`, `queue`, `batcher` | which payments wait, and which share a transaction? |
-//! | `attempt`, `transaction` | how is a transaction signed, journalled, sent and followed to its end? |
-//! | `nonce_manager`, `gaps` | which account nonce is next, and what if one is missing? |
-//! | `outcome`, `depth` | what became of a payment, and how many blocks must be on top of it? |
-//! | `upkeep`, `finality` | what is done without being asked: after a crash, an outage, a reorganization? |
-//! | `costs`, `reverts` | what does a payment cost, and which payers must wait? |
-//! | `deploy` | is the batch settler there, and how does it come there? |
-//! | `readiness_look` | what does the node say about readiness? |
+//! | `error`, `readiness` | why could a payment not be settled, and could one be settled now? |
+//! | `engine` | how do the parts settle a payment together? |
+//! | `queue` | which payments wait, and which share a transaction? |
+//! | `accounts` | which account sends, with which nonce, and can it pay for gas? |
+//! | `submitter` | how is a transaction signed, journalled, sent, followed and replaced? |
+//! | `confirmation` | what became of a payment? |
+//! | `recovery` | what happens to transactions that no task follows? |
+//! | `deployment` | is the batch settler on the chain, and how is it deployed? |
+//! | `costs` | what does settling cost, and which payers must wait? |
+//! | `journal` | how does a facilitator write its ledger? |
+//! | `reconciler`, `finality` | what happens in the background, to open payments and to settled ones? Used by every facilitator. |
 
 #[cfg(feature = "onchain")]
-mod attempt;
+pub(crate) mod accounts;
 #[cfg(feature = "onchain")]
-mod batcher;
+pub(crate) mod confirmation;
 #[cfg(feature = "onchain")]
 pub(crate) mod costs;
 #[cfg(feature = "onchain")]
-pub(crate) mod deploy;
-#[cfg(feature = "onchain")]
-pub(crate) mod depth;
+mod deployment;
 #[cfg(feature = "onchain")]
 pub(crate) mod engine;
 mod error;
 #[cfg(feature = "onchain")]
-mod finality;
+pub(crate) mod finality;
+#[cfg(any(feature = "onchain", feature = "remote"))]
+pub(crate) mod journal;
 #[cfg(feature = "onchain")]
-mod gaps;
+mod queue;
+pub(crate) mod readiness;
+#[cfg(any(feature = "onchain", feature = "remote"))]
+pub(crate) mod reconciler;
 #[cfg(feature = "onchain")]
-pub(crate) mod member;
+mod recovery;
 #[cfg(feature = "onchain")]
-pub(crate) mod nonce_manager;
-#[cfg(feature = "onchain")]
-mod outcome;
-#[cfg(feature = "onchain")]
-pub(crate) mod queue;
-mod readiness;
-#[cfg(feature = "onchain")]
-pub(crate) mod readiness_look;
-#[cfg(feature = "onchain")]
-pub(crate) mod reverts;
-#[cfg(feature = "onchain")]
-mod transaction;
-#[cfg(feature = "onchain")]
-pub(crate) mod upkeep;
+pub(crate) mod submitter;
 
 pub use error::FacilitatorError;
 pub use readiness::{NotReady, Readiness};

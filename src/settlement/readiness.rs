@@ -1,12 +1,16 @@
-//! Whether payments could be settled now.
+//! Whether payments could be settled now, and why not.
 
 use std::fmt;
+#[cfg(any(feature = "onchain", feature = "remote"))]
+use std::{future::Future, time::Duration};
 
 use alloy_primitives::U256;
+#[cfg(any(feature = "onchain", feature = "remote"))]
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::ledger::{Ledger, Listing};
 
-/// What [`Facilitator::readiness`](crate::facilitator::Facilitator::readiness) found.
+/// The answer of [`Facilitator::readiness`](crate::facilitator::Facilitator::readiness): ready, or the reasons why not.
 ///
 /// ```
 /// use tower_x402::facilitator::{NotReady, Readiness};
@@ -17,48 +21,48 @@ use crate::ledger::{Ledger, Listing};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// What is in the way; empty if nothing is.
+    /// The reasons why payments could not be settled. Empty if they could.
     pub reasons: Vec<NotReady>,
 }
 
-/// Why payments could not be settled now.
+/// A reason why payments could not be settled now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// The ledger cannot be asked.
+    /// The ledger fails.
     #[error("the ledger fails")]
     Ledger,
     /// The node does not answer.
     #[error("the node does not answer")]
     Node,
-    /// The facilitator elsewhere does not answer.
+    /// The remote facilitator does not answer.
     #[error("the facilitator does not answer")]
     Facilitator,
-    /// What an earlier process left behind is still looked at; nothing new is signed before that.
-    #[error("what an earlier process left behind is still being looked at")]
+    /// Payments of an earlier process are still being reconciled. No transaction is signed before that.
+    #[error("payments of an earlier process are still being reconciled")]
     CatchingUp,
-    /// As many payments wait for settlement as may.
+    /// The queue of payments to settle is full.
     #[error("{waiting} payments wait for settlement")]
     Backlog {
-        /// How many wait.
+        /// How many payments wait.
         waiting: usize,
     },
     /// No settlement key can pay for a transaction.
     #[error("the settlement key cannot pay for gas: it holds {balance} wei")]
-    GasTank {
-        /// What the richest one holds, in wei.
+    InsufficientGas {
+        /// The highest balance of a settlement key, in wei.
         balance: U256,
     },
-    /// Gas costs more than is allowed.
+    /// Gas costs more than the configured maximum.
     #[error("gas costs more than is allowed here")]
     GasPrice,
-    /// It was told to stop.
+    /// The facilitator is shutting down.
     #[error("it is shutting down")]
     ShuttingDown,
 }
 
 impl NotReady {
-    /// A word for machines: `ledger`, `node`, `facilitator`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
+    /// Returns a code for programs: `ledger`, `node`, `facilitator`, `catching_up`, `backlog`, `gas_tank`, `gas_price` or `shutting_down`.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Ledger => "ledger",
@@ -66,7 +70,7 @@ impl NotReady {
             Self::Facilitator => "facilitator",
             Self::CatchingUp => "catching_up",
             Self::Backlog { .. } => "backlog",
-            Self::GasTank { .. } => "gas_tank",
+            Self::InsufficientGas { .. } => "gas_tank",
             Self::GasPrice => "gas_price",
             Self::ShuttingDown => "shutting_down",
         }
@@ -74,12 +78,12 @@ impl NotReady {
 }
 
 impl Readiness {
-    /// Whether nothing is in the way.
+    /// Returns `true` if payments could be settled.
     pub const fn is_ready(&self) -> bool {
         self.reasons.is_empty()
     }
 
-    /// Whether the ledger answers, which is all that is common to facilitators.
+    /// Checks the ledger, which all facilitators have.
     pub(crate) async fn of_ledger(ledger: &dyn Ledger) -> Self {
         let answer = ledger.list(&Listing { limit: 1, ..Listing::default() }).await;
         Self { reasons: answer.is_err().then_some(NotReady::Ledger).into_iter().collect() }
@@ -92,5 +96,33 @@ impl fmt::Display for Readiness {
             write!(f, "{}{reason}", if index == 0 { "not ready: " } else { "; " })?;
         }
         if self.is_ready() { f.write_str("ready") } else { Ok(()) }
+    }
+}
+
+/// The last readiness, for a short time: a load balancer that asks often does not load the node.
+#[cfg(any(feature = "onchain", feature = "remote"))]
+#[derive(Debug)]
+pub(crate) struct ReadinessCache {
+    ttl: Duration,
+    last: Mutex<Option<(Instant, Readiness)>>,
+}
+
+#[cfg(any(feature = "onchain", feature = "remote"))]
+impl ReadinessCache {
+    pub(crate) fn new(ttl: Duration) -> Self {
+        Self { ttl, last: Mutex::default() }
+    }
+
+    /// Returns the cached readiness, or else runs the check. Concurrent callers share one check.
+    pub(crate) async fn get_or_check(&self, check: impl Future<Output = Readiness>) -> Readiness {
+        let mut last = self.last.lock().await;
+        if let Some((at, readiness)) = &*last
+            && at.elapsed() < self.ttl
+        {
+            return readiness.clone();
+        }
+        let readiness = check.await;
+        *last = Some((Instant::now(), readiness.clone()));
+        readiness
     }
 }

@@ -41,7 +41,7 @@ async fn payment_is_found_with_and_without_its_transaction() {
 }
 
 #[tokio::test]
-async fn other_payments_are_not_taken_for_this_one() {
+async fn other_payments_do_not_match() {
     let chain = DevnetChain::start(None).await;
     let (payment, transaction) = pay(&chain, Address::repeat_byte(2)).await;
     let lookup = PaymentLookup::at_url(Network::BASE_SEPOLIA, chain.rpc_url()).unwrap();

@@ -206,7 +206,7 @@ impl Stage {
     pub async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let again = payment.clone().again(self.record(payment).await.failures);
         let outcome = self.facilitator.settle(&again, verified).await?;
-        let step = SettlementStep::of(&outcome, self.facilitator.process());
+        let step = SettlementStep::of(&outcome, self.facilitator.process_id());
         self.ledger.settle(&payment.key(), &step).await.unwrap();
         Ok(outcome)
     }

@@ -36,7 +36,7 @@ type Reconcile = dyn Fn(u64, Record) -> BoxFuture<'static, Result<Outcome, Facil
 pub struct Scripted {
     pub ledger: Arc<dyn Ledger>,
     /// What it says of itself.
-    pub settles_due: bool,
+    pub settles_in_background: bool,
     /// The only network that it serves; all of them if there is none.
     pub serves: Option<Network>,
     verify: Box<Verify>,
@@ -59,7 +59,7 @@ impl Scripted {
     pub fn new() -> Self {
         Self {
             ledger: Arc::new(MemoryLedger::new()),
-            settles_due: true,
+            settles_in_background: true,
             serves: None,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
@@ -149,8 +149,8 @@ impl Facilitator for Scripted {
         (self.reconcile)(self.reconciled.fetch_add(1, Ordering::SeqCst), record.clone()).await
     }
 
-    fn settles_due(&self) -> bool {
-        self.settles_due
+    fn settles_in_background(&self) -> bool {
+        self.settles_in_background
     }
 
     fn settle_soon(&self, payment: &PaymentKey) {

@@ -1,54 +1,49 @@
-//! What is looked at before anything is charged for.
+//! Checking the node, the clock and the settlement keys before the first payment.
 
 use alloy_primitives::Address;
 
 use crate::{
-    chain::{block_time::BlockTime, rpc::Rpc},
+    chain::{endpoint::EndpointError, node::Node},
     clock::Clock,
     network::Network,
     telemetry,
 };
 
-/// A clock this far from the chain's accepts or refuses windows wrongly; reported.
+/// A clock this far from the chain's, in seconds, is reported: it misjudges validity windows.
 const SKEW_WARNING: u64 = 30;
-/// A clock this far off cannot be worked with.
+/// A clock this far from the chain's, in seconds, is an error.
 const SKEW_LIMIT: u64 = 86_400;
 
-/// Three requests that find most mistakes before they cost a payment.
-pub(super) async fn preflight(
-    rpc: &Rpc,
-    network: Network,
-    clock: &dyn Clock,
-    accounts: &[Address],
-    pace: &BlockTime,
-) -> Result<(), OnchainBuildError> {
+/// Checks chain, clock and balances, and so finds most mistakes before they cost a payment.
+pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Address]) -> Result<(), OnchainBuildError> {
+    let (rpc, network) = (node.rpc(), node.network());
     let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
     if found != network.chain_id() {
         return Err(OnchainBuildError::WrongChain { expected: network, found: Network::eip155(found) });
     }
     let block = rpc.block("latest").await;
     let block = block.ok().flatten().ok_or(OnchainBuildError::Node)?;
-    pace.observe(block.number.saturating_to());
+    node.observe_block(block.number.saturating_to());
     let timestamp = block.timestamp.saturating_to::<u64>();
     let skew = clock.now().abs_diff(timestamp);
     if skew > SKEW_LIMIT {
         return Err(OnchainBuildError::Clock { seconds: skew });
     }
     if skew > SKEW_WARNING {
-        tracing::warn!(seconds = skew, "this machine's clock and the newest block are apart");
+        tracing::warn!(seconds = skew, "this machine's clock differs from the time of the newest block");
     }
     for account in accounts {
         let balance = rpc.balance(*account).await.map_err(|_| OnchainBuildError::Node)?;
         telemetry::gas_tank(network, *account, balance);
         if balance.is_zero() {
-            tracing::warn!(%account, "the settlement key has nothing to pay for gas with");
+            tracing::warn!(%account, "the settlement key has no balance for gas");
         }
         let nonces = (rpc.nonce(*account, "latest").await, rpc.nonce(*account, "pending").await);
         if let (Ok(in_blocks), Ok(with_pool)) = nonces
             && with_pool > in_blocks
         {
             let waiting = with_pool - in_blocks;
-            tracing::warn!(%account, waiting, "transactions of the settlement key are on their way already");
+            tracing::warn!(%account, waiting, "transactions of the settlement key are in flight already");
         }
         tracing::info!(%network, %account, %balance, "settling on chain");
     }
@@ -59,39 +54,48 @@ pub(super) async fn preflight(
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnchainBuildError {
-    /// Something has no default.
+    /// A required setting is missing.
     #[error("set {0} on the builder")]
     Missing(&'static str),
-    /// The node's URL cannot be read. It is not shown, since it may hold a key.
+    /// The node's URL is invalid. It is not shown, since it may hold a key.
     #[error("rpc_url is not an http or https URL (not shown: it may hold a key)")]
     Url,
-    /// No TLS configuration could be made.
+    /// The machine's TLS configuration cannot be used.
     #[error("the machine's TLS configuration cannot be used")]
     Tls,
-    /// The node did not answer, or answered nonsense.
+    /// The node did not answer, or its answer cannot be used.
     #[error("the node does not answer: check rpc_url, its key and the network, or raise rpc_timeout")]
     Node,
     /// The node is on another chain.
     #[error("the node is on {found}, not on {expected}: change rpc_url or network")]
     WrongChain {
-        /// What was configured.
+        /// The configured network.
         expected: Network,
-        /// What the node says.
+        /// The node's network.
         found: Network,
     },
-    /// The machine's clock is absurd, or the node has stopped following its chain.
+    /// The machine's clock is wrong, or the node is not in sync.
     #[error("the clock and the newest block are {seconds} seconds apart: set the clock, or use a node that is in sync")]
     Clock {
-        /// How far apart they are.
+        /// The difference.
         seconds: u64,
     },
-    /// One key was given twice.
-    #[error("the settlement key of {0} was given twice")]
+    /// The same key was set twice.
+    #[error("the settlement key of {0} was set twice")]
     SameKey(Address),
-    /// The operating system has no randomness.
+    /// The operating system's source of randomness failed.
     #[error("the operating system's source of randomness failed")]
     Randomness,
     /// The crate was built from damaged sources.
     #[error("the probe's bytecode cannot be read: the crate's sources are damaged")]
     Probe,
+}
+
+impl From<EndpointError> for OnchainBuildError {
+    fn from(error: EndpointError) -> Self {
+        match error {
+            EndpointError::Url => Self::Url,
+            EndpointError::Tls => Self::Tls,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! One exchange with a facilitator over HTTP: bounded in time and bytes, without redirects, and honest about what is not known.
+//! One exchange with a facilitator over HTTP, bounded in time and bytes, without redirects.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -11,9 +11,9 @@ use http::{
 };
 use url::Url;
 
-/// The largest answer that is read; settlements have about 500 bytes.
+/// The largest answer that is read, in bytes. Settlements have about 500.
 const MAX_ANSWER: usize = 64 * 1024;
-/// Idle connections are kept shorter than Node's servers keep theirs (5 seconds): a request on a connection that is just being
+/// How long idle connections are kept: shorter than Node's servers keep theirs (5 seconds). A request on a connection that is being
 /// closed is lost, and a lost settlement costs more than a new connection.
 const IDLE: Duration = Duration::from_secs(4);
 /// How long connecting may take.
@@ -21,20 +21,22 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// The longest pause that an answer may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// A request that is about to be sent, for those who sign requests.
+/// A request that is about to be sent, for an [`Authenticate`] that signs requests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outgoing {
     /// `GET` or `POST`.
     pub method: Method,
-    /// The facilitator's host, with its port where that is not the scheme's.
+    /// The facilitator's host, with its port if that is not the scheme's default.
     pub host: String,
     /// The whole path, such as `/platform/v2/x402/settle`.
     pub path: String,
 }
 
-/// Makes the headers that prove to a facilitator who asks; called for every request, repeated ones included, so that what
-/// it makes may be short-lived. Closures that return a future of headers will do:
+/// Makes the headers that authenticate requests to a facilitator.
+///
+/// It is called for every request, repeated ones included, so the headers may be short-lived. Closures that return a future of headers
+/// implement it:
 ///
 /// ```
 /// use http::{HeaderMap, header::AUTHORIZATION};
@@ -50,10 +52,10 @@ pub struct Outgoing {
 /// ```
 #[async_trait]
 pub trait Authenticate: Send + Sync + 'static {
-    /// The headers for this request.
+    /// Returns the headers for this request.
     ///
     /// # Errors
-    /// Whatever keeps it from making them; the request is not sent.
+    /// Any error: the request is not sent.
     async fn headers(&self, request: Outgoing) -> Result<HeaderMap, Box<dyn std::error::Error + Send + Sync>>;
 }
 
@@ -68,7 +70,7 @@ where
     }
 }
 
-/// A facilitator's address, and how to talk to it.
+/// A facilitator's address, and the client that asks it.
 pub(super) struct Api {
     client: Client,
     base: Url,
@@ -76,7 +78,7 @@ pub(super) struct Api {
     timeout: Duration,
 }
 
-/// An answer that arrived whole.
+/// A complete answer.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) retry_after: Option<Duration>,
@@ -85,15 +87,15 @@ pub(super) struct Answer {
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
-    /// The request did not leave: it had no effect.
+pub(super) enum NoAnswer {
+    /// The request was not sent, so it had no effect.
     NotSent,
-    /// It may have had an effect.
+    /// The request may have had an effect.
     Lost,
 }
 
 impl Api {
-    /// `None` if the machine's TLS cannot be used.
+    /// Returns `None` if the machine's TLS cannot be used.
     pub(super) fn new(
         client: ClientBuilder,
         base: Url,
@@ -110,15 +112,15 @@ impl Api {
         Some(Self { client, base, authenticate, timeout })
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Answer, Silence> {
+    pub(super) async fn get(&self, path: &str) -> Result<Answer, NoAnswer> {
         self.exchange(Method::GET, path, Bytes::new()).await
     }
 
-    pub(super) async fn post(&self, path: &str, body: Bytes) -> Result<Answer, Silence> {
+    pub(super) async fn post(&self, path: &str, body: Bytes) -> Result<Answer, NoAnswer> {
         self.exchange(Method::POST, path, body).await
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Silence> {
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, NoAnswer> {
         let mut url = self.base.clone();
         url.set_path(&format!("{}/{path}", self.base.path().trim_end_matches('/')));
         let mut headers = HeaderMap::new();
@@ -128,10 +130,10 @@ impl Api {
             let outgoing = Outgoing { method: method.clone(), host, path: url.path().to_owned() };
             match tokio::time::timeout(self.timeout, authenticate.headers(outgoing)).await {
                 Ok(Ok(made)) => headers = made,
-                // The error's text is not ours to trust with what it was made from.
+                // The error's text may quote a secret.
                 Ok(Err(_)) | Err(_) => {
-                    tracing::error!(path, "no authentication could be made for a request to the facilitator");
-                    return Err(Silence::NotSent);
+                    tracing::error!(path, "a request to the facilitator could not be authenticated");
+                    return Err(NoAnswer::NotSent);
                 }
             }
             headers.values_mut().for_each(|value| value.set_sensitive(true));
@@ -145,7 +147,7 @@ impl Api {
             Ok(answer) => answer,
             Err(_) => {
                 tracing::warn!(path, timeout = ?self.timeout, "the facilitator did not answer in time");
-                Err(Silence::Lost)
+                Err(NoAnswer::Lost)
             }
         }
     }
@@ -158,11 +160,11 @@ impl fmt::Debug for Api {
     }
 }
 
-async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, Silence> {
+async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
     let mut answer = request.send().await.map_err(|error| {
-        let silence = if error.is_connect() || error.is_builder() { Silence::NotSent } else { Silence::Lost };
-        tracing::warn!(?silence, "the facilitator could not be asked");
-        silence
+        let no_answer = if error.is_connect() || error.is_builder() { NoAnswer::NotSent } else { NoAnswer::Lost };
+        tracing::warn!(?no_answer, "the request to the facilitator failed");
+        no_answer
     })?;
     let status = answer.status();
     let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
@@ -172,13 +174,13 @@ async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, Silence> {
         match answer.chunk().await {
             Ok(Some(chunk)) if body.len() + chunk.len() > MAX_ANSWER => {
                 tracing::warn!(%status, "the facilitator's answer is larger than {MAX_ANSWER} bytes");
-                return Err(Silence::Lost);
+                return Err(NoAnswer::Lost);
             }
             Ok(Some(chunk)) => body.extend_from_slice(&chunk),
             Ok(None) => return Ok(Answer { status, retry_after, body }),
             Err(_) => {
                 tracing::warn!(%status, "the facilitator's answer broke off");
-                return Err(Silence::Lost);
+                return Err(NoAnswer::Lost);
             }
         }
     }

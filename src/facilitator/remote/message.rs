@@ -1,6 +1,4 @@
-//! What is sent to a facilitator, and what its answers mean.
-
-use std::time::Duration;
+//! The bodies that are sent to a facilitator, and the meaning of its answers.
 
 use alloy_primitives::{Address, B256};
 use bytes::Bytes;
@@ -9,19 +7,20 @@ use serde_json::{Map, Value};
 
 use super::api::Answer;
 use crate::{
+    facilitator::FacilitatorError,
     network::Network,
     payment::{Prechecked, Rejection},
     protocol::{ExactPayload, PaymentRequirements, Reason, ResourceInfo, Verbatim, VerifyResponse},
 };
 
-/// The longest reason code that is passed on.
+/// The longest reason code that is passed on, in bytes.
 const MAX_CODE: usize = 96;
-/// How much of a facilitator's prose is passed on.
-const MAX_WORDS: usize = 160;
+/// The longest message that is passed on, in characters.
+const MAX_MESSAGE: usize = 160;
 
-/// The body for `/verify` and `/settle`: the same bytes for the same payment and echo, in whatever process and however often. What
-/// is to be paid is our own offer, from the ledger: of that nothing is the payer's to choose but the signed authorization.
-pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error> {
+/// Returns the body for `/verify` and `/settle`: the same bytes for the same payment and echo, in every process. The offer in it is our
+/// own, from the ledger. The payer chose only the signed authorization.
+pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Request<'a> {
@@ -50,61 +49,62 @@ pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, serde_json::Error>
         extensions: echo.and_then(|echo| echo.extensions()),
     };
     let request = Request { x402_version: 2, payment_payload, payment_requirements: offer };
-    serde_json::to_vec(&request).map(Bytes::from)
+    let body = serde_json::to_vec(&request).map(Bytes::from);
+    body.map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))
 }
 
-/// What an answer to `/verify` means.
+/// The meaning of an answer to `/verify`.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum Verification {
     Valid,
     Invalid(Rejection),
-    /// None that can be used.
-    None,
+    /// The answer cannot be used.
+    Unusable,
 }
 
-pub(super) fn read_verdict(answer: &Answer, payment: &Prechecked) -> Verdict {
+pub(super) fn read_verification(answer: &Answer, payment: &Prechecked) -> Verification {
     if answer.status.is_server_error() {
-        return Verdict::None;
+        return Verification::Unusable;
     }
-    let Some(said) = read_object::<VerifyResponse>(&answer.body) else { return Verdict::None };
+    let Some(said) = read_object::<VerifyResponse>(&answer.body) else { return Verification::Unusable };
     match said.invalid_reason {
         _ if said.is_valid && answer.status.is_success() => match said.payer.as_deref() {
             Some(payer) if !is_address(payer, payment.authorization().from) => {
                 tracing::error!("the facilitator found another payer than the one who signed");
-                Verdict::None
+                Verification::Unusable
             }
-            _ => Verdict::Valid,
+            _ => Verification::Valid,
         },
-        Some(reason) if !said.is_valid => match known(&reason) {
-            Reason::UnexpectedVerifyError => Verdict::None,
-            reason => Verdict::Invalid(Rejection::new(reason, words(said.invalid_message.as_deref()))),
+        Some(reason) if !said.is_valid => match sanitized(&reason) {
+            Reason::UnexpectedVerifyError => Verification::Unusable,
+            reason => Verification::Invalid(Rejection::new(reason, detail(said.invalid_message.as_deref()))),
         },
-        _ => Verdict::None,
+        _ => Verification::Unusable,
     }
 }
 
-/// A message, which is an object: serde would take a list of its fields for one, too.
+/// Reads a message, which must be an object. By itself serde accepts a list of the fields, too.
 pub(super) fn read_object<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
     let is_object = body.trim_ascii_start().starts_with(b"{");
     is_object.then(|| serde_json::from_slice(body).ok()).flatten()
 }
 
-/// What an answer to `/settle` means.
+/// The meaning of an answer to `/settle`.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// It says that this transaction paid.
+    /// This transaction made the payment, it says.
     Paid(B256),
-    /// It says that it is not known yet.
+    /// The outcome is not known yet, it says.
     Pending(Option<B256>),
-    /// It says that the payment was not executed, with a reason that means just that.
+    /// The payment was not executed, it says, for a reason that leaves no doubt.
     Refused { reason: Reason, detail: String, transaction: Option<B256> },
-    /// It says that another payment than this one was settled, or does not say what paid.
-    Lie(&'static str),
-    /// None that can be used.
-    None,
+    /// It reports another payment than this one, or no transaction.
+    Mismatch(&'static str),
+    /// The answer cannot be used.
+    Unusable,
 }
 
-/// Read with tolerance for what is left out.
+/// A settlement response in which fields may be missing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Settlement {
@@ -119,47 +119,43 @@ struct Settlement {
 
 pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     if answer.status.is_server_error() {
-        return Reply::None;
+        return Reply::Unusable;
     }
-    let Some(said) = read_object::<Settlement>(&answer.body) else { return Reply::None };
+    let Some(said) = read_object::<Settlement>(&answer.body) else { return Reply::Unusable };
     let transaction = said.transaction.as_deref().and_then(|hash| hash.parse().ok()).filter(|hash| *hash != B256::ZERO);
     if !said.success {
-        let reason = known(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));
+        let reason = sanitized(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));
         return match reason {
             Reason::SettlementPending | Reason::DuplicateSettlement => Reply::Pending(transaction),
             reason if is_final(&reason) => {
-                Reply::Refused { reason, detail: words(said.error_message.as_deref()), transaction }
+                Reply::Refused { reason, detail: detail(said.error_message.as_deref()), transaction }
             }
-            // It may have been executed: by another's transaction, or in spite of the error.
-            _ => Reply::None,
+            // It may have been executed by another's transaction, or in spite of the error.
+            _ => Reply::Unusable,
         };
     }
     if !answer.status.is_success() {
-        return Reply::None;
+        return Reply::Unusable;
     }
     let network = payment.terms().offer().network();
     let is_ours = |named: &str| named.parse() == Ok(network) || Network::from_v1_name(named) == Some(network);
     let authorization = payment.authorization();
     if said.network.is_some_and(|named| !named.is_empty() && !is_ours(&named)) {
-        return Reply::Lie("on another network");
+        return Reply::Mismatch("on another network");
     }
     if said.payer.is_some_and(|payer| !payer.is_empty() && !is_address(&payer, authorization.from)) {
-        return Reply::Lie("by another payer");
+        return Reply::Mismatch("by another payer");
     }
     if said.amount.is_some_and(|amount| !amount.is_empty() && amount != authorization.value.to_string()) {
-        return Reply::Lie("of another amount");
+        return Reply::Mismatch("of another amount");
     }
-    transaction.map_or(Reply::Lie("without a transaction"), Reply::Paid)
+    transaction.map_or(Reply::Mismatch("without a transaction"), Reply::Paid)
 }
 
-/// How long the answer asks to wait, if it does.
-pub(super) fn pause_of(answer: &Answer) -> Option<Duration> {
-    answer.retry_after
-}
-
-/// Whether this reason, given for a payment that was never given to anybody before, means that it is not executed. Others may
-/// hide an execution: a used nonce, a reverting simulation or a transaction that did not pay, which the facilitator's own earlier
-/// transaction, or that of a stranger who saw it and was faster, left behind.
+/// Returns `true` if this reason means that a payment that was never sent to anybody before is not executed.
+///
+/// The others may hide an execution. A nonce may be used, a simulation may revert, or a transaction may not pay because the payment was
+/// already made: by the facilitator's own earlier transaction, or by a stranger's.
 fn is_final(reason: &Reason) -> bool {
     !matches!(
         reason,
@@ -174,8 +170,8 @@ fn is_final(reason: &Reason) -> bool {
     )
 }
 
-/// A reason that may be passed on: foreign text stays within the alphabet of codes.
-fn known(reason: &Reason) -> Reason {
+/// Returns a reason that may be passed on. Foreign text must consist of the characters of codes.
+fn sanitized(reason: &Reason) -> Reason {
     match reason {
         Reason::Other(code) => {
             let is_code = !code.is_empty()
@@ -187,9 +183,9 @@ fn known(reason: &Reason) -> Reason {
     }
 }
 
-/// The beginning of what a facilitator says, without anything that a terminal would obey.
-fn words(text: Option<&str>) -> String {
-    let text: String = text.unwrap_or_default().chars().take(MAX_WORDS).collect();
+/// Returns the beginning of a facilitator's message, without control characters.
+fn detail(text: Option<&str>) -> String {
+    let text: String = text.unwrap_or_default().chars().take(MAX_MESSAGE).collect();
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     match text.trim() {
         "" => "the facilitator refused the payment".to_owned(),

@@ -1,15 +1,12 @@
-//! Verifying and settling through a facilitator over HTTP.
+//! The facilitator that settles through another facilitator, over HTTP.
 
 mod api;
 mod builder;
-mod echoes;
-mod finality;
+mod echo_cache;
 mod message;
-mod readiness;
+mod observer;
 mod settle;
 mod supported;
-mod upkeep;
-mod witness;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -19,54 +16,52 @@ use tokio::{sync::Notify, time::Instant};
 pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
 
-use api::{Answer, Api, Silence};
-use echoes::Echoes;
-use message::{Verdict, body_for, read_verdict};
-use readiness::LastLook;
-use settle::Insistence;
+use api::{Answer, Api, NoAnswer};
+use echo_cache::EchoCache;
+use message::{Verification, body_for, read_verification};
+use observer::{ChainObserver, Observation};
+use settle::Repeat;
 use supported::Supported;
-use witness::Witness;
 
 use super::{
-    Facilitator, FacilitatorError, Readiness, VerifyError,
+    Facilitator, FacilitatorError, NotReady, Readiness, VerifyError,
     single_flight::{NoResult, SingleFlight},
 };
 use crate::{
-    clock::Clock,
     ledger::{Ledger, Record},
     network::Network,
     payment::{Outcome, PaymentKey, Prechecked, Terms, Verified},
     protocol::SupportedResponse,
+    settlement::{journal::Journal, readiness::ReadinessCache, reconciler::Reconcile as _},
     telemetry,
 };
 
-/// How often a verification is tried: it changes nothing, so that repeating it is safe.
+/// How often a verification is tried. It changes nothing, so it can be repeated.
 const VERIFY_TRIES: u32 = 2;
 
 /// Verifies and settles payments through an x402 facilitator over HTTP (`POST /verify`, `POST /settle`, `GET /supported`).
 ///
-/// The facilitator pays for gas and has the transactions; what it says is not proof. So, by what it is:
+/// The remote facilitator pays for gas and sends the transactions. Its answers are not proof, so:
 ///
-/// - **One settlement at a time** for a payment, by this process and by all that share the ledger, and always the same offer:
-///   ours, not the payer's echo of it. It is repeated after a timeout, a 5xx or a cut connection, and while the facilitator says
+/// - **One settlement at a time** runs for a payment, among all processes that share the ledger. It is always for our own
+///   offer, not the payer's copy. It is repeated after a timeout, a 5xx status or a lost connection, and while the facilitator answers
 ///   `settlement_pending`.
-/// - **What else the payer returned of the 402** ([`Echo`](crate::payment::Echo): `resource` and `extensions`) goes with the payment as it
-///   came, so that a facilitator that catalogues what it settles (the extension `bazaar`) learns what was sold. This process
-///   repeats a settlement with the identical body. The echo is not in the ledger: who takes a payment over from a process that
-///   is gone sends it without, unless the payer presents it again; offer and authorization are the same.
-/// - **What is not known is [`Outcome::Unknown`]**: the payment is so in the ledger from before the request leaves until there is
-///   an answer, whoever dies in between. A refusal counts as [`Outcome::Failed`] only if it is the answer to the first request
-///   for this payment, and says in so many words that it was not executed: a used nonce or a missing balance may be the work
-///   of the request whose answer was lost. What is unknown is asked for again in the background.
-/// - **Trust, or [confirm](RemoteFacilitatorBuilder::confirm).** Without a node of yours the facilitator is believed when it says
-///   that a payment was settled, if payer, amount and network are the payment's. With one (feature `onchain`) a payment is
-///   settled only if the chain shows it, a lie is reported and stays unknown until the chain tells, what somebody else's
-///   transaction paid is credited, and what a payer has in flight is checked against its balance. It costs one request
-///   to the node when verifying, beside the facilitator's, and one when settling.
-/// - **Reorganizations** are noticed only with a node, too. A settlement is believed as soon as its transaction is in a block, however
-///   young; then the chain is followed until that block is final. What was undone is due again, and the facilitator is asked to
-///   settle it again if the payer has the answer. Without a node a settlement is never final here, and what a reorganization
-///   undoes is the facilitator's to repair.
+/// - **The `resource` and `extensions` that the payer returned** ([`Echo`](crate::payment::Echo)) are forwarded unchanged, for
+///   facilitators that catalogue what they settle (the extension `bazaar`). This process repeats a settlement with the identical
+///   body. The ledger does not keep them: a process that takes over the payment sends it without them, unless the payer presents it
+///   again. Offer and authorization are the same.
+/// - **Indeterminate outcomes are [`Outcome::Unknown`]**: the ledger has the payment as unknown from before the request leaves until
+///   there is an answer, even if the process dies in between. A refusal counts as [`Outcome::Failed`] only if it answers the first
+///   request for this payment, and says unambiguously that the payment was not executed. A used nonce or a missing balance may be the
+///   effect of a request whose answer was lost. Unknown outcomes are asked for again in the background.
+/// - **Confirmation is optional.** Without a [node](RemoteFacilitatorBuilder::confirm) of yours, the facilitator is believed
+///   if payer, amount and network are the payment's. With one (feature `onchain`) a payment is settled only if the chain shows it.
+///   A false report is logged, and the outcome stays unknown until the chain shows it. Transactions of others count, and
+///   a payer's payments in flight are checked against its balance. The node gets one request per verification, at the same time as the
+///   facilitator, and one per settlement.
+/// - **Reorganizations** are noticed only with a node. A payment is settled as soon as its transaction is in a block; then it
+///   is followed until that block is final. A reorged payment is due again, and the facilitator is asked to settle it again if the
+///   payer has the response. Without a node a settlement is never final here, and reorganizations are left to the facilitator.
 ///
 /// ```no_run
 /// # #[cfg(feature = "onchain")]
@@ -84,26 +79,24 @@ pub struct RemoteFacilitator {
     remote: Arc<Remote>,
 }
 
-/// What all handles share.
+/// The facilitator that all clones share.
 struct Remote {
     api: Api,
-    ledger: Arc<dyn Ledger>,
-    clock: Arc<dyn Clock>,
+    journal: Journal,
     supported: Supported,
-    /// Served without asking; empty if the facilitator is to say.
+    /// The networks that it serves. Empty if the facilitator says.
     networks: Vec<Network>,
-    witnesses: Vec<(Network, Box<dyn Witness>)>,
-    echoes: Echoes,
-    last_look: LastLook,
-    flights: Arc<SingleFlight<PaymentKey, Result<Outcome, FacilitatorError>>>,
+    observers: Vec<ChainObserver>,
+    echoes: EchoCache,
+    readiness: ReadinessCache,
+    settling: Arc<SingleFlight<PaymentKey, Result<Outcome, FacilitatorError>>>,
     settle_timeout: Duration,
-    /// This process among those that share the ledger.
-    process: u64,
-    hint: Arc<Notify>,
+    /// Wakes the reconciler.
+    wake: Arc<Notify>,
 }
 
 impl RemoteFacilitator {
-    /// Settings to start from, for the facilitator at `url`, below which `verify`, `settle` and `supported` are.
+    /// Returns a builder for the facilitator at `url`, with the default settings. `verify`, `settle` and `supported` are below that URL.
     pub fn builder(url: impl AsRef<str>) -> RemoteFacilitatorBuilder {
         RemoteFacilitatorBuilder::new(url.as_ref())
     }
@@ -111,7 +104,7 @@ impl RemoteFacilitator {
 
 impl fmt::Debug for RemoteFacilitator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let confirmed: Vec<_> = self.remote.witnesses.iter().map(|(network, _)| network).collect();
+        let confirmed: Vec<_> = self.remote.observers.iter().map(ChainObserver::network).collect();
         f.debug_struct("RemoteFacilitator")
             .field("api", &self.remote.api)
             .field("confirmed", &confirmed)
@@ -122,7 +115,7 @@ impl fmt::Debug for RemoteFacilitator {
 #[async_trait]
 impl Facilitator for RemoteFacilitator {
     fn ledger(&self) -> &Arc<dyn Ledger> {
-        &self.remote.ledger
+        self.remote.journal.ledger()
     }
 
     fn serves(&self, terms: &Terms) -> bool {
@@ -135,7 +128,7 @@ impl Facilitator for RemoteFacilitator {
 
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let started = Instant::now();
-        let verified = self.remote.look_at(payment).await;
+        let verified = self.remote.verify(payment).await;
         let result = match &verified {
             Ok(_) => "valid",
             Err(VerifyError::Invalid(_)) => "invalid",
@@ -147,7 +140,7 @@ impl Facilitator for RemoteFacilitator {
 
     async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<Outcome, FacilitatorError> {
         let started = Instant::now();
-        let outcome = self.remote.settle(payment.clone(), Insistence::Settle).await;
+        let outcome = self.remote.settle(payment.clone(), Repeat::UntilTimeout).await;
         let result = match &outcome {
             Ok(Outcome::Settled { .. }) => "settled",
             Ok(Outcome::Failed { .. }) => "failed",
@@ -158,44 +151,36 @@ impl Facilitator for RemoteFacilitator {
         outcome
     }
 
-    fn process(&self) -> u64 {
-        self.remote.process
+    fn process_id(&self) -> u64 {
+        self.remote.journal.process_id()
     }
 
     async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
-        self.remote.look_again(record).await
+        self.remote.reconcile(record).await
     }
 
     async fn readiness(&self) -> Readiness {
         self.remote.readiness().await
     }
 
-    fn reads_echo(&self) -> bool {
+    fn uses_extensions(&self) -> bool {
         true
     }
 
-    fn settles_due(&self) -> bool {
+    fn settles_in_background(&self) -> bool {
         true
     }
 
     fn settle_soon(&self, _payment: &PaymentKey) {
-        self.remote.hint.notify_one();
+        self.remote.wake.notify_one();
     }
 }
 
 impl Remote {
-    fn serves(&self, network: Network) -> bool {
-        if self.networks.is_empty() { self.supported.serves(network) } else { self.networks.contains(&network) }
-    }
-
-    /// Settles, or waits for the settlement that is under way.
-    async fn settle(
-        self: &Arc<Self>,
-        payment: Prechecked,
-        insistence: Insistence,
-    ) -> Result<Outcome, FacilitatorError> {
+    /// Settles, or waits for the settlement of the same payment that is under way.
+    async fn settle(self: &Arc<Self>, payment: Prechecked, repeat: Repeat) -> Result<Outcome, FacilitatorError> {
         let remote = self.clone();
-        match self.flights.join(payment.key(), || remote.settle_alone(payment, insistence)).await {
+        match self.settling.run(payment.key(), || remote.settle_exclusively(payment, repeat)).await {
             Ok(result) => result,
             Err(NoResult::Lost) => Ok(Outcome::Unknown { transaction: None }),
             Err(NoResult::Full) => {
@@ -204,35 +189,34 @@ impl Remote {
         }
     }
 
-    /// Asks the facilitator and, where there is one, the node at the same time.
-    async fn look_at(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
-        let at = self.clock.now();
-        let asked = self.verify(payment);
-        let Some(witness) = self.witness(payment.terms().offer().network()) else {
+    /// Asks the facilitator and, if there is one, the node at the same time.
+    async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
+        let at = self.journal.now();
+        let asked = self.ask_to_verify(payment);
+        let Some(observer) = self.observer(payment.terms().offer().network()) else {
             asked.await?;
             return Ok(Verified { funds: None, gas: None, at, contract_wallet: false });
         };
-        let (said, look) = tokio::join!(asked, witness.look(payment));
-        said?;
-        let look = look?;
-        match look.rejection {
+        let (answer, observed) = tokio::join!(asked, observer.observe(payment));
+        answer?;
+        let Observation { funds, contract_wallet, rejection } = observed?;
+        match rejection {
             Some(rejection) => Err(rejection.into()),
-            None => Ok(Verified { funds: Some(look.funds), gas: None, at, contract_wallet: look.contract_wallet }),
+            None => Ok(Verified { funds: Some(funds), gas: None, at, contract_wallet }),
         }
     }
 
-    async fn verify(&self, payment: &Prechecked) -> Result<(), VerifyError> {
-        let body = body_for(payment)
-            .map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))?;
-        let mut last: Result<Answer, Silence> = Err(Silence::NotSent);
+    async fn ask_to_verify(&self, payment: &Prechecked) -> Result<(), VerifyError> {
+        let body = body_for(payment)?;
+        let mut last: Result<Answer, NoAnswer> = Err(NoAnswer::NotSent);
         for _ in 0..VERIFY_TRIES {
             last = self.api.post("verify", body.clone()).await;
             if let Ok(answer) = &last {
-                match read_verdict(answer, payment) {
-                    Verdict::Valid => return Ok(()),
-                    Verdict::Invalid(rejection) => return Err(rejection.into()),
-                    Verdict::None => {
-                        tracing::warn!(status = %answer.status, "the facilitator's answer to a verification is of no use");
+                match read_verification(answer, payment) {
+                    Verification::Valid => return Ok(()),
+                    Verification::Invalid(rejection) => return Err(rejection.into()),
+                    Verification::Unusable => {
+                        tracing::warn!(status = %answer.status, "the facilitator's answer to a verification cannot be used");
                     }
                 }
                 if answer.status.is_client_error() {
@@ -242,5 +226,31 @@ impl Remote {
         }
         let retry_after = last.ok().and_then(|answer| answer.retry_after).unwrap_or(Duration::from_secs(2));
         Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after }.into())
+    }
+
+    async fn readiness(&self) -> Readiness {
+        let check = async {
+            let readiness = self.check_readiness().await;
+            let networks = if self.networks.is_empty() { self.supported.networks() } else { self.networks.clone() };
+            networks.into_iter().for_each(|network| telemetry::ready(network, readiness.is_ready()));
+            readiness
+        };
+        self.readiness.get_or_check(check).await
+    }
+
+    async fn check_readiness(&self) -> Readiness {
+        let mut readiness = Readiness::of_ledger(&**self.journal.ledger()).await;
+        // Any answer will do: not every facilitator says what it supports.
+        let answer = self.api.get("supported").await;
+        if !answer.is_ok_and(|answer| !answer.status.is_server_error()) {
+            readiness.reasons.push(NotReady::Facilitator);
+        }
+        for observer in &self.observers {
+            if !observer.answers().await {
+                readiness.reasons.push(NotReady::Node);
+                break;
+            }
+        }
+        readiness
     }
 }

@@ -1,4 +1,4 @@
-//! Settling through somebody else, and finding out what became of it.
+//! Settling through a remote facilitator, finding out what became of it, and doing so in the background.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,81 +8,86 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Remote,
-    api::Silence,
-    message::{Reply, body_for, pause_of, read_settlement},
-    witness::{Fate, Witness},
+    api::NoAnswer,
+    message::{Reply, body_for, read_settlement},
+    observer::{ChainObserver, Fate},
 };
 use crate::{
     facilitator::FacilitatorError,
-    ledger::{LedgerError, Record, Settlement, SettlementStep, Settling},
+    ledger::{LedgerError, Listing, Record, Settlement, SettlementStep, Settling},
+    network::Network,
     payment::{Outcome, PaymentKey, Prechecked},
     protocol::Reason,
+    settlement::{
+        journal::Journal,
+        reconciler::{self, OPEN, Reconcile},
+    },
 };
 
-/// The pause before the same body is sent again, doubled up to [`LONGEST_PAUSE`].
+/// The pause before the same body is sent again, doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
-/// How often a facilitator is asked within one call that answers nothing of use. One that says "pending" is asked for as long as
-/// the call may take.
+const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// How many unusable answers end a call. An answer of "pending" is asked again for as long as the call may take.
 const MAX_TRIES: u32 = 4;
-/// How many transactions that a facilitator named are written down for a payment.
+/// How many transactions that a facilitator named are recorded for a payment.
 const MAX_NAMED: usize = 8;
-/// What other processes wait beyond the time that a call may take, in seconds.
-const SLACK: u64 = 10;
+/// How long other processes leave the payment alone, in seconds, beyond the time that a call may take.
+const SETTLING_SLACK: u64 = 10;
+/// The longest pause between two reconciliations of one payment, in seconds.
+const LONGEST_PAUSE: u64 = 300;
 
-/// How long a call may insist.
+/// Whether a request is repeated.
 #[derive(Clone, Copy)]
-pub(super) enum Insistence {
+pub(super) enum Repeat {
     /// Until the time for a settlement has passed.
-    Settle,
-    /// Asks once: somebody asks again soon.
-    Once,
+    UntilTimeout,
+    /// Never: reconciliation asks again soon.
+    Never,
 }
 
-/// What the facilitator said in the end.
-struct Heard {
+/// The facilitator's last answer to a settlement.
+struct Asked {
     reply: Reply,
     /// The transactions that it named, the newest last.
     named: Vec<B256>,
-    /// Whether a request may have had an effect that the reply does not tell of.
+    /// A request may have had an effect that the reply does not report.
     is_uncertain: bool,
-    /// Whether no request has left.
+    /// No request has left this process.
     is_unsent: bool,
     retry_after: Duration,
 }
 
 impl Remote {
-    /// One settlement of one payment; no other is under way in this process.
-    pub(super) async fn settle_alone(
+    /// Settles one payment. No other settlement of it runs in this process.
+    pub(super) async fn settle_exclusively(
         self: Arc<Self>,
         payment: Prechecked,
-        insistence: Insistence,
+        repeat: Repeat,
     ) -> Result<Outcome, FacilitatorError> {
         let key = payment.key();
-        let record = self.ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
-        if let Some(outcome) = known(&record) {
+        let ledger = self.journal.ledger();
+        let record = ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
+        if let Some(outcome) = recorded_outcome(&record) {
             return Ok(outcome);
         }
-        let until = self.clock.now().saturating_add(self.settle_timeout.as_secs()).saturating_add(SLACK);
-        // From here on it is unknown what becomes of it, whoever dies (invariant I4 has no transaction to journal here).
-        let settling = Settling { by: self.process, until };
-        let entrust = SettlementStep::Delegate { settling, known_failures: payment.known_failures() };
-        match self.ledger.settle(&key, &entrust).await {
+        let until = self.journal.now().saturating_add(self.settle_timeout.as_secs()).saturating_add(SETTLING_SLACK);
+        // From here on the outcome is unknown, even if this process dies (invariant I4 has no transaction to journal here).
+        let settling = Settling { by: self.journal.process_id(), until };
+        let delegate = SettlementStep::Delegate { settling, known_failures: payment.known_failures() };
+        match ledger.settle(&key, &delegate).await {
             Ok(()) => {}
-            // Another process asks just now, or was told no since this one was asked.
+            // Another process settles it, or recorded a failure since this settlement was asked for.
             Err(LedgerError::InvalidTransition(_)) => {
-                let record = self.ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
+                let record = ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
                 return Ok(record.outcome(&payment));
             }
             Err(error) => return Err(error.into()),
         }
         let payment = self.echoes.with_first(payment);
         let is_first = record.settlement == Settlement::Due && record.transactions.is_empty();
-        let body = body_for(&payment)
-            .map_err(|_| FacilitatorError::Misconfigured("a payment that cannot be written as JSON".into()))?;
-        let heard = self.ask(&payment, &record, body, insistence).await;
-        let heard = Heard { is_uncertain: heard.is_uncertain || !is_first, ..heard };
-        let outcome = self.judge(&payment, &record, heard).await;
+        let asked = self.ask(&payment, &record, body_for(&payment)?, repeat).await;
+        let asked = Asked { is_uncertain: asked.is_uncertain || !is_first, ..asked };
+        let outcome = self.conclude(&payment, &record, asked).await;
         if matches!(outcome, Ok(Outcome::Settled { .. } | Outcome::Failed { .. })) {
             self.echoes.forget(&key);
         }
@@ -90,10 +95,10 @@ impl Remote {
     }
 
     /// Sends the body until there is an answer, one request after the other.
-    async fn ask(&self, payment: &Prechecked, record: &Record, body: Bytes, insistence: Insistence) -> Heard {
+    async fn ask(&self, payment: &Prechecked, record: &Record, body: Bytes, repeat: Repeat) -> Asked {
         let deadline = Instant::now() + self.settle_timeout;
-        let mut heard = Heard {
-            reply: Reply::None,
+        let mut asked = Asked {
+            reply: Reply::Unusable,
             named: Vec::new(),
             is_uncertain: false,
             is_unsent: true,
@@ -102,51 +107,43 @@ impl Remote {
         let (mut pause, mut tries) = (FIRST_PAUSE, 0);
         loop {
             let answer = self.api.post("settle", body.clone()).await;
-            let mut asked_pause = None;
-            heard.reply = match &answer {
-                Ok(answer) => {
-                    heard.is_unsent = false;
-                    asked_pause = pause_of(answer);
-                    read_settlement(answer, payment)
-                }
-                Err(Silence::NotSent) => Reply::None,
-                Err(Silence::Lost) => {
-                    heard.is_unsent = false;
-                    Reply::None
-                }
+            asked.is_unsent &= matches!(answer, Err(NoAnswer::NotSent));
+            asked.reply = match &answer {
+                Ok(answer) => read_settlement(answer, payment),
+                Err(NoAnswer::NotSent | NoAnswer::Lost) => Reply::Unusable,
             };
-            match &heard.reply {
-                Reply::Paid(_) | Reply::Refused { .. } | Reply::Lie(_) => return heard,
+            match &asked.reply {
+                Reply::Paid(_) | Reply::Refused { .. } | Reply::Mismatch(_) => return asked,
                 Reply::Pending(transaction) => {
-                    heard.is_uncertain = true;
+                    asked.is_uncertain = true;
                     if let Some(transaction) = *transaction {
-                        self.note(record, &mut heard.named, transaction).await;
+                        self.record_named(record, &mut asked.named, transaction).await;
                     }
                 }
-                Reply::None => {
-                    heard.is_uncertain |= !heard.is_unsent;
+                Reply::Unusable => {
+                    asked.is_uncertain |= !asked.is_unsent;
                     tries += 1;
                     if let Ok(answer) = &answer {
-                        tracing::warn!(status = %answer.status, "the facilitator's answer to a settlement is of no use");
+                        tracing::warn!(status = %answer.status, "the facilitator's answer to a settlement cannot be used");
                     }
                 }
             }
-            let wait = asked_pause.unwrap_or(pause);
-            heard.retry_after = wait.max(Duration::from_secs(1));
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            let is_over = matches!(insistence, Insistence::Once) || tries >= MAX_TRIES;
+            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
+            asked.retry_after = wait.max(Duration::from_secs(1));
+            pause = (pause * 2).min(MAX_PAUSE);
+            let is_over = matches!(repeat, Repeat::Never) || tries >= MAX_TRIES;
             if is_over || Instant::now() + wait >= deadline {
-                return heard;
+                return asked;
             }
             sleep(wait).await;
         }
     }
 
-    /// What that means, as far as it can be told.
-    async fn judge(&self, payment: &Prechecked, record: &Record, heard: Heard) -> Result<Outcome, FacilitatorError> {
-        let Heard { reply, mut named, is_uncertain, is_unsent, retry_after } = heard;
+    /// Returns the outcome that the answer, and the chain where it can be asked, prove.
+    async fn conclude(&self, payment: &Prechecked, record: &Record, asked: Asked) -> Result<Outcome, FacilitatorError> {
+        let Asked { reply, mut named, is_uncertain, is_unsent, retry_after } = asked;
         let key = &record.key;
-        let witness = self.witness(key.network);
+        let observer = self.observer(key.network);
         if is_unsent && !is_uncertain {
             self.give_back(key).await;
             return Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after });
@@ -154,99 +151,141 @@ impl Remote {
         let mut claimed = record.transactions.iter().rev().take(MAX_NAMED).copied().collect::<Vec<_>>();
         match reply {
             Reply::Paid(transaction) => {
-                let Some(witness) = witness else {
+                let Some(observer) = observer else {
                     return Ok(Outcome::Settled { transaction, block: None, fee: None });
                 };
-                match witness.paid_in(payment, transaction).await {
+                match observer.paid_in(payment, transaction).await {
                     Ok(Some(block)) if record.block_seen.is_none_or(|seen| seen < block) => {
                         return Ok(Outcome::Settled { transaction, block: Some(block), fee: None });
                     }
                     Ok(_) => {
                         tracing::error!(%transaction, payer = %key.payer, nonce = %key.nonce,
-                            "the facilitator says that a transaction paid which did not, or is not on the chain");
+                            "the facilitator reports a transaction that did not make the payment, or is not on the chain");
                     }
                     Err(error) => {
                         tracing::error!(%error, %transaction, payer = %key.payer, nonce = %key.nonce,
                             "a settlement could not be confirmed");
                     }
                 }
-                self.note(record, &mut named, transaction).await;
+                self.record_named(record, &mut named, transaction).await;
             }
-            Reply::Lie(what) => {
-                tracing::error!(payer = %key.payer, nonce = %key.nonce, "the facilitator tells of a settlement {what}");
+            Reply::Mismatch(what) => {
+                tracing::error!(payer = %key.payer, nonce = %key.nonce, "the facilitator reports a settlement {what}");
             }
             Reply::Refused { reason, detail, transaction } if !is_uncertain => {
-                let Some(witness) = witness else {
+                let Some(observer) = observer else {
                     return Ok(Outcome::Failed { reason, detail, transaction, dead: false });
                 };
                 claimed.extend(transaction);
-                match witness.fate(payment, record.block_seen, &claimed).await {
+                match observer.fate(payment, record.block_seen, &claimed).await {
                     Ok(Fate::Open) => return Ok(Outcome::Failed { reason, detail, transaction, dead: false }),
-                    Ok(fate) => return Ok(told(fate, transaction)),
+                    Ok(fate) => return Ok(fate.outcome(transaction)),
                     Err(error) => tracing::warn!(%error, "a failure could not be confirmed"),
                 }
             }
-            Reply::Refused { transaction, .. } => {
-                // What was asked before may be why it fails now.
-                if let Some(transaction) = transaction {
-                    named.push(transaction);
-                }
-            }
-            Reply::Pending(_) | Reply::None => {}
+            // An earlier request may be the reason why it fails now.
+            Reply::Refused { transaction, .. } => named.extend(transaction),
+            Reply::Pending(_) | Reply::Unusable => {}
         }
         claimed.extend(&named);
         let last = claimed.last().copied();
-        match witness {
-            None => Ok(Outcome::Unknown { transaction: last }),
-            Some(witness) => Ok(match witness.fate(payment, record.block_seen, &claimed).await {
-                Ok(fate) => told(fate, last),
+        Ok(match observer {
+            None => Outcome::Unknown { transaction: last },
+            Some(observer) => match observer.fate(payment, record.block_seen, &claimed).await {
+                Ok(fate) => fate.outcome(last),
                 Err(_) => Outcome::Unknown { transaction: last },
-            }),
-        }
+            },
+        })
     }
 
-    /// What became of a payment that was entrusted before: the chain first, where it can be asked, then the facilitator.
-    pub(super) async fn look_again(self: &Arc<Self>, record: &Record) -> Result<Outcome, FacilitatorError> {
-        if let Some(outcome) = known(record) {
+    /// Returns the outcome of a payment that was delegated before. Asks the chain first, where that is possible, then the facilitator.
+    pub(super) async fn reconcile(self: &Arc<Self>, record: &Record) -> Result<Outcome, FacilitatorError> {
+        if let Some(outcome) = recorded_outcome(record) {
             return Ok(outcome);
         }
         let payment = record.payment();
-        if let Some(witness) = self.witness(record.key.network) {
-            let fate = witness.fate(&payment, record.block_seen, &record.transactions).await;
+        if let Some(observer) = self.observer(record.key.network) {
+            let fate = observer.fate(&payment, record.block_seen, &record.transactions).await;
             if let Ok(fate @ (Fate::Paid { .. } | Fate::Spent { .. })) = fate {
-                return Ok(told(fate, None));
+                return Ok(fate.outcome(None));
             }
         }
-        self.settle(payment, Insistence::Once).await
+        self.settle(payment, Repeat::Never).await
     }
 
-    pub(super) fn witness(&self, network: crate::Network) -> Option<&dyn Witness> {
-        self.witnesses.iter().find(|(of, _)| *of == network).map(|(_, witness)| witness.as_ref())
+    pub(super) fn observer(&self, network: Network) -> Option<&ChainObserver> {
+        self.observers.iter().find(|observer| observer.network() == network)
     }
 
-    /// Writes down a transaction that the facilitator names, so that it can be looked for later.
-    async fn note(&self, record: &Record, named: &mut Vec<B256>, transaction: B256) {
+    /// Records a transaction that the facilitator names, so that it can be looked up later.
+    async fn record_named(&self, record: &Record, named: &mut Vec<B256>, transaction: B256) {
         let is_known = record.transactions.contains(&transaction) || named.contains(&transaction);
         if is_known || record.transactions.len() + named.len() >= MAX_NAMED {
             return;
         }
         named.push(transaction);
-        if let Err(error) = self.ledger.settle(&record.key, &SettlementStep::Submit { transaction }).await {
-            tracing::warn!(%error, %transaction, "a transaction was not written down");
+        let step = SettlementStep::Submit { transaction };
+        if let Err(error) = self.journal.ledger().settle(&record.key, &step).await {
+            tracing::warn!(%error, %transaction, "a transaction was not recorded");
         }
     }
 
-    /// Nothing has left: it is due as before.
+    /// Makes the payment due again, since no request has left this process.
     async fn give_back(&self, key: &PaymentKey) {
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.process };
-        if let Err(error) = self.ledger.settle(key, &step).await {
+        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.journal.process_id() };
+        if let Err(error) = self.journal.ledger().settle(key, &step).await {
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment stays unknown although it was not sent");
         }
     }
 }
 
-/// What the ledger knows for sure.
-fn known(record: &Record) -> Option<Outcome> {
+impl Reconcile for Remote {
+    const CONCURRENCY: usize = 8;
+
+    fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    fn serves(&self, network: Network) -> bool {
+        if self.networks.is_empty() { self.supported.serves(network) } else { self.networks.contains(&network) }
+    }
+
+    async fn run_pass(self: &Arc<Self>) {
+        if let Err(error) = reconciler::reconcile_listed(self, Listing::of(OPEN)).await {
+            tracing::warn!(%error, "open payments could not be reconciled");
+        }
+    }
+
+    async fn reconcile_payment(self: &Arc<Self>, record: Record) -> Result<(), FacilitatorError> {
+        let is_due = record.settlement == Settlement::Due;
+        if is_due && !self.journal.is_owed(&record).await? {
+            return Ok(());
+        }
+        if !self.journal.claim(&record, LONGEST_PAUSE).await? {
+            return Ok(());
+        }
+        let outcome =
+            if is_due { self.settle(record.payment(), Repeat::Never).await? } else { self.reconcile(&record).await? };
+        if matches!(outcome, Outcome::Unknown { .. }) {
+            // The ledger has it as unknown already, and a claim that lasts.
+            return Ok(());
+        }
+        let step = SettlementStep::of(&outcome, self.journal.process_id());
+        Ok(self.journal.try_record(&record.key, step).await?)
+    }
+
+    async fn follow_settled(self: &Arc<Self>) {
+        // A node that is down must not keep the chains of others from being followed.
+        for observer in &self.observers {
+            if let Err(error) = observer.follow_settled(self).await {
+                tracing::warn!(%error, network = %observer.network(), "settled payments could not be followed");
+            }
+        }
+    }
+}
+
+/// Returns the outcome if the ledger knows it for certain.
+fn recorded_outcome(record: &Record) -> Option<Outcome> {
     match record.settlement {
         Settlement::Settled { transaction, block } | Settlement::Final { transaction, block } => {
             Some(Outcome::Settled { transaction, block, fee: record.fee })
@@ -258,15 +297,5 @@ fn known(record: &Record) -> Option<Outcome> {
             dead: true,
         }),
         _ => None,
-    }
-}
-
-fn told(fate: Fate, claimed: Option<B256>) -> Outcome {
-    match fate {
-        Fate::Paid { transaction, block } => Outcome::Settled { transaction, block: Some(block), fee: None },
-        Fate::Spent { reason, detail, transaction, for_good } => {
-            Outcome::Failed { reason, detail, transaction, dead: for_good }
-        }
-        Fate::Open | Fate::Unclear => Outcome::Unknown { transaction: claimed },
     }
 }

@@ -1,4 +1,4 @@
-//! What a facilitator says it supports, remembered for a while.
+//! The answer of a facilitator's `/supported`, cached.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 use super::{api::Api, message::read_object};
 use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
 
-/// When a facilitator that does not answer is asked again.
+/// How long to wait before a facilitator that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How many networks are told apart in what is counted.
+/// How many networks have metrics of their own.
 const MAX_NETWORKS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Supported {
     ttl: Duration,
     known: Mutex<Option<(Instant, Arc<SupportedResponse>)>>,
-    /// Held by whoever asks: others wait for the same answer.
+    /// Held while the facilitator is asked: concurrent callers wait for the same answer.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -29,7 +29,7 @@ impl Supported {
         Self { ttl, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
-    /// What it says now, or said a moment ago; what it said last if it does not answer.
+    /// Returns the cached answer, or else asks. If the facilitator does not answer, returns its last answer.
     pub(super) async fn get(&self, api: &Api) -> Result<Arc<SupportedResponse>, FacilitatorError> {
         if let Some(fresh) = self.fresh() {
             return Ok(fresh);
@@ -52,7 +52,7 @@ impl Supported {
         }
     }
 
-    /// Whether it said that it settles `exact` payments of v2 on this network. Does not ask.
+    /// Returns `true` if its last answer includes `exact` payments of v2 on this network. Does not ask.
     pub(super) fn serves(&self, network: Network) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let named = network.to_string();
@@ -65,7 +65,7 @@ impl Supported {
         })
     }
 
-    /// The networks on which it said so, of those that are named.
+    /// Returns the networks that its last answer names for `exact` payments of v2.
     pub(super) fn networks(&self) -> Vec<Network> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let kinds = known.iter().flat_map(|(_, said)| &said.kinds);

@@ -46,7 +46,7 @@ impl Shared {
         let shared = self.clone();
         let landed = self
             .flights
-            .join(flight(&payment), || async move { shared.settle_alone(&*facilitator, &payment).await })
+            .run(flight(&payment), || async move { shared.settle_alone(&*facilitator, &payment).await })
             .await;
         asked.settled(&landed.unwrap_or_else(|none| match none {
             NoResult::Full => Said::Unavailable(RETRY),
@@ -237,7 +237,7 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 /// Records an outcome, and returns what is said of it: a failure that the ledger does not take may be none. A fact about the chain stays
 /// true if the ledger is slow to take it.
 async fn note(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> Said {
-    let step = SettlementStep::of(&outcome, facilitator.process());
+    let step = SettlementStep::of(&outcome, facilitator.process_id());
     let mut is_recorded = false;
     for attempt in 1..=5_u32 {
         match facilitator.ledger().settle(key, &step).await {

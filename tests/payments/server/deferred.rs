@@ -280,7 +280,7 @@ async fn the_offer_does_not_speak_of_it() {
 #[test]
 fn credit_is_not_given_where_nobody_would_collect() {
     let mut idle = Scripted::new();
-    idle.settles_due = false;
+    idle.settles_in_background = false;
     let idle = Arc::new(idle);
     let error = layer(&idle).deferred(DeferredPolicy::default()).build().unwrap_err();
     assert_eq!(error, BuildError::NotDeferrable(Network::BASE_SEPOLIA));

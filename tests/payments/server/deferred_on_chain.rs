@@ -104,7 +104,7 @@ async fn what_was_answered_on_credit_a_moment_ago_is_settled_before_it_shuts_dow
     let is_slow = |methods: &[String]| methods.iter().any(|method| method == "eth_getBlockByNumber");
     proxy.judge(move |methods| if is_slow(methods) { Fate::Delay(Duration::from_secs(1)) } else { Fate::Pass });
     let looks = proxy.counts().of("eth_getBlockByNumber");
-    shop.facilitator.look_after_soon();
+    shop.facilitator.reconcile_now();
     support::eventually::eventually("the upkeep asks its node", async || {
         proxy.counts().of("eth_getBlockByNumber") > looks
     })
@@ -159,7 +159,7 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();
         shop.facilitator
             .ledger()
-            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process()))
+            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process_id()))
             .await
             .unwrap();
         let lost = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();

@@ -108,7 +108,7 @@ async fn cheating_pays_off_only_so_far(trick: Trick, flow: Flow) {
     chain.mint(cheat.from, PRICE).await;
     let honest = cheat.pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, honest.on(evaluate("x"))).await.status, 200, "a customer like any other, so far");
-    let (stats, tank) = (shop.facilitator.stats(), shop.facilitator.gas_tank().await.unwrap());
+    let (stats, tank) = (shop.facilitator.stats(), shop.facilitator.gas_balance().await.unwrap());
 
     let spoil: Arc<Mutex<Vec<(Address, Address, Bytes)>>> = Arc::default();
     let was_sent = Arc::new(AtomicBool::new(false));
@@ -147,7 +147,7 @@ async fn cheating_pays_off_only_so_far(trick: Trick, flow: Flow) {
     let runs = shop.handled() - 1;
     let after = shop.facilitator.stats();
     let wasted = after.reverted - stats.reverted;
-    let gas = tank - shop.facilitator.gas_tank().await.unwrap();
+    let gas = tank - shop.facilitator.gas_balance().await.unwrap();
     let (content, work) = match flow {
         Flow::Authorization => (0, 2),
         Flow::Upfront => (0, 0),
@@ -176,7 +176,7 @@ async fn until_its_fate_is_known(shop: &Shop, purchase: &Purchase) {
             if record.is_none_or(|record| record.settlement.paid_by().is_some() || record.last_failure.is_some()) {
                 return;
             }
-            shop.facilitator.look_after_soon();
+            shop.facilitator.reconcile_now();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

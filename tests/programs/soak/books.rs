@@ -83,7 +83,7 @@ pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bou
     );
     println!(
         "  undone by reorganizations {}, credited {}, included without paying {}",
-        stats.undone, stats.credited, stats.reverted
+        stats.reorged, stats.settled_by_others, stats.reverted
     );
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bou
 async fn until_all_is_known(chain: &dyn Chain, shop: &Shop, payments: u64) -> Counts {
     let deadline = Instant::now() + CALM;
     loop {
-        shop.facilitator.look_after_soon();
+        shop.facilitator.reconcile_now();
         let counts = shop.counts().await;
         let is_all_there = chain.token_transfers(shop.pay_to).await.len() as u64 == payments;
         if (counts.settled == payments && is_all_there) || Instant::now() > deadline {

@@ -31,9 +31,9 @@ async fn it_is_deployed_once_and_works(chain: &dyn Chain) {
     let code = chain.provider().get_code_at(BatchSettler::ADDRESS).await.unwrap();
     assert_eq!(keccak256(code), BatchSettler::CODE_HASH);
 
-    let gas_tank = facilitator.gas_tank().await.unwrap();
+    let gas_tank = facilitator.gas_balance().await.unwrap();
     assert_eq!(facilitator.deploy_batch_settler().await.unwrap(), None);
-    assert_eq!(facilitator.gas_tank().await.unwrap(), gas_tank);
+    assert_eq!(facilitator.gas_balance().await.unwrap(), gas_tank);
 
     let stage = Stage { chain, relayer: chain.relayer().await };
     let payment = Payment::by(&stage.payer().await, random_address(), chain);

@@ -39,7 +39,7 @@ fn fee(outcome: &Outcome) -> U256 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_shares_a_few_transactions_and_their_cost() {
+async fn burst_shares_a_few_transactions_and_their_cost() {
     let stage = with_settler(200).await;
     let before = stage.facilitator.stats();
     let outcomes = settle_at_once(&stage, &payments(&stage, 150)).await;
@@ -55,7 +55,7 @@ async fn a_burst_shares_a_few_transactions_and_their_cost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lone_payment_is_a_call_of_the_token() {
+async fn single_payment_calls_the_token() {
     let stage = with_settler(50).await;
     let [payment] = &payments(&stage, 1)[..] else { panic!() };
     let transaction = paid_by(&stage.admit_and_settle(payment).await);
@@ -68,7 +68,7 @@ async fn a_lone_payment_is_a_call_of_the_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_needs_more_gas_than_a_batch_gives_is_settled_alone_from_the_start() {
+async fn payment_that_needs_more_gas_than_a_batch_allows_is_settled_alone() {
     let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50)).batch_gas_cap(30_000)).await;
     stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
     let stage = Arc::new(stage);
@@ -78,7 +78,7 @@ async fn who_needs_more_gas_than_a_batch_gives_is_settled_alone_from_the_start()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chain_without_the_contract_settles_one_by_one() {
+async fn without_the_batch_settler_payments_settle_one_by_one() {
     let stage = Arc::new(Stage::with(every(50), |b| b).await);
     settle_at_once(&stage, &payments(&stage, 20)).await;
     assert_eq!((stage.received(), stage.next_nonce().await), (20, 20));
@@ -90,7 +90,7 @@ async fn a_chain_without_the_contract_settles_one_by_one() {
 
 /// The payer is fine when it is verified. Before the transaction runs, its account gets code that burns gas (EIP-7702).
 #[tokio::test(start_paused = true)]
-async fn a_payer_that_turns_hostile_harms_nobody_else() {
+async fn hostile_payer_in_a_batch_does_not_affect_others() {
     let stage = with_settler(200).await;
     let hostile_key = stage.payer(1);
     let mut all = payments(&stage, 99);
@@ -115,7 +115,7 @@ async fn a_payer_that_turns_hostile_harms_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payer_that_spends_its_money_meanwhile_fails_alone_and_without_a_transaction_of_its_own() {
+async fn payer_without_funds_fails_alone_and_without_another_transaction() {
     let stage = with_settler(200).await;
     let poor = stage.payer(1);
     let mut all = payments(&stage, 9);
@@ -135,7 +135,7 @@ async fn a_payer_that_spends_its_money_meanwhile_fails_alone_and_without_a_trans
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_somebody_else_executed_first_is_credited_with_that_transaction() {
+async fn front_run_payment_in_a_batch_is_settled_with_the_other_transaction() {
     let stage = with_settler(200).await;
     let all = payments(&stage, 10);
     let verified = join_all(all.iter().map(|payment| stage.admit(payment))).await;
@@ -143,11 +143,11 @@ async fn a_member_that_somebody_else_executed_first_is_credited_with_that_transa
     let outcomes = join_all(all.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await;
     let transactions: Vec<_> = outcomes.iter().map(paid_by).collect();
     assert_eq!(transactions[3], foreign);
-    assert_eq!((stage.received(), stage.facilitator.stats().credited), (10, 1));
+    assert_eq!((stage.received(), stage.facilitator.stats().settled_by_others), (10, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_hangs_is_replaced_though_one_of_its_payments_is_settled_by_then() {
+async fn stuck_batch_is_replaced_although_one_of_its_payments_is_settled() {
     let stage = with_settler(200).await;
     let both = payments(&stage, 2);
     let verified = join_all(both.iter().map(|payment| stage.admit(payment))).await;
@@ -182,7 +182,7 @@ async fn one_payment_is_settled_by_one_task_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_backlog_verifies_nothing_new() {
+async fn full_queue_verifies_nothing() {
     let stage = Arc::new(Stage::with(|d| d, |b| b.backlog(3)).await);
     let all = payments(&stage, 4);
     let verified = join_all(all[..3].iter().map(|payment| stage.admit(payment))).await;
@@ -208,7 +208,7 @@ async fn a_full_backlog_verifies_nothing_new() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutting_down_ends_what_was_begun_and_begins_nothing() {
+async fn shutdown_ends_what_was_begun_and_begins_nothing() {
     let stage = with_settler(200).await;
     let all = payments(&stage, 21);
     let verified = join_all(all.iter().map(|payment| stage.admit(payment))).await;

@@ -26,7 +26,7 @@ fn error(code: i64, message: &str) -> Fault {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_without_the_synchronous_send_is_polled_and_not_asked_again() {
+async fn node_without_the_synchronous_send_is_polled() {
     let stage = settles_in_spite_of(|method, _| match method {
         SYNC => error(-32601, "the method eth_sendRawTransactionSync does not exist/is not available"),
         _ => Fault::None,
@@ -38,7 +38,7 @@ async fn a_node_without_the_synchronous_send_is_polled_and_not_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broadcast_that_never_arrived_is_repeated() {
+async fn lost_broadcast_is_repeated() {
     let stage = settles_in_spite_of(|method, _| match method {
         SYNC => Fault::DropBefore,
         _ => Fault::None,
@@ -48,7 +48,7 @@ async fn a_broadcast_that_never_arrived_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broadcast_whose_answer_was_lost_settles_once() {
+async fn broadcast_whose_answer_was_lost_settles_once() {
     settles_in_spite_of(|method, index| match (method, index) {
         (SYNC, _) => Fault::DropAfter,
         ("eth_getTransactionReceipt", 0..3) => Fault::DropBefore,
@@ -58,7 +58,7 @@ async fn a_broadcast_whose_answer_was_lost_settles_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nonce_is_not_called_anothers_before_a_receipt_was_looked_for_in_vain() {
+async fn nonce_does_not_count_as_taken_while_receipts_cannot_be_read() {
     settles_in_spite_of(|method, index| match (method, index) {
         (SYNC, _) => Fault::DropAfter,
         ("eth_getTransactionReceipt", 0..12) => Fault::DropBefore,
@@ -76,7 +76,7 @@ async fn a_nonce_is_not_called_anothers_before_a_receipt_was_looked_for_in_vain(
 
 /// Slower than the pause between two looks at why a transaction is in no block.
 #[tokio::test(start_paused = true)]
-async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {
+async fn late_receipt_is_waited_for() {
     let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -90,7 +90,7 @@ async fn a_receipt_that_takes_seconds_to_come_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broadcast_that_timed_out_in_the_pool_is_found() {
+async fn broadcast_that_timed_out_in_the_pool_is_found() {
     for code in [4, 5] {
         settles_in_spite_of(move |method, _| match method {
             SYNC => Fault::ErrorAfter { code, message: "not processed in time".into() },
@@ -101,7 +101,7 @@ async fn a_broadcast_that_timed_out_in_the_pool_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_nobody_understands_is_no_refusal() {
+async fn unrecognized_error_is_no_refusal() {
     settles_in_spite_of(|method, _| match method {
         SYNC => Fault::ErrorAfter { code: -32603, message: "upstream said something odd".into() },
         _ => Fault::None,
@@ -110,7 +110,7 @@ async fn an_error_that_nobody_understands_is_no_refusal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_offer_that_is_too_low_is_made_again() {
+async fn underpriced_transaction_is_signed_again() {
     let stage = Stage::with(|d| d, |b| b).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -124,7 +124,7 @@ async fn an_offer_that_is_too_low_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_falls_silent_leaves_the_outcome_unknown_until_it_speaks() {
+async fn silent_node_leaves_the_outcome_unknown_until_it_answers() {
     let stage = Stage::with(every(50), |b| {
         b.rpc_timeout(Duration::from_millis(100)).confirm_timeout(Duration::from_millis(600))
     })
@@ -149,7 +149,7 @@ async fn a_node_that_falls_silent_leaves_the_outcome_unknown_until_it_speaks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fees_and_nonces_that_cannot_be_read_leave_the_payment_due() {
+async fn unreadable_fees_and_nonces_leave_the_payment_due() {
     for method in ["eth_feeHistory", "eth_getTransactionCount"] {
         let stage = stage().await;
         let payment = stage.payment(&stage.payer(1));
@@ -165,14 +165,14 @@ async fn fees_and_nonces_that_cannot_be_read_leave_the_payment_due() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_tank_submits_nothing_and_leaves_the_payment_due() {
+async fn empty_account_submits_nothing_and_leaves_the_payment_due() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(2));
     let verified = stage.admit(&payment).await;
-    let tank = stage.facilitator.gas_tank().await.unwrap();
+    let tank = stage.facilitator.gas_balance().await.unwrap();
     empty(&stage).await;
     let error = stage.settle(&payment, &verified).await.unwrap_err();
-    assert!(matches!(error, FacilitatorError::GasTank { .. }), "{error:?}");
+    assert!(matches!(error, FacilitatorError::InsufficientGas { .. }), "{error:?}");
     assert_eq!(stage.record(&payment).await.settlement, Settlement::Due);
     assert_eq!((stage.received(), stage.next_nonce().await), (0, 0));
     stage.devnet.fund(settlement_key().address(), tank);

@@ -47,18 +47,18 @@ async fn keys_share_the_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_without_gas_leaves_the_work_to_the_other() {
+async fn key_without_gas_leaves_the_work_to_the_other() {
     let stage = Arc::new(Stage::with(every(50), |b| b.signer(second_key()).in_flight(2).batch_size(1)).await);
     for outcome in settle_many(&stage, 12).await {
         paid_by(&outcome);
     }
     assert_eq!(nonce(&stage.devnet, &settlement_key()).await, 12);
     assert_eq!(nonce(&stage.devnet, &second_key()).await, 0);
-    assert_eq!(stage.facilitator.gas_tank().await.unwrap(), U256::ZERO, "the one that has least");
+    assert_eq!(stage.facilitator.gas_balance().await.unwrap(), U256::ZERO, "the one that has least");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_given_once() {
+async fn same_key_twice_is_refused() {
     let devnet = Devnet::start().await.unwrap();
     let builder = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client());
     let built = builder.signer(settlement_key()).signer(settlement_key()).build().await;
@@ -85,7 +85,7 @@ async fn processes_that_share_keys_use_every_nonce_once() {
     }
     facilitators[0].deploy_batch_settler().await.unwrap().unwrap();
     for facilitator in &facilitators {
-        facilitator.look_after_soon();
+        facilitator.reconcile_now();
     }
     let payments: Vec<_> = (0..80).map(|_| stage.payment(&stage.payer(1))).collect();
     let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;

@@ -149,7 +149,7 @@ async fn journalled_by_another(stage: &Stage, payment: &Prechecked) -> TxEnvelop
 
 /// The devnet's base fee is 5,000,000 wei and the least tip 1,000,000: 11,000,000 are offered, and then an eighth and one more.
 #[tokio::test(start_paused = true)]
-async fn a_price_is_raised_up_to_the_ceiling_and_not_by_one_wei_more() {
+async fn fees_are_raised_up_to_the_ceiling_to_the_wei() {
     for (ceiling, expected) in [(12_375_001, vec![11_000_000, 12_375_001]), (12_375_000, vec![11_000_000])] {
         let stage = Stage::with(|d| d, |b| two_seconds_a_block(b).max_gas_price(ceiling)).await;
         let payment = stage.payment(&stage.payer(1));
@@ -166,7 +166,7 @@ async fn a_price_is_raised_up_to_the_ceiling_and_not_by_one_wei_more() {
 
 /// The same where the market's price is the reason, and where the upkeep replaces what a process left behind.
 #[tokio::test(start_paused = true)]
-async fn no_market_price_and_no_upkeep_leads_above_the_ceiling() {
+async fn no_market_price_leads_above_the_ceiling() {
     const CEILING: u128 = 12_200_000;
     let stage = Stage::with(|d| d, |b| two_seconds_a_block(b).max_gas_price(CEILING)).await;
     let payment = stage.payment(&stage.payer(1));
@@ -184,7 +184,7 @@ async fn no_market_price_and_no_upkeep_leads_above_the_ceiling() {
     stage.clock.advance(61);
     for _ in 0..3 {
         let fees = stage.calls("eth_feeHistory");
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         sleep(Duration::from_secs(11)).await;
         assert!(stage.calls("eth_feeHistory") > fees, "the upkeep looked for a better price");
     }
@@ -192,7 +192,7 @@ async fn no_market_price_and_no_upkeep_leads_above_the_ceiling() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_price_is_raised_five_times() {
+async fn fees_are_raised_at_most_five_times() {
     let stage = Stage::with(|d| d, |b| two_seconds_a_block(b).confirm_timeout(Duration::from_secs(60))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -233,7 +233,7 @@ async fn a_price_is_raised_five_times() {
 
 /// No price is the reason: it is the first in line, and in no block.
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_its_price_does_not_hold_back_is_replaced_three_times_and_then_let_go() {
+async fn transaction_with_high_fees_is_replaced_three_times_and_then_abandoned() {
     let stage = Stage::with(|d| d, two_seconds_a_block).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -256,7 +256,7 @@ async fn a_transaction_that_its_price_does_not_hold_back_is_replaced_three_times
 
 /// Most spikes pass by themselves.
 #[tokio::test(start_paused = true)]
-async fn where_nobody_waits_the_price_is_looked_at_every_eighth_time() {
+async fn without_waiting_callers_fees_are_compared_at_every_eighth_check() {
     let stage = Arc::new(Stage::with(|d| d, two_seconds_a_block).await);
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -291,7 +291,7 @@ fn full_for(stage: &Stage, times: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payment_is_signed_for_four_times() {
+async fn payment_has_at_most_four_attempts() {
     for refusals in [3, 4] {
         let stage = Stage::with(|d| d, rarely).await;
         let payment = stage.payment(&stage.payer(1));
@@ -315,7 +315,7 @@ async fn a_payment_is_signed_for_four_times() {
 
 /// No node took any of ours. What another process signed before may still be included.
 #[tokio::test(start_paused = true)]
-async fn a_payment_that_another_processs_transaction_may_still_pay_has_not_failed() {
+async fn payment_has_not_failed_while_another_processes_transaction_may_pay_it() {
     let stage = Stage::with(|d| d, rarely).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -433,7 +433,7 @@ impl Ledger for Stubborn {
 
 /// Other processes are always faster: whatever nonce is asked for, it is another's.
 #[tokio::test(start_paused = true)]
-async fn two_hundred_and_fifty_six_nonces_that_others_have_are_enough() {
+async fn at_most_256_nonces_of_others_are_skipped() {
     for taken in [255, 256] {
         let asked = Arc::new(AtomicU64::new(0));
         let count = asked.clone();
@@ -468,7 +468,7 @@ async fn two_hundred_and_fifty_six_nonces_that_others_have_are_enough() {
 
 /// Its nonce is not another's before it was said often and for long enough.
 #[tokio::test(start_paused = true)]
-async fn a_nonce_is_anothers_after_two_blocks_of_saying_so() {
+async fn nonce_counts_as_taken_after_two_blocks() {
     // Of blocks that take 200 ms, 3 s and 30 s: within 2 and 10 seconds.
     for (millis, seconds) in [(200, 2), (3_000, 6), (30_000, 10)] {
         let stage = Stage::with(
@@ -478,7 +478,7 @@ async fn a_nonce_is_anothers_after_two_blocks_of_saying_so() {
         .await;
         let key = stage.payer(2);
         paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
-        super::lane::foreign(&stage, 1, 100_000_000).await;
+        super::nonces::foreign(&stage, 1, 100_000_000).await;
         let payment = stage.payment(&key);
         let verified = stage.admit(&payment).await;
         let sent = Log::begin();
@@ -498,7 +498,7 @@ async fn a_nonce_is_anothers_after_two_blocks_of_saying_so() {
 
 /// Of several nodes behind one address, the one that takes transactions is ahead of the one that shows receipts.
 #[tokio::test(start_paused = true)]
-async fn a_receipt_that_comes_just_in_time_proves_that_the_nonce_is_ours() {
+async fn late_receipt_proves_that_the_nonce_is_ours() {
     let stage = Stage::with(|d| d, rarely).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -575,7 +575,7 @@ async fn filling_a_gap_is_tried_sixty_four_times() {
 
 /// The only place in the window is taken by a transaction that is in no block.
 #[tokio::test(start_paused = true)]
-async fn a_payment_waits_a_minute_for_its_transaction_to_begin() {
+async fn payment_waits_a_minute_for_its_transaction() {
     let stage = Stage::with(|d| d, |b| two_seconds_a_block(b).in_flight(1)).await;
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
     let verified = [stage.admit(&payments[0]).await, stage.admit(&payments[1]).await];
@@ -601,7 +601,7 @@ async fn a_payment_waits_a_minute_for_its_transaction_to_begin() {
 
 /// A node may hold on to a transaction that it will never include.
 #[tokio::test(start_paused = true)]
-async fn a_broadcast_that_is_not_answered_is_waited_for_no_longer_than_eight_seconds() {
+async fn broadcast_waits_at_most_eight_seconds_for_an_answer() {
     // With blocks that take ten seconds, nobody looks for half a minute.
     let builder = |b: OnchainFacilitatorBuilder| {
         rarely(b).block_time(Duration::from_secs(10)).confirm_timeout(Duration::from_secs(60))
@@ -625,7 +625,7 @@ async fn a_broadcast_that_is_not_answered_is_waited_for_no_longer_than_eight_sec
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_last_look_that_hangs_keeps_nobody_for_more_than_half_a_second() {
+async fn last_request_before_the_deadline_takes_at_most_half_a_second() {
     let builder = |b: OnchainFacilitatorBuilder| {
         two_seconds_a_block(b).rpc_timeout(Duration::from_secs(60)).confirm_timeout(Duration::from_secs(5))
     };
@@ -647,7 +647,7 @@ async fn a_last_look_that_hangs_keeps_nobody_for_more_than_half_a_second() {
 
 /// For the time that confirming may take and 45 seconds more a payment is left to the process that sent a transaction for it.
 #[tokio::test(start_paused = true)]
-async fn other_processes_leave_a_payment_alone_for_as_long_as_its_settlement_may_take() {
+async fn other_processes_leave_a_payment_alone_while_it_may_settle() {
     let stage = Stage::with(|d| d, |b| rarely(b).confirm_timeout(Duration::from_secs(15))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -666,7 +666,7 @@ async fn other_processes_leave_a_payment_alone_for_as_long_as_its_settlement_may
 
 /// What was verified no more than five seconds ago is signed for as it is.
 #[tokio::test(start_paused = true)]
-async fn a_payment_is_looked_at_again_when_it_was_verified_six_seconds_ago() {
+async fn payment_is_verified_again_after_six_seconds() {
     for (age, looks) in [(5, 0), (6, 1)] {
         let stage = Stage::with(|d| d, rarely).await;
         let payment = stage.payment(&stage.payer(1));
@@ -717,7 +717,7 @@ async fn payments_gather_for_half_a_block_and_no_longer_than_half_a_second() {
 // ---- Depth
 
 #[tokio::test(start_paused = true)]
-async fn a_payment_that_is_not_deep_enough_in_time_is_unknown_until_it_is() {
+async fn payment_without_enough_blocks_in_time_is_unknown_until_they_come() {
     let builder =
         |b: OnchainFacilitatorBuilder| b.confirmations(U256::from(PRICE), 3).confirm_timeout(Duration::from_secs(5));
     let stage = Stage::with(|d| d, |b| rarely(builder(b))).await;
@@ -738,7 +738,7 @@ async fn a_payment_that_is_not_deep_enough_in_time_is_unknown_until_it_is() {
 
 /// Its block is replaced, and a later one includes it again: how deep the first one would be says nothing.
 #[tokio::test(start_paused = true)]
-async fn a_payment_that_a_later_block_includes_again_counts_from_there() {
+async fn payment_in_a_later_block_counts_from_there() {
     let stage = Stage::with(|d| d, |b| rarely(b).confirmations(U256::from(PRICE), 3)).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -768,7 +768,7 @@ async fn a_payment_that_a_later_block_includes_again_counts_from_there() {
 
 /// A node that lags behind the receipt that it just showed cannot say why the transaction did not pay.
 #[tokio::test(start_paused = true)]
-async fn why_an_included_transaction_did_not_pay_is_asked_five_times() {
+async fn reason_of_an_unpaid_transaction_is_asked_for_five_times() {
     for failures in [4, 5] {
         let stage = Stage::with(|d| d, rarely).await;
         let payer = stage.payer(1);
@@ -791,7 +791,7 @@ async fn why_an_included_transaction_did_not_pay_is_asked_five_times() {
 
 /// Nobody waits, so that the engine records the outcome itself. What the ledger does not take then, the upkeep finds out again.
 #[tokio::test(start_paused = true)]
-async fn an_outcome_is_offered_to_the_ledger_five_times_and_found_again_after_that() {
+async fn outcome_is_recorded_within_five_tries_or_found_again() {
     for failures in [4, 5] {
         let asked = Arc::new(AtomicU64::new(0));
         let count = asked.clone();
@@ -817,7 +817,7 @@ async fn an_outcome_is_offered_to_the_ledger_five_times_and_found_again_after_th
         assert_eq!(stage.facilitator.stats().pending, 0, "nobody waits for ever");
         // Until when others would leave it to this process.
         stage.clock.advance(61);
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         eventually("it is in the ledger", async || settlement(&stage, &payment).await.paid_by().is_some()).await;
         assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
     }
@@ -825,7 +825,7 @@ async fn an_outcome_is_offered_to_the_ledger_five_times_and_found_again_after_th
 
 /// A node that shows the logs of ten blocks at a time: 96 requests are made, the first three of them too wide.
 #[tokio::test(start_paused = true)]
-async fn a_search_for_who_used_a_payment_ends_after_ninety_six_requests_and_says_nothing_then() {
+async fn search_for_a_use_ends_after_ninety_six_requests() {
     let stage = Stage::with(|d| d, rarely).await;
     let payment = stage.payment(&stage.payer(1));
     stage.admit(&payment).await;
@@ -866,7 +866,7 @@ fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
 
 /// Whoever just sent it looks after it.
 #[tokio::test(start_paused = true)]
-async fn a_transaction_is_sent_again_by_others_when_ten_seconds_have_passed() {
+async fn other_processes_resend_a_transaction_after_ten_seconds() {
     let stage = Stage::with(|d| d, rarely).await;
     // One that has seen to the past, and has nothing in flight.
     let other = another(&stage).build().await.unwrap();
@@ -883,7 +883,7 @@ async fn a_transaction_is_sent_again_by_others_when_ten_seconds_have_passed() {
     for (seconds, sends) in [(0, false), (1, true)] {
         stage.clock.advance(seconds);
         let asked = stage.calls("eth_getTransactionCount");
-        other.look_after_soon();
+        other.reconcile_now();
         sleep(Duration::from_millis(10)).await;
         assert_eq!(stage.calls("eth_getTransactionCount") > asked, sends, "{seconds}");
     }
@@ -891,7 +891,7 @@ async fn a_transaction_is_sent_again_by_others_when_ten_seconds_have_passed() {
 
 /// So that a restart with thousands of open payments does not ask the node for all of them at once.
 #[tokio::test(start_paused = true)]
-async fn sixteen_open_payments_are_looked_at_at_a_time() {
+async fn sixteen_open_payments_are_reconciled_at_a_time() {
     let stage = Stage::with(|d| d, rarely).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     for _ in 0..40 {
@@ -908,12 +908,12 @@ async fn sixteen_open_payments_are_looked_at_at_a_time() {
         }
         _ => Fault::None,
     });
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     sleep(Duration::from_millis(900)).await;
     // One more may be of who follows what is settled.
     assert!((16..=17).contains(&looks.all().len()), "{}", looks.all().len());
     stage.devnet.faults().clear();
     stage.clock.advance(10);
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     eventually("all are settled", async || stage.received() == 41).await;
 }

@@ -1,15 +1,15 @@
 //! On-chain verification and settlement, on the devnet's EVM.
 
+mod background;
 mod batch;
 mod faults;
+mod gas_balance;
 mod keys;
-mod lane;
 mod limits;
+mod nonces;
 mod prices;
 mod reconcile;
+mod rpc_batching;
 mod settle;
-mod tank;
-mod together;
 mod two_processes;
-mod upkeep;
 mod verify;

@@ -18,7 +18,7 @@ async fn pay(stage: &Stage) -> Result<Outcome, FacilitatorError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_price_of_gas_is_good_for_ten_seconds() {
+async fn gas_price_is_cached_for_ten_seconds() {
     let (stage, begun) = (quiet().await, Instant::now());
     paid_by(&pay(&stage).await);
     for (millis, looks) in [(9_900, 1), (10_100, 2), (19_000, 2)] {
@@ -29,7 +29,7 @@ async fn the_price_of_gas_is_good_for_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_answer_the_last_price_is_good_for_a_minute() {
+async fn last_gas_price_is_used_for_a_minute_without_an_answer() {
     let (stage, begun) = (quiet().await, Instant::now());
     paid_by(&pay(&stage).await);
     stage.devnet.faults().set(|call| if call.method == FEES { Fault::DropBefore } else { Fault::None });
@@ -46,7 +46,7 @@ async fn without_an_answer_the_last_price_is_good_for_a_minute() {
 
 /// Of the fees and of the nonce alike. What could not be settled is due, and nothing was signed for it.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_does_not_answer_is_asked_once_a_second() {
+async fn silent_node_is_asked_for_fees_once_a_second() {
     for method in [FEES, NONCE] {
         let (stage, begun) = (quiet().await, Instant::now());
         stage.devnet.faults().set(move |call| if call.method == method { Fault::DropBefore } else { Fault::None });

@@ -28,7 +28,7 @@ async fn restarted(stage: &Stage) -> OnchainFacilitator {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_waits_is_unknown_and_later_settled() {
+async fn pending_transaction_is_unknown_and_later_settled() {
     let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(200))).await;
     stage.devnet.stall(true);
     let payment = stage.payment(&stage.payer(1));
@@ -44,7 +44,7 @@ async fn a_transaction_that_waits_is_unknown_and_later_settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_vanished_is_sent_again_after_a_restart() {
+async fn lost_transaction_is_sent_again_after_a_restart() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -59,7 +59,7 @@ async fn a_transaction_that_vanished_is_sent_again_after_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_between_broadcast_and_answer_loses_nothing() {
+async fn crash_between_broadcast_and_answer_loses_nothing() {
     let stage = Stage::with(|d| d, |b| b.confirm_timeout(Duration::from_millis(100))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -75,7 +75,7 @@ async fn a_crash_between_broadcast_and_answer_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_transfer_is_found_after_a_restart() {
+async fn transfer_by_a_stranger_is_found_after_a_restart() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     stage.admit(&payment).await;
@@ -88,7 +88,7 @@ async fn somebody_elses_transfer_is_found_after_a_restart() {
 
 /// It may have paid for something else: nobody here saw it unused.
 #[tokio::test(start_paused = true)]
-async fn a_transfer_from_before_a_payment_was_seen_here_is_not_credited() {
+async fn transfer_from_before_the_reservation_does_not_count() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     stage.front_run(&payment);
@@ -101,7 +101,7 @@ async fn a_transfer_from_before_a_payment_was_seen_here_is_not_credited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_limits_log_ranges_is_asked_for_less() {
+async fn log_range_shrinks_to_what_the_node_allows() {
     for (limit, blocks) in [(500, 700), (10, 35), (10, 700)] {
         let stage = stage().await;
         let payment = stage.payment(&stage.payer(1));
@@ -132,7 +132,7 @@ fn limit_log_ranges(stage: &Stage, limit: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_process_is_settling_has_not_failed() {
+async fn payment_that_another_process_settles_has_not_failed() {
     let stage = stage().await;
     let key = new_key();
     stage.devnet.fund(key.address(), alloy_primitives::U256::from(ETHER));
@@ -165,7 +165,7 @@ async fn what_another_process_is_settling_has_not_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
+async fn node_without_a_final_block_can_be_used() {
     let stage = stage().await;
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
     for payment in &payments {

@@ -16,11 +16,11 @@ use tower_x402::{
     protocol::Reason,
 };
 
-use super::lane::foreign;
+use super::nonces::foreign;
 use support::engine_stage::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_warm_facilitator_verifies_and_settles_with_two_requests() {
+async fn warm_facilitator_verifies_and_settles_with_two_requests() {
     let stage = stage().await;
     let key = stage.payer(2);
     paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
@@ -62,7 +62,7 @@ async fn two_hundred_payments_at_once_settle_in_timed_blocks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_transaction_is_journalled_before_it_leaves() {
+async fn transaction_is_journalled_before_it_is_sent() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -82,7 +82,7 @@ async fn the_transaction_is_journalled_before_it_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settling_goes_on_when_nobody_waits() {
+async fn settlement_continues_when_nobody_waits() {
     let stage = Stage::with(every(100), |b| b).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -93,7 +93,7 @@ async fn settling_goes_on_when_nobody_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_verified_long_ago_is_looked_at_again() {
+async fn stale_verification_is_repeated() {
     let stage = stage().await;
     let key = stage.payer(1);
     let payment = stage.payment(&key);
@@ -110,7 +110,7 @@ async fn what_was_verified_long_ago_is_looked_at_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payer_that_drains_its_account_has_not_paid_and_may_yet() {
+async fn payment_of_a_drained_account_fails_and_stays_due() {
     let stage = stage().await;
     let key = stage.payer(1);
     let payment = stage.payment(&key);
@@ -145,7 +145,7 @@ async fn expiry_is_proven_by_a_final_block_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_front_run_payment_is_credited_with_its_transaction() {
+async fn front_run_payment_is_settled_with_the_other_transaction() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -153,7 +153,7 @@ async fn a_front_run_payment_is_credited_with_its_transaction() {
     assert_eq!(paid_by(&stage.settle(&payment, &verified).await), theirs);
     assert_eq!(stage.received(), 1);
     let stats = stage.facilitator.stats();
-    assert_eq!((stats.settled, stats.credited, stats.reverted), (0, 1, 1));
+    assert_eq!((stats.settled, stats.settled_by_others, stats.reverted), (0, 1, 1));
 
     // Seen early enough, it costs no transaction of ours.
     let payment = stage.payment(&stage.payer(1));
@@ -166,7 +166,7 @@ async fn a_front_run_payment_is_credited_with_its_transaction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_authorization_has_not_paid_and_never_will() {
+async fn cancelled_authorization_is_dead() {
     let stage = stage().await;
     let key = stage.payer(1);
     let payment = stage.payment(&key);
@@ -177,7 +177,7 @@ async fn a_cancelled_authorization_has_not_paid_and_never_will() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nonce_spent_on_somebody_else_has_not_paid() {
+async fn nonce_used_for_another_payee_has_not_paid() {
     let stage = Stage::with(|devnet| devnet.finality_depth(5), |b| b).await;
     let key = stage.payer(1);
     let payment = stage.payment(&key);
@@ -198,7 +198,7 @@ async fn a_nonce_spent_on_somebody_else_has_not_paid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wallet_that_changes_its_mind_has_not_paid() {
+async fn wallet_that_reverts_has_not_paid() {
     let stage = stage().await;
     let owner = new_key();
     let wallet = stage.wallet(owner.address());
@@ -217,7 +217,7 @@ async fn a_wallet_that_changes_its_mind_has_not_paid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wallet_that_changes_its_mind_again_and_again_costs_gas_twice() {
+async fn wallet_that_reverts_repeatedly_wastes_gas_twice() {
     let stage = stage().await;
     let owner = new_key();
     let wallet = stage.wallet(owner.address());
@@ -245,7 +245,7 @@ async fn a_wallet_that_changes_its_mind_again_and_again_costs_gas_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_price_above_the_ceiling_is_not_paid_and_nothing_is_journalled() {
+async fn gas_price_above_the_ceiling_journals_nothing() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -265,7 +265,7 @@ async fn price_paid(stage: &Stage) -> u128 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_one_transaction_offers_for_its_haste_is_not_the_price() {
+async fn one_high_tip_does_not_set_the_price() {
     const GWEI: u128 = 1_000_000_000;
     let stage = stage().await;
     // Half of each is a tip.
@@ -277,7 +277,7 @@ async fn what_one_transaction_offers_for_its_haste_is_not_the_price() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tip_above_the_ceiling_is_cut_and_settling_goes_on() {
+async fn tip_above_the_ceiling_is_cut() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     foreign(&stage, 0, 1_000_000_000).await;
     let price = price_paid(&stage).await;
@@ -285,7 +285,7 @@ async fn a_tip_above_the_ceiling_is_cut_and_settling_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
+async fn underpriced_transaction_is_replaced_at_its_nonce() {
     let stage = Stage::with(
         |d| d.block_time(BlockTime::Every(Duration::from_millis(50))),
         |b| b.block_time(Duration::from_millis(50)),
@@ -306,7 +306,7 @@ async fn a_transaction_that_the_market_left_behind_is_replaced_at_its_nonce() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_nonce() {
+async fn transaction_that_is_never_included_is_replaced_at_its_nonce() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -317,7 +317,7 @@ async fn a_transaction_that_a_node_has_and_never_includes_is_replaced_at_its_non
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_a_node_holds_on_to_and_never_includes_is_replaced_in_good_time() {
+async fn transaction_held_by_the_synchronous_send_is_replaced_in_time() {
     // As slow as Base and with the default patience: what is noticed late is answered too late.
     let stage = Stage::with(|d| d, |b| b.block_time(Duration::from_secs(2))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -337,7 +337,7 @@ async fn a_transaction_that_a_node_holds_on_to_and_never_includes_is_replaced_in
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_for_it() {
+async fn stuck_transactions_are_replaced_during_shutdown() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -351,7 +351,7 @@ async fn a_facilitator_that_shuts_down_replaces_what_hangs_though_nobody_waits_f
 
 /// Its only payment needs it no more; what is behind its nonce does.
 #[tokio::test(start_paused = true)]
-async fn a_front_run_payment_whose_transaction_cannot_be_found_is_not_called_unpaid() {
+async fn front_run_payment_is_unknown_if_its_transaction_cannot_be_found() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -368,7 +368,7 @@ async fn a_front_run_payment_whose_transaction_cannot_be_found_is_not_called_unp
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_hangs_is_replaced_though_its_payment_is_settled_by_then() {
+async fn stuck_transaction_is_replaced_although_its_payment_is_settled() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -399,7 +399,7 @@ pub(crate) fn bury_the_first_transaction(stage: &Stage) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_succeeds_without_the_events_has_not_paid() {
+async fn successful_transaction_without_the_events_has_not_paid() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -411,7 +411,7 @@ async fn a_transaction_that_succeeds_without_the_events_has_not_paid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payment_that_queued_for_long_is_looked_at_again_before_it_is_signed_for() {
+async fn payment_that_waited_long_is_verified_again_before_it_is_signed() {
     let stage = Stage::with(|d| d, |b| b.in_flight(1)).await;
     let (key, first) = (stage.payer(1), stage.payment(&stage.payer(1)));
     let second = stage.payment(&key);

@@ -54,14 +54,14 @@ async fn in_postgres(clock: &Arc<ManualClock>) -> Views {
 }
 
 #[tokio::test]
-async fn a_payment_that_the_upkeep_has_in_line_is_not_charged_after_a_failure_in_memory() {
+async fn payment_queued_by_reconciliation_is_not_charged_after_a_failure_in_memory() {
     let clock = Arc::new(ManualClock::at(START));
     the_upkeep_does_not_charge_after_a_failure(in_memory(&clock), clock).await;
 }
 
 #[cfg(feature = "test-postgres")]
 #[tokio::test]
-async fn a_payment_that_the_upkeep_has_in_line_is_not_charged_after_a_failure_in_postgres() {
+async fn payment_queued_by_reconciliation_is_not_charged_after_a_failure_in_postgres() {
     let clock = Arc::new(ManualClock::at(START));
     the_upkeep_does_not_charge_after_a_failure(in_postgres(&clock).await, clock).await;
 }
@@ -86,9 +86,9 @@ async fn the_upkeep_does_not_charge_after_a_failure([first, second]: Views, cloc
     paid_by(&other.settle(&first, &verified).await);
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     gated.until_one_waits().await;
-    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: other.process() };
+    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: other.process_id() };
     second.settle(&payment.key(), &failed).await.expect("nothing was submitted");
     gated.open();
     until(async || stage.facilitator.stats().pending == 0).await;
@@ -148,7 +148,7 @@ impl Sellers {
 
 /// The buyer lost patience with the first process, which has the payment in line, and came to the second, which shuts down.
 #[tokio::test]
-async fn a_buyer_who_is_told_that_nothing_was_charged_is_not_charged_by_another_process() {
+async fn failure_reported_by_one_process_is_not_charged_by_another() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let gated = GatedLedger::over(ledger.clone(), Held::Submissions);
     let sellers = Sellers::open([gated.clone(), ledger]).await;
@@ -173,7 +173,7 @@ async fn a_buyer_who_is_told_that_nothing_was_charged_is_not_charged_by_another_
 
 /// The second process is about to record that it failed when the first one submits.
 #[tokio::test]
-async fn a_buyer_is_not_told_that_nothing_was_charged_once_another_process_has_submitted() {
+async fn submitted_payment_is_not_reported_as_uncharged_by_another_process() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let submitting = GatedLedger::over(ledger.clone(), Held::Submissions);
     let failing = GatedLedger::over(ledger.clone(), Held::Failures);
@@ -201,7 +201,7 @@ async fn a_buyer_is_not_told_that_nothing_was_charged_once_another_process_has_s
 
 /// A facilitator that says that a payment failed which another process has submitted meanwhile.
 #[tokio::test]
-async fn a_failure_that_the_ledger_does_not_take_is_not_told() {
+async fn failure_that_the_ledger_does_not_take_is_not_reported() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let others = ledger.clone();
     let mut scripted = Scripted::new().settle(move |_, payment| {
@@ -236,7 +236,7 @@ async fn a_failure_that_the_ledger_does_not_take_is_not_told() {
 
 /// What another process looks after is not asked about over and over.
 #[tokio::test]
-async fn a_failure_found_out_later_that_the_ledger_does_not_take_is_pending() {
+async fn reconciled_failure_that_the_ledger_does_not_take_is_pending() {
     let facilitator =
         Arc::new(Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) }).reconcile(
             |call, _| async move {
@@ -258,7 +258,7 @@ async fn a_failure_found_out_later_that_the_ledger_does_not_take_is_pending() {
 
 /// Of a payment that an earlier owner may have in line elsewhere.
 #[tokio::test]
-async fn what_could_not_be_settled_upfront_is_on_record_before_the_buyer_is_told() {
+async fn upfront_failure_is_recorded_before_it_is_reported() {
     let facilitator = Arc::new(Scripted::new().settle(|call, _| async move {
         match call {
             0 => Ok(not_yet()),

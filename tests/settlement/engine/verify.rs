@@ -15,7 +15,7 @@ use super::faults::empty;
 use support::engine_stage::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_payment_is_verified_with_one_request() {
+async fn payment_is_verified_with_one_request() {
     let stage = stage().await;
     let payment = stage.payment(&stage.payer(3));
     let verified = stage.verify(&payment).await.unwrap();
@@ -28,7 +28,7 @@ async fn a_payment_is_verified_with_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payer_without_the_money_is_told_both_numbers() {
+async fn rejection_for_insufficient_funds_names_balance_and_amount() {
     let stage = stage().await;
     let key = new_key();
     stage.devnet.mint(key.address(), Usdc::from_atomic(7)).unwrap();
@@ -39,7 +39,7 @@ async fn a_payer_without_the_money_is_told_both_numbers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_authorization_that_was_used_or_cancelled_is_refused() {
+async fn used_or_cancelled_authorization_is_refused() {
     let stage = stage().await;
     let key = stage.payer(2);
     let (used, cancelled) = (stage.payment(&key), stage.payment(&key));
@@ -51,7 +51,7 @@ async fn an_authorization_that_was_used_or_cancelled_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_is_judged_by_the_chain() {
+async fn validity_is_checked_by_the_time_of_the_chain() {
     let stage = stage().await;
     let key = stage.payer(1);
     let mut authorization = stage.authorization(key.address());
@@ -65,7 +65,7 @@ async fn time_is_judged_by_the_chain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_and_blacklists_are_named() {
+async fn rejection_names_a_pause_and_blacklists() {
     for (name, paused, blacklisted) in
         [("paused", true, None), ("payer", false, Some("payer")), ("payee", false, Some("payee"))]
     {
@@ -95,7 +95,7 @@ async fn rejected_with(change: impl FnOnce(&Stage, &mut ExactOffer)) -> Reason {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wrong_asset_or_domain_is_told_from_a_wrong_signature() {
+async fn wrong_asset_and_domain_are_distinguished_from_a_wrong_signature() {
     let missing = rejected_with(|_, offer| offer.asset.address = Address::repeat_byte(0x77)).await;
     assert_eq!(missing, Reason::AssetNotDeployed);
     let renamed = rejected_with(|_, offer| offer.asset.name = "USD Coin".into()).await;
@@ -108,7 +108,7 @@ async fn a_wrong_asset_or_domain_is_told_from_a_wrong_signature() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn anothers_signature_and_garbage_are_refused_and_the_payer_remembered() {
+async fn wrong_signatures_are_refused_and_the_payer_remembered() {
     let stage = stage().await;
     let payer = stage.payer(1);
     let forged = stage.payment_from(&new_key(), payer.address());
@@ -126,7 +126,7 @@ async fn anothers_signature_and_garbage_are_refused_and_the_payer_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_no_payment() {
+async fn zero_amount_is_refused() {
     let mut stage = stage().await;
     stage.terms = Terms::new(ExactOffer { amount: U256::ZERO, ..stage.terms.offer().clone() }).into();
     let key = stage.payer(1);
@@ -161,7 +161,7 @@ async fn contract_wallets_and_delegated_accounts_can_pay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wallet_that_refuses_or_burns_gas_is_refused() {
+async fn wallet_that_refuses_or_burns_gas_is_refused() {
     let stage = stage().await;
     let owner = new_key();
     let wallet = stage.wallet(owner.address());
@@ -178,7 +178,7 @@ async fn a_wallet_that_refuses_or_burns_gas_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_fails_is_not_the_payers_fault() {
+async fn failure_of_the_node_does_not_invalidate_the_payment() {
     let stage = Stage::with(|d| d, |b| b.rpc_timeout(std::time::Duration::from_millis(100))).await;
     let payment = stage.payment(&stage.payer(1));
     let faults = [
@@ -207,7 +207,7 @@ async fn unavailable(stage: &Stage) -> FacilitatorError {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_facilitator_that_shuts_down_verifies_nothing_new() {
+async fn nothing_is_verified_during_shutdown() {
     let stage = stage().await;
     assert!(stage.facilitator.drain(std::time::Duration::from_secs(5)).await);
     let error = unavailable(&stage).await;
@@ -215,7 +215,7 @@ async fn a_facilitator_that_shuts_down_verifies_nothing_new() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_gas_costs_more_than_is_allowed_nothing_is_verified() {
+async fn nothing_is_verified_while_gas_is_too_expensive() {
     let stage = Stage::with(|d| d, |b| b.max_gas_price(50_000_000)).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -226,20 +226,20 @@ async fn while_gas_costs_more_than_is_allowed_nothing_is_verified() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_no_key_can_pay_for_gas_nothing_is_verified() {
+async fn nothing_is_verified_while_no_key_can_pay_for_gas() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(std::time::Duration::from_millis(50))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     empty(&stage).await;
     stage.settle(&payment, &verified).await.unwrap_err();
     let refused = stage.verify(&payment).await;
-    assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::GasTank { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::InsufficientGas { .. }))), "{refused:?}");
     stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
     until(async || stage.verify(&payment).await.is_ok()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_it_supports_is_told() {
+async fn supported_kinds_are_returned() {
     let stage = stage().await;
     let supported = stage.facilitator.supported().await.unwrap();
     assert_eq!(supported.kinds[0].network, "eip155:84532");
@@ -248,11 +248,11 @@ async fn what_it_supports_is_told() {
     assert!(stage.facilitator.serves(&stage.terms));
     let elsewhere = tower_x402::Network::BASE.usdc().unwrap();
     assert!(!stage.facilitator.serves(&Terms::new(ExactOffer { asset: elsewhere, ..stage.terms.offer().clone() })));
-    assert_eq!(stage.facilitator.gas_tank().await.unwrap(), U256::from(ETHER));
+    assert_eq!(stage.facilitator.gas_balance().await.unwrap(), U256::from(ETHER));
 }
 
 #[tokio::test]
-async fn a_builder_says_what_to_change_and_never_shows_the_url() {
+async fn builder_errors_name_the_setting_and_never_show_the_url() {
     let devnet = tower_x402::devnet::Devnet::start().await.unwrap();
     let builder = || OnchainFacilitator::builder().signer(settlement_key()).network(devnet.network());
     assert_eq!(OnchainFacilitator::builder().build().await.unwrap_err(), OnchainBuildError::Missing("network"));
@@ -276,7 +276,7 @@ async fn a_builder_says_what_to_change_and_never_shows_the_url() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn made_up_wallets_wait_for_their_turn_and_others_do_not() {
+async fn unproven_signatures_wait_for_their_turn_and_others_do_not() {
     let stage = Stage::with(|d| d, |b| b.contract_wallets(1)).await;
     stage.devnet.faults().set(|call| match call.index {
         0 => Fault::Delay(std::time::Duration::from_secs(3)),

@@ -553,7 +553,7 @@ impl Scene {
             sleep(Duration::from_secs(retry_after.unwrap_or(1))).await;
             // What is looked after without being asked goes on meanwhile.
             if tries > 2 {
-                self.look_after_soon();
+                self.reconcile_now();
             }
         }
         let told = self.buyers[buyer].told.iter().rev().take(3).collect::<Vec<_>>();
@@ -563,7 +563,7 @@ impl Scene {
     /// Lets time pass, and everything be looked after that nobody asks for.
     pub async fn upkeep(&self, times: u32) {
         for _ in 0..times {
-            self.look_after_soon();
+            self.reconcile_now();
             if self.setting.finality > 0 {
                 self.devnet.mine();
             }
@@ -571,11 +571,11 @@ impl Scene {
         }
     }
 
-    fn look_after_soon(&self) {
+    fn reconcile_now(&self) {
         for buyer in &self.buyers {
             self.shop.facilitator.settle_soon(&key(&buyer.purchase));
         }
-        self.shop.engine.look_after_soon();
+        self.shop.engine.reconcile_now();
     }
 
     pub async fn record(&self, buyer: usize) -> Option<Record> {

@@ -220,7 +220,7 @@ async fn reorganize() {
     // Sent again, it waits.
     stage.devnet.stall(true);
     stage.devnet.reorg(2, Orphans::Lost);
-    until(async || stage.facilitator.stats().undone == 1).await;
+    until(async || stage.facilitator.stats().reorged == 1).await;
     stage.devnet.stall(false);
     until(async || {
         // It is looked at again after a pause.

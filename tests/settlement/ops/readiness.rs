@@ -30,7 +30,7 @@ async fn what_is_in_the_way_is_named_and_goes_when_it_has_gone() {
     let balance = U256::from(1_000);
     let set_balance = (settlement_key().address(), balance);
     stage.provider().raw_request::<_, ()>("anvil_setBalance".into(), set_balance).await.unwrap();
-    until_it_says(&stage.facilitator, &[NotReady::GasTank { balance }]).await;
+    until_it_says(&stage.facilitator, &[NotReady::InsufficientGas { balance }]).await;
     stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
     until_it_says(&stage.facilitator, &[]).await;
 

@@ -52,7 +52,7 @@ fn losses() -> Vec<(&'static str, Reply)> {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_is_asked_for_again_and_charges_once() {
+async fn lost_answer_is_asked_for_again_and_charges_once() {
     let stage = Stage::open().await;
     for flow in FLOWS {
         let seller = stage.seller(stage.remote(), flow).await;
@@ -74,7 +74,7 @@ async fn an_answer_that_is_lost_is_asked_for_again_and_charges_once() {
 }
 
 #[tokio::test]
-async fn an_outage_after_the_settlement_is_unknown_and_ends_with_one_purchase() {
+async fn outage_after_the_settlement_is_unknown_and_charges_once() {
     let stage = Stage::open().await;
     for flow in FLOWS {
         let seller = stage.seller(stage.remote(), flow).await;
@@ -95,7 +95,7 @@ async fn an_outage_after_the_settlement_is_unknown_and_ends_with_one_purchase() 
 }
 
 #[tokio::test]
-async fn a_facilitator_that_does_not_answer_in_time_has_perhaps_settled() {
+async fn timeout_of_the_facilitator_leaves_the_outcome_unknown() {
     let stage = Stage::open().await;
     let remote = stage.remote().request_timeout(Duration::from_secs(1)).settle_timeout(Duration::from_millis(1));
     let seller = stage.seller(remote, PaymentFlow::Authorization).await;
@@ -108,7 +108,7 @@ async fn a_facilitator_that_does_not_answer_in_time_has_perhaps_settled() {
 }
 
 #[tokio::test]
-async fn pending_for_ever_is_never_paid_and_never_failed() {
+async fn endless_pending_is_neither_settled_nor_failed() {
     let stage = Stage::open().await;
     let remote = stage.remote().settle_timeout(Duration::from_millis(700));
     let seller = stage.seller(remote, PaymentFlow::Upfront).await;
@@ -137,7 +137,7 @@ async fn pending_is_followed_to_the_end() {
 }
 
 #[tokio::test]
-async fn who_changes_its_mind_to_failed_is_not_believed() {
+async fn refusal_after_a_lost_answer_is_not_believed() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -152,7 +152,7 @@ async fn who_changes_its_mind_to_failed_is_not_believed() {
 }
 
 #[tokio::test]
-async fn what_a_nonce_was_used_for_is_not_the_facilitators_to_say() {
+async fn used_nonce_reported_by_the_facilitator_is_unknown() {
     let stage = Stage::open().await;
     let reasons = [
         "invalid_exact_evm_nonce_already_used",
@@ -170,7 +170,7 @@ async fn what_a_nonce_was_used_for_is_not_the_facilitators_to_say() {
 }
 
 #[tokio::test]
-async fn a_plain_refusal_is_a_failure_that_may_be_tried_again() {
+async fn plain_refusal_is_a_failure_that_may_be_tried_again() {
     let stage = Stage::open().await;
     for confirmed in [false, true] {
         let mut remote = stage.remote();
@@ -189,7 +189,7 @@ async fn a_plain_refusal_is_a_failure_that_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn copies_of_a_payment_in_trouble_are_settled_one_at_a_time() {
+async fn copies_of_a_failing_payment_are_settled_one_at_a_time() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Upfront).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -203,7 +203,7 @@ async fn copies_of_a_payment_in_trouble_are_settled_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_settlement_that_never_left_leaves_the_payment_due() {
+async fn unsent_settlement_leaves_the_payment_due() {
     let stage = Stage::open().await;
     let is_broken = Arc::new(AtomicBool::new(true));
     let broken = is_broken.clone();
@@ -224,7 +224,7 @@ async fn a_settlement_that_never_left_leaves_the_payment_due() {
 }
 
 #[tokio::test]
-async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left() {
+async fn two_processes_ask_one_at_a_time_and_finish_for_each_other() {
     let stage = Stage::open().await;
     let clock = Arc::new(ManualClock::at(unix_now()));
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
@@ -256,7 +256,7 @@ async fn of_two_processes_one_asks_at_a_time_and_the_other_finishes_what_it_left
 }
 
 #[tokio::test]
-async fn an_answer_that_trickles_in_is_waited_for_only_so_long() {
+async fn slow_answer_is_bounded_by_the_timeout() {
     let stage = Stage::open().await;
     let remote = stage.remote().request_timeout(Duration::from_secs(1)).settle_timeout(Duration::from_millis(1));
     let seller = stage.seller(remote, PaymentFlow::Upfront).await;
@@ -270,7 +270,7 @@ async fn an_answer_that_trickles_in_is_waited_for_only_so_long() {
 }
 
 #[tokio::test]
-async fn who_says_pending_and_then_refuses_is_not_believed() {
+async fn refusal_after_pending_is_not_believed() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -284,7 +284,7 @@ async fn who_says_pending_and_then_refuses_is_not_believed() {
 }
 
 #[tokio::test]
-async fn who_has_said_that_it_settled_is_not_asked_again_and_cannot_take_it_back() {
+async fn reported_settlement_is_not_asked_for_again() {
     let stage = Stage::open().await;
     for flow in FLOWS {
         let seller = stage.seller(stage.remote().upkeep_interval(Duration::from_millis(10)), flow).await;
@@ -326,7 +326,7 @@ fn no_verdicts() -> Vec<(&'static str, Reply)> {
 }
 
 #[tokio::test]
-async fn without_a_verdict_that_can_be_used_nobody_works_and_nothing_is_sent() {
+async fn unusable_verification_starts_no_work_and_sends_nothing() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote().request_timeout(Duration::from_millis(500)), FLOWS[0]).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -345,7 +345,7 @@ async fn without_a_verdict_that_can_be_used_nobody_works_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn who_finds_a_payment_bad_and_then_good_has_charged_once() {
+async fn payment_found_invalid_and_then_valid_is_charged_once() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), FLOWS[0]).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;

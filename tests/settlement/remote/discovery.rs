@@ -65,7 +65,7 @@ async fn all(stage: &Stage) -> Vec<ListedResource> {
 }
 
 #[tokio::test]
-async fn what_was_sold_is_found_as_the_seller_described_it() {
+async fn sold_resource_is_listed_with_the_sellers_description() {
     let stage = Stage::open_with(listing).await;
     let seller = stage.seller_with(stage.remote(), discoverable).await;
     assert!(all(&stage).await.is_empty());
@@ -134,7 +134,7 @@ fn extension() -> Value {
 }
 
 #[tokio::test]
-async fn what_is_not_fit_to_be_shown_is_settled_and_not_listed() {
+async fn unsuitable_resource_is_settled_and_not_listed() {
     let stage = Stage::open_with(listing).await;
     let url = |url: &str| json!({ "url": url });
     let good = url("https://judge.example/");
@@ -174,7 +174,7 @@ async fn what_is_not_fit_to_be_shown_is_settled_and_not_listed() {
 }
 
 #[tokio::test]
-async fn only_a_payment_that_is_settled_now_is_listed_and_asking_again_changes_nothing() {
+async fn only_new_settlements_are_listed() {
     let stage = Stage::open_with(listing).await;
     let customer = stage.customer().await;
     let mut asked = request(&purchase(&customer, random_address()));
@@ -201,7 +201,7 @@ async fn only_a_payment_that_is_settled_now_is_listed_and_asking_again_changes_n
 }
 
 #[tokio::test]
-async fn a_catalogue_is_bounded_and_forgets() {
+async fn catalogue_is_bounded_and_forgets() {
     let clock = Arc::new(ManualClock::at(unix_now()));
     let service_clock = clock.clone();
     let stage = Stage::open_with(|service| service.catalogue(2, Duration::from_secs(20)).clock(service_clock)).await;
@@ -238,7 +238,7 @@ async fn routes_with_a_template_are_one_resource_and_methods_are_several() {
 }
 
 #[tokio::test]
-async fn without_a_catalogue_there_is_none() {
+async fn without_a_catalogue_nothing_is_listed() {
     let stage = Stage::open().await;
     settle(&stage, json!({ "url": "https://judge.example/" }), extension()).await;
     assert_eq!(get(&stage, "discovery/resources").await.0, 404);
@@ -249,7 +249,7 @@ async fn without_a_catalogue_there_is_none() {
 }
 
 #[tokio::test]
-async fn what_is_settled_in_the_end_is_listed_too() {
+async fn late_settlement_is_listed() {
     let stage = Stage::open_with(listing).await;
     let seller = stage.seller_with(stage.remote(), discoverable).await;
     stage.script([Turn::Without(Reply::Status(502, "")), Turn::Instead(Reply::Cut)], Turn::Honest);

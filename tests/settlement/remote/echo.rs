@@ -45,7 +45,7 @@ fn payloads(bodies: &[axum::body::Bytes]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn what_a_payer_returns_reaches_the_facilitator_as_it_came() {
+async fn echo_reaches_the_facilitator_unchanged() {
     let stage = Stage::open().await;
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
         stage.settles.lock().unwrap().clear();
@@ -63,7 +63,7 @@ async fn what_a_payer_returns_reaches_the_facilitator_as_it_came() {
 }
 
 #[tokio::test]
-async fn a_settlement_is_repeated_with_the_same_echo_whoever_asks_for_it() {
+async fn settlement_is_repeated_with_the_identical_echo() {
     let stage = Stage::open().await;
     let remote = stage.remote().settle_timeout(Duration::from_millis(1)).upkeep_interval(Duration::from_millis(20));
     let seller = stage.seller_with(remote, declared).await;
@@ -81,7 +81,7 @@ async fn a_settlement_is_repeated_with_the_same_echo_whoever_asks_for_it() {
 }
 
 #[tokio::test]
-async fn after_a_restart_the_echo_may_be_gone_and_the_payment_is_the_same() {
+async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     let stage = Stage::open().await;
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let first = stage.remote().settle_timeout(Duration::from_millis(1)).upkeep_interval(Duration::from_secs(3_600));
@@ -142,7 +142,7 @@ async fn extensions_that_were_changed_are_refused_before_the_work() {
 }
 
 #[tokio::test]
-async fn what_a_payer_says_of_another_resource_is_not_passed_on() {
+async fn echo_of_another_resource_is_not_forwarded() {
     let stage = Stage::open().await;
     let seller = stage.seller_with(stage.remote(), declared).await;
     for (what, resource, extensions) in [
@@ -162,7 +162,7 @@ async fn what_a_payer_says_of_another_resource_is_not_passed_on() {
 
 /// A facilitator may refuse what is no URL.
 #[tokio::test]
-async fn a_resource_that_has_only_a_path_is_not_passed_on() {
+async fn resource_with_only_a_path_is_not_forwarded() {
     let stage = Stage::open().await;
     let seller = stage.seller_with(stage.remote(), |layer| layer.status_url("/status")).await;
     let purchase = buy(&stage, &seller).await;
@@ -173,7 +173,7 @@ async fn a_resource_that_has_only_a_path_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn a_refused_settlement_may_be_repeated_with_another_echo() {
+async fn refused_settlement_may_be_repeated_with_another_echo() {
     let stage = Stage::open().await;
     let seller = stage.seller_with(stage.remote(), declared).await;
     let purchase = buy(&stage, &seller).await;

@@ -13,7 +13,7 @@ use support::shop::{PRICE, evaluate, send};
 const FLOWS: [PaymentFlow; 2] = [PaymentFlow::Authorization, PaymentFlow::Upfront];
 
 #[tokio::test]
-async fn a_seller_without_a_chain_is_paid_in_both_flows_and_versions() {
+async fn seller_without_a_node_is_paid_in_both_flows_and_versions() {
     let stage = Stage::open().await;
     for flow in FLOWS {
         let seller = stage.seller(stage.remote(), flow).await;
@@ -37,7 +37,7 @@ async fn a_seller_without_a_chain_is_paid_in_both_flows_and_versions() {
 }
 
 #[tokio::test]
-async fn with_a_node_of_ones_own_a_settlement_has_its_block() {
+async fn settlement_has_its_block_if_a_node_confirms_it() {
     let stage = Stage::open().await;
     let remote = stage.remote().confirm(tower_x402::Network::BASE_SEPOLIA, chain_url(&stage));
     let seller = stage.seller(remote, PaymentFlow::Authorization).await;
@@ -49,7 +49,7 @@ async fn with_a_node_of_ones_own_a_settlement_has_its_block() {
 }
 
 #[tokio::test]
-async fn of_many_copies_one_is_settled() {
+async fn many_copies_settle_once() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -59,7 +59,7 @@ async fn of_many_copies_one_is_settled() {
 }
 
 #[tokio::test]
-async fn what_a_facilitator_supports_is_asked_once() {
+async fn supported_kinds_are_asked_for_once() {
     let stage = Stage::open().await;
     let facilitator = RemoteFacilitator::builder(format!("http://{}", stage.address)).build().await.unwrap();
     let said = facilitator.supported().await.unwrap();
@@ -69,7 +69,7 @@ async fn what_a_facilitator_supports_is_asked_once() {
 }
 
 #[tokio::test]
-async fn a_facilitator_that_is_not_there_is_said_so_at_the_start() {
+async fn unreachable_facilitator_fails_the_build() {
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let build = |url: String| RemoteFacilitator::builder(url).build();
     assert_eq!(build(format!("http://{nobody}")).await.unwrap_err(), RemoteBuildError::Unreachable);
@@ -78,7 +78,7 @@ async fn a_facilitator_that_is_not_there_is_said_so_at_the_start() {
 }
 
 #[tokio::test]
-async fn every_request_can_be_signed_for_its_method_and_path() {
+async fn every_request_can_be_authenticated_for_its_method_and_path() {
     let stage = Stage::open_with(|service| service.bearer_key("POST /settle").bearer_key("POST /verify")).await;
     let sign = |request: Outgoing| async move {
         let token = format!("Bearer {} {}", request.method, request.path);
@@ -95,7 +95,7 @@ async fn every_request_can_be_signed_for_its_method_and_path() {
 }
 
 #[tokio::test]
-async fn a_payer_without_money_is_refused_before_the_work() {
+async fn payer_without_funds_is_refused_before_the_work() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let poor = support::scripted::customer();

@@ -35,7 +35,7 @@ async fn stays_unknown(seller: &Seller, purchase: &Purchase, what: &str) {
 }
 
 #[tokio::test]
-async fn a_success_that_the_chain_does_not_show_is_not_one() {
+async fn reported_success_that_the_chain_does_not_show_is_not_believed() {
     let stage = Stage::open().await;
     let seller = confirming(&stage, PaymentFlow::Upfront).await;
     let customer = stage.customer().await;
@@ -61,7 +61,7 @@ async fn break_even(stage: &Stage, seller: &Seller, purchases: u64) {
 }
 
 #[tokio::test]
-async fn a_success_of_another_payment_is_not_believed_even_without_a_node() {
+async fn reported_success_of_another_payment_is_not_believed_without_a_node() {
     let stage = Stage::open().await;
     let somebody = "0x1111111111111111111111111111111111111111";
     let hash = B256::repeat_byte(0x77).to_string();
@@ -84,7 +84,7 @@ async fn a_success_of_another_payment_is_not_believed_even_without_a_node() {
 }
 
 #[tokio::test]
-async fn a_failure_that_the_chain_shows_as_paid_is_a_success() {
+async fn reported_failure_that_the_chain_shows_as_paid_is_settled() {
     let stage = Stage::open().await;
     let seller = confirming(&stage, PaymentFlow::Authorization).await;
     for (what, reason) in [("plainly", "insufficient_funds"), ("darkly", "invalid_exact_evm_nonce_already_used")] {
@@ -98,7 +98,7 @@ async fn a_failure_that_the_chain_shows_as_paid_is_a_success() {
 }
 
 #[tokio::test]
-async fn what_a_stranger_executed_is_credited() {
+async fn payment_executed_by_a_stranger_is_settled() {
     let stage = Stage::open().await;
     let seller = confirming(&stage, PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -112,7 +112,7 @@ async fn what_a_stranger_executed_is_credited() {
 }
 
 #[tokio::test]
-async fn a_node_that_knows_no_final_block_is_believed_in_all_else() {
+async fn node_without_a_final_block_can_be_used() {
     let stage = Stage::open().await;
     let seller = confirming(&stage, PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
@@ -149,7 +149,7 @@ pub(super) async fn execute(stage: &Stage, purchase: &Purchase) -> B256 {
 }
 
 #[tokio::test]
-async fn a_payer_that_the_chain_knows_to_be_poor_is_refused_whatever_the_facilitator_says() {
+async fn insufficient_balance_is_refused_whatever_the_facilitator_answers() {
     let stage = Stage::open().await;
     let seller = confirming(&stage, PaymentFlow::Authorization).await;
     let customer = support::shop::Customer::with_funds(&stage.chain, PRICE).await;

@@ -1,5 +1,6 @@
 //! Charging through a facilitator over HTTP: an honest one, which is this crate's own service on the devnet, and bad ones.
 
+mod background;
 mod bad;
 mod discovery;
 mod echo;
@@ -12,4 +13,3 @@ mod settle;
 #[allow(unreachable_pub)]
 mod stage;
 mod two_processes;
-mod upkeep;

@@ -10,7 +10,7 @@ use super::stage::{Reply, Stage, Turn};
 use support::{numbers::Recording, shop::evaluate};
 
 #[tokio::test]
-async fn calls_of_the_ledger_are_timed_and_its_failures_counted() {
+async fn ledger_calls_are_timed_and_failures_counted() {
     let recording = Recording::begin();
     let stage = Stage::open().await;
     let directory = tempfile::tempdir().unwrap();

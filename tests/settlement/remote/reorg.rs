@@ -73,7 +73,7 @@ async fn until_followed(node: &RpcProxy) {
 }
 
 #[tokio::test]
-async fn what_a_reorganization_undid_is_settled_again() {
+async fn reorged_payment_is_settled_again() {
     let chain = DevnetChain::start_with(None, 64).await;
     let stage = Stage::open_on(chain, OFTEN, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
@@ -92,7 +92,7 @@ async fn what_a_reorganization_undid_is_settled_again() {
 
 /// The node takes its time to say how far the chain is.
 #[tokio::test]
-async fn what_was_answered_on_credit_does_not_wait_for_what_is_settled() {
+async fn deferred_payments_do_not_wait_for_settled_ones() {
     let chain = DevnetChain::start_with(None, 64).await;
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
@@ -118,7 +118,7 @@ async fn what_was_answered_on_credit_does_not_wait_for_what_is_settled() {
 }
 
 #[tokio::test]
-async fn a_facilitator_that_does_not_see_a_reorganization_is_not_believed() {
+async fn facilitator_that_misses_a_reorganization_is_not_believed() {
     let chain = DevnetChain::start_with(None, 64).await;
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
@@ -137,7 +137,7 @@ async fn a_facilitator_that_does_not_see_a_reorganization_is_not_believed() {
 
 /// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
 #[tokio::test]
-async fn what_was_paid_by_a_replay_and_undone_is_asked_for_again() {
+async fn reorged_payment_of_a_replayed_response_is_asked_for_again() {
     let chain = DevnetChain::start_with(None, 64).await;
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
@@ -153,7 +153,7 @@ async fn what_was_paid_by_a_replay_and_undone_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn only_with_a_node_is_a_settlement_ever_final() {
+async fn settlement_is_final_only_with_a_node() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let (seller, purchase, transaction) = paid(&stage, &node).await;
@@ -171,7 +171,7 @@ async fn only_with_a_node_is_a_settlement_ever_final() {
 
 /// What the ledger has of the block is wrong: it was replaced, and the transaction is in a later one.
 #[tokio::test]
-async fn a_settlement_that_moved_to_a_later_block_is_final_with_that_block() {
+async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     for _ in 0..4 {
@@ -200,7 +200,7 @@ async fn a_settlement_that_moved_to_a_later_block_is_final_with_that_block() {
 }
 
 #[tokio::test]
-async fn a_receipt_that_is_missing_once_is_not_a_reorganization() {
+async fn receipt_missing_once_is_no_reorganization() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let recording = Recording::begin();
@@ -242,7 +242,7 @@ async fn settled_on(network: Network, ledger: &dyn Ledger) {
 }
 
 #[tokio::test]
-async fn a_node_that_is_down_keeps_nobody_from_another_chain() {
+async fn failure_of_one_node_does_not_stop_another_chain() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
     let (node, elsewhere) = (RpcProxy::start(chain_url(&stage)).await, Devnet::builder().chain_id(8453).start().await);
     let port = elsewhere.unwrap().serve("127.0.0.1:0").await.unwrap();
@@ -261,7 +261,7 @@ async fn a_node_that_is_down_keeps_nobody_from_another_chain() {
 }
 
 #[tokio::test]
-async fn who_cannot_settle_now_says_what_is_in_the_way() {
+async fn readiness_names_the_reasons() {
     let stage = Stage::open().await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let remote = stage.remote().confirm(NET, node.url()).build().await.unwrap();
@@ -277,7 +277,7 @@ async fn who_cannot_settle_now_says_what_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn what_a_facilitator_does_for_a_seller_is_counted_with_the_seller() {
+async fn remote_settlements_are_counted_at_the_seller() {
     let stage = Stage::open().await;
     let recording = Recording::begin();
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;

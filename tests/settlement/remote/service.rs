@@ -46,7 +46,7 @@ pub(crate) async fn post(stage: &Stage, path: &str, body: &Value) -> (u16, Value
 }
 
 #[tokio::test]
-async fn verifying_commits_nothing() {
+async fn verification_changes_nothing() {
     let stage = Stage::open().await;
     let (customer, pay_to) = (stage.customer().await, authorization::random_address());
     let good = purchase(&customer, pay_to);
@@ -60,7 +60,7 @@ async fn verifying_commits_nothing() {
 }
 
 #[tokio::test]
-async fn the_same_settlement_again_is_the_same_answer() {
+async fn repeated_settlement_has_the_same_answer() {
     let stage = Stage::open().await;
     let pay_to = authorization::random_address();
     let purchase = purchase(&stage.customer().await, pay_to);
@@ -80,7 +80,7 @@ async fn the_same_settlement_again_is_the_same_answer() {
 }
 
 #[tokio::test]
-async fn of_two_payments_with_one_nonce_only_the_paid_one_is_told_so() {
+async fn of_two_payments_with_one_nonce_only_the_paid_one_is_reported() {
     let stage = Stage::open().await;
     let customer = stage.customer().await;
     let good = purchase(&customer, authorization::random_address());
@@ -102,7 +102,7 @@ async fn of_two_payments_with_one_nonce_only_the_paid_one_is_told_so() {
 }
 
 #[tokio::test]
-async fn what_was_executed_after_it_failed_is_told_as_paid() {
+async fn payment_executed_after_a_failure_is_reported_as_settled() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let journal = ledger.clone();
     // A transaction fails, and what it holds is executed by somebody else: from then on the nonce is used.
@@ -138,7 +138,7 @@ async fn what_was_executed_after_it_failed_is_told_as_paid() {
 }
 
 #[tokio::test]
-async fn v1_is_spoken_too() {
+async fn v1_is_supported() {
     let stage = Stage::open().await;
     let pay_to = authorization::random_address();
     let purchase = purchase(&stage.customer().await, pay_to);
@@ -155,7 +155,7 @@ async fn v1_is_spoken_too() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_and_nothing_is_sent() {
+async fn invalid_payment_is_refused_with_a_reason_and_not_sent() {
     let (stage, other) = (Stage::open().await, authorization::random_address());
     let allowed = authorization::random_address();
     let strict = Stage::open_with(|service| service.payee(allowed)).await;
@@ -205,7 +205,7 @@ async fn what_is_wrong_is_said_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn a_settlement_that_failed_happens_only_if_it_is_asked_for_again() {
+async fn failed_settlement_is_repeated_only_if_asked_for() {
     let stage = Stage::open().await;
     let pay_to = authorization::random_address();
     let poor = customer();
@@ -223,7 +223,7 @@ async fn a_settlement_that_failed_happens_only_if_it_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn strangers_and_the_impatient_are_turned_away_at_the_door() {
+async fn unauthorized_and_rate_limited_callers_are_refused() {
     let stage = Stage::open_with(|service| service.bearer_key("secret").rate(3, Duration::from_secs(3_600))).await;
     let body = request(&purchase(&stage.customer().await, authorization::random_address()));
     let mut statuses = Vec::new();
@@ -238,7 +238,7 @@ async fn strangers_and_the_impatient_are_turned_away_at_the_door() {
 }
 
 #[tokio::test]
-async fn a_body_beyond_the_bound_is_not_read() {
+async fn oversized_body_is_not_read() {
     let stage = Stage::open().await;
     let url = format!("http://{}/verify", stage.address);
     let response = Client::new().post(url).body(vec![b' '; 65 * 1024]).send().await.unwrap();

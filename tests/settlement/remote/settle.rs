@@ -134,7 +134,7 @@ fn fail() -> SettlementStep {
 
 /// It paid for something else: an authorization that was unused in a block is not used by what that block or an earlier one holds.
 #[tokio::test]
-async fn a_transaction_from_before_the_payment_was_seen_unused_is_not_its_settlement() {
+async fn transaction_from_before_the_payment_was_seen_unused_does_not_settle_it() {
     let stage = Stage::open().await;
     for blocks_later in 0..2 {
         let purchase = purchase(&stage).await;
@@ -149,7 +149,7 @@ async fn a_transaction_from_before_the_payment_was_seen_unused_is_not_its_settle
 }
 
 #[tokio::test]
-async fn transactions_that_a_facilitator_names_are_written_down_up_to_a_bound() {
+async fn bounded_number_of_named_transactions_is_recorded() {
     let stage = Stage::open().await;
     let case = Case::new(&stage, brief(&stage)).await;
     for byte in [1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
@@ -161,7 +161,7 @@ async fn transactions_that_a_facilitator_names_are_written_down_up_to_a_bound() 
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_named_again_takes_no_room_from_others() {
+async fn transaction_named_twice_is_recorded_once() {
     let stage = Stage::open().await;
     let case = Case::new(&stage, stage.remote()).await;
     case.step((1..=7).map(submit)).await;
@@ -174,7 +174,7 @@ async fn a_transaction_that_is_named_again_takes_no_room_from_others() {
 
 /// An earlier request may be why it fails now.
 #[tokio::test]
-async fn a_refusal_is_a_failure_only_of_a_payment_that_was_never_given_away_before() {
+async fn refusal_fails_only_a_payment_that_was_never_delegated_before() {
     let stage = Stage::open().await;
     stage.script([], Turn::Without(refusal("insufficient_funds")));
     let pasts = [
@@ -194,7 +194,7 @@ async fn a_refusal_is_a_failure_only_of_a_payment_that_was_never_given_away_befo
 }
 
 #[tokio::test]
-async fn a_payment_that_was_given_away_before_is_not_due_because_it_cannot_be_sent_now() {
+async fn delegated_payment_stays_unknown_if_it_cannot_be_sent_again() {
     let stage = Stage::open().await;
     let sign = |_: Outgoing| async { Err::<HeaderMap, _>("the key service is away".into()) };
     for (steps, expected) in [(vec![], Settlement::Due), (vec![SettlementStep::MarkUnknown], Settlement::Unknown)] {
@@ -209,7 +209,7 @@ async fn a_payment_that_was_given_away_before_is_not_due_because_it_cannot_be_se
 
 /// Nobody knows when the authorization was unused, so that only a transaction that is named can be credited.
 #[tokio::test]
-async fn a_transaction_that_is_named_with_a_refusal_is_looked_at() {
+async fn transaction_named_in_a_refusal_is_looked_up() {
     let stage = Stage::open().await;
     for (past, steps) in [("due", vec![]), ("unknown", vec![SettlementStep::MarkUnknown])] {
         let case = Case::new(&stage, confirming(&stage)).await;
@@ -225,7 +225,7 @@ async fn a_transaction_that_is_named_with_a_refusal_is_looked_at() {
 }
 
 #[tokio::test]
-async fn a_payment_that_the_chain_shows_as_paid_is_not_asked_for_again() {
+async fn payment_that_the_chain_shows_as_paid_is_not_sent_again() {
     let stage = Stage::open().await;
     let case = Case::new(&stage, confirming(&stage)).await;
     let transaction = execute(&stage, &case.purchase).await;
@@ -237,7 +237,7 @@ async fn a_payment_that_the_chain_shows_as_paid_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_cancelled_payment_is_dead_once_its_cancellation_is_final() {
+async fn payment_is_dead_once_its_cancellation_is_final() {
     let stage =
         Stage::open_on(DevnetChain::start_with(None, 3).await, Duration::from_secs(3_600), |service| service).await;
     let purchase = purchase(&stage).await;

@@ -17,7 +17,7 @@ use support::{
 
 /// The upkeep of one process has seen that the payment is due when another one says that it failed.
 #[tokio::test]
-async fn a_payment_that_failed_meanwhile_is_not_given_to_the_facilitator() {
+async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let stage = Stage::open().await;
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let mut dying = Scripted::new().settle(|_, _| pending());

@@ -236,7 +236,7 @@ impl Witness {
                 // One that has not come to that block, or that shows the payment in a block that may yet be replaced, does not know.
                 let here = match node.finality(&sought, transaction, block).await? {
                     Finality::Final => Some(true),
-                    Finality::Undone => Some(false),
+                    Finality::Reorged => Some(false),
                     Finality::Open => None,
                 };
                 if here.is_none() || all.is_some_and(|before| Some(before) != here) {

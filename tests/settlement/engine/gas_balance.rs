@@ -65,7 +65,7 @@ fn two_hundred_more(stage: &Stage) -> U256 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tank_is_looked_at_once_a_minute_while_it_is_used_and_warned_of_when_it_is_low() {
+async fn gas_balance_is_checked_once_a_minute_and_a_low_one_is_logged() {
     const LOW: &str = "will soon be unable to pay for gas";
     let (recording, (logged, _guard)) = (Recording::begin(), Logged::begin());
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
@@ -108,13 +108,13 @@ async fn a_tank_is_looked_at_once_a_minute_while_it_is_used_and_warned_of_when_i
 
 /// Until somebody fills it, payments are refused before anything is done for them; after half a minute it is tried again.
 #[tokio::test(start_paused = true)]
-async fn an_empty_tank_is_believed_to_be_empty_for_half_a_minute() {
+async fn empty_account_rests_for_half_a_minute() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     fill_to(&stage, U256::from(7)).await;
     let error = stage.settle(&payment, &verified).await.unwrap_err();
-    assert!(matches!(error, FacilitatorError::GasTank { balance } if balance == U256::from(7)), "{error:?}");
+    assert!(matches!(error, FacilitatorError::InsufficientGas { balance } if balance == U256::from(7)), "{error:?}");
     assert_eq!(error.retry_after(), Duration::from_secs(60));
     let record = stage.record(&payment).await;
     assert_eq!(record.settlement, Settlement::Due);
@@ -122,15 +122,18 @@ async fn an_empty_tank_is_believed_to_be_empty_for_half_a_minute() {
     for wait in [0, 29_900] {
         sleep(Duration::from_millis(wait)).await;
         let refused = stage.verify(&payment).await;
-        assert!(matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::GasTank { .. }))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(VerifyError::Unavailable(FacilitatorError::InsufficientGas { .. }))),
+            "{refused:?}"
+        );
     }
     assert_eq!(stage.requests(), 0, "nobody asks the node while it is known");
     sleep(Duration::from_millis(200)).await;
     stage.verify(&payment).await.unwrap();
-    assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::GasTank { .. })));
+    assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::InsufficientGas { .. })));
     // Filled, it is used as soon as the upkeep sees it.
     stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     sleep(Duration::from_millis(10)).await;
     paid_by(&stage.settle(&payment, &verified).await);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));

@@ -84,7 +84,7 @@ async fn two_hundred_at_once_share_a_few_requests() {
 }
 
 #[tokio::test]
-async fn who_comes_alone_is_asked_for_alone() {
+async fn single_call_is_not_batched() {
     let remote = Remote::new().await;
     for payment in remote.payments(5) {
         assert_eq!(remote.verify(&[payment]).await, 1);
@@ -94,7 +94,7 @@ async fn who_comes_alone_is_asked_for_alone() {
 }
 
 #[tokio::test]
-async fn one_that_is_refused_harms_no_other() {
+async fn refused_call_in_a_batch_does_not_affect_others() {
     let remote = Remote::new().await;
     let mut payments = remote.payments(30);
     let used = payments.swap_remove(11);
@@ -111,7 +111,7 @@ async fn one_that_is_refused_harms_no_other() {
 }
 
 #[tokio::test]
-async fn a_node_that_takes_no_batches_is_asked_one_by_one_from_then_on() {
+async fn node_that_refuses_batches_is_asked_one_by_one() {
     for refusal in [Fate::Status(400), Fate::Status(413), Fate::Error(-32600)] {
         let remote = Remote::new().await;
         let batches = remote.judge_batches(refusal);
@@ -124,14 +124,14 @@ async fn a_node_that_takes_no_batches_is_asked_one_by_one_from_then_on() {
 }
 
 #[tokio::test]
-async fn what_a_batch_leaves_out_is_asked_for_again() {
+async fn calls_missing_from_a_batch_are_sent_again() {
     let remote = Remote::new().await;
     remote.judge_batches(Fate::Half);
     assert_eq!(remote.verify(&remote.payments(40)).await, 40);
 }
 
 #[tokio::test]
-async fn a_batch_that_is_lost_is_asked_one_by_one_and_the_next_is_a_batch_again() {
+async fn calls_of_a_lost_batch_are_sent_one_by_one_and_the_next_is_a_batch_again() {
     for loss in [Fate::DropBefore, Fate::DropAfter, Fate::Status(502), Fate::Status(429)] {
         let remote = Remote::new().await;
         let batches = remote.judge_batches(loss);
@@ -143,7 +143,7 @@ async fn a_batch_that_is_lost_is_asked_one_by_one_and_the_next_is_a_batch_again(
 }
 
 #[tokio::test]
-async fn a_batch_that_is_late_is_late_for_all_in_it() {
+async fn timeout_of_a_batch_fails_all_its_calls() {
     let remote = Remote::with_timeout(Duration::from_millis(300)).await;
     let batches = remote.judge_batches(Fate::Delay(Duration::from_secs(60)));
     let answers = tokio::time::timeout(Duration::from_secs(3), async {
@@ -160,7 +160,7 @@ async fn a_batch_that_is_late_is_late_for_all_in_it() {
 
 /// Those who came in one runtime were to be sent by a task of it, which is gone with it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_is_shut_down_leaves_nobody_of_another_waiting() {
+async fn shutdown_of_one_runtime_does_not_block_callers_in_another() {
     let remote = Remote::new().await;
     let payments = remote.payments(4);
     let (facilitator, ours) = (remote.facilitator.clone(), payments[..3].to_vec());

@@ -54,7 +54,7 @@ async fn nonces_that_another_process_used_are_skipped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nonce_that_another_process_waits_with_is_left_to_it() {
+async fn nonce_of_another_process_is_left_to_it() {
     let stage = stage().await;
     let key = stage.payer(2);
     paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
@@ -95,7 +95,7 @@ impl TxSigner<Signature> for FlakySigner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_left_by_a_payment_that_was_not_sent_is_filled() {
+async fn gap_left_by_a_payment_that_was_not_sent_is_filled() {
     let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
     let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
     let mut verified = Vec::new();
@@ -137,7 +137,7 @@ impl TxSigner<Signature> for SilentSigner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() {
+async fn silent_signer_blocks_neither_its_caller_nor_the_nonce() {
     let stage = Stage::with_keys(|d| d, |b| b.signer(SilentSigner(AtomicBool::new(false))).in_flight(1)).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -150,7 +150,7 @@ async fn a_signer_that_does_not_answer_keeps_neither_its_caller_nor_the_nonce() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
+async fn nonce_of_a_refused_transaction_is_used_by_the_next() {
     let stage = stage().await;
     let key = stage.payer(2);
     let payment = stage.payment(&key);
@@ -167,7 +167,7 @@ async fn a_nonce_of_a_refused_transaction_is_used_by_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_window_that_is_full_holds_back_and_nothing_is_lost() {
+async fn full_window_delays_payments_and_loses_none() {
     let stage = Arc::new(Stage::with(every(50), |b| b.in_flight(2).block_time(Duration::from_millis(50))).await);
     let settling = (0..20).map(|_| {
         let stage = stage.clone();
@@ -180,7 +180,7 @@ async fn a_window_that_is_full_holds_back_and_nothing_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_with_a_history_goes_on_where_the_chain_is() {
+async fn key_with_earlier_transactions_continues_at_its_next_nonce() {
     let stage = stage().await;
     foreign(&stage, 0, 100_000_000).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
@@ -188,7 +188,7 @@ async fn a_key_with_a_history_goes_on_where_the_chain_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_whose_money_is_set_aside_for_what_is_in_flight_is_not_empty() {
+async fn balance_set_aside_for_transactions_in_flight_does_not_count_as_empty() {
     let stage = stage().await;
     let key = stage.payer(3);
     let payments: Vec<_> = (0..3).map(|_| stage.payment(&key)).collect();

@@ -1,4 +1,4 @@
-//! What payers returned of the 402, of payments that are being settled.
+//! The `resource` and `extensions` that payers returned of the 402, for payments that are being settled.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,14 +7,14 @@ use std::{
 
 use crate::payment::{Echo, PaymentKey, Prechecked};
 
-/// How many payments are remembered, and how many bytes of what came with them; the oldest are forgotten first.
+/// How many payments are remembered, and how many bytes of their echoes. The oldest are forgotten first.
 const MAX_PAYMENTS: usize = 4_096;
 const MAX_BYTES: usize = 8 << 20;
 
-/// The echo with which each payment was first given to the facilitator, or that it came without: a settlement is repeated with the
-/// identical body, by whomever it is asked for.
+/// The echo with which each payment was first sent to the facilitator, if it had one. A settlement is repeated with the identical body,
+/// whoever asks for it.
 #[derive(Debug, Default)]
-pub(super) struct Echoes(Mutex<Known>);
+pub(super) struct EchoCache(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
@@ -24,8 +24,8 @@ struct Known {
     bytes: usize,
 }
 
-impl Echoes {
-    /// The payment with the echo it had first.
+impl EchoCache {
+    /// Returns the payment with the echo that it had first.
     pub(super) fn with_first(&self, payment: Prechecked) -> Prechecked {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = payment.key();
@@ -39,7 +39,7 @@ impl Echoes {
         }
     }
 
-    /// It is over.
+    /// Forgets a payment whose settlement has ended.
     pub(super) fn forget(&self, key: &PaymentKey) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_in_number_and_size() {
+    fn cache_is_bounded_in_number_and_size() {
         let mut known = Known::default();
         for number in 0..MAX_PAYMENTS as u64 + 10 {
             known.insert(key(number), None);
         }
         assert_eq!((known.ages.len(), known.by_age.len()), (MAX_PAYMENTS, MAX_PAYMENTS));
-        assert!(!known.ages.contains_key(&key(9)) && known.ages.contains_key(&key(10)), "the oldest went");
+        assert!(!known.ages.contains_key(&key(9)) && known.ages.contains_key(&key(10)), "the oldest is forgotten");
 
         let resource = ResourceInfo { url: "u".repeat(16_000), ..ResourceInfo::default() };
         let echo = Echo::new(Verbatim::of(&resource).ok(), None).map(Arc::new);

@@ -77,7 +77,7 @@ fn asked_for(stage: &Stage) -> BTreeSet<u8> {
 }
 
 #[tokio::test]
-async fn buyers_are_charged_unasked_only_for_an_answer_that_they_have_or_can_have() {
+async fn background_settlement_charges_only_for_available_responses() {
     let stage = Stage::open().await;
     let paid = json!({ "success": true, "transaction": B256::repeat_byte(7), "network": "eip155:84532" });
     stage.script([], Turn::Without(Reply::Json(200, paid)));

@@ -65,7 +65,7 @@ async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_dead_process_produced_is_settled_without_being_asked() {
+async fn response_of_a_dead_process_is_settled_in_the_background() {
     let stage = Stage::with(|d| d, diligent).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -74,7 +74,7 @@ async fn what_a_dead_process_produced_is_settled_without_being_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_buyer_who_cannot_have_the_answer_is_not_charged_unasked() {
+async fn buyer_that_cannot_have_the_response_is_not_charged_in_the_background() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
     let (unkept, kept) = (stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1)));
     // Its process died while the answer streamed, and nothing of it was kept.
@@ -88,7 +88,7 @@ async fn a_buyer_who_cannot_have_the_answer_is_not_charged_unasked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
+async fn failed_settlement_is_not_charged_in_the_background() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -108,7 +108,7 @@ async fn a_buyer_who_was_told_that_it_failed_is_not_charged_unasked() {
 
 /// Who presents it then is not told that nothing is charged: not for a full backlog, nor because the process shuts down.
 #[tokio::test(start_paused = true)]
-async fn what_is_in_line_already_is_not_refused_to_whoever_asks_for_it_too() {
+async fn queued_payment_is_not_refused_to_a_second_caller() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600)).backlog(1)).await;
     // Then the first pass over what is open is over.
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
@@ -120,7 +120,7 @@ async fn what_is_in_line_already_is_not_refused_to_whoever_asks_for_it_too() {
         "eth_call" => Fault::DelayAfter(Duration::from_secs(1)),
         _ => Fault::None,
     });
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     until(async || stage.calls("eth_call") > looks).await;
     assert_eq!(settlement(&stage, &payment).await, Settlement::Due);
     let unknown = Outcome::Unknown { transaction: None };
@@ -138,7 +138,7 @@ async fn what_is_in_line_already_is_not_refused_to_whoever_asks_for_it_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_journalled_and_never_sent_is_sent() {
+async fn journalled_transaction_that_was_never_sent_is_sent() {
     let stage = Stage::with(|d| d, diligent).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -148,26 +148,26 @@ async fn what_was_journalled_and_never_sent_is_sent() {
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let transaction = journalled(&stage, &payment, 1_000_000_000).await;
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_payment_whose_journalled_transaction_will_be_sent_is_not_said_to_have_failed() {
+async fn payment_has_not_failed_while_its_transaction_will_be_resent() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let transaction = journalled(&stage, &payment, 1_000_000_000).await;
     let outcome = stage.facilitator.reconcile(&stage.record(&payment).await).await.unwrap();
     assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) });
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
 }
 
 /// The look finds nothing; before it is judged, the transaction is sent, included, and its nonce known to be used.
 #[tokio::test(start_paused = true)]
-async fn a_payment_whose_transaction_comes_into_a_block_after_the_look_is_not_said_to_have_failed() {
+async fn payment_has_not_failed_if_its_transaction_is_mined_during_reconciliation() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     // Then the first pass over what is open is over.
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
@@ -183,7 +183,7 @@ async fn a_payment_whose_transaction_comes_into_a_block_after_the_look_is_not_sa
     until(async || stage.calls("eth_getTransactionByHash") == 1).await;
     assert_eq!(stage.received(), 1);
     let nonces_read = stage.calls("eth_getTransactionCount");
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
     // Before it is sent, and after.
     until(async || stage.calls("eth_getTransactionCount") >= nonces_read + 2).await;
@@ -193,7 +193,7 @@ async fn a_payment_whose_transaction_comes_into_a_block_after_the_look_is_not_sa
 
 /// The same where its key is in service no more, so that nobody here sends it again.
 #[tokio::test(start_paused = true)]
-async fn a_payment_whose_transaction_is_included_between_two_questions_of_a_look_has_not_failed() {
+async fn payment_has_not_failed_if_its_transaction_is_mined_between_two_requests() {
     let key = new_key();
     let account = key.address();
     let stage = Stage::with_keys(|d| d, |b| b.signer(key).upkeep_interval(Duration::from_secs(3_600))).await;
@@ -218,7 +218,7 @@ async fn a_payment_whose_transaction_is_included_between_two_questions_of_a_look
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_another() {
+async fn stuck_transaction_is_replaced_and_its_payment_settled_by_another() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -226,7 +226,7 @@ async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_ano
     let stuck = journalled(&stage, &payment, 1).await;
     stage.clock.advance(61);
     until(async || {
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         settlement(&stage, &payment).await.paid_by().is_some()
     })
     .await;
@@ -236,7 +236,7 @@ async fn a_transaction_that_is_stuck_gives_way_and_its_payment_is_settled_by_ano
 
 /// No block comes: a better offer would change nothing, and the last one is what the first block takes.
 #[tokio::test(start_paused = true)]
-async fn what_is_stuck_though_it_offers_plenty_is_not_replaced_ever_more_dearly() {
+async fn stuck_filler_with_high_fees_is_not_replaced() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -247,7 +247,7 @@ async fn what_is_stuck_though_it_offers_plenty_is_not_replaced_ever_more_dearly(
     let mut offers = Vec::new();
     for _ in 0..40 {
         stage.clock.advance(61);
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         let now = tower_x402::Clock::now(&*stage.clock);
         // Longer than a pass takes.
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -264,18 +264,18 @@ async fn what_is_stuck_though_it_offers_plenty_is_not_replaced_ever_more_dearly(
 
 /// A process was refused its nonce and died; another one's transaction waits behind it.
 #[tokio::test(start_paused = true)]
-async fn a_gap_that_nobody_fills_is_filled() {
+async fn gap_left_by_another_process_is_filled() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let waiting = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     assert_eq!(until_settled(&stage, &payment).await, waiting);
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_reorganization_undid_is_settled_again() {
+async fn reorged_payment_is_settled_again() {
     for orphans in [Orphans::Lost, Orphans::Requeued] {
         let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
         let payment = stage.payment(&stage.payer(1));
@@ -297,7 +297,7 @@ async fn what_a_reorganization_undid_is_settled_again() {
 
 /// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
 #[tokio::test(start_paused = true)]
-async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
+async fn reorged_payment_of_a_replayed_response_is_settled_again() {
     let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -311,14 +311,14 @@ async fn what_was_paid_by_a_replay_and_undone_is_settled_again() {
     stage.devnet.reorg(1, Orphans::Lost);
     assert_eq!(stage.received(), 0);
     until(async || {
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         stage.received() == 1
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_reorganization_undid_between_two_looks_is_settled_again() {
+async fn payment_reorged_between_two_passes_is_settled_again() {
     let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
     stage.produced(&payments[0]).await;
@@ -339,7 +339,7 @@ async fn what_a_reorganization_undid_between_two_looks_is_settled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_in_a_final_block_is_final() {
+async fn payment_in_a_final_block_is_final() {
     let stage = Stage::with(|d| d.finality_depth(3), diligent).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -354,7 +354,7 @@ async fn what_is_in_a_final_block_is_final() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_expired_unused_is_dead_and_said_to_be() {
+async fn expired_unused_authorization_is_dead() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payer = stage.payer(1);
     let payment = stage.payment(&payer);
@@ -362,13 +362,13 @@ async fn what_expired_unused_is_dead_and_said_to_be() {
     stage.drain(payer.address());
     stage.clock.advance(VALID + 1);
     stage.devnet.mine();
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     until(async || settlement(&stage, &payment).await == Settlement::Dead).await;
     assert_eq!(stage.received(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_nothing_is_open_the_node_is_left_alone() {
+async fn node_is_not_asked_while_nothing_is_open() {
     let stage = Stage::with(|d| d, diligent).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(stage.requests(), 0);
@@ -376,7 +376,7 @@ async fn where_nothing_is_open_the_node_is_left_alone() {
 
 /// What an earlier process left behind is known before anything new is signed, and an outage in between loses nothing.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_signed_before_the_past_is_known() {
+async fn nothing_is_signed_before_earlier_transactions_are_known() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let past = stage.payment(&stage.payer(1));
     stage.produced(&past).await;
@@ -431,14 +431,14 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
     stage
         .ledger
-        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process()))
+        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process_id()))
         .await
         .unwrap();
     paid_by(&outcome);
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_payments_that_cannot_be_looked_at_hold_nobody_up() {
+async fn earlier_payments_that_cannot_be_reconciled_do_not_block_new_ones() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     // More than are looked at in the few rounds that the new payment brings about.
     let mut past = Vec::new();
@@ -464,12 +464,12 @@ async fn past_payments_that_cannot_be_looked_at_hold_nobody_up() {
     stage.devnet.faults().clear();
     // Until when the first look keeps others from it.
     stage.clock.advance(3);
-    restarted.look_after_soon();
+    restarted.reconcile_now();
     until_settled(&stage, past.last().unwrap()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
+async fn failure_of_one_key_does_not_stop_the_other() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let past = stage.payment(&stage.payer(1));
     stage.produced(&past).await;
@@ -493,7 +493,7 @@ async fn a_key_that_cannot_be_looked_after_leaves_the_work_to_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
+async fn unknown_payments_are_reconciled_less_and_less_often() {
     let rarely = Duration::from_secs(3_600);
     let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).upkeep_interval(rarely)).await;
     for (age, pause) in [(20, 2), (100, 25), (400, 30)] {
@@ -504,7 +504,7 @@ async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
         stage.front_run(&payment);
         stage.clock.advance(age);
         let looks = stage.calls("eth_getLogs");
-        stage.facilitator.look_after_soon();
+        stage.facilitator.reconcile_now();
         until(async || stage.calls("eth_getLogs") > looks).await;
         let until_when = async || stage.record(&payment).await.settling.map(|settling| settling.until);
         let expected = Some(tower_x402::Clock::now(&*stage.clock) + pause);
@@ -515,7 +515,7 @@ async fn what_stays_unknown_is_looked_at_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_payment_that_a_stranger_executed_is_settled_when_its_block_is_deep_enough() {
+async fn large_payment_executed_by_a_stranger_is_settled_once_enough_blocks_are_on_top() {
     let rarely = Duration::from_secs(3_600);
     let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).upkeep_interval(rarely)).await;
     let payment = stage.payment(&stage.payer(1));
@@ -531,11 +531,11 @@ async fn a_large_payment_that_a_stranger_executed_is_settled_when_its_block_is_d
         stage.devnet.mine();
     }
     assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
-    assert_eq!(stage.facilitator.stats().credited, 1);
+    assert_eq!(stage.facilitator.stats().settled_by_others, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
+async fn large_payment_is_settled_once_enough_blocks_are_on_top() {
     let stage =
         Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).confirm_timeout(Duration::from_secs(5))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -557,7 +557,7 @@ async fn a_large_payment_is_settled_when_its_block_is_deep_enough() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
+async fn large_payment_is_not_settled_by_a_block_that_was_replaced() {
     let stage =
         Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 2).confirm_timeout(Duration::from_secs(5))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -577,7 +577,7 @@ async fn a_large_payment_whose_block_goes_away_is_not_settled_by_it() {
 
 /// Nobody was told that it is due: it was answered on credit a moment ago, by this process or another.
 #[tokio::test(start_paused = true)]
-async fn what_is_owed_when_it_shuts_down_is_settled_first() {
+async fn owed_payments_are_settled_before_shutdown() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let payment = stage.payment(&stage.payer(1));
@@ -588,7 +588,7 @@ async fn what_is_owed_when_it_shuts_down_is_settled_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
+async fn shutdown_ends_in_time_although_the_node_is_silent() {
     let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let payment = stage.payment(&stage.payer(1));
@@ -601,7 +601,7 @@ async fn shutting_down_ends_in_time_though_the_node_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_due_does_not_wait_until_all_that_is_final_was_looked_at() {
+async fn due_payments_do_not_wait_for_the_check_of_final_ones() {
     let stage =
         Stage::with(|d| d.finality_depth(200), |b| b.batch_size(1).upkeep_interval(Duration::from_secs(3_600))).await;
     for _ in 0..150 {
@@ -616,11 +616,11 @@ async fn what_is_due_does_not_wait_until_all_that_is_final_was_looked_at() {
         "eth_getTransactionReceipt" => Fault::Delay(slow),
         _ => Fault::None,
     });
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     until(async || stage.calls("eth_getTransactionReceipt") > 0).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    stage.facilitator.look_after_soon();
+    stage.facilitator.reconcile_now();
     let settled = tokio::time::timeout(Duration::from_secs(5), until_settled(&stage, &payment));
     settled.await.expect("what is final can wait, what expires cannot");
     assert!(
@@ -630,7 +630,7 @@ async fn what_is_due_does_not_wait_until_all_that_is_final_was_looked_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_looks_after_everything_goes_with_the_facilitator() {
+async fn reconciliation_ends_with_the_facilitator() {
     let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let holders = std::sync::Arc::strong_count(&stage.ledger);
@@ -655,7 +655,7 @@ async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator 
 
 /// The process was away for longer than its node keeps receipts.
 #[tokio::test]
-async fn what_was_paid_stays_paid_though_the_node_keeps_no_trace_of_it() {
+async fn settled_payment_stays_settled_although_the_node_pruned_its_receipt() {
     let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     let transaction = paid_by(&stage.admit_and_settle(&payment).await);
@@ -681,7 +681,7 @@ async fn what_was_paid_stays_paid_though_the_node_keeps_no_trace_of_it() {
 
 /// Its block was replaced while no process ran, and its payer used the authorization up meanwhile.
 #[tokio::test(start_paused = true)]
-async fn what_was_undone_and_cancelled_while_nobody_looked_is_not_taken_for_paid() {
+async fn payment_reorged_and_then_cancelled_is_not_settled() {
     let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
     let payer = stage.payer(1);
     let payment = stage.payment(&payer);

@@ -1,0 +1,163 @@
+//! A node, with what is remembered about its chain: the pace of blocks, what gas costs, and what the node can do.
+//!
+//! Settlement and the confirmation of remote settlements talk to a chain through this type only.
+
+use std::{fmt, time::Duration};
+
+use alloy_primitives::{B256, Bytes};
+use tokio::time::Instant;
+
+use super::{
+    authorization_use::{self, AuthorizationUse},
+    block_time::BlockTime,
+    broadcast::{Broadcaster, SendResult},
+    confirm::{Inclusion, PendingTransaction},
+    fees::{FeeError, FeeOracle, Fees},
+    probe::{Probe, ProbeResult},
+    receipt_check::ExpectedTransfer,
+    rpc::{Rpc, RpcFailure},
+    rpc_batcher::RpcBatcher,
+    transfer,
+};
+use crate::{
+    network::Network,
+    payment::{Prechecked, Rejection},
+};
+
+/// A node of one chain.
+pub(crate) struct Node {
+    network: Network,
+    rpc: Rpc,
+    /// Simulations that are asked for at about the same time share a request.
+    batcher: RpcBatcher,
+    probe: Probe,
+    block_time: BlockTime,
+    fees: FeeOracle,
+    broadcaster: Broadcaster,
+}
+
+impl Node {
+    /// Creates a node whose simulated transfers may use `max_transfer_gas`. `max_gas_price` is in wei per gas. Returns `None` if the
+    /// build lacks the probe's code.
+    pub(crate) fn new(
+        network: Network,
+        rpc: Rpc,
+        max_transfer_gas: u64,
+        max_gas_price: Option<u128>,
+        block_time: Option<Duration>,
+    ) -> Option<Self> {
+        Some(Self {
+            network,
+            batcher: RpcBatcher::new(rpc.clone()),
+            rpc,
+            probe: Probe::new(max_transfer_gas)?,
+            block_time: BlockTime::new(block_time),
+            fees: FeeOracle::new(max_gas_price),
+            broadcaster: Broadcaster::new(),
+        })
+    }
+
+    pub(crate) const fn network(&self) -> Network {
+        self.network
+    }
+
+    pub(crate) const fn rpc(&self) -> &Rpc {
+        &self.rpc
+    }
+
+    /// Simulates the payment in the newest block. Returns what the chain shows, and why the payment would fail, if it would.
+    pub(crate) async fn verify(&self, payment: &Prechecked) -> Result<(ProbeResult, Option<Rejection>), RpcFailure> {
+        let calldata = transfer::calldata(payment.authorization(), payment.signature());
+        let result = self.probe.run(&self.batcher, payment, &calldata).await?;
+        self.observe_block(result.block);
+        let rejection = self.probe.diagnose(&result, payment);
+        Ok((result, rejection))
+    }
+
+    /// Finds the transaction that used an authorization, in the blocks after `seen_unused` up to `latest`.
+    pub(crate) async fn find_use(
+        &self,
+        expected: &ExpectedTransfer,
+        seen_unused: u64,
+        latest: u64,
+    ) -> Result<AuthorizationUse, RpcFailure> {
+        authorization_use::find(&self.rpc, expected, seen_unused, latest).await
+    }
+
+    /// Returns `true` if the node says that this block is final.
+    pub(crate) async fn is_final(&self, block: u64) -> bool {
+        let finalized = self.rpc.finalized().await.ok().flatten();
+        finalized.is_some_and(|finalized| finalized.number.saturating_to::<u64>() >= block)
+    }
+
+    /// Notes that a block is the newest now.
+    pub(crate) fn observe_block(&self, number: u64) {
+        self.block_time.observe(number);
+    }
+
+    /// Returns how long a block takes.
+    pub(crate) fn block_time(&self) -> Duration {
+        self.block_time.block_time()
+    }
+
+    /// Returns how often to poll for a receipt.
+    pub(crate) fn poll_interval(&self) -> Duration {
+        self.block_time.poll_interval()
+    }
+
+    /// Returns the fees to offer now.
+    pub(crate) async fn fees(&self) -> Result<Fees, FeeError> {
+        self.fees.get(&self.rpc).await
+    }
+
+    /// Returns the fees to offer for a replacement of a transaction that offered `old`.
+    pub(crate) async fn raised_fees(&self, old: Fees) -> Result<Fees, FeeError> {
+        self.fees.raise(&self.rpc, old).await
+    }
+
+    /// Returns what a unit of gas is likely to cost now, in wei.
+    pub(crate) async fn gas_price(&self) -> Result<u128, FeeError> {
+        self.fees.price(&self.rpc).await
+    }
+
+    /// Forgets the fees: they are looked up again when they are needed next.
+    pub(crate) async fn forget_fees(&self) {
+        self.fees.forget().await;
+    }
+
+    /// Offers the tips of the market from now on, since the node refused less.
+    pub(crate) async fn require_market_tip(&self) {
+        self.fees.require_market_tip().await;
+    }
+
+    /// Fails if gas is known to cost too much. Does not ask the node.
+    pub(crate) fn check_known_fees(&self) -> Result<(), FeeError> {
+        self.fees.check_known()
+    }
+
+    /// Sends a transaction, and waits up to `limit` for its receipt if the node can.
+    pub(crate) async fn send(&self, raw: &Bytes, hash: B256, limit: Duration) -> SendResult {
+        self.broadcaster.send(&self.rpc, raw, hash, limit).await
+    }
+
+    /// Sends a transaction without waiting for its receipt. Repeating it changes nothing.
+    pub(crate) async fn resend(&self, raw: &Bytes) -> SendResult {
+        self.broadcaster.resend(&self.rpc, raw).await
+    }
+
+    /// Begins to follow a transaction that was just sent; `certainly` if the node confirmed that it has it.
+    pub(crate) fn pending(&self, raw: Bytes, hash: B256, certainly: bool) -> PendingTransaction {
+        PendingTransaction::new(raw, hash, certainly, &self.block_time)
+    }
+
+    /// Polls for a receipt until `deadline`, and sends the transaction again now and then.
+    pub(crate) async fn watch(&self, pending: &mut PendingTransaction, deadline: Instant) -> Inclusion {
+        pending.watch(&self.rpc, &self.broadcaster, &self.block_time, deadline).await
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("network", &self.network).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,267 @@
+//! What a node of the seller's choice shows about payments that a remote facilitator settles.
+
+#[cfg(feature = "onchain")]
+pub(super) use confirming::ChainObserver;
+#[cfg(not(feature = "onchain"))]
+pub(super) use missing::ChainObserver;
+
+use alloy_primitives::B256;
+
+use crate::{
+    payment::{Funds, Outcome, Rejection},
+    protocol::Reason,
+};
+
+/// A payment as the node sees it before it is settled.
+#[cfg_attr(not(feature = "onchain"), allow(dead_code))]
+pub(super) struct Observation {
+    pub(super) funds: Funds,
+    pub(super) contract_wallet: bool,
+    pub(super) rejection: Option<Rejection>,
+}
+
+/// What became of a payment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "onchain"), allow(dead_code))]
+pub(super) enum Fate {
+    /// This transaction made it.
+    Paid { transaction: B256, block: u64 },
+    /// The authorization was cancelled, used for something else, or expired; `for_good` if the block that shows it is final.
+    Spent { reason: Reason, detail: String, transaction: Option<B256>, for_good: bool },
+    /// It was not executed, and still can be.
+    Open,
+    /// The authorization is used, and it is not known by which transaction.
+    Unclear,
+}
+
+impl Fate {
+    /// Returns the outcome; `claimed` is the transaction that the facilitator names, if the chain shows none.
+    pub(super) fn outcome(self, claimed: Option<B256>) -> Outcome {
+        match self {
+            Self::Paid { transaction, block } => Outcome::Settled { transaction, block: Some(block), fee: None },
+            Self::Spent { reason, detail, transaction, for_good } => {
+                Outcome::Failed { reason, detail, transaction, dead: for_good }
+            }
+            Self::Open | Self::Unclear => Outcome::Unknown { transaction: claimed },
+        }
+    }
+}
+
+#[cfg(feature = "onchain")]
+mod confirming {
+    use std::{sync::Arc, time::Duration};
+
+    use alloy_primitives::{B256, U256};
+    use tokio::time::{Instant, sleep};
+
+    use super::{Fate, Observation};
+    use crate::{
+        chain::{
+            authorization_use::AuthorizationUse,
+            endpoint::{EndpointError, client_at},
+            node::Node,
+            receipt_check::ExpectedTransfer,
+            rpc::Rpc,
+        },
+        facilitator::{FacilitatorError, remote::RemoteBuildError},
+        network::Network,
+        payment::{Funds, Prechecked},
+        protocol::Reason,
+        settlement::{finality::FinalityTracker, journal::Journal, reconciler::Reconcile},
+    };
+
+    /// Gas that a simulated transfer may use; the default of the on-chain facilitator.
+    const MAX_TRANSFER_GAS: u64 = 400_000;
+    /// The longest that one request to the node may take.
+    const MAX_TIMEOUT: Duration = Duration::from_secs(5);
+    /// How long to wait for a transaction that the facilitator names: the node may lag behind the facilitator's.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    /// Between two requests for a receipt.
+    const POLL: Duration = Duration::from_millis(100);
+    /// The absence of a receipt is believed after this pause: the node may lag behind another one.
+    const SECOND_LOOK: Duration = Duration::from_millis(500);
+
+    /// A node that confirms what the facilitator says.
+    pub(in super::super) struct ChainObserver {
+        node: Arc<Node>,
+        finality: FinalityTracker,
+    }
+
+    impl ChainObserver {
+        /// Connects to the node at this URL, and checks that it is on this network.
+        pub(in super::super) async fn connect(
+            network: Network,
+            url: &str,
+            timeout: Duration,
+            journal: &Journal,
+        ) -> Result<Self, RemoteBuildError> {
+            let client = client_at(url).map_err(|error| match error {
+                EndpointError::Url => RemoteBuildError::Url("a node's URL"),
+                EndpointError::Tls => RemoteBuildError::Tls,
+            })?;
+            let rpc = Rpc::new(client, timeout.min(MAX_TIMEOUT));
+            let found = rpc.chain_id().await.map_err(|_| RemoteBuildError::Node(network))?;
+            if found != network.chain_id() {
+                return Err(RemoteBuildError::WrongChain { expected: network, found: Network::eip155(found) });
+            }
+            let node = Node::new(network, rpc, MAX_TRANSFER_GAS, None, None).ok_or(RemoteBuildError::Probe)?;
+            let node = Arc::new(node);
+            Ok(Self { finality: FinalityTracker::new(node.clone(), journal.clone(), SECOND_LOOK), node })
+        }
+
+        pub(in super::super) fn network(&self) -> Network {
+            self.node.network()
+        }
+
+        /// Returns `true` if the node answers.
+        pub(in super::super) async fn answers(&self) -> bool {
+            self.node.rpc().block("latest").await.is_ok()
+        }
+
+        /// Simulates a payment that is to be verified.
+        pub(in super::super) async fn observe(&self, payment: &Prechecked) -> Result<Observation, FacilitatorError> {
+            let (result, rejection) = self.node.verify(payment).await?;
+            let funds = Funds { balance: result.balance, block: result.block };
+            Ok(Observation { funds, contract_wallet: result.payer_has_code(), rejection })
+        }
+
+        /// Returns the block in which this transaction made the payment, after waiting for it for a few seconds. `None` if it did not,
+        /// or is in no block.
+        pub(in super::super) async fn paid_in(
+            &self,
+            payment: &Prechecked,
+            transaction: B256,
+        ) -> Result<Option<u64>, FacilitatorError> {
+            let expected = ExpectedTransfer::of_payment(payment);
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                match self.node.rpc().receipt(transaction).await {
+                    Ok(Some(receipt)) => return Ok(expected.is_paid_by(&receipt).then(|| receipt.block())),
+                    Err(failure) if Instant::now() >= deadline => return Err(failure.into()),
+                    Ok(None) if Instant::now() >= deadline => return Ok(None),
+                    Ok(None) | Err(_) => sleep(POLL).await,
+                }
+            }
+        }
+
+        /// Returns what became of a payment whose authorization was unused in the block `seen_unused`. `claimed` are the transactions that
+        /// the facilitator named.
+        pub(in super::super) async fn fate(
+            &self,
+            payment: &Prechecked,
+            seen_unused: Option<u64>,
+            claimed: &[B256],
+        ) -> Result<Fate, FacilitatorError> {
+            let expected = ExpectedTransfer::of_payment(payment);
+            for transaction in claimed {
+                if let Some(receipt) = self.node.rpc().receipt(*transaction).await?
+                    && expected.is_paid_by(&receipt)
+                    // Before the authorization was seen unused, it cannot have been used for this payment (invariant I8).
+                    && seen_unused.is_none_or(|seen| seen < receipt.block())
+                {
+                    return Ok(Fate::Paid { transaction: *transaction, block: receipt.block() });
+                }
+            }
+            // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
+            let finalized = self.node.rpc().finalized().await?;
+            let (result, _) = self.node.verify(payment).await?;
+            if result.used {
+                return self.fate_of_used(&expected, seen_unused, result.block).await;
+            }
+            let valid_before = payment.authorization().valid_before;
+            let has_expired = finalized.is_some_and(|block| {
+                U256::from(block.timestamp) >= valid_before && result.block >= block.number.saturating_to::<u64>()
+            });
+            Ok(match has_expired {
+                true => Fate::Spent {
+                    reason: Reason::ValidBefore,
+                    detail: format!("unused when validBefore, {valid_before}, passed"),
+                    transaction: None,
+                    for_good: true,
+                },
+                false => Fate::Open,
+            })
+        }
+
+        async fn fate_of_used(
+            &self,
+            expected: &ExpectedTransfer,
+            seen_unused: Option<u64>,
+            latest: u64,
+        ) -> Result<Fate, FacilitatorError> {
+            // It may have been used before it was seen unused, for something else.
+            let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
+            Ok(match self.node.find_use(expected, seen_unused, latest).await? {
+                AuthorizationUse::Paid { transaction, block } => Fate::Paid { transaction, block },
+                AuthorizationUse::Otherwise { transaction, block } => Fate::Spent {
+                    reason: Reason::NonceAlreadyUsed,
+                    detail: "the payer cancelled the authorization or used its nonce for something else".into(),
+                    transaction: Some(transaction),
+                    for_good: self.node.is_final(block).await,
+                },
+                AuthorizationUse::NotFound => Fate::Unclear,
+            })
+        }
+
+        /// Records which settled payments have become final, and finds those that were reorged: at once if the newest block that was seen is
+        /// gone, otherwise when the payment should be final.
+        pub(in super::super) async fn follow_settled<R: Reconcile>(
+            &self,
+            facilitator: &Arc<R>,
+        ) -> Result<(), FacilitatorError> {
+            let Some(head) = self.finality.head().await? else { return Ok(()) };
+            if head.is_reorged {
+                tracing::warn!(network = %self.network(), head = head.number(), "the chain was reorganized");
+                self.finality.check_settled(facilitator, None).await?;
+            }
+            self.finality.advance(facilitator, head).await?;
+            Ok(())
+        }
+    }
+}
+
+/// Without the feature `onchain` there are no observers.
+#[cfg(not(feature = "onchain"))]
+mod missing {
+    use std::sync::Arc;
+
+    use alloy_primitives::B256;
+
+    use super::{Fate, Observation};
+    use crate::{
+        facilitator::FacilitatorError, network::Network, payment::Prechecked, settlement::reconciler::Reconcile,
+    };
+
+    pub(in super::super) enum ChainObserver {}
+
+    impl ChainObserver {
+        pub(in super::super) fn network(&self) -> Network {
+            match *self {}
+        }
+
+        pub(in super::super) async fn answers(&self) -> bool {
+            match *self {}
+        }
+
+        pub(in super::super) async fn observe(&self, _: &Prechecked) -> Result<Observation, FacilitatorError> {
+            match *self {}
+        }
+
+        pub(in super::super) async fn paid_in(&self, _: &Prechecked, _: B256) -> Result<Option<u64>, FacilitatorError> {
+            match *self {}
+        }
+
+        pub(in super::super) async fn fate(
+            &self,
+            _: &Prechecked,
+            _: Option<u64>,
+            _: &[B256],
+        ) -> Result<Fate, FacilitatorError> {
+            match *self {}
+        }
+
+        pub(in super::super) async fn follow_settled<R: Reconcile>(&self, _: &Arc<R>) -> Result<(), FacilitatorError> {
+            match *self {}
+        }
+    }
+}

@@ -1,0 +1,575 @@
+//! The settlement accounts: their keys, their nonces, and their balances for gas.
+//!
+//! Nodes keep about 16 waiting transactions per account, and none of them is included before all lower nonces are. So an account has a
+//! window of transactions in flight, and always hands out its lowest free nonce. It knows when a nonce in the middle was given back:
+//! nothing above such a gap can be included until the gap is filled.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
+use alloy_eips::eip2718::Encodable2718;
+use alloy_network::TxSigner;
+use alloy_primitives::{Address, B256, Bytes, Signature, U256};
+use tokio::{
+    sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+
+use super::costs::SettlementStats;
+use crate::{
+    chain::{node::Node, rpc::RpcFailure},
+    settlement::FacilitatorError,
+    telemetry,
+};
+
+/// Gaps that are found at once. More are found when these are filled.
+const MAX_GAPS: usize = 64;
+/// How long after a failed request for the next nonce the node is not asked again.
+const SYNC_PAUSE: Duration = Duration::from_secs(1);
+/// How long a signer may take. It may be a remote service, and while it signs, a nonce and a place in the window are taken.
+const SIGN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an account that could not pay for gas is used only if there is no other.
+const REST: Duration = Duration::from_secs(30);
+/// How often balances are checked while transactions are sent.
+const BALANCE_INTERVAL: Duration = Duration::from_secs(60);
+/// A balance is low if it does not pay for this many more transactions.
+const LOW_BALANCE: u64 = 200;
+
+/// Any signer of transactions.
+pub(crate) type SharedSigner = Arc<dyn TxSigner<Signature> + Send + Sync>;
+
+/// The settlement accounts of one chain. A clone is the same accounts.
+#[derive(Clone, Debug)]
+pub(crate) struct Accounts(Arc<AllAccounts>);
+
+#[derive(Debug)]
+struct AllAccounts {
+    accounts: Vec<Account>,
+    /// When balances were checked last, and how many transactions there had been.
+    balances_checked: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Accounts {
+    /// One account per key, each with at most `window` transactions in flight. `freed` is notified whenever a place becomes free.
+    pub(crate) fn new(signers: Vec<SharedSigner>, node: &Arc<Node>, window: usize, freed: &Arc<Notify>) -> Self {
+        let account = |signer| Account::new(signer, node.clone(), window, freed.clone());
+        let accounts = signers.into_iter().map(account).collect();
+        Self(Arc::new(AllAccounts { accounts, balances_checked: Mutex::default() }))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Account> {
+        self.0.accounts.iter()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.accounts.len()
+    }
+
+    pub(super) fn first(&self) -> Option<&Account> {
+        self.0.accounts.first()
+    }
+
+    /// Returns how many transactions are in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.iter().map(Account::in_flight).sum()
+    }
+
+    /// Takes a place in the window of the account that has the most room, if there is one. It takes no nonce yet.
+    pub(super) fn try_enter(&self) -> Option<(Account, WindowPermit)> {
+        let all_rest = self.iter().all(|account| account.resting().is_some());
+        let room = |account: &&Account| account.0.window.available_permits();
+        let account = self.iter().filter(|account| all_rest || account.resting().is_none()).max_by_key(room)?;
+        let permit = account.0.window.clone().try_acquire_owned().ok()?;
+        Some((account.clone(), WindowPermit { permit: Some(permit), freed: account.0.freed.clone() }))
+    }
+
+    /// Fails if no account could pay for gas a moment ago. Does not ask the node.
+    pub(super) fn check_known_balances(&self) -> Result<(), FacilitatorError> {
+        let balances: Option<Vec<U256>> = self.iter().map(Account::resting).collect();
+        match balances.and_then(|balances| balances.into_iter().max()) {
+            Some(balance) => Err(FacilitatorError::InsufficientGas { balance }),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks the node for all balances and returns the highest, in wei.
+    pub(super) async fn highest_balance(&self) -> Result<U256, RpcFailure> {
+        let mut highest = U256::ZERO;
+        for account in self.iter() {
+            let balance = account.balance().await?;
+            account.wake(balance);
+            telemetry::gas_tank(account.0.node.network(), account.address(), balance);
+            highest = highest.max(balance);
+        }
+        Ok(highest)
+    }
+
+    /// Asks the node for all balances and returns the lowest, in wei.
+    pub(crate) async fn lowest_balance(&self) -> Result<U256, RpcFailure> {
+        let mut lowest = U256::MAX;
+        for account in self.iter() {
+            lowest = lowest.min(account.balance().await?);
+        }
+        Ok(lowest)
+    }
+
+    /// Uses an account that could not pay for gas again, as soon as it holds more.
+    pub(super) async fn recheck_resting(&self) {
+        for account in self.iter().filter(|account| account.resting().is_some()) {
+            if let Ok(balance) = account.balance().await {
+                account.wake(balance);
+            }
+        }
+    }
+
+    /// Warns before an account cannot pay for gas any more. Asks the node once a minute, and only while transactions are sent.
+    pub(super) async fn warn_of_low_balances(&self, totals: &SettlementStats) {
+        {
+            let mut checked = self.0.balances_checked.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = checked.is_none_or(|(at, transactions)| {
+                at.elapsed() >= BALANCE_INTERVAL && totals.transactions > transactions
+            });
+            if totals.transactions == 0 || !is_due {
+                return;
+            }
+            *checked = Some((Instant::now(), totals.transactions));
+        }
+        let average = totals.spent / U256::from(totals.transactions);
+        for account in self.iter() {
+            let address = account.address();
+            let Ok(balance) = account.balance().await else {
+                tracing::warn!(account = %address, "the settlement key's balance could not be read");
+                continue;
+            };
+            telemetry::gas_tank(account.0.node.network(), address, balance);
+            if balance < average.saturating_mul(U256::from(LOW_BALANCE)) {
+                tracing::error!(account = %address, %balance, "the settlement key will soon be unable to pay for gas");
+            }
+        }
+    }
+}
+
+/// One settlement account. A clone is the same account.
+#[derive(Clone)]
+pub(crate) struct Account(Arc<Inner>);
+
+struct Inner {
+    signer: SharedSigner,
+    node: Arc<Node>,
+    window: Arc<Semaphore>,
+    /// Notified whenever a place becomes free, here or in another account.
+    freed: Arc<Notify>,
+    /// Until when the account is used only if there is no other, and its balance in wei when it could not pay for gas.
+    resting: Mutex<Option<(Instant, U256)>>,
+    /// A task fills the account's gaps.
+    filling: AtomicBool,
+    nonces: Mutex<Nonces>,
+    /// Held while the node is asked for the next nonce; when that failed last.
+    syncing: AsyncMutex<Option<Instant>>,
+}
+
+#[derive(Debug, Default)]
+struct Nonces {
+    /// The lowest nonce never handed out, or `None` if the node must be asked.
+    next: Option<u64>,
+    /// Nonces below `next` that were given back.
+    free: BTreeSet<u64>,
+    /// Nonces in use.
+    taken: BTreeSet<u64>,
+    /// All nonces below this one are in blocks.
+    consumed: u64,
+}
+
+/// A place in an account's window of transactions in flight.
+#[derive(Debug)]
+pub(crate) struct WindowPermit {
+    permit: Option<OwnedSemaphorePermit>,
+    freed: Arc<Notify>,
+}
+
+impl Drop for WindowPermit {
+    fn drop(&mut self) {
+        // The place must be free before a waiter is woken.
+        self.permit = None;
+        self.freed.notify_one();
+    }
+}
+
+/// A signed transaction.
+pub(super) struct Signed {
+    pub(super) raw: Bytes,
+    pub(super) hash: B256,
+}
+
+/// An account nonce in use. End it with [`consumed`](Self::consumed), [`release`](Self::release),
+/// [`taken_by_other`](Self::taken_by_other) or [`abandon`](Self::abandon). Dropping it releases the nonce if no transaction was sent
+/// with it, and abandons it otherwise.
+#[derive(Debug)]
+pub(crate) struct NonceLease {
+    account: Account,
+    nonce: u64,
+    sent: bool,
+    ended: bool,
+    _permit: WindowPermit,
+}
+
+impl Account {
+    fn new(signer: SharedSigner, node: Arc<Node>, window: usize, freed: Arc<Notify>) -> Self {
+        Self(Arc::new(Inner {
+            signer,
+            node,
+            freed,
+            resting: Mutex::default(),
+            filling: AtomicBool::new(false),
+            window: Arc::new(Semaphore::new(window.clamp(1, Semaphore::MAX_PERMITS))),
+            nonces: Mutex::default(),
+            syncing: AsyncMutex::default(),
+        }))
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.0.signer.address()
+    }
+
+    pub(super) async fn balance(&self) -> Result<U256, RpcFailure> {
+        self.0.node.rpc().balance(self.address()).await
+    }
+
+    /// Returns how many of the account's transactions are in blocks (`latest`), in final blocks (`finalized`), or in blocks and in the
+    /// pool (`pending`).
+    pub(super) async fn chain_nonce(&self, at: &'static str) -> Result<u64, RpcFailure> {
+        self.0.node.rpc().nonce(self.address(), at).await
+    }
+
+    pub(super) async fn sign(&self, mut transaction: TxEip1559) -> Result<Signed, FacilitatorError> {
+        let signing = timeout(SIGN_TIMEOUT, self.0.signer.sign_transaction(&mut transaction)).await;
+        let is_late = signing.is_err();
+        // A signer's error may quote what it was asked to sign, or the address of its key service, so it is not logged.
+        let Ok(Ok(signature)) = signing else {
+            tracing::error!(account = %self.address(), is_late, "the settlement key's signer failed");
+            return Err(FacilitatorError::Unreachable {
+                what: "the settlement key's signer",
+                retry_after: Duration::from_secs(5),
+            });
+        };
+        let envelope = TxEnvelope::from(transaction.into_signed(signature));
+        Ok(Signed { hash: *envelope.tx_hash(), raw: envelope.encoded_2718().into() })
+    }
+
+    /// Waits for a place in the window. It takes no nonce yet.
+    pub(super) async fn enter(&self) -> WindowPermit {
+        // The semaphore is never closed; without a permit the window would only be wider.
+        WindowPermit { permit: self.0.window.clone().acquire_owned().await.ok(), freed: self.0.freed.clone() }
+    }
+
+    /// Prefers other accounts for half a minute, since this one could not pay for gas with this balance.
+    pub(super) fn rest(&self, balance: U256) {
+        *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now() + REST, balance));
+    }
+
+    /// Ends the rest if the balance is higher now.
+    fn wake(&self, balance: U256) {
+        let mut resting = self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        *resting = resting.filter(|(_, before)| balance <= *before);
+    }
+
+    /// Returns the balance, in wei, with which the account could not pay for gas a moment ago, if that happened.
+    fn resting(&self) -> Option<U256> {
+        let resting = *self.0.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        resting.filter(|(until, _)| *until > Instant::now()).map(|(_, balance)| balance)
+    }
+
+    /// Returns `true` if the caller is to fill the gaps: there are some, and no task fills them.
+    pub(super) fn begin_filling(&self) -> bool {
+        self.has_gap() && !self.0.filling.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn end_filling(&self) {
+        self.0.filling.store(false, Ordering::Release);
+    }
+
+    /// Takes the lowest free nonce.
+    pub(super) async fn take(&self, permit: WindowPermit) -> Result<NonceLease, FacilitatorError> {
+        loop {
+            if let Some(nonce) = self.nonces().take() {
+                return Ok(self.lease(nonce, permit));
+            }
+            self.sync().await?;
+        }
+    }
+
+    /// Takes a free nonce that keeps others from being included, if there is one.
+    pub(super) async fn take_gap(&self, patience: Duration) -> Option<NonceLease> {
+        let permit = timeout(patience, self.enter()).await.ok()?;
+        let nonce = {
+            let mut nonces = self.nonces();
+            if !nonces.has_gap() {
+                return None;
+            }
+            let nonce = nonces.free.pop_first()?;
+            nonces.taken.insert(nonce);
+            nonce
+        };
+        Some(self.lease(nonce, permit))
+    }
+
+    /// Returns `true` if a free nonce keeps others from being included.
+    pub(super) fn has_gap(&self) -> bool {
+        self.nonces().has_gap()
+    }
+
+    /// Returns the lowest nonce that is not known to be in a block.
+    pub(super) fn consumed(&self) -> u64 {
+        self.nonces().consumed
+    }
+
+    /// Notes that all nonces below `next` are in blocks.
+    pub(super) fn consumed_below(&self, next: u64) {
+        let mut nonces = self.nonces();
+        if next > nonces.consumed {
+            nonces.consumed = next;
+            nonces.free = nonces.free.split_off(&next);
+            nonces.next = nonces.next.map(|known| known.max(next));
+        }
+    }
+
+    /// Forgets which nonces are in blocks, since the chain was reorganized. The node is asked for the next nonce.
+    pub(super) fn rewind(&self) {
+        let mut nonces = self.nonces();
+        nonces.consumed = 0;
+        nonces.next = None;
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.nonces().taken.len()
+    }
+
+    fn lease(&self, nonce: u64, permit: WindowPermit) -> NonceLease {
+        telemetry::in_flight(1);
+        NonceLease { account: self.clone(), nonce, sent: false, ended: false, _permit: permit }
+    }
+
+    /// Asks the node for the next nonce. Of concurrent callers one asks.
+    async fn sync(&self) -> Result<(), RpcFailure> {
+        let mut failed = self.0.syncing.lock().await;
+        if self.nonces().next.is_some() {
+            return Ok(());
+        }
+        if failed.is_some_and(|at| at.elapsed() < SYNC_PAUSE) {
+            return Err(RpcFailure::Silent);
+        }
+        match self.chain_nonce("pending").await {
+            Ok(pending) => self.nonces().resume(pending),
+            Err(failure) => {
+                *failed = Some(Instant::now());
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn nonces(&self) -> MutexGuard<'_, Nonces> {
+        self.0.nonces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Account").field("address", &self.address()).field("nonces", &*self.nonces()).finish()
+    }
+}
+
+impl Nonces {
+    fn take(&mut self) -> Option<u64> {
+        let next = self.next?;
+        let nonce = self.free.pop_first().unwrap_or(next);
+        if nonce == next {
+            self.next = next.checked_add(1);
+        }
+        self.taken.insert(nonce);
+        Some(nonce)
+    }
+
+    fn has_gap(&self) -> bool {
+        match (self.free.first(), self.taken.last()) {
+            (Some(free), Some(taken)) => free < taken,
+            _ => false,
+        }
+    }
+
+    /// Continues from the node's answer, without forgetting what is in flight.
+    fn resume(&mut self, pending: u64) {
+        // A node that lags behind the others may answer less than is known here.
+        let pending = pending.max(self.consumed);
+        let next = self.taken.last().map_or(pending, |last| pending.max(last.saturating_add(1)));
+        self.free = (pending..next).filter(|nonce| !self.taken.contains(nonce)).take(MAX_GAPS).collect();
+        self.next = Some(next);
+    }
+
+    fn consume(&mut self, nonce: u64) {
+        self.taken.remove(&nonce);
+        self.consumed = self.consumed.max(nonce.saturating_add(1));
+        self.free = self.free.split_off(&self.consumed);
+        self.next = self.next.map(|next| next.max(self.consumed));
+    }
+
+    fn release(&mut self, nonce: u64) {
+        self.taken.remove(&nonce);
+        if nonce < self.consumed {
+            return;
+        }
+        match self.next {
+            Some(next) if nonce.checked_add(1) == Some(next) => self.next = Some(nonce),
+            _ => drop(self.free.insert(nonce)),
+        }
+    }
+}
+
+impl NonceLease {
+    pub(super) const fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub(super) const fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// Goes on to a nonce from `next` on, since another process uses this one.
+    pub(super) fn skip_to(&mut self, next: u64) {
+        let mut nonces = self.account.nonces();
+        nonces.taken.remove(&self.nonce);
+        nonces.next = Some(nonces.next.map_or(next, |known| known.max(next)));
+        // With `next` known, `take` returns a nonce.
+        self.nonce = nonces.take().unwrap_or(next);
+    }
+
+    /// Notes that a transaction with the nonce was sent: from now on it may be included.
+    pub(super) fn sent(&mut self) {
+        self.sent = true;
+    }
+
+    /// Ends the lease: our transaction is in a block.
+    pub(super) fn consumed(mut self) {
+        self.ended = true;
+        self.account.nonces().consume(self.nonce);
+    }
+
+    /// Ends the lease: no node took the transaction, and the nonce is free again.
+    pub(super) fn release(mut self) {
+        self.ended = true;
+        self.account.nonces().release(self.nonce);
+    }
+
+    /// Ends the lease: a transaction of somebody else who uses the key is in a block with the nonce. The node is asked for the next nonce.
+    pub(super) fn taken_by_other(mut self) {
+        self.ended = true;
+        self.resync();
+        self.account.nonces().consume(self.nonce);
+    }
+
+    /// Ends the lease without knowing which transaction will be included with the nonce. The node is asked for the next nonce.
+    pub(super) fn abandon(mut self) {
+        self.ended = true;
+        self.resync();
+    }
+
+    fn resync(&self) {
+        let mut nonces = self.account.nonces();
+        nonces.taken.remove(&self.nonce);
+        nonces.next = None;
+    }
+}
+
+impl Drop for NonceLease {
+    fn drop(&mut self) {
+        telemetry::in_flight(-1);
+        match (self.ended, self.sent) {
+            (true, _) => {}
+            (false, false) => self.account.nonces().release(self.nonce),
+            (false, true) => self.resync(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nonces(next: u64) -> Nonces {
+        Nonces { next: Some(next), ..Nonces::default() }
+    }
+
+    #[test]
+    fn lowest_free_nonce_is_taken_first() {
+        let mut nonces = nonces(5);
+        assert_eq!([nonces.take(), nonces.take(), nonces.take()], [Some(5), Some(6), Some(7)]);
+        nonces.release(6);
+        assert!(nonces.has_gap());
+        assert_eq!(nonces.take(), Some(6));
+        assert!(!nonces.has_gap());
+        assert_eq!(nonces.take(), Some(8));
+    }
+
+    #[test]
+    fn releasing_the_highest_nonce_leaves_no_gap() {
+        let mut nonces = nonces(5);
+        nonces.take();
+        nonces.take();
+        nonces.release(6);
+        assert!(!nonces.has_gap());
+        nonces.release(5);
+        assert!(!nonces.has_gap());
+        assert_eq!(nonces.take(), Some(5));
+    }
+
+    #[test]
+    fn nonces_used_by_others_are_skipped_and_gaps_found() {
+        let mut nonces = nonces(5);
+        for _ in 0..4 {
+            nonces.take();
+        }
+        // 5 was taken by another, 8 is in flight; the node answers that 7 is next.
+        nonces.taken.remove(&5);
+        nonces.taken.remove(&7);
+        nonces.next = None;
+        nonces.resume(7);
+        assert_eq!(nonces.take(), Some(7));
+        assert_eq!(nonces.take(), Some(9));
+    }
+
+    #[test]
+    fn lagging_node_does_not_bring_consumed_nonces_back() {
+        let mut nonces = nonces(5);
+        nonces.take();
+        nonces.take();
+        nonces.consume(6);
+        nonces.next = None;
+        nonces.resume(4);
+        assert_eq!(nonces.take(), Some(7));
+    }
+
+    #[test]
+    fn lowest_of_many_gaps_are_found_first() {
+        let mut nonces = Nonces::default();
+        nonces.taken.insert(200);
+        nonces.resume(0);
+        assert!(nonces.free.iter().copied().eq(0..MAX_GAPS as u64));
+        for _ in 0..MAX_GAPS {
+            nonces.take();
+        }
+        assert_eq!((nonces.has_gap(), nonces.next), (false, Some(201)));
+        // When those are in blocks, the node is asked again.
+        nonces.taken.retain(|nonce| *nonce == 200);
+        nonces.next = None;
+        nonces.resume(64);
+        assert_eq!((nonces.free.first(), nonces.free.len()), (Some(&64), MAX_GAPS));
+    }
+}

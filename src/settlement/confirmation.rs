@@ -1,0 +1,274 @@
+//! The outcome of a payment, as far as the chain proves it.
+//!
+//! An outcome is `Settled` only with a receipt whose logs show the transfer, and enough blocks on top of it. It is `Failed` only if the
+//! authorization is unused, or was used otherwise. Everything else is `Unknown`.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{B256, U64, U256};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    costs::{Costs, PayerBackoff},
+    journal::Journal,
+    queue::QueuedPayment,
+};
+use crate::{
+    chain::{
+        authorization_use::AuthorizationUse,
+        node::Node,
+        probe::ProbeResult,
+        receipt_check::ExpectedTransfer,
+        rpc::{Receipt, RpcFailure},
+    },
+    ledger::{Record, Settlement},
+    payment::{Outcome, Prechecked, Rejection},
+    protocol::Reason,
+    settlement::FacilitatorError,
+};
+
+/// How often a node that lags behind a receipt is asked again.
+const LAGGING_RETRIES: usize = 5;
+/// How many transactions of a payment are looked up, the newest first.
+const MAX_TRANSACTIONS: usize = 16;
+
+/// How many blocks must be on top of a payment's block, by amount.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Depths(Vec<(U256, u64)>);
+
+impl Depths {
+    /// Requires so many blocks for payments of at least `from` atomic units.
+    pub(crate) fn add(&mut self, from: U256, blocks: u64) {
+        self.0.push((from, blocks));
+    }
+
+    /// Returns how many blocks a payment of this amount requires.
+    fn required(&self, amount: U256) -> u64 {
+        self.0.iter().filter(|(from, _)| *from <= amount).max_by_key(|(from, _)| *from).map_or(0, |(_, blocks)| *blocks)
+    }
+}
+
+/// Finds out what became of payments.
+pub(crate) struct Confirmation {
+    node: Arc<Node>,
+    journal: Journal,
+    costs: Arc<Costs>,
+    backoff: Arc<PayerBackoff>,
+    depths: Depths,
+    timeout: Duration,
+}
+
+impl Confirmation {
+    /// `timeout` bounds how long a payment waits for the blocks that it requires.
+    pub(super) fn new(
+        node: Arc<Node>,
+        journal: Journal,
+        costs: Arc<Costs>,
+        backoff: Arc<PayerBackoff>,
+        depths: Depths,
+        timeout: Duration,
+    ) -> Self {
+        Self { node, journal, costs, backoff, depths, timeout }
+    }
+
+    /// Ends the settlement of a payment that this transaction paid, once enough blocks are on top of it. `fee` is in wei.
+    ///
+    /// Returns at once if the payment requires blocks: a task of its own waits for them.
+    pub(super) async fn finish_paid(self: &Arc<Self>, queued: QueuedPayment, receipt: &Receipt, fee: Option<U256>) {
+        match self.depths.required(queued.expected().value) {
+            0 => {
+                let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
+                queued.finish(&self.journal, Ok(Outcome::Settled { transaction, block, fee })).await;
+            }
+            depth => {
+                let (confirmation, receipt) = (self.clone(), receipt.clone());
+                tokio::spawn(async move { confirmation.await_depth(queued, &receipt, depth, fee).await });
+            }
+        }
+    }
+
+    async fn await_depth(&self, queued: QueuedPayment, receipt: &Receipt, depth: u64, fee: Option<U256>) {
+        let transaction = receipt.transaction_hash;
+        let deadline = Instant::now() + self.timeout;
+        let mut outcome = Outcome::Unknown { transaction: Some(transaction) };
+        while Instant::now() < deadline {
+            sleep(self.node.poll_interval()).await;
+            if !matches!(self.has_depth(receipt, depth).await, Ok(true)) {
+                continue;
+            }
+            // It may be in another block by now, or in none.
+            match self.node.rpc().receipt(transaction).await {
+                Ok(Some(now)) if queued.expected().is_paid_by(&now) && now.block() <= receipt.block() => {
+                    outcome = Outcome::Settled { transaction, block: Some(now.block()), fee };
+                    break;
+                }
+                Ok(_) => break,
+                Err(_) => {}
+            }
+        }
+        queued.finish(&self.journal, Ok(outcome)).await;
+    }
+
+    /// Returns `true` if `depth` blocks are on top of the receipt's.
+    async fn has_depth(&self, receipt: &Receipt, depth: u64) -> Result<bool, RpcFailure> {
+        if depth == 0 {
+            return Ok(true);
+        }
+        let head = self.node.rpc().block("latest").await?.map_or(0, |head| head.number.saturating_to::<u64>());
+        Ok(head >= receipt.block().saturating_add(depth))
+    }
+
+    /// Ends the settlement of a payment whose transaction was included and did not pay it.
+    pub(super) async fn finish_unpaid(&self, queued: QueuedPayment, receipt: &Receipt) {
+        let outcome = self.explain_unpaid(&queued, receipt).await;
+        queued.finish(&self.journal, Ok(outcome)).await;
+    }
+
+    async fn explain_unpaid(&self, queued: &QueuedPayment, receipt: &Receipt) -> Outcome {
+        let transaction = receipt.transaction_hash;
+        self.costs.count_reverted();
+        tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
+        let unknown = Outcome::Unknown { transaction: Some(transaction) };
+        // A node that lags behind the receipt cannot say why.
+        for _ in 0..LAGGING_RETRIES {
+            match self.node.verify(&queued.payment).await {
+                Ok((result, _)) if result.block < receipt.block() => {}
+                Ok((result, _)) if result.used => {
+                    let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
+                    if let Ok(Outcome::Failed { .. }) = found {
+                        self.backoff.note_revert(queued.key().payer);
+                    }
+                    return found.unwrap_or(unknown);
+                }
+                Ok((_, rejection)) => {
+                    self.backoff.note_revert(queued.key().payer);
+                    let (reason, detail) = match rejection {
+                        Some(Rejection { reason, detail }) => (reason, detail),
+                        None => {
+                            (Reason::InvalidTransactionState, "the transaction was included and did not pay".into())
+                        }
+                    };
+                    return Outcome::Failed { reason, detail, transaction: Some(transaction), dead: false };
+                }
+                Err(_) => {}
+            }
+            sleep(self.node.poll_interval()).await;
+        }
+        unknown
+    }
+
+    /// Returns the outcome of a payment whose authorization is used: by which transaction, and for what? `transaction` is named in the
+    /// outcome if that is not found.
+    pub(super) async fn explain_use(
+        &self,
+        payment: &Prechecked,
+        seen_unused: Option<u64>,
+        result: &ProbeResult,
+        transaction: Option<B256>,
+    ) -> Result<Outcome, FacilitatorError> {
+        let record = self.journal.get(&payment.key()).await?;
+        let Some(seen_unused) = record.and_then(|record| record.block_seen.or(seen_unused)) else {
+            let detail = "the authorization was used before it was reserved here".to_owned();
+            return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
+        };
+        let expected = ExpectedTransfer::of_payment(payment);
+        let depth = self.depths.required(expected.value);
+        match self.node.find_use(&expected, seen_unused, result.block).await? {
+            // Whoever sent it, it counts once enough blocks are on top of it. Until then it is looked up again.
+            AuthorizationUse::Paid { transaction, block }
+                if depth > 0 && result.block < block.saturating_add(depth) =>
+            {
+                Ok(Outcome::Unknown { transaction: Some(transaction) })
+            }
+            AuthorizationUse::Paid { transaction, block } => {
+                self.costs.count_settled_by_other();
+                tracing::info!(%transaction, block, "settled by another sender's transaction");
+                Ok(Outcome::Settled { transaction, block: Some(block), fee: None })
+            }
+            AuthorizationUse::Otherwise { transaction, block } => {
+                let dead = self.node.is_final(block).await;
+                let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
+                Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead })
+            }
+            AuthorizationUse::NotFound => Ok(Outcome::Unknown { transaction }),
+        }
+    }
+
+    /// Returns the outcome of a payment that an earlier call or process did not follow to its end. The transaction of a settled one is
+    /// looked up again, since its block may have been replaced. `is_watched` tells which transactions a task of this process follows.
+    pub(super) async fn find_outcome(
+        &self,
+        record: &Record,
+        is_watched: impl Fn(B256) -> bool,
+    ) -> Result<Outcome, FacilitatorError> {
+        if let Settlement::Final { transaction, block } = record.settlement {
+            return Ok(Outcome::Settled { transaction, block, fee: record.fee });
+        }
+        let payment = record.payment();
+        let expected = ExpectedTransfer::of_payment(&payment);
+        let newest_first = || record.transactions.iter().rev().take(MAX_TRANSACTIONS).copied();
+        for transaction in newest_first() {
+            if let Some(receipt) = self.node.rpc().receipt(transaction).await?
+                && expected.is_paid_by(&receipt)
+            {
+                if !self.has_depth(&receipt, self.depths.required(expected.value)).await? {
+                    return Ok(Outcome::Unknown { transaction: Some(transaction) });
+                }
+                let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
+                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee });
+            }
+        }
+        // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
+        let finalized = self.node.rpc().finalized().await?;
+        let (result, rejection) = self.node.verify(&payment).await?;
+        if result.used {
+            return self.explain_use(&payment, record.block_seen, &result, newest_first().next()).await;
+        }
+        let valid_before = record.authorization.valid_before;
+        let has_expired_for_good = finalized.is_some_and(|block| {
+            U256::from(block.timestamp) >= valid_before && result.block >= block.number.saturating_to::<u64>()
+        });
+        let failed = |reason, detail: String, dead| {
+            Ok(Outcome::Failed { reason, detail, transaction: newest_first().next(), dead })
+        };
+        if has_expired_for_good {
+            return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
+        }
+        for transaction in newest_first() {
+            if is_watched(transaction) || self.may_come(transaction, result.block).await? {
+                return Ok(Outcome::Unknown { transaction: Some(transaction) });
+            }
+        }
+        match rejection {
+            Some(Rejection { reason, detail }) => failed(reason, detail, false),
+            None => failed(Reason::InvalidTransactionState, "no transaction executed it so far".to_owned(), false),
+        }
+    }
+
+    /// Returns `true` if the transaction is in the node's pool, or in a block after `seen`: then what was seen there says nothing about it.
+    async fn may_come(&self, transaction: B256, seen: u64) -> Result<bool, RpcFailure> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Found {
+            block_number: Option<U64>,
+        }
+        let found: Option<Found> = self.node.rpc().call("eth_getTransactionByHash", [transaction]).await?;
+        Ok(found.is_some_and(|found| found.block_number.is_none_or(|block| block > U64::from(seen))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn highest_bound_that_is_reached_counts() {
+        let mut depths = Depths::default();
+        assert_eq!(depths.required(U256::MAX), 0);
+        depths.add(U256::from(100), 10);
+        depths.add(U256::from(10), 2);
+        let required = |amount: u64| depths.required(U256::from(amount));
+        assert_eq!([required(9), required(10), required(99), required(100), required(1_000)], [0, 2, 2, 10, 10]);
+    }
+}

@@ -1,0 +1,116 @@
+//! The ledger as a facilitator writes it: under the number of its process, and with retries.
+
+use std::{ops::RangeInclusive, sync::Arc};
+
+use crate::{
+    clock::Clock,
+    ledger::{
+        Fulfilment, Ledger, LedgerError, Listing, MemoryLedger, Record, SettlementState, SettlementStep, Settling,
+        measured, settle_with_retries,
+    },
+    payment::{Outcome, PaymentKey},
+    settlement::FacilitatorError,
+};
+
+/// The shortest pause between two reconciliations of one payment, in seconds.
+pub(crate) const SHORTEST_PAUSE: u64 = 2;
+
+/// A facilitator's ledger, with the clock and the number of this process among those that share the ledger.
+#[derive(Clone)]
+pub(crate) struct Journal {
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+    process_id: u64,
+}
+
+impl Journal {
+    /// Uses this ledger, or else one in memory, under a random process number. Returns `None` if the operating system has no
+    /// randomness.
+    pub(crate) fn new(ledger: Option<Arc<dyn Ledger>>, clock: Arc<dyn Clock>) -> Option<Self> {
+        let ledger = measured(ledger.unwrap_or_else(|| Arc::new(MemoryLedger::new())));
+        Some(Self { ledger, clock, process_id: getrandom::u64().ok()? })
+    }
+
+    pub(crate) const fn ledger(&self) -> &Arc<dyn Ledger> {
+        &self.ledger
+    }
+
+    /// Returns the time, in seconds since the Unix epoch.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    pub(crate) const fn process_id(&self) -> u64 {
+        self.process_id
+    }
+
+    pub(crate) async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        self.ledger.get(key).await
+    }
+
+    /// Claims an open payment for this process, for a quarter of the payment's age, within two seconds and `longest`. Returns `false`
+    /// if another process has it, or if it is not open any more.
+    pub(crate) async fn claim(&self, record: &Record, longest: u64) -> Result<bool, LedgerError> {
+        let now = self.now();
+        let age = now.saturating_sub(record.reserved_at);
+        let pauses: RangeInclusive<u64> = SHORTEST_PAUSE..=longest;
+        let until = now.saturating_add((age / 4).clamp(*pauses.start(), *pauses.end()));
+        let claim = SettlementStep::Claim(Settling { by: self.process_id, until });
+        match self.ledger.settle(&record.key, &claim).await {
+            Ok(()) => Ok(true),
+            Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Shortens a claim, so that the payment is reconciled again with the next block.
+    pub(crate) async fn claim_briefly(&self, key: &PaymentKey) {
+        let until = self.now().saturating_add(SHORTEST_PAUSE);
+        self.record(key, SettlementStep::Claim(Settling { by: self.process_id, until })).await;
+    }
+
+    /// Records an outcome, unless the ledger knows as much already.
+    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &Outcome) {
+        self.record(key, SettlementStep::of(outcome, self.process_id)).await;
+    }
+
+    /// Takes a step of settlement, unless the ledger knows as much already. If the ledger fails for long, the step is left to
+    /// reconciliation.
+    pub(crate) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
+        if let Err(error) = self.try_record(key, step).await {
+            tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
+        }
+    }
+
+    /// Takes a step of settlement, unless the ledger knows as much already.
+    pub(crate) async fn try_record(&self, key: &PaymentKey, step: SettlementStep) -> Result<(), LedgerError> {
+        match settle_with_retries(&*self.ledger, key, &step).await {
+            Ok(_) | Err(LedgerError::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns `true` if the payment may be settled without being asked: the payer has the response, or can have it. A payer that was
+    /// told that settling failed may have paid again, and is not charged.
+    pub(crate) async fn is_owed(&self, record: &Record) -> Result<bool, LedgerError> {
+        Ok(match record.fulfilment {
+            Fulfilment::Delivered => true,
+            // Deferred, or settled once and reorged since: the response was there to be had.
+            Fulfilment::Produced if record.deferred || record.settled_at.is_some() => true,
+            Fulfilment::Produced => record.last_failure.is_none() && self.ledger.response(&record.key).await?.is_some(),
+            Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
+        })
+    }
+
+    /// Lists a page of settled payments that are not final, after this one.
+    pub(crate) async fn settled(
+        &self,
+        network: crate::Network,
+        up_to_block: Option<u64>,
+        after: Option<PaymentKey>,
+        limit: usize,
+    ) -> Result<Vec<Record>, FacilitatorError> {
+        let settled = Listing::of([SettlementState::Settled]);
+        Ok(self.ledger.list(&Listing { network: Some(network), up_to_block, after, limit, ..settled }).await?)
+    }
+}

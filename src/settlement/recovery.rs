@@ -1,0 +1,178 @@
+//! Transactions that no task follows: journalled by a process that died, lost by the node, or stuck.
+//!
+//! They are sent again, gaps before them are filled, and those that block all later ones are replaced.
+
+use std::sync::Arc;
+
+use alloy_consensus::{Transaction as _, TxEnvelope};
+use alloy_eips::Decodable2718 as _;
+use tokio::{sync::Mutex, time::sleep};
+
+use super::{
+    accounts::{Account, Accounts},
+    journal::Journal,
+    submitter::{Call, Submitter},
+};
+use crate::{
+    chain::{broadcast::SendResult, fees::Fees, node::Node, rpc::RpcFailure},
+    ledger::{NONCE_HELD_SECONDS, Record, Submission},
+    settlement::FacilitatorError,
+    telemetry,
+};
+
+/// How long after it was journalled a transaction that no task follows is sent again, in seconds.
+const QUIET: u64 = 10;
+/// A filler that offers so many times the market's fees waits for something other than higher fees.
+const HIGH_OFFER: u128 = 4;
+/// How far a node may lag behind another one, at least.
+const MIN_LAG: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// Sends journalled transactions again.
+pub(crate) struct Recovery {
+    node: Arc<Node>,
+    journal: Journal,
+    accounts: Accounts,
+    submitter: Arc<Submitter>,
+    /// Held while journalled transactions are sent again.
+    resending: Mutex<()>,
+}
+
+impl Recovery {
+    pub(super) fn new(node: Arc<Node>, journal: Journal, accounts: Accounts, submitter: Arc<Submitter>) -> Self {
+        Self { node, journal, accounts, submitter, resending: Mutex::default() }
+    }
+
+    /// Sends the journalled transactions that no task follows. Recent ones are left to the process that just sent them, unless
+    /// `include_recent`. Returns the number of accounts for which it is not known what is in flight.
+    pub(super) async fn resend(&self, include_recent: bool) -> usize {
+        let _exclusive = self.resending.lock().await;
+        self.resend_all(include_recent).await
+    }
+
+    /// Sends everything that is journalled, since the chain was reorganized. Returns the number of accounts for which that failed.
+    pub(super) async fn resend_after_reorg(&self) -> usize {
+        let _exclusive = self.resending.lock().await;
+        self.accounts.iter().for_each(Account::rewind);
+        self.resend_all(true).await
+    }
+
+    /// Returns `true` if a transaction of the payment would be sent again although no node has it now.
+    pub(super) async fn will_resend(&self, record: &Record) -> Result<bool, FacilitatorError> {
+        for account in self.accounts.iter() {
+            let submissions = self.submissions(account).await?;
+            if submissions.iter().any(|submission| record.transactions.contains(&submission.hash)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns `true` if a transaction that was in a block is in none now. Blocks that came and went between two passes leave no other
+    /// trace, and all later transactions wait for its nonce.
+    pub(super) async fn has_lost_transactions(&self) -> Result<bool, FacilitatorError> {
+        for account in self.accounts.iter() {
+            let seen = account.consumed();
+            if seen > 0 && account.chain_nonce("latest").await? < seen {
+                // The node may lag behind the one asked before. Then it catches up.
+                sleep(self.node.block_time().clamp(MIN_LAG, 4 * MIN_LAG)).await;
+                if account.chain_nonce("latest").await? < seen {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Forgets the journalled transactions of nonces that are in final blocks.
+    pub(super) async fn forget_final(&self) -> Result<(), FacilitatorError> {
+        for account in self.accounts.iter() {
+            let below = account.chain_nonce("finalized").await?;
+            self.journal.ledger().forget_nonces(&self.submitter.sender(account), below).await?;
+        }
+        Ok(())
+    }
+
+    async fn submissions(&self, account: &Account) -> Result<Vec<Submission>, FacilitatorError> {
+        Ok(self.journal.ledger().submissions(&self.submitter.sender(account), account.consumed()).await?)
+    }
+
+    async fn resend_all(&self, include_recent: bool) -> usize {
+        let mut failed = 0;
+        for account in self.accounts.iter() {
+            if let Err(error) = self.resend_of(account, include_recent).await {
+                tracing::warn!(%error, account = %account.address(), "a settlement key's transactions could not be sent again");
+                failed += 1;
+            }
+        }
+        failed
+    }
+
+    async fn resend_of(&self, account: &Account, include_recent: bool) -> Result<(), FacilitatorError> {
+        let now = self.journal.now();
+        let is_old = |submission: &Submission| include_recent || submission.at.saturating_add(QUIET) < now;
+        let mut waiting = self.submissions(account).await?;
+        if !waiting.iter().any(is_old) {
+            return Ok(());
+        }
+        let next = account.chain_nonce("latest").await?;
+        account.consumed_below(next);
+        waiting.retain(|submission| submission.nonce >= next);
+        if waiting.first().is_some_and(|first| first.nonce > next && is_old(first)) {
+            // The nonce's process gave it back and died, or has nothing more to send.
+            telemetry::gap_filled(self.node.network());
+            tracing::warn!(account_nonce = next, "filling a gap in the nonces that later transactions wait for");
+            if let Err(error) = self.fill_gap(account, next).await {
+                tracing::warn!(%error, account_nonce = next, "a gap in the nonces cannot be filled");
+            }
+        }
+        waiting.retain(is_old);
+        for submission in waiting.into_iter().filter(|submission| !self.submitter.is_watched(submission.hash)) {
+            tracing::info!(transaction = %submission.hash, account_nonce = submission.nonce, "sending a journalled transaction again");
+            let sent = self.node.resend(&submission.raw).await;
+            let is_held = submission.at.saturating_add(NONCE_HELD_SECONDS) >= now;
+            if matches!(sent, SendResult::Unknown) && is_held {
+                // It must be known whether the transaction is in flight before its payments are reconciled.
+                return Err(RpcFailure::Silent.into());
+            }
+            if submission.nonce == next
+                && submission.at.saturating_add(NONCE_HELD_SECONDS) < now
+                && let Err(error) = self.replace_stuck(account, &submission).await
+            {
+                tracing::warn!(%error, account_nonce = next, "a transaction that is stuck cannot be replaced");
+            }
+        }
+        Ok(())
+    }
+
+    async fn fill_gap(&self, account: &Account, nonce: u64) -> Result<(), FacilitatorError> {
+        let fees = self.node.fees().await?;
+        self.send_filler(account, nonce, fees).await
+    }
+
+    /// Replaces a transaction that blocks all later ones and that no process follows by a filler with higher fees, unless its fees cannot
+    /// be the reason. Its payments are open again then.
+    async fn replace_stuck(&self, account: &Account, stuck: &Submission) -> Result<(), FacilitatorError> {
+        let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
+        let offered =
+            Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };
+        let market = self.node.fees().await?;
+        let is_high = |offered: u128, market: u128| offered >= market.saturating_mul(HIGH_OFFER);
+        let is_filler = stuck.payments.is_empty();
+        if is_filler && is_high(offered.max_fee, market.max_fee) && is_high(offered.tip, market.tip) {
+            // No blocks come, or the node does not pass the transaction on. Higher fees would only cost more when that ends.
+            return Ok(());
+        }
+        let fees = self.node.raised_fees(offered).await?;
+        telemetry::replaced(self.node.network(), "stuck");
+        tracing::warn!(account_nonce = stuck.nonce, max_fee = fees.max_fee, "replacing a transaction that is stuck");
+        self.send_filler(account, stuck.nonce, fees).await
+    }
+
+    /// Uses up a nonce, unless another process uses it now.
+    async fn send_filler(&self, account: &Account, nonce: u64, fees: Fees) -> Result<(), FacilitatorError> {
+        if let Some(signed) = self.submitter.prepare(account, nonce, fees, Call::filler(account)).await? {
+            self.node.resend(&signed.raw).await;
+        }
+        Ok(())
+    }
+}

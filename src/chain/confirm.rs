@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{
     block_time::BlockTime,
-    broadcast::{Broadcaster, Sent},
+    broadcast::{Broadcaster, SendResult},
     rpc::{Receipt, Rpc, RpcFailure},
 };
 
@@ -103,7 +103,7 @@ impl PendingTransaction {
             }
             if self.nonce_used.is_some_and(|(_, times)| times < CONVINCING) || now >= self.rebroadcast_at {
                 self.nonce_used = match node.resend(rpc, &self.raw).await {
-                    Sent::NonceUsed => {
+                    SendResult::NonceUsed => {
                         let (since, times) = self.nonce_used.unwrap_or((now, 0));
                         Some((since, times + u32::from(is_missing)))
                     }

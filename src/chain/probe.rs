@@ -52,7 +52,7 @@ impl Probe {
         struct Artifact {
             bytecode: Bytes,
         }
-        let artifact = include_str!("../../contracts/artiresult/PaymentProbe.json");
+        let artifact = include_str!("../../contracts/artifacts/PaymentProbe.json");
         let Artifact { bytecode } = serde_json::from_str(artifact).ok()?;
         Some(Self { code: bytecode, gas_cap })
     }

@@ -1,15 +1,19 @@
 //! The ledger as a facilitator writes it: under the number of its process, and with retries.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     clock::Clock,
     ledger::{
-        Fulfilment, Ledger, LedgerError, Listing, MemoryLedger, Record, SettlementState, SettlementStep, Settling,
-        measured, settle_with_retries,
+        Fulfilment, Ledger, LedgerError, MemoryLedger, Record, SettlementStep, Settling, measured, settle_with_retries,
     },
-    payment::{Outcome, PaymentKey},
-    settlement::FacilitatorError,
+    payment::PaymentKey,
+};
+#[cfg(feature = "onchain")]
+use crate::{
+    ledger::{Listing, SettlementState},
+    network::Network,
+    payment::Outcome,
 };
 
 /// The shortest pause between two reconciliations of one payment, in seconds.
@@ -44,41 +48,17 @@ impl Journal {
         self.process_id
     }
 
-    pub(crate) async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        self.ledger.get(key).await
-    }
-
     /// Claims an open payment for this process, for a quarter of the payment's age, within two seconds and `longest`. Returns `false`
     /// if another process has it, or if it is not open any more.
     pub(crate) async fn claim(&self, record: &Record, longest: u64) -> Result<bool, LedgerError> {
         let now = self.now();
         let age = now.saturating_sub(record.reserved_at);
-        let pauses: RangeInclusive<u64> = SHORTEST_PAUSE..=longest;
-        let until = now.saturating_add((age / 4).clamp(*pauses.start(), *pauses.end()));
+        let until = now.saturating_add((age / 4).clamp(SHORTEST_PAUSE, longest));
         let claim = SettlementStep::Claim(Settling { by: self.process_id, until });
         match self.ledger.settle(&record.key, &claim).await {
             Ok(()) => Ok(true),
             Err(LedgerError::InvalidTransition(_) | LedgerError::NotFound) => Ok(false),
             Err(error) => Err(error),
-        }
-    }
-
-    /// Shortens a claim, so that the payment is reconciled again with the next block.
-    pub(crate) async fn claim_briefly(&self, key: &PaymentKey) {
-        let until = self.now().saturating_add(SHORTEST_PAUSE);
-        self.record(key, SettlementStep::Claim(Settling { by: self.process_id, until })).await;
-    }
-
-    /// Records an outcome, unless the ledger knows as much already.
-    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &Outcome) {
-        self.record(key, SettlementStep::of(outcome, self.process_id)).await;
-    }
-
-    /// Takes a step of settlement, unless the ledger knows as much already. If the ledger fails for long, the step is left to
-    /// reconciliation.
-    pub(crate) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
-        if let Err(error) = self.try_record(key, step).await {
-            tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
         }
     }
 
@@ -101,16 +81,42 @@ impl Journal {
             Fulfilment::Reserved | Fulfilment::Working | Fulfilment::Released => false,
         })
     }
+}
+
+#[cfg(feature = "onchain")]
+impl Journal {
+    pub(crate) async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
+        self.ledger.get(key).await
+    }
+
+    /// Shortens a claim, so that the payment is reconciled again with the next block.
+    pub(crate) async fn claim_briefly(&self, key: &PaymentKey) {
+        let until = self.now().saturating_add(SHORTEST_PAUSE);
+        self.record(key, SettlementStep::Claim(Settling { by: self.process_id, until })).await;
+    }
+
+    /// Records an outcome, unless the ledger knows as much already.
+    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &Outcome) {
+        self.record(key, SettlementStep::of(outcome, self.process_id)).await;
+    }
+
+    /// Takes a step of settlement, unless the ledger knows as much already. If the ledger fails for long, the step is left to
+    /// reconciliation.
+    pub(crate) async fn record(&self, key: &PaymentKey, step: SettlementStep) {
+        if let Err(error) = self.try_record(key, step).await {
+            tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, "an outcome was not recorded");
+        }
+    }
 
     /// Lists a page of settled payments that are not final, after this one.
     pub(crate) async fn settled(
         &self,
-        network: crate::Network,
+        network: Network,
         up_to_block: Option<u64>,
         after: Option<PaymentKey>,
         limit: usize,
-    ) -> Result<Vec<Record>, FacilitatorError> {
+    ) -> Result<Vec<Record>, LedgerError> {
         let settled = Listing::of([SettlementState::Settled]);
-        Ok(self.ledger.list(&Listing { network: Some(network), up_to_block, after, limit, ..settled }).await?)
+        self.ledger.list(&Listing { network: Some(network), up_to_block, after, limit, ..settled }).await
     }
 }

@@ -53,6 +53,7 @@ pub(crate) trait Reconcile: Send + Sync + 'static {
     fn follow_settled(self: &Arc<Self>) -> impl Future<Output = ()> + Send;
 
     /// Counts a settled payment that was reorged.
+    #[cfg(feature = "onchain")]
     fn count_reorged(&self) {}
 }
 

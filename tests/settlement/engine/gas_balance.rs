@@ -103,7 +103,7 @@ async fn gas_balance_is_checked_once_a_minute_and_a_low_one_is_logged() {
     stage.devnet.faults().set(|call| if call.method == BALANCE { Fault::DropBefore } else { Fault::None });
     pay(&stage).await;
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(logged.lines("what the settlement key holds could not be read"), 1);
+    assert_eq!(logged.lines("the settlement key's balance could not be read"), 1);
 }
 
 /// Until somebody fills it, payments are refused before anything is done for them; after half a minute it is tried again.

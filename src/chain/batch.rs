@@ -314,7 +314,7 @@ mod on_devnet {
             // None of the payees was paid before; the last twenty are new only once.
             let payment = payment(&devnet, &key, key.address(), Address::repeat_byte(n % 11 + 1));
             let calldata = transfer::calldata(payment.authorization(), payment.signature());
-            assert!(limit.admit(Some(probe.look(&node, &payment, &calldata).await.unwrap().gas)));
+            assert!(limit.admit(Some(probe.run(&node, &payment, &calldata).await.unwrap().gas)));
             entries.push(Entry::of(&payment).unwrap());
         }
         let calldata = encode(devnet.asset().address, GAS_CAP, &entries);

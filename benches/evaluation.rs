@@ -29,7 +29,7 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, CardFetcher, Evaluation, EvaluationClient, Evaluator, EvaluatorId, Score, Submission, Task,
+    AgentCard, CardFetcher, Evaluation, EvaluationClient, EvaluatorId, EvaluatorService, Score, Submission, Task,
     VerifiedCard,
     judge::{ArithmeticJudge, Judge as _},
 };
@@ -169,11 +169,12 @@ async fn open(chain: &DevnetChain, rpc_url: &str, flow: Flow) -> (Arc<VerifiedCa
         total: Usdc::from_atomic(PRICE * 1_000),
         per_payer: Usdc::from_atomic(PRICE * 1_000),
     };
-    let evaluator = Evaluator::new(card, ArithmeticJudge).facilitator(facilitator).paywall(|paywall| match flow {
-        Flow::Authorization => paywall.flow(PaymentFlow::Authorization),
-        Flow::Upfront => paywall.flow(PaymentFlow::Upfront),
-        Flow::Deferred => paywall.flow(PaymentFlow::Authorization).deferred(credit),
-    });
+    let evaluator =
+        EvaluatorService::builder(card, ArithmeticJudge).facilitator(facilitator).paywall(|paywall| match flow {
+            Flow::Authorization => paywall.flow(PaymentFlow::Authorization),
+            Flow::Upfront => paywall.flow(PaymentFlow::Upfront),
+            Flow::Deferred => paywall.flow(PaymentFlow::Authorization).deferred(credit),
+        });
     let service = evaluator.build().unwrap();
     tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(service)).await });
     (CardFetcher::new().unwrap().fetch(&url).await.unwrap(), payee.address())

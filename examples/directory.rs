@@ -27,7 +27,7 @@ use tower_x402::{
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
-use x402_market::directory::{DirectoryService, DirectoryStore, Witness};
+use x402_market::directory::{DirectoryService, DirectoryStore, PaymentChecker};
 
 /// How long a stopping directory waits for requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);
@@ -87,22 +87,22 @@ struct Flags {
 
 impl Flags {
     /// Who looks at the chain, and the port of that chain if it is in this process.
-    async fn witness(&self) -> anyhow::Result<(Witness, Option<DevnetPort>)> {
-        let mut witness = Witness::new(self.network);
+    async fn payment_checker(&self) -> anyhow::Result<(PaymentChecker, Option<DevnetPort>)> {
+        let mut checker = PaymentChecker::new(self.network);
         if let Some(address) = self.asset {
             let (name, version) = (String::new(), String::new());
-            witness = witness.token(&Asset { network: self.network, address, name, version });
+            checker = checker.token(&Asset { network: self.network, address, name, version });
         }
         if self.rpc_url.is_empty() {
             let devnet = Devnet::builder().chain_id(self.network.chain_id()).start().await?;
             let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
-            let witness = witness.client(devnet.rpc_client()).depth(self.depth.unwrap_or(0));
-            return Ok((witness, Some(port)));
+            let checker = checker.client(devnet.rpc_client()).depth(self.depth.unwrap_or(0));
+            return Ok((checker, Some(port)));
         }
         for url in &self.rpc_url {
-            witness = witness.rpc_url(url).context("--rpc-url")?;
+            checker = checker.rpc_url(url).context("--rpc-url")?;
         }
-        Ok((witness.depth(self.depth.unwrap_or(12)), None))
+        Ok((checker.depth(self.depth.unwrap_or(12)), None))
     }
 
     async fn store(&self) -> anyhow::Result<DirectoryStore> {
@@ -131,9 +131,9 @@ async fn main() -> ExitCode {
 async fn run(flags: Flags) -> anyhow::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let listener = TcpListener::bind(&flags.listen).await.with_context(|| format!("--listen {}", flags.listen))?;
-    let (witness, port) = flags.witness().await?;
+    let (checker, port) = flags.payment_checker().await?;
     let directory = DirectoryService::builder(flags.store().await?)
-        .witness(witness)
+        .payment_checker(checker)
         .private_hosts(flags.private_hosts || port.is_some())
         .rate(f64::from(flags.rate) / 60.0, f64::from(flags.rate))
         .build()?;

@@ -12,7 +12,7 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
+    AgentCard, Confidence, EvaluatorService, Score, Submission, Verdict,
     judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
 };
 
@@ -73,7 +73,7 @@ impl Stall {
         }
         let card = card.price(self.price).pay_to(devnet.network(), key.address()).build()?.sign(&key).await?;
         let judge = Fallible { name: self.name, skills: self.skills };
-        let evaluator = Evaluator::new(card, judge).facilitator(facilitator.clone()).build()?;
+        let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator.clone()).build()?;
         tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(evaluator)).await });
         Ok(url)
     }

@@ -45,7 +45,7 @@ pub(crate) struct Stats {
     pub(crate) failed: u64,
     pub(crate) gas_used: u64,
     #[serde(flatten)]
-    pub(crate) evaluator: x402_market::Stats,
+    pub(crate) evaluator: x402_market::EvaluatorStats,
 }
 
 impl Evaluator {
@@ -58,7 +58,8 @@ impl Evaluator {
         listed: bool,
         paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
     ) -> Result<Self, EvaluatorError> {
-        let evaluator = x402_market::Evaluator::new(card, Delayed { judge, delay }).facilitator(facilitator.clone());
+        let evaluator =
+            x402_market::EvaluatorService::builder(card, Delayed { judge, delay }).facilitator(facilitator.clone());
         let service = evaluator.max_body(MAX_BODY).listed(listed).paywall(paywall).build()?;
         Ok(Self { service, facilitator, own })
     }
@@ -96,8 +97,8 @@ struct Delayed {
 
 #[async_trait]
 impl Judge for Delayed {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
-        self.judge.takes(submission)
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
+        self.judge.accepts(submission)
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {

@@ -18,7 +18,7 @@ use tower_x402::{
     facilitator::OnchainFacilitator,
 };
 use url::Url;
-use x402_market::{AgentCard, CardSource, Evaluator, Score, SourceError, StudentBuilder};
+use x402_market::{AgentCard, CardSource, EvaluatorService, Score, SourceError, StudentBuilder};
 
 use super::{
     judges::SellersJudge,
@@ -146,7 +146,7 @@ impl Booth {
         }
         let card = card.price(Usdc::from_atomic(seller.price)).pay_to(devnet.network(), payee.address());
         let card = card.build()?.sign(payee).await?;
-        let service = Evaluator::new(card, SellersJudge(seller)).facilitator(facilitator.clone()).build()?;
+        let service = EvaluatorService::builder(card, SellersJudge(seller)).facilitator(facilitator.clone()).build()?;
         let router = Router::new().fallback_service(service);
         let server = tokio::spawn(async move { axum::serve(listener, router).await }).abort_handle();
         Ok(Self { payee: payee.address(), url, server })

@@ -13,7 +13,8 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, AgentCardBuilder, Confidence, Evaluator, Score, Student, StudentBuilder, Submission, Task, Verdict,
+    AgentCard, AgentCardBuilder, Confidence, EvaluatorService, Score, Student, StudentBuilder, Submission, Task,
+    Verdict,
     judge::{Judge, output_judge},
 };
 
@@ -64,7 +65,7 @@ impl Stage {
         let key = PrivateKeySigner::random();
         let card = describe(card(listener.local_addr().unwrap(), key.address()));
         let card = card.build().unwrap().sign(&key).await.unwrap();
-        let service = Evaluator::new(card, judge).facilitator(self.facilitator.clone()).build().unwrap();
+        let service = EvaluatorService::builder(card, judge).facilitator(self.facilitator.clone()).build().unwrap();
         let (url, server) = serve(listener, Router::new().fallback_service(service));
         Booth { url, payee: key.address(), server }
     }

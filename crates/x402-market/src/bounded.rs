@@ -1,4 +1,4 @@
-//! Text and lists that cannot be longer than both sides agreed on.
+//! Text and lists of bounded length. A message that exceeds a bound can be neither read nor created.
 
 use std::{fmt, marker::PhantomData, ops::Deref};
 
@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
-/// Text of `MIN` to `MAX` Unicode code points (what JSON Schema counts).
+/// A text of `MIN` to `MAX` Unicode code points, as JSON Schema counts.
 ///
 /// ```
 /// use x402_market::Text;
@@ -27,23 +27,24 @@ pub struct Text<const MIN: usize, const MAX: usize>(String);
 #[serde(transparent)]
 pub struct List<T, const MIN: usize, const MAX: usize>(Vec<T>);
 
-/// Too short or too long.
+/// A text or list is too short or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a length of {length} is not from {least} to {most}")]
+#[non_exhaustive]
+#[error("length {length} is outside {least}..={most}")]
 pub struct LengthError {
-    /// In code points, or items. Where reading stopped at the limit, the first length above it.
+    /// The length in code points or items. Reading stops at the limit, so it may be the first length above it.
     pub length: usize,
-    /// The least that is allowed.
+    /// The smallest allowed length.
     pub least: usize,
-    /// The most that is allowed.
+    /// The largest allowed length.
     pub most: usize,
 }
 
 impl<const MIN: usize, const MAX: usize> Text<MIN, MAX> {
-    /// Checks the length.
+    /// Creates a text of valid length.
     ///
     /// # Errors
-    /// [`LengthError`].
+    /// [`LengthError`] if it is too short or too long.
     pub fn new(text: impl Into<String>) -> Result<Self, LengthError> {
         let text = text.into();
         let length = text.chars().count();
@@ -52,7 +53,7 @@ impl<const MIN: usize, const MAX: usize> Text<MIN, MAX> {
 }
 
 impl<const MAX: usize> Text<0, MAX> {
-    /// The text, or as much of its beginning as is allowed, with an ellipsis.
+    /// Creates a text, and shortens one that is too long, with an ellipsis at its end.
     pub fn cut(text: impl Into<String>) -> Self {
         let mut text = text.into();
         if text.chars().count() > MAX {
@@ -119,17 +120,17 @@ impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Text<MIN, MAX
 }
 
 impl<T, const MIN: usize, const MAX: usize> List<T, MIN, MAX> {
-    /// Checks the length.
+    /// Creates a list of valid length.
     ///
     /// # Errors
-    /// [`LengthError`].
+    /// [`LengthError`] if it is too short or too long.
     pub fn new(items: impl IntoIterator<Item = T>) -> Result<Self, LengthError> {
         let items: Vec<T> = items.into_iter().take(MAX.saturating_add(1)).collect();
         let length = items.len();
         if length < MIN || length > MAX { Err(LengthError { length, least: MIN, most: MAX }) } else { Ok(Self(items)) }
     }
 
-    /// Adds an item; false if there is no room for it.
+    /// Adds an item. Returns `false`, and drops the item, if the list is full.
     pub fn push(&mut self, item: T) -> bool {
         let has_room = self.0.len() < MAX;
         self.0.extend(has_room.then_some(item));

@@ -1,22 +1,19 @@
-//! Evaluators that sell their verdicts, and students that buy them.
+//! Evaluators that sell verdicts over x402, and students that find, hire, pay and audit them.
 //!
-//! This is for those who can judge something (answers, proofs, code) and want to be paid for it, and for those who train a model or run
-//! agents and want to buy judgement within a budget. It builds on [`tower_x402`], which charges and pays.
+//! An **evaluator** can judge something: answers, proofs, code. It sells its verdicts per output, and is paid only for verdicts that it
+//! gives. A **student** trains a model or runs an agent. It buys verdicts within a budget, learns from hidden audits whom to trust, and
+//! replaces evaluators that fail. [`tower_x402`] does the charging and paying.
 //!
-//! A student has outputs to be judged: the answers of a model in training, a draft, a proof. An evaluator has a skill and sells
-//! its verdicts, per output, over x402. It says on a signed card what it can do and what that costs; what it answers has a form that
-//! programs can rely on.
+//! # Sell verdicts
 //!
-//! # Become an evaluator
-//!
-//! A function is enough. This charges $0.001 an output, is found by its card, and is paid only for verdicts that it gives:
+//! A function is enough. This evaluator charges $0.001 for each output:
 //!
 //! ```no_run
 //! # #[cfg(feature = "onchain")]
 //! # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
 //! # use axum::Router;
 //! # use tower_x402::Network;
-//! # use x402_market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge};
+//! # use x402_market::{AgentCard, Confidence, EvaluatorService, Score, Verdict, judge::output_judge};
 //! # let key = alloy_signer_local::PrivateKeySigner::random();
 //! # let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
 //! let judge = output_judge(async |_task, output| {
@@ -26,18 +23,17 @@
 //! let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
 //!     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.7)?)
 //!     .price("$0.001").pay_to(Network::BASE_SEPOLIA, key.address()).build()?.sign(&key).await?;
-//! let evaluator = Evaluator::new(card, judge).facilitator(facilitator).build()?;
+//! let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator).build()?;
 //! axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! What cannot be judged is refused before it is paid for: a body that is no [`Submission`], a skill that is not on the card, too many
-//! outputs, and whatever [`Judge::takes`](judge::Judge::takes) refuses. What the judge fails on, takes too long for, or judges in
-//! a form that students would refuse, is not charged. [`EvaluatorService`] lists what is served; [`judge`] has judges to start from.
+//! [`EvaluatorService`] lists what is served and when nothing is charged. [`judge`] has judges for arithmetic, prose and anything that a
+//! language model can judge.
 //!
 //! # Hire evaluators
 //!
-//! This finds them, hires the best for the money, three at a time, and makes one verdict of theirs; the budget lasts for 500 submissions:
+//! This student hires the three best evaluators for its money, and combines their verdicts. Its budget lasts for 500 submissions:
 //!
 //! ```no_run
 //! # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
@@ -54,50 +50,64 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Student`] says what happens to those that fail, lie or are late, and how hidden tasks ([`Gold`]) show who is right.
+//! [`Student`] says what happens to evaluators that fail, misquote or time out. Hidden tasks ([`Gold`]) show who is right.
+//! [`EvaluationClient`] buys a single evaluation from one evaluator.
 //!
-//! # What is said
+//! # Be found
 //!
-//! A [`Submission`] is a [`Task`] with one output, a pair or a group; an [`Evaluation`] has a [`Verdict`] for each: a [`Score`], a
-//! [`Reward`], a [`Confidence`] (the probability that the verdict is right, by which students learn whom to believe) and a [`Critique`] in
-//! parts. Both are JSON with a version and a published [`schema`]. Fields that are not known are ignored, other versions
-//! refused. Numbers out of range and texts that are too long cannot be read, and cannot be made.
+//! Students find evaluators by their cards. Have yours listed by a [`directory`]:
 //!
-//! # The card
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use x402_market::directory::DirectoryClient;
 //!
-//! An [`AgentCard`] is one of A2A 1.0 at `/.well-known/agent-card.json`, signed (JWS, ES256K, over the canonical JSON of RFC 8785) with
-//! the key that is paid: whoever can change what a server says cannot have the money sent elsewhere. [`CardFetcher`] verifies it and
-//! holds the evaluator to the payee that was first seen; [`EvaluationClient`] holds it to its price: a 402 that demands anything else
-//! than the card says is refused before anything is signed.
+//! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
+//! directory.list(&"https://reasons.example".parse()?).await?;
+//! # Ok(()) }
+//! ```
 //!
-//! # Whom to hire
+//! Facilitators list it, too, because its 402 describes what it sells. A directory also collects what payers report about evaluators.
+//! [`reputation`] tells a student how far to trust these reports: as far as they agree with its own audits.
 //!
-//! [`selection`] chooses by what evaluators proved, within a budget; [`evidence`] is the log of it. [`Student`] uses both.
+//! # Train
 //!
-//! [`directory`] is where students find evaluators, and what other students saw of them: evidence about payments that took place.
-//! [`reputation`] is what a reader makes of it, as far as the others agree with its own audits.
+//! Each [`Verdict`] has a [`Reward`], and a group of outputs gets one evaluation, so verdicts can be the rewards of reinforcement learning.
+//! The guide [`train_with_atropos`](guide::train_with_atropos) trains a policy on them.
+//!
+//! # Messages
+//!
+//! A [`Submission`] is a [`Task`] with one output, a pair or a group. An [`Evaluation`] has a [`Verdict`] for each output: a [`Score`], a
+//! [`Reward`], a [`Confidence`] (the probability that the verdict is right) and a [`Critique`]. Both are JSON with a version and a
+//! published [`schema`]. Unknown fields are ignored; other versions are refused. Numbers out of range and texts that are too long can
+//! neither be read nor created.
+//!
+//! # Cards
+//!
+//! An [`AgentCard`] is an A2A 1.0 agent card at `/.well-known/agent-card.json`. It is signed with the payee's key (JWS, ES256K, over the
+//! canonical JSON of RFC 8785), so whoever can change the server's answers cannot redirect the money. [`CardFetcher`] verifies it and pins
+//! the payee. [`EvaluationClient`] compares each 402 with the card before it signs a payment.
+//!
+//! The pricing is an extension of the card, under `capabilities.extensions`, with the URI [`EXTENSION_URI`]. Its `params` are a [`Pricing`]:
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `version` | 1 |
+//! | `endpoint` | the URL to which submissions are posted, on the card's own origin |
+//! | `pricePerOutput` | atomic units of USDC, as a decimal string |
+//! | `payTo` | the payee on every network; its key signs the card |
+//! | `accepts` | tokens: `{network, asset, name, version}`, the last two of their EIP-712 domain |
+//! | `maxOutputs` | how many outputs a submission may have, up to 64 |
+//! | `expertise` | `{skill, claim}`: the share of right verdicts that the evaluator claims |
+//! | `schemas` | the URLs of the schemas of `submission` and `evaluation` |
 //!
 //! # Features
 //!
 //! | feature | what it adds | default |
 //! |---|---|---|
-//! | `onchain` | `directory::Witness`: checks on a chain that reported payments took place | yes |
-//! | `directory` | `directory::DirectoryService`: a directory of evaluators and of evidence, for others | |
+//! | `onchain` | [`directory::PaymentChecker`](directory), which checks on a chain that reported payments took place | yes |
+//! | `directory` | [`directory::DirectoryService`](directory), to run a directory | no |
 //!
-//! # The pricing extension, version 1
-//!
-//! Under `capabilities.extensions` with the URI [`EXTENSION_URI`]; its `params` are a [`Pricing`]:
-//!
-//! | field | what it is |
-//! |---|---|
-//! | `version` | 1 |
-//! | `endpoint` | where submissions are posted; on the card's own origin |
-//! | `pricePerOutput` | atomic units of USDC, as a decimal string |
-//! | `payTo` | who is paid, on every network; the card is signed with this address's key |
-//! | `accepts` | tokens: `{network, asset, name, version}`, the last two of their EIP-712 domain |
-//! | `maxOutputs` | how many outputs a submission may hold, up to 64 |
-//! | `expertise` | `{skill, claim}`: how often verdicts are right, by the evaluator's own account |
-//! | `schemas` | URLs of the schemas of `submission` and `evaluation` |
+//! The [guides](guide) start with complete programs.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -127,7 +137,7 @@ mod student;
 mod submission;
 mod task;
 
-/// The longest that anything is waited for: longer than anybody has patience, and short enough to be added to any time.
+/// The longest timeout. It is short enough to be added to any instant.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 pub use bounded::{LengthError, List, Text};
@@ -140,7 +150,7 @@ pub use client::{EvaluateError, EvaluationClient, PaidEvaluation};
 pub use evaluation::{
     Critique, Evaluation, EvaluatorId, Issue, MAX_EVALUATION, Place, Preference, Severity, Span, Verdict,
 };
-pub use evaluator::{Earned, Evaluator, EvaluatorError, EvaluatorFuture, EvaluatorService, SkillStats, Stats};
+pub use evaluator::{Earnings, EvaluatorBuilder, EvaluatorError, EvaluatorService, EvaluatorStats, SkillStats};
 pub use measure::{Confidence, OutOfRange, Reward, Score};
 pub use message::{MESSAGE_VERSION, MessageError};
 pub use pricing::{AcceptedToken, EXTENSION_URI, Expertise, Pricing, Schemas};

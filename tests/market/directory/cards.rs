@@ -76,7 +76,7 @@ async fn cards_are_listed_as_they_were_signed_and_found_by_what_they_offer() {
     let page = reqwest::get(directory.join("cards").unwrap()).await.unwrap();
     let page: Value = serde_json::from_slice(&page.bytes().await.unwrap()).unwrap();
     let (url, card) = (page["cards"][1]["url"].as_str().unwrap(), page["cards"][1]["card"].to_string());
-    assert!(VerifiedCard::of(card.as_bytes(), &url.parse().unwrap()).unwrap().is_signed());
+    assert!(VerifiedCard::verify(card.as_bytes(), &url.parse().unwrap()).unwrap().is_signed());
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn a_signed_card_says_where_its_evaluator_is() {
         copy.show_text(Some(&card));
         for url in [&booth.url, &copy.url] {
             assert_eq!(list(&directory, url).await, (422, "bad_card".into()), "{endpoint}");
-            let read = VerifiedCard::of(card.as_bytes(), &url.join(CARD_PATH).unwrap());
+            let read = VerifiedCard::verify(card.as_bytes(), &url.join(CARD_PATH).unwrap());
             assert!(matches!(read, Err(CardError::RelativeEndpoint)), "{endpoint}");
         }
     }
@@ -195,7 +195,8 @@ async fn a_signed_card_says_where_its_evaluator_is() {
 async fn new_skills_push_out_none_that_was_paid_for() {
     let chain = DevnetChain::start(None).await;
     let clock = Arc::new(ManualClock::at(unix_now()));
-    let stage = Stage::set_with(&chain, |directory| directory.witness(witness(&chain)).clock(clock.clone())).await;
+    let stage =
+        Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).clock(clock.clone())).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
@@ -232,15 +233,15 @@ async fn another_payee_is_not_listed_in_the_place_of_the_first() {
     assert_eq!(list(&own_url, &booth.url).await, (409, "payee_changed".into()));
     // Nor when the directory looks by itself: it is as if there were no card, until it is not listed any more.
     clock.advance(2 * 3_600);
-    own.tidy().await.unwrap();
+    own.upkeep_once().await.unwrap();
     assert_eq!(found(&own_url, CardQuery::default()).await[0].1, booth.payee.address());
     clock.advance(86_400);
-    own.tidy().await.unwrap();
+    own.upkeep_once().await.unwrap();
     assert_eq!(found(&own_url, CardQuery::default()).await, []);
     assert_eq!(list(&own_url, &booth.url).await, (409, "payee_changed".into()));
     // Who was forgotten can be somebody else.
     clock.advance(31 * 86_400);
-    own.tidy().await.unwrap();
+    own.upkeep_once().await.unwrap();
     assert_eq!(list(&own_url, &booth.url).await.0, 201);
     drop(service);
 }
@@ -258,23 +259,23 @@ async fn who_does_not_answer_is_not_listed_any_more_and_comes_back_with_a_card()
     fickle.show_text(None);
     let listed = async || found(&directory, CardQuery::default()).await.len();
     clock.advance(2 * 3_600);
-    service.tidy().await.unwrap();
+    service.upkeep_once().await.unwrap();
     assert_eq!(listed().await, 2, "it may be down for a while");
     for _ in 0..23 {
         clock.advance(3_600);
-        service.tidy().await.unwrap();
+        service.upkeep_once().await.unwrap();
     }
     assert_eq!(listed().await, 1);
     fickle.show(&["prose"], &fickle.payee, PRICE).await;
     clock.advance(3_600);
-    service.tidy().await.unwrap();
+    service.upkeep_once().await.unwrap();
     assert_eq!(listed().await, 2, "it is still asked for");
 }
 
 #[tokio::test]
 async fn when_there_is_no_room_whoever_nobody_spoke_of_makes_it() {
     let chain = DevnetChain::start(None).await;
-    let stage = Stage::set_with(&chain, |directory| directory.witness(witness(&chain)).max_cards(3, 10)).await;
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).max_cards(3, 10)).await;
     let (first, second, third) =
         (stage.booth(&["prose"]).await, stage.booth(&["prose"]).await, stage.booth(&["prose"]).await);
     let payer = stage.payer().await;
@@ -368,7 +369,7 @@ async fn one_evaluator_has_one_card_however_many_urls_show_it() {
     }
     // Nor when the directory looks by itself.
     clock.advance(2 * 3_600);
-    stage.service.tidy().await.unwrap();
+    stage.service.upkeep_once().await.unwrap();
     assert_eq!(list(&stage.url, at("/3/")).await.0, 200);
     assert_eq!(listed().await, [(at("/"), payee)]);
 }
@@ -401,7 +402,7 @@ async fn a_card_that_is_gone_gives_way_to_another_url_of_its_evaluator() {
     is_gone.store(true, Ordering::SeqCst);
     let later = async |hours: u64| {
         clock.advance(hours * 3_600);
-        service.tidy().await.unwrap();
+        service.upkeep_once().await.unwrap();
         assert_eq!(list(&directory, &other).await.0, 200);
     };
     // Not at once: who is away for an hour would be listed with whatever somebody else has kept of its cards.
@@ -412,7 +413,7 @@ async fn a_card_that_is_gone_gives_way_to_another_url_of_its_evaluator() {
     // Nor for good.
     is_gone.store(false, Ordering::SeqCst);
     clock.advance(2 * 3_600);
-    service.tidy().await.unwrap();
+    service.upkeep_once().await.unwrap();
     assert_eq!(listed().await, [(first, key.address())]);
 }
 

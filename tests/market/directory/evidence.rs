@@ -14,9 +14,10 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, CardFetcher, EvaluationClient, Evaluator, Score, Student, Submission, Task,
+    AgentCard, CardFetcher, EvaluationClient, EvaluatorService, Score, Student, Submission, Task,
     directory::{
-        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, Publication, SignedEvidence, VoiceQuery, Witness,
+        CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, PaymentChecker, Publication, ReportQuery,
+        SignedEvidence,
     },
     evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     judge::ArithmeticJudge,
@@ -45,7 +46,7 @@ pub async fn evaluator(chain: &dyn Chain) -> (Url, Address) {
     let card = AgentCard::builder("The judge", url.clone()).skill("arithmetic", "Marks sums", Score::MAX);
     let card = card.price("$0.001").pay_to(Network::BASE_SEPOLIA, payee.address()).build().unwrap();
     let card = card.sign(&payee).await.unwrap();
-    let service = Evaluator::new(card, ArithmeticJudge).facilitator(facilitator).build().unwrap();
+    let service = EvaluatorService::builder(card, ArithmeticJudge).facilitator(facilitator).build().unwrap();
     tokio::spawn(async { axum::serve(listener, Router::new().fallback_service(service)).await });
     (url, payee.address())
 }
@@ -77,13 +78,13 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
         outcome: CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
     };
     let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
-    assert_eq!(published, Publication::Admitted);
+    assert_eq!(published, Publication::Accepted);
 
     // Somebody else reads it, and believes the directory nothing.
-    let mut reputation = Reputation::new(100, []).verify(Arc::new(witness(chain)));
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(chain)));
     let pulled = reputation.fetch(&stage.client()).await.unwrap();
-    assert_eq!((pulled.heard.as_slice(), pulled.refused), ([record].as_slice(), 0));
-    assert!(reputation.fetch(&stage.client()).await.unwrap().heard.is_empty(), "it goes on where it was");
+    assert_eq!((pulled.new.as_slice(), pulled.refused), ([record].as_slice(), 0));
+    assert!(reputation.fetch(&stage.client()).await.unwrap().new.is_empty(), "it goes on where it was");
 }
 
 #[tokio::test]
@@ -114,14 +115,14 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
         Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
     log.record(itself, unix_now()).unwrap();
     let published = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
-    assert_eq!((published.admitted, published.later.len(), published.refused.len()), (3, 0, 1));
+    assert_eq!((published.accepted, published.later.len(), published.refused.len()), (3, 0, 1));
     assert_eq!(published.refused[0].0, unsaid);
     let again = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
-    assert_eq!((again.admitted, stage.count().await), (3, 3));
+    assert_eq!((again.accepted, stage.count().await), (3, 3));
 
     // Another student hears it before it has spent anything; this one has nothing new to hear.
     let other = Student::builder(payer(&stage.payer().await)).source(stage.client()).build().unwrap();
-    let said = Reputation::new(100, []).fetch(&stage.client()).await.unwrap().heard;
+    let said = Reputation::new(100, []).fetch(&stage.client()).await.unwrap().new;
     for evidence in &said {
         assert!(other.add_report(evidence.clone()).unwrap());
         student.add_report(evidence.clone()).expect_err("it said so itself");
@@ -136,7 +137,7 @@ async fn talkative<'a>(
     store: DirectoryStore,
     adjust: fn(DirectoryBuilder) -> DirectoryBuilder,
 ) -> (Stage<'a>, Vec<SignedEvidence>) {
-    let stage = Stage::open(chain, store, |directory| adjust(directory.witness(witness(chain)))).await;
+    let stage = Stage::open(chain, store, |directory| adjust(directory.payment_checker(witness(chain)))).await;
     let booths = [stage.booth(&["prose", "poetry"]).await, stage.booth(&["prose"]).await];
     let payers = [stage.payer().await, stage.payer().await];
     let mut all = Vec::new();
@@ -156,21 +157,21 @@ async fn talkative<'a>(
 async fn voices_are_found_by_whom_they_are_of_and_about_and_come_with_their_proofs() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
-    let find = async |query: VoiceQuery| {
-        let page = stage.client().voices(&query).await.unwrap();
+    let find = async |query: ReportQuery| {
+        let page = stage.client().reports(&query).await.unwrap();
         assert!(page.skipped == 0 && !page.more);
-        page.voices.into_iter().map(|voice| voice.said).collect::<Vec<_>>()
+        page.reports.into_iter().map(|accepted| accepted.report).collect::<Vec<_>>()
     };
-    assert_eq!(find(VoiceQuery::default()).await, all);
+    assert_eq!(find(ReportQuery::default()).await, all);
     let evaluator = Some(all[0].evidence.evaluator);
     assert_eq!(
-        find(VoiceQuery { evaluator, ..Default::default() }).await,
+        find(ReportQuery { evaluator, ..Default::default() }).await,
         [&all[0], &all[2], &all[4]].map(Clone::clone)
     );
-    let poetry = VoiceQuery { evaluator, skill: Some("poetry".into()), ..Default::default() };
+    let poetry = ReportQuery { evaluator, skill: Some("poetry".into()), ..Default::default() };
     assert_eq!(find(poetry).await, [all[4].clone()]);
     let payer = all[5].evidence.payment.map(|voice| voice.payer);
-    assert_eq!(find(VoiceQuery { payer, ..Default::default() }).await, all[3..]);
+    assert_eq!(find(ReportQuery { payer, ..Default::default() }).await, all[3..]);
 
     let lines = async |query: &str| {
         let url = stage.url.join(&format!("evidence.jsonl?{query}")).unwrap();
@@ -212,11 +213,11 @@ async fn a_restart_loses_nothing_and_gives_no_payment_a_second_voice() {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
     let again = Stage::open(&chain, DirectoryStore::open(&killed).await.unwrap(), |directory| {
-        directory.witness(witness(&chain))
+        directory.payment_checker(witness(&chain))
     })
     .await;
     let read = async |stage: &Stage<'_>| {
-        let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+        let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
         (voices, stage.client().cards(&CardQuery::default()).await.unwrap().found)
     };
     let (before, after) = (read(&stage).await, read(&again).await);
@@ -237,9 +238,10 @@ async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
     let start = unix_now();
     let chain = DevnetChain::start_at(start).await;
     let clock = Arc::new(ManualClock::at(start));
-    let stage =
-        Stage::set_with(&chain, |directory| directory.witness(witness(&chain)).max_voices(3, 100).clock(clock.clone()))
-            .await;
+    let stage = Stage::set_with(&chain, |directory| {
+        directory.payment_checker(witness(&chain)).max_reports(3, 100).clock(clock.clone())
+    })
+    .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let mut all = Vec::new();
@@ -252,14 +254,14 @@ async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
     for said in &all[1..] {
         assert_eq!(stage.post(said).await.0, 201);
     }
-    let kept: Vec<_> = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
-    assert_eq!(kept.iter().map(|voice| &voice.said).collect::<Vec<_>>(), all[2..].iter().collect::<Vec<_>>());
+    let kept: Vec<_> = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
+    assert_eq!(kept.iter().map(|accepted| &accepted.report).collect::<Vec<_>>(), all[2..].iter().collect::<Vec<_>>());
     assert_eq!(stage.post(&all[1]).await, (410, "too_old".into()), "it was forgotten");
     assert_eq!(stage.post(&all[0]).await, (410, "too_old".into()), "and older ones come too late");
     assert_eq!(stage.post(&all[4]).await.0, 200);
     // Time forgets, too.
     clock.advance(181 * 86_400);
-    stage.service.tidy().await.unwrap();
+    stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 0);
     assert_eq!(stage.post(&all[4]).await, (410, "too_old".into()));
 }
@@ -268,7 +270,7 @@ async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
 async fn one_payer_does_not_fill_the_directory_nor_flood_it() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set_with(&chain, |directory| {
-        directory.witness(witness(&chain)).max_voices(1_000, 2).payer_rate(0.001, 4.0)
+        directory.payment_checker(witness(&chain)).max_reports(1_000, 2).payer_rate(0.001, 4.0)
     })
     .await;
     let (booth, payer, other) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
@@ -294,7 +296,7 @@ async fn one_payer_does_not_fill_the_directory_nor_flood_it() {
 #[tokio::test]
 async fn more_at_once_than_can_be_worked_on_come_again() {
     let chain = DevnetChain::start(None).await;
-    let stage = Stage::set_with(&chain, |directory| directory.witness(witness(&chain)).at_once(0)).await;
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).max_writes(0)).await;
     let (status, error) = super::stage::post(&stage.url, "evidence", b"{}".to_vec()).await;
     assert_eq!((status, &*error), (503, "unavailable"));
     let healthy = reqwest::get(stage.url.join("healthz").unwrap()).await.unwrap();
@@ -348,18 +350,19 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     tokio::spawn(async { axum::serve(listener, router).await });
     let liar = DirectoryClient::new(&url).unwrap();
-    let mut reputation = Reputation::new(100, []).verify(Arc::new(witness(&chain)));
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(&chain)));
     let pulled = tokio::time::timeout(Duration::from_secs(60), reputation.fetch(&liar)).await.unwrap().unwrap();
-    assert_eq!(pulled.heard, [all[0].evidence.clone(), all[4].evidence.clone()]);
+    assert_eq!(pulled.new, [all[0].evidence.clone(), all[4].evidence.clone()]);
     assert!(pulled.refused >= 3 && !pulled.more);
     // What a chain that cannot be asked leaves open is read again.
     let proxy = support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
-    let asked = x402_market::directory::Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
-    let mut reputation = Reputation::new(100, []).verify(Arc::new(asked));
+    let asked =
+        x402_market::directory::PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(asked));
     assert!(reputation.fetch(&stage.client()).await.is_err() && reputation.log().is_empty());
     proxy.judge(|_| support::rpc_proxy::Fate::Pass);
-    assert_eq!(reputation.fetch(&stage.client()).await.unwrap().heard.len(), 6);
+    assert_eq!(reputation.fetch(&stage.client()).await.unwrap().new.len(), 6);
 }
 
 /// A directory that takes payments as they come, and a reader who waits for three blocks on top.
@@ -369,15 +372,15 @@ async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let clock = Arc::new(ManualClock::at(unix_now()));
     let proxy = support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
-    let deep = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(3);
+    let deep = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(3);
     let deep = Arc::new(deep);
-    let reader = || Reputation::new(100, []).verify(deep.clone()).clock(clock.clone());
+    let reader = || Reputation::new(100, []).payment_checker(deep.clone()).clock(clock.clone());
     let (mut patient, mut late) = (reader(), reader());
     for heard in [3, 0] {
         let pulled = patient.fetch(&stage.client()).await.unwrap();
-        assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (heard, 3, 0));
+        assert_eq!((pulled.new.len(), pulled.pending, pulled.refused), (heard, 3, 0));
     }
-    assert_eq!(late.fetch(&stage.client()).await.unwrap().later, 3);
+    assert_eq!(late.fetch(&stage.client()).await.unwrap().pending, 3);
     // A chain that cannot be asked loses none of them.
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
     assert!(patient.fetch(&stage.client()).await.is_err());
@@ -385,12 +388,12 @@ async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
     // Nor is waited for ever.
     clock.advance(3_601);
     let pulled = late.fetch(&stage.client()).await.unwrap();
-    assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (0, 0, 3));
+    assert_eq!((pulled.new.len(), pulled.pending, pulled.refused), (0, 0, 3));
     // But who is deep enough when it is looked at again is heard, however late that is.
     (0..3).for_each(|_| chain.devnet.mine());
     let pulled = patient.fetch(&stage.client()).await.unwrap();
     let expected: Vec<_> = all[3..].iter().map(|said| said.evidence.clone()).collect();
-    assert_eq!((pulled.heard, pulled.later, pulled.refused), (expected, 0, 0));
+    assert_eq!((pulled.new, pulled.pending, pulled.refused), (expected, 0, 0));
     assert_eq!(patient.fetch(&stage.client()).await.unwrap(), Default::default());
 }
 
@@ -398,11 +401,11 @@ async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
 async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
     let directory = made_up(45, 1).await;
     let whole = Reputation::new(100, []).fetch(&directory).await.unwrap();
-    assert_eq!((whole.heard.len(), whole.more), (45, false));
+    assert_eq!((whole.new.len(), whole.more), (45, false));
     let mut small = Reputation::new(20, []);
     for (heard, more) in [(20, true), (20, true), (5, false), (0, false)] {
         let pulled = small.fetch(&directory).await.unwrap();
-        assert_eq!((pulled.heard.len(), pulled.more), (heard, more));
+        assert_eq!((pulled.new.len(), pulled.more), (heard, more));
     }
 }
 
@@ -411,9 +414,9 @@ async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
 async fn what_is_looked_at_again_is_bounded() {
     let chain = DevnetChain::start(None).await;
     let directory = made_up(1_005, 1_000).await;
-    let mut reputation = Reputation::new(100, []).verify(Arc::new(witness(&chain)));
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(&chain)));
     let pulled = reputation.fetch(&directory).await.unwrap();
-    assert_eq!((pulled.heard.len(), pulled.later, pulled.refused), (0, 1_000, 5));
+    assert_eq!((pulled.new.len(), pulled.pending, pulled.refused), (0, 1_000, 5));
 }
 
 /// A directory of so many voices, so many a page, whose payments never took place.

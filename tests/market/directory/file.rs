@@ -4,14 +4,14 @@ use std::{error::Error as _, fs, path::Path};
 
 use alloy_primitives::address;
 use tower_x402::ledger::SqliteLedger;
-use x402_market::directory::{CardQuery, DirectoryStore, VoiceQuery};
+use x402_market::directory::{CardQuery, DirectoryStore, ReportQuery};
 
 use super::stage::{PRICE, Stage, witness};
 use support::{devnet::DevnetChain, sqlite_file};
 
 async fn open<'a>(chain: &'a DevnetChain, path: &Path) -> Stage<'a> {
     let store = DirectoryStore::open(path).await.unwrap();
-    Stage::open(chain, store, |directory| directory.witness(witness(chain))).await
+    Stage::open(chain, store, |directory| directory.payment_checker(witness(chain))).await
 }
 
 /// Why it is not opened.
@@ -39,7 +39,7 @@ async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
     DirectoryStore::open(&old).await.expect("the first time").close().await;
     let again = open(&chain, &old).await;
     let read = async |stage: &Stage<'_>| {
-        let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+        let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
         (voices, stage.client().cards(&CardQuery::default()).await.unwrap().found)
     };
     let (before, after) = (read(&stage).await, read(&again).await);
@@ -58,9 +58,9 @@ async fn file_written_by_tower_x402_0_1_is_opened_and_goes_on() {
     fs::write(&path, include_bytes!("files/directory-0.1.0.sqlite")).unwrap();
     let chain = DevnetChain::start(None).await;
     let stage = open(&chain, &path).await;
-    let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+    let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
     let [old] = &voices[..] else { panic!("{voices:?}") };
-    let evidence = &old.said.evidence;
+    let evidence = &old.report.evidence;
     assert_eq!((old.id, &*evidence.skill, evidence.paid.atomic()), (1, "prose", 1_000));
     assert_eq!(evidence.evaluator, address!("2ac7088de47fa6ef56904ad72e06f86d2dd7234d"));
     let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
@@ -68,7 +68,7 @@ async fn file_written_by_tower_x402_0_1_is_opened_and_goes_on() {
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
     assert_eq!(stage.post(&next).await.0, 201);
-    let voices = stage.client().voices(&VoiceQuery::default()).await.unwrap().voices;
+    let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
     assert_eq!(voices.iter().map(|voice| voice.id).collect::<Vec<_>>(), [1, 2]);
 }
 

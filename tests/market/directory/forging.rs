@@ -8,7 +8,7 @@ use alloy_sol_types::{SolCall as _, SolValue as _};
 use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 use x402_market::{
-    directory::{CardQuery, Publication, SignedEvidence, VoiceError, Witness, WitnessError},
+    directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence},
     evidence::{CallOutcome, Evidence, PaymentId},
 };
 
@@ -69,7 +69,7 @@ async fn nobody_speaks_for_another(chain: &dyn Chain) {
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let refused =
         SignedEvidence::sign(paid.record(evaluator), Network::BASE_SEPOLIA, random_address(), None, &mallory).await;
-    assert!(matches!(refused, Err(VoiceError::WrongSigner { .. })));
+    assert!(matches!(refused, Err(ReportError::WrongSigner { .. })));
 
     // The evaluator, and anybody else, can read the payment from the chain and sign what it likes.
     let good = paid.said(evaluator, &payer).await;
@@ -108,7 +108,7 @@ async fn a_contract_wallet_pays_and_has_no_voice(chain: &dyn Chain) {
     assert!(receipt.status() && stage.chain.balance(evaluator).await == PRICE);
     let paid = stage.paid(message, &receipt).await;
     let said = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
-    assert!(matches!(said.verify(), Err(VoiceError::NotThePayer(payer)) if payer == wallet));
+    assert!(matches!(said.verify(), Err(ReportError::NotThePayer(payer)) if payer == wallet));
     assert_eq!(stage.refusal(&said).await, "bad_voice");
     // The same from the owner's own account is heard.
     let paid = stage.pay(&owner, evaluator, PRICE).await;
@@ -221,8 +221,11 @@ async fn a_voice_costs_what_the_evaluator_asks(chain: &dyn Chain) {
     assert!(stage.chain.receipt(nothing.transaction).await.status());
     let said = forge(nothing.record(evaluator), Some(nothing.transaction), &payer).await;
     assert_eq!(stage.refusal(&said).await, "bad_voice");
-    assert!(matches!(said.verify(), Err(VoiceError::NoPayment)));
-    assert!(matches!(witness(chain).check(&said).await, Err(WitnessError::Voice(_))), "nor do readers believe it");
+    assert!(matches!(said.verify(), Err(ReportError::NoPayment)));
+    assert!(
+        matches!(witness(chain).check(&said).await, Err(PaymentCheckError::Report(_))),
+        "nor do readers believe it"
+    );
 
     let dust = stage.pay(&payer, evaluator, PRICE - 1).await;
     assert_eq!(stage.post(&dust.said(evaluator, &payer).await).await, (422, "underpaid".into()));
@@ -245,7 +248,8 @@ async fn a_voice_costs_what_the_evaluator_asks(chain: &dyn Chain) {
 async fn a_price_that_changes_silences_nobody_who_paid_it(chain: &dyn Chain) {
     let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
     let stage =
-        Stage::set_with(chain, |directory| directory.witness(witness(chain)).card_ages(now, day, 30 * day)).await;
+        Stage::set_with(chain, |directory| directory.payment_checker(witness(chain)).card_ages(now, day, 30 * day))
+            .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let before = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
@@ -255,7 +259,7 @@ async fn a_price_that_changes_silences_nobody_who_paid_it(chain: &dyn Chain) {
     };
     for price in [5 * PRICE, PRICE / 2, 7 * PRICE] {
         booth.show(&["prose"], &booth.payee, price).await;
-        stage.service.tidy().await.unwrap();
+        stage.service.upkeep_once().await.unwrap();
         let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
         assert_eq!(cards[0].card.pricing().price_per_output.atomic(), price);
         assert_eq!(speak(price).await.0, 201, "{price}");
@@ -276,7 +280,7 @@ async fn an_evaluator_that_pays_itself_has_no_voice(chain: &dyn Chain) {
     assert_eq!(stage.refusal(&said).await, "bad_voice");
     let network = Network::BASE_SEPOLIA;
     let own = SignedEvidence::sign(paid.record(evaluator), network, stage.chain.asset().address, None, &booth.payee);
-    assert!(matches!(own.await, Err(VoiceError::PaidItself)));
+    assert!(matches!(own.await, Err(ReportError::PaidItself)));
 }
 
 async fn a_cancelled_authorization_has_no_voice(chain: &dyn Chain) {
@@ -387,7 +391,7 @@ async fn a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing
 }
 
 async fn a_payment_that_is_not_deep_enough_must_wait(chain: &dyn Chain) {
-    let stage = Stage::set_with(chain, |directory| directory.witness(witness(chain).depth(3))).await;
+    let stage = Stage::set_with(chain, |directory| directory.payment_checker(witness(chain).depth(3))).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
     for _ in 0..3 {
@@ -415,7 +419,8 @@ async fn the_time_must_be_that_of_the_payment(chain: &dyn Chain) {
 async fn the_evaluator_and_the_skill_must_be_known(chain: &dyn Chain) {
     let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
     let stage =
-        Stage::set_with(chain, |directory| directory.witness(witness(chain)).card_ages(now, day, 30 * day)).await;
+        Stage::set_with(chain, |directory| directory.payment_checker(witness(chain)).card_ages(now, day, 30 * day))
+            .await;
     let (booth, payer) = (stage.booth(&["prose", "poetry"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let stranger = random_address();
@@ -426,7 +431,7 @@ async fn the_evaluator_and_the_skill_must_be_known(chain: &dyn Chain) {
     assert_eq!(stage.refusal(&say(record, Some(paid.transaction), &payer).await).await, "unknown_skill");
     // Who takes a skill off its card is not rid of what is said about it.
     booth.show(&["poetry"], &booth.payee, PRICE).await;
-    stage.service.tidy().await.unwrap();
+    stage.service.upkeep_once().await.unwrap();
     let prose = CardQuery { skill: Some("prose".into()), ..CardQuery::default() };
     assert!(stage.client().cards(&prose).await.unwrap().found.is_empty());
     assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
@@ -438,9 +443,9 @@ async fn a_payment_is_found_without_its_transaction(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     assert_eq!(stage.post(&say(paid.record(evaluator), None, &payer).await).await.0, 201);
-    let page = stage.client().voices(&Default::default()).await.unwrap();
-    assert_eq!(page.voices[0].said.transaction, Some(paid.transaction), "the proof is shown to readers");
-    assert_eq!(page.voices[0].block, stage.chain.receipt(paid.transaction).await.block_number.unwrap());
+    let page = stage.client().reports(&Default::default()).await.unwrap();
+    assert_eq!(page.reports[0].report.transaction, Some(paid.transaction), "the proof is shown to readers");
+    assert_eq!(page.reports[0].block, stage.chain.receipt(paid.transaction).await.block_number.unwrap());
 }
 
 #[tokio::test]
@@ -449,8 +454,8 @@ async fn a_payment_on_another_network_or_in_another_token_is_another_payment() {
     let token = random_address();
     let asset = tower_x402::Asset { address: token, ..here.asset() };
     let stage = Stage::set_with(&here, |directory| {
-        let elsewhere = Witness::new(Network::BASE).rpc_url(&there.url).unwrap().depth(0);
-        directory.witness(witness(&here).token(&asset)).witness(elsewhere)
+        let elsewhere = PaymentChecker::new(Network::BASE).rpc_url(&there.url).unwrap().depth(0);
+        directory.payment_checker(witness(&here).token(&asset)).payment_checker(elsewhere)
     })
     .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);

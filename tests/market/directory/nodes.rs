@@ -13,7 +13,7 @@ use axum::{Router, body::Bytes, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{Network, devnet::Orphans};
-use x402_market::directory::{Publication, Witness, WitnessError};
+use x402_market::directory::{PaymentCheckError, PaymentChecker, Publication};
 
 use super::stage::{PRICE, Paid, Stage, moved, say, used, witness};
 use support::{
@@ -27,8 +27,9 @@ use support::{
 async fn a_node_that_fails_or_is_slow_loses_nothing() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let asked = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
-    let stage = Stage::set_with(&chain, |directory| directory.witness(asked.timeout(Duration::from_secs(1)))).await;
+    let asked = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let stage =
+        Stage::set_with(&chain, |directory| directory.payment_checker(asked.timeout(Duration::from_secs(1)))).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
     for fate in [Fate::DropBefore, Fate::Status(500), Fate::Error(-32000), Fate::Delay(Duration::from_secs(3))] {
@@ -50,8 +51,8 @@ async fn a_node_that_fails_or_is_slow_loses_nothing() {
 async fn nobody_waits_behind_a_node_that_hangs_and_requests_are_few() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let asked = Witness::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0).at_once(1);
-    let stage = Stage::set_with(&chain, |directory| directory.witness(asked)).await;
+    let asked = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0).max_concurrent(1);
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(asked)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
     let said = paid.said(booth.payee.address(), &payer).await;
@@ -78,8 +79,8 @@ async fn a_node_of_another_chain_is_not_believed() {
     let chain = DevnetChain::start(None).await;
     let other = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
     let port = other.serve("127.0.0.1:0").await.unwrap();
-    let wrong = Witness::new(Network::BASE_SEPOLIA).rpc_url(port.url()).unwrap().depth(0);
-    let stage = Stage::set_with(&chain, |directory| directory.witness(wrong)).await;
+    let wrong = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(port.url()).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(wrong)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
     assert_eq!(stage.post(&said).await, (503, "unavailable".into()));
@@ -106,21 +107,24 @@ async fn a_lying_node_lets_no_voice_in_beside_an_honest_one() {
     let said = invented.said(evaluator, &payer).await;
 
     // Who asks it alone believes it.
-    let alone = Witness::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0);
+    let alone = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0);
     assert_eq!(alone.check(&said).await.unwrap().transaction, transaction);
     // A receipt of another transaction than was asked for is noticed even then.
     swaps.store(true, Ordering::Relaxed);
-    assert!(matches!(alone.check(&said).await, Err(WitnessError::Unavailable(_))));
+    assert!(matches!(alone.check(&said).await, Err(PaymentCheckError::Unavailable(_))));
     swaps.store(false, Ordering::Relaxed);
 
     for honest_first in [true, false] {
         let both = match honest_first {
             true => witness(&chain).rpc_url(&liar).unwrap(),
-            false => {
-                Witness::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0).rpc_url(chain.rpc_url()).unwrap()
-            }
+            false => PaymentChecker::new(Network::BASE_SEPOLIA)
+                .rpc_url(&liar)
+                .unwrap()
+                .depth(0)
+                .rpc_url(chain.rpc_url())
+                .unwrap(),
         };
-        let stage = Stage::set_with(&chain, |directory| directory.witness(both)).await;
+        let stage = Stage::set_with(&chain, |directory| directory.payment_checker(both)).await;
         stage.client().list(&booth.url).await.unwrap();
         assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
         assert_eq!(stage.count().await, 0);
@@ -211,15 +215,17 @@ async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
         let mood = Arc::new(Mutex::new(Mood::Honest));
         let (url, _) = moody(&chain, mood.clone()).await;
         let both = match moody_first {
-            true => Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().rpc_url(chain.rpc_url()).unwrap(),
-            false => Witness::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().rpc_url(&url).unwrap(),
+            true => PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().rpc_url(chain.rpc_url()).unwrap(),
+            false => {
+                PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().rpc_url(&url).unwrap()
+            }
         };
-        let stage = Stage::set_with(&chain, |directory| directory.witness(both.depth(0))).await;
+        let stage = Stage::set_with(&chain, |directory| directory.payment_checker(both.depth(0))).await;
         let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
         let evaluator = booth.payee.address();
         let left_after = async |now: Mood| {
             *mood.lock().unwrap() = now;
-            stage.service.tidy().await.unwrap();
+            stage.service.upkeep_once().await.unwrap();
             stage.count().await
         };
         let before = chain.block_number().await;
@@ -248,8 +254,8 @@ async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
     let chain = DevnetChain::start_with(None, 4).await;
     let mood = Arc::new(Mutex::new(Mood::Honest));
     let (url, _) = moody(&chain, mood.clone()).await;
-    let alone = Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
-    let stage = Stage::set_with(&chain, |directory| directory.witness(alone)).await;
+    let alone = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(alone)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
@@ -257,7 +263,7 @@ async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
     (0..10).for_each(|_| chain.devnet.mine());
     for now in [Mood::Forgetful, Mood::Forgetful, Mood::Honest] {
         *mood.lock().unwrap() = now;
-        stage.service.tidy().await.unwrap();
+        stage.service.upkeep_once().await.unwrap();
         assert_eq!(stage.count().await, 1, "{now:?}");
     }
 }
@@ -268,7 +274,7 @@ async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_n
     (0..1_000).for_each(|_| chain.devnet.mine());
     let mood = Arc::new(Mutex::new(Mood::Narrow(100)));
     let (url, searches) = moody(&chain, mood.clone()).await;
-    let narrow = Witness::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
+    let narrow = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(&url).unwrap().depth(0);
     let setup = Stage::set(&chain).await;
     let (evaluator, payer) = (random_address(), setup.payer().await);
     let paid = setup.pay(&payer, evaluator, PRICE).await;
@@ -277,6 +283,6 @@ async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_n
     assert!(searches.load(Ordering::Relaxed) <= 3, "two that are refused, and the newest hundred blocks");
     *mood.lock().unwrap() = Mood::Narrow(1);
     let error = narrow.check(&unnamed).await.unwrap_err();
-    assert!(matches!(error, WitnessError::Unavailable(_)) && error.to_string().contains("transaction"), "{error}");
+    assert!(matches!(error, PaymentCheckError::Unavailable(_)) && error.to_string().contains("transaction"), "{error}");
     assert!(narrow.check(&paid.said(evaluator, &payer).await).await.is_ok(), "it is not needed for that");
 }

@@ -6,7 +6,7 @@ use tokio::{
     process::{Child, Command},
 };
 use url::Url;
-use x402_market::directory::{CardQuery, DirectoryClient, VoiceQuery};
+use x402_market::directory::{CardQuery, DirectoryClient, ReportQuery};
 
 use super::stage::{Booth, PRICE, Stage, post};
 use support::{chain::Chain as _, devnet::DevnetChain, programs::example};
@@ -44,8 +44,8 @@ async fn a_directory_that_is_killed_loses_nothing_that_it_has_answered() {
     process.kill().await.unwrap();
     let (_process, url) = start(&arguments).await;
     let directory = DirectoryClient::new(&url).unwrap();
-    let voices = directory.voices(&VoiceQuery::default()).await.unwrap().voices;
-    assert_eq!(voices.into_iter().map(|voice| voice.said).collect::<Vec<_>>(), all);
+    let voices = directory.reports(&ReportQuery::default()).await.unwrap().reports;
+    assert_eq!(voices.into_iter().map(|accepted| accepted.report).collect::<Vec<_>>(), all);
     assert_eq!(directory.cards(&CardQuery::default()).await.unwrap().found.len(), 1);
     assert_eq!(post(&url, "evidence", serde_json::to_vec(&all[0]).unwrap()).await.0, 200);
 }

@@ -32,12 +32,12 @@ async fn a_voice_whose_payment_is_undone_later_is_removed_and_the_others_stay() 
     let lost = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
     assert_eq!(stage.post(&lost).await.0, 201);
     chain.devnet.reorg(1, Orphans::Lost);
-    stage.service.tidy().await.unwrap();
+    stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 3, "nothing is final yet");
     (0..10).for_each(|_| chain.devnet.mine());
-    stage.service.tidy().await.unwrap();
-    let voices = stage.client().voices(&Default::default()).await.unwrap().voices;
-    let kept_ones: Vec<_> = voices.iter().map(|voice| voice.said.evidence.payment).collect();
+    stage.service.upkeep_once().await.unwrap();
+    let voices = stage.client().reports(&Default::default()).await.unwrap().reports;
+    let kept_ones: Vec<_> = voices.iter().map(|accepted| accepted.report.evidence.payment).collect();
     assert_eq!(kept_ones, [kept.evidence.payment, moved.evidence.payment]);
     // It may be paid after all, and speak then.
     assert_eq!(stage.post(&lost).await, (409, "not_yet".into()));
@@ -58,7 +58,7 @@ async fn a_payment_that_another_transaction_made_in_the_end_is_to_be_said_anew()
     let again = stage.paid(paid.message.clone(), &receipt).await;
     assert_ne!(again.transaction, paid.transaction);
     (0..10).for_each(|_| chain.devnet.mine());
-    stage.service.tidy().await.unwrap();
+    stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 0);
     assert_eq!(stage.post(&again.said(evaluator, &payer).await).await.0, 201);
 }

@@ -16,7 +16,7 @@ use url::Url;
 use x402_market::{
     directory::DirectoryClient,
     evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
-    reputation::{PullError, Reputation, Why, tell},
+    reputation::{PullError, Reputation, TrustReason, apply_report},
     selection::{Skills, Thompson},
 };
 
@@ -89,7 +89,7 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     let before = accuracy(&selector, evaluator);
     let mut reputation = Reputation::new(10_000, [me.address()]);
     let pulled = reputation.pull(&stage.client(), &skills(), &mut selector).await.unwrap();
-    assert_eq!((pulled.heard.len(), pulled.refused), (1_000, 0));
+    assert_eq!((pulled.new.len(), pulled.refused), (1_000, 0));
     let after = accuracy(&selector, evaluator);
     assert!((after - before).abs() < 0.01 && after < 0.5, "{before} {after}");
     for friend in &wash {
@@ -99,10 +99,16 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
     let mut reputation_of_one = Reputation::new(10_000, [address(1)]);
     reputation_of_one.fetch(&stage.client()).await.unwrap();
     let report = reputation_of_one.report(&own, &skills());
-    let standing = report.of_evaluator(evaluator, "prose").unwrap();
-    assert_eq!((standing.audits.right, standing.audits.wrong, standing.said.right, standing.payers), (2, 6, 1_000, 10));
+    let standing = report.standing(evaluator, "prose").unwrap();
+    assert_eq!(
+        (standing.audits.right, standing.audits.wrong, standing.reported.right, standing.payers),
+        (2, 6, 1_000, 10)
+    );
     assert!(standing.accuracy < 0.5 && standing.interval[1] < 0.75 && standing.trusted < 0.01, "{report}");
-    assert!(standing.opinions.iter().all(|opinion| opinion.why == Why::Disagrees { audits: 8 }), "{report}");
+    assert!(
+        standing.reporters.iter().all(|opinion| opinion.reason == TrustReason::Disagrees { audits: 8 }),
+        "{report}"
+    );
 }
 
 /// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
@@ -117,7 +123,7 @@ fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
         let before = accuracy(&selector, liar);
         for friend in 2..202 {
             for number in 0..20 {
-                tell(&mut selector, &skills(), &record(friend, number, liar, true));
+                apply_report(&mut selector, &skills(), &record(friend, number, liar, true));
             }
             let (after, trust) = (accuracy(&selector, liar), selector.trust(address(friend)));
             assert!(
@@ -145,11 +151,11 @@ fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
         said.record(record(liar, 100 + number, bad, true), NOW).unwrap();
     }
     let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
-    let standing = report.of_evaluator(unknown, "prose").unwrap();
+    let standing = report.standing(unknown, "prose").unwrap();
     assert!(standing.accuracy > 0.7 && standing.trusted > 0.75 && standing.audits.total() == 0, "{report}");
-    assert_eq!(standing.opinions[0].why, Why::Agrees { audits: 40 });
-    let about = report.of_evaluator(bad, "prose").unwrap();
-    let trust = |payer| about.opinions.iter().find(|opinion| opinion.payer == address(payer)).unwrap().trust;
+    assert_eq!(standing.reporters[0].reason, TrustReason::Agrees { audits: 40 });
+    let about = report.standing(bad, "prose").unwrap();
+    let trust = |payer| about.reporters.iter().find(|opinion| opinion.payer == address(payer)).unwrap().trust;
     assert!(trust(honest) > 0.75 && trust(liar) < 0.01, "{report}");
     assert!(about.accuracy < 0.6);
     // People and programs read the same.
@@ -186,7 +192,7 @@ fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own
             }
         }
         let report = Reputation::with_log(said, [address(1)]).report(&audits(1, &seen), &skills());
-        [friend, next].map(|evaluator| report.of_evaluator(evaluator, "prose").unwrap().clone())
+        [friend, next].map(|evaluator| report.standing(evaluator, "prose").unwrap().clone())
     };
     let [first, ..] = believed(0);
     // Until it looks, the reader takes their word: that is what this cannot prevent.
@@ -217,13 +223,13 @@ fn strangers_are_believed_a_little_and_none_more_for_being_many() {
             }
         }
         let report = Reputation::with_log(said, [address(1)]).report(&own, &skills());
-        report.of_evaluator(unknown, "prose").unwrap().clone()
+        report.standing(unknown, "prose").unwrap().clone()
     };
     let (one, many) = (of(1), of(500));
     assert!(one.trusted < 0.41 && many.trusted < 0.41);
     assert!(one.accuracy > 0.55 && many.accuracy < 0.80 && many.interval[0] < 0.45, "{one:?} {many:?}");
-    assert_eq!(many.opinions.len(), 10);
-    assert!(many.opinions.iter().all(|opinion| opinion.why == Why::Unknown));
+    assert_eq!(many.reporters.len(), 10);
+    assert!(many.reporters.iter().all(|opinion| opinion.reason == TrustReason::Unknown));
 }
 
 /// Its voices are recorded, so that nobody says them again.
@@ -256,7 +262,7 @@ async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again(
     for _ in 0..2 {
         assert!(matches!(others.fetch(&directory).await, Err(PullError::Directory(_))));
     }
-    let heard = others.fetch(&directory).await.unwrap().heard;
+    let heard = others.fetch(&directory).await.unwrap().new;
     assert_eq!(heard, said.into_iter().map(|said| said.evidence).collect::<Vec<_>>());
 }
 
@@ -269,7 +275,7 @@ fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
     selector.restore(&own, &[address(1)], &skills());
     let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
     for stranger in 2..3_002 {
-        tell(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
+        apply_report(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
     }
     let after = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
     let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);

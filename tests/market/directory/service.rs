@@ -52,7 +52,7 @@ fn slow() -> (Body, Arc<Notify>) {
 
 #[tokio::test]
 async fn slow_bodies_keep_nobody_out() {
-    let service = service(|directory| directory.at_once(1)).await;
+    let service = service(|directory| directory.max_writes(1)).await;
     let (body, waited) = slow();
     let slow_one = tokio::spawn(service.clone().oneshot(post("/evidence", body)));
     support::eventually::in_time("the slow one is read", waited.notified()).await;
@@ -72,7 +72,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 
 #[tokio::test]
 async fn evaluators_that_do_not_answer_keep_no_voice_out() {
-    let service = service(|directory| directory.at_once(1)).await;
+    let service = service(|directory| directory.max_writes(1)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let connected = Arc::new(Notify::new());
@@ -92,7 +92,7 @@ async fn evaluators_that_do_not_answer_keep_no_voice_out() {
 
 #[tokio::test]
 async fn more_readers_than_there_are_places_come_again() {
-    let service = service(|directory| directory.reads_at_once(0)).await;
+    let service = service(|directory| directory.max_reads(0)).await;
     for path in ["/cards", "/evidence", "/evidence.jsonl"] {
         assert_eq!(ask(&service, get(path)).await, (503, "unavailable".into()), "{path}");
     }
@@ -139,9 +139,9 @@ async fn slow_cards_keep_no_voice_from_being_removed() {
         let clock = Arc::new(ManualClock::at(unix_now() + 1_000));
         let stage = Stage::set_with(&chain, |directory| {
             let day = Duration::from_secs(86_400);
-            let directory = directory.witness(witness(&chain)).card_ages(Duration::ZERO, day, 30 * day);
+            let directory = directory.payment_checker(witness(&chain)).card_ages(Duration::ZERO, day, 30 * day);
             let directory = directory.clock(clock.clone());
-            if undone { directory } else { directory.voices_for(Duration::ZERO) }
+            if undone { directory } else { directory.report_retention(Duration::ZERO) }
         })
         .await;
         let (booth, payer): (_, PrivateKeySigner) = (stage.booth(&["prose"]).await, stage.payer().await);
@@ -154,7 +154,7 @@ async fn slow_cards_keep_no_voice_from_being_removed() {
         }
         let asked = booth.hang();
         let service = stage.service.clone();
-        let round = tokio::spawn(async move { service.tidy().await });
+        let round = tokio::spawn(async move { service.upkeep_once().await });
         support::eventually::in_time("the evaluator is asked", asked.notified()).await;
         assert_eq!(stage.count().await, 0, "undone: {undone}");
         round.abort();

@@ -16,7 +16,7 @@ use tower_x402::{Network, Usdc};
 use url::Url;
 use x402_market::{
     AgentCard, CARD_PATH, Score,
-    directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, SignedEvidence, Witness},
+    directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker, SignedEvidence},
     evidence::{CallOutcome, Evidence, PaymentId},
 };
 
@@ -55,13 +55,13 @@ pub struct Paid {
 }
 
 /// A witness of this chain to whom every block is deep enough.
-pub fn witness(chain: &dyn Chain) -> Witness {
-    Witness::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().depth(0)
+pub fn witness(chain: &dyn Chain) -> PaymentChecker {
+    PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().depth(0)
 }
 
 impl<'a> Stage<'a> {
     pub async fn set(chain: &'a dyn Chain) -> Self {
-        Self::set_with(chain, |directory| directory.witness(witness(chain))).await
+        Self::set_with(chain, |directory| directory.payment_checker(witness(chain))).await
     }
 
     pub async fn set_with(chain: &'a dyn Chain, adjust: impl FnOnce(DirectoryBuilder) -> DirectoryBuilder) -> Self {

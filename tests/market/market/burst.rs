@@ -27,7 +27,7 @@ use tower_x402::{
     server::{DeferredPolicy, RequirePaymentLayerBuilder},
 };
 use x402_market::{
-    AgentCard, Confidence, Evaluator, Score, Submission, Verdict,
+    AgentCard, Confidence, EvaluatorBuilder, EvaluatorService, Score, Submission, Verdict,
     judge::{Judge, JudgeError},
 };
 
@@ -47,7 +47,7 @@ struct Held {
 
 #[async_trait]
 impl Judge for Held {
-    fn takes(&self, _: &Submission) -> Result<(), JudgeError> {
+    fn accepts(&self, _: &Submission) -> Result<(), JudgeError> {
         self.taken.send_modify(|taken| *taken += 1);
         Ok(())
     }
@@ -71,7 +71,7 @@ struct Booth {
 
 async fn open(
     facilitator: impl Facilitator,
-    limit: impl FnOnce(Evaluator) -> Evaluator,
+    limit: impl FnOnce(EvaluatorBuilder) -> EvaluatorBuilder,
     paywall: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder,
 ) -> Booth {
     let payee = PrivateKeySigner::random();
@@ -83,7 +83,7 @@ async fn open(
     let (taking, taken) = watch::channel(0);
     let (begun, judging) = watch::channel(0);
     let judge = Held { taken: taking, judging: begun, open: is_open };
-    let evaluator = Evaluator::new(card.build().unwrap(), judge).facilitator(facilitator).paywall(paywall);
+    let evaluator = EvaluatorService::builder(card.build().unwrap(), judge).facilitator(facilitator).paywall(paywall);
     Booth { app: shop::app(limit(evaluator).build().unwrap()), taken, judging, open: gate, payee }
 }
 
@@ -182,7 +182,7 @@ async fn a_hundred_at_once_are_all_answered_on_credit() {
 #[tokio::test(start_paused = true)]
 async fn who_finds_the_line_full_is_refused_at_once_and_nobody_waits_for_long() {
     let facilitator = Arc::new(Scripted::new());
-    let limit = |evaluator: Evaluator| evaluator.max_judgements(2);
+    let limit = |evaluator: EvaluatorBuilder| evaluator.max_judgements(2);
     let mut booth = open(facilitator.clone(), limit, |layer| layer).await;
     let customer = customer();
     let purchases = signed(&booth.app, &customer, 2 + 2 * WAITING + 1).await;

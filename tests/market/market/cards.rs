@@ -34,7 +34,7 @@ async fn signed() -> (AgentCard, PrivateKeySigner) {
 }
 
 fn verify(card: &Value) -> Result<VerifiedCard, CardError> {
-    VerifiedCard::of(card.to_string().as_bytes(), &URL.parse().unwrap())
+    VerifiedCard::verify(card.to_string().as_bytes(), &URL.parse().unwrap())
 }
 
 /// The card of whoever listens at `address`, signed.
@@ -140,7 +140,7 @@ async fn a_card_that_was_changed_is_refused() {
     assert!(matches!(verify(&unsigned), Err(CardError::Unsigned)));
     // Moved to another place, it would send its students' money back to the first: nobody's gain, but not the same card.
     let elsewhere: Url = "http://copy.example/.well-known/agent-card.json".parse().unwrap();
-    let moved = VerifiedCard::of(json.to_string().as_bytes(), &elsewhere);
+    let moved = VerifiedCard::verify(json.to_string().as_bytes(), &elsewhere);
     assert!(matches!(moved, Err(CardError::ForeignEndpoint { .. })));
 }
 
@@ -276,7 +276,7 @@ async fn nothing_is_read_without_bounds() {
     }
     assert!(matches!(fetch("round").await, Err(CardError::Redirected { .. })));
     let hasty = CardFetcher::new().unwrap().timeout(Duration::from_millis(50));
-    assert!(matches!(hasty.fetch(&url.join("never").unwrap()).await, Err(CardError::Late)));
+    assert!(matches!(hasty.fetch(&url.join("never").unwrap()).await, Err(CardError::Timeout)));
     assert!(matches!(cards.fetch(&"file:///etc/passwd".parse().unwrap()).await, Err(CardError::Invalid { .. })));
 }
 
@@ -298,7 +298,7 @@ async fn an_unsigned_card_is_taken_only_by_whoever_says_so() {
     let body = serde_json::to_vec(&unsigned).unwrap();
     let url = serve(listener, Router::new().route(CARD_PATH, get(async move || body.clone())));
     assert!(matches!(CardFetcher::new().unwrap().fetch(&url).await, Err(CardError::Unsigned)));
-    let trusting = CardFetcher::new().unwrap().takes_unsigned(true);
+    let trusting = CardFetcher::new().unwrap().allow_unsigned(true);
     assert!(!trusting.fetch(&url).await.unwrap().is_signed());
 }
 
@@ -314,8 +314,8 @@ proptest! {
         let mut json = CARD.clone();
         *at.get_mut(&mut json) = byte;
         let url = URL.parse().unwrap();
-        let changed = VerifiedCard::of(&json, &url);
+        let changed = VerifiedCard::verify(&json, &url);
         prop_assert!(json == *CARD || changed.is_err() || serde_json::from_slice::<Value>(&json).ok() == serde_json::from_slice(&CARD).ok());
-        prop_assert!(VerifiedCard::of(&json[..cut.index(json.len())], &url).is_err());
+        prop_assert!(VerifiedCard::verify(&json[..cut.index(json.len())], &url).is_err());
     }
 }

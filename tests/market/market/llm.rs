@@ -256,7 +256,7 @@ async fn nobody_waits_for_a_model_that_does_not_answer() {
     assert!(told(&error).contains("in time"), "{}", told(&error));
     let (model, judge) = Model::serve([]).await;
     let judge = judge.max_submission(100).build().unwrap();
-    assert!(matches!(judge.judge(&haiku(&"x".repeat(100)).unwrap()).await, Err(JudgeError::NotTaken(_))));
+    assert!(matches!(judge.judge(&haiku(&"x".repeat(100)).unwrap()).await, Err(JudgeError::Rejected(_))));
     assert_eq!(model.asked().len(), 0);
 }
 

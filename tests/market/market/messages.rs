@@ -253,11 +253,11 @@ fn a_bad_message_is_told_what_is_wrong_and_where() {
     let error = |json: Value| read_submission(&json).unwrap_err().to_string();
     let mut json = whole_submission();
     json["task"]["skill"] = json!("x".repeat(65));
-    assert!(error(json).starts_with("task.skill: a length of 65 is not from 1 to 64 at line 1"));
+    assert!(error(json).starts_with("task.skill: length 65 is outside 1..=64 at line 1"));
     assert_eq!(error(json!({ "version": 2, "all": "new" })), "version: 2 is not spoken here, only 1");
     let mut json = whole_submission();
     json["task"]["messages"] = json!([]);
-    assert!(error(json).starts_with("task.messages: a length of 0 is not from 1 to 256"));
+    assert!(error(json).starts_with("task.messages: length 0 is outside 1..=256"));
     let mut json = whole_evaluation();
     json["verdicts"][0]["score"] = json!(1.5);
     let error = read_evaluation(&json).unwrap_err();

@@ -66,19 +66,19 @@ async fn what_the_other_judge_does_not_take_in_pairs_is_not_taken() {
     let (short, long) = ("a".repeat(60), "b".repeat(120));
     let group = |outputs: [&str; 3]| Submission::group(task(), outputs).unwrap();
     let two_long = group([&short, &long, &long]);
-    model().takes(&two_long).expect("each by itself is short enough");
+    model().accepts(&two_long).expect("each by itself is short enough");
     let judge = PairwiseJudge::new(model());
-    assert!(matches!(judge.takes(&two_long), Err(JudgeError::NotTaken(_))));
-    assert!(matches!(judge.judge(&two_long).await, Err(JudgeError::NotTaken(_))));
-    judge.takes(&group([&short, &long, &short])).expect("every two are short enough");
-    judge.takes(&Submission::pair(task(), &*short, &*long).unwrap()).unwrap();
+    assert!(matches!(judge.accepts(&two_long), Err(JudgeError::Rejected(_))));
+    assert!(matches!(judge.judge(&two_long).await, Err(JudgeError::Rejected(_))));
+    judge.accepts(&group([&short, &long, &short])).expect("every two are short enough");
+    judge.accepts(&Submission::pair(task(), &*short, &*long).unwrap()).unwrap();
 }
 
 #[tokio::test]
 async fn one_output_cannot_be_compared_and_neither_can_nine() {
     let judge = PairwiseJudge::new(fair());
     for submission in [Submission::single(task(), "").unwrap(), Submission::group(task(), vec![""; 9]).unwrap()] {
-        assert!(matches!(judge.takes(&submission), Err(JudgeError::NotTaken(_))));
+        assert!(matches!(judge.accepts(&submission), Err(JudgeError::Rejected(_))));
         assert!(judge.judge(&submission).await.is_err());
     }
     let lazy = PairwiseJudge::new(judge_fn(async |_| Ok(vec![verdict(1.0)])));

@@ -15,7 +15,7 @@ use tower_x402::{
     protocol::{MAX_REQUIRED_HEADER, decode_header},
 };
 use x402_market::{
-    Confidence, Critique, EvaluateError, Evaluator, Issue, Place, Preference, Score, Severity, Submission, Task,
+    Confidence, Critique, EvaluateError, EvaluatorBuilder, Issue, Place, Preference, Score, Severity, Submission, Task,
     Verdict,
     judge::{ArithmeticJudge, JudgeError, judge_fn, output_judge},
 };
@@ -163,7 +163,7 @@ async fn a_judge_that_fails_is_not_paid() {
     let stage = Stage::set().await;
     let judge = output_judge(async |task: std::sync::Arc<Task>, _| match task.question() {
         "fail" => Err(JudgeError::failed("the model's password is hunter2")),
-        "refuse" => Err(JudgeError::NotTaken("not this one".to_owned())),
+        "refuse" => Err(JudgeError::Rejected("not this one".to_owned())),
         "busy" => Err(JudgeError::Busy { retry_after: Duration::from_secs(7) }),
         "panic" => panic!("a bug"),
         "slow" => std::future::pending().await,
@@ -218,7 +218,7 @@ async fn verdicts_for_other_outputs_are_not_sold() {
 #[tokio::test]
 async fn a_judge_may_have_all_the_time_there_is() {
     let stage = Stage::set().await;
-    let limit = |evaluator: Evaluator| evaluator.time_limit(Duration::MAX);
+    let limit = |evaluator: EvaluatorBuilder| evaluator.time_limit(Duration::MAX);
     let booth = stage.open_with(ArithmeticJudge, |card| card, limit).await;
     let asked = reqwest::Client::new().post(booth.url.join("evaluate").unwrap()).send().await.unwrap();
     assert_eq!(asked.status(), 402);

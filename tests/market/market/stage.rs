@@ -13,8 +13,8 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, Evaluator, EvaluatorService, Score, Stats,
-    VerifiedCard, judge::Judge,
+    AgentCard, AgentCardBuilder, CardFetcher, EvaluationClient, EvaluatorBuilder, EvaluatorService, EvaluatorStats,
+    Score, VerifiedCard, judge::Judge,
 };
 
 use support::{chain::Chain, devnet::DevnetChain};
@@ -54,13 +54,13 @@ impl Stage {
         &self,
         judge: impl Judge,
         describe: impl FnOnce(AgentCardBuilder) -> AgentCardBuilder,
-        limit: impl FnOnce(Evaluator) -> Evaluator,
+        limit: impl FnOnce(EvaluatorBuilder) -> EvaluatorBuilder,
     ) -> Booth {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let payee = PrivateKeySigner::random();
         let card = card(listener.local_addr().unwrap(), payee.address());
         let card = describe(card).build().unwrap().sign(&payee).await.unwrap();
-        let evaluator = Evaluator::new(card, judge).facilitator(self.facilitator.clone());
+        let evaluator = EvaluatorService::builder(card, judge).facilitator(self.facilitator.clone());
         let service = limit(evaluator).build().unwrap();
         let url = serve(listener, Router::new().fallback_service(service.clone()));
         Booth { url, payee, service }
@@ -84,7 +84,7 @@ impl Booth {
         CardFetcher::new().unwrap().fetch(&self.url).await.unwrap()
     }
 
-    pub async fn stats(&self) -> Stats {
+    pub async fn stats(&self) -> EvaluatorStats {
         self.service.stats().await
     }
 

@@ -163,7 +163,8 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     let key = PrivateKeySigner::random();
     let address = listener.local_addr().unwrap();
     let at = |price: &'static str| support::student_stage::card(address, key.address()).price(price);
-    let service = |card| x402_market::Evaluator::new(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
+    let service =
+        |card| x402_market::EvaluatorService::builder(card, says(0.9)).facilitator(stage.facilitator.clone()).build();
     let old = service(at("$0.001").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let new = service(at("$0.003").build().unwrap().sign(&key).await.unwrap()).unwrap();
     let current = std::sync::Arc::new(std::sync::Mutex::new(old));

@@ -25,7 +25,7 @@ use tower_x402::{
 };
 use url::Url;
 use x402_market::{
-    AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, Evaluator,
+    AgentCard, CARD_PATH, CardError, CardFetcher, CardSource, EvaluateError, EvaluationClient, EvaluatorService,
     RefusedReason, SourceError, Student, selection::Cheapest,
 };
 
@@ -43,7 +43,7 @@ async fn whoever_sold_something_through_a_facilitator_is_found_there() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let key = PrivateKeySigner::random();
     let card = card(listener.local_addr().unwrap(), key.address()).build().unwrap().sign(&key).await.unwrap();
-    let service = Evaluator::new(card, honest()).facilitator(remote).build().unwrap();
+    let service = EvaluatorService::builder(card, honest()).facilitator(remote).build().unwrap();
     let (url, server) = serve(listener, Router::new().fallback_service(service));
     let booth = Booth { url, payee: key.address(), server };
 
@@ -239,7 +239,7 @@ type Sign = Arc<Mutex<Option<(StatusCode, Vec<u8>)>>>;
 async fn stall(stage: &Stage, key: &PrivateKeySigner) -> (Url, Sign) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let card = card(listener.local_addr().unwrap(), key.address()).build().unwrap().sign(key).await.unwrap();
-    let service = Evaluator::new(card, honest()).facilitator(stage.facilitator.clone()).build().unwrap();
+    let service = EvaluatorService::builder(card, honest()).facilitator(stage.facilitator.clone()).build().unwrap();
     let sign = Sign::default();
     let read = sign.clone();
     let door = from_fn(move |request: Request, next: Next| {

@@ -7,7 +7,7 @@ use axum::Router;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tower_x402::Network;
-use x402_market::{AgentCard, Evaluator, Score};
+use x402_market::{AgentCard, EvaluatorService, Score};
 
 use super::{program::{Both, GROUP, Running, Student, environment, impatient, payments, server, units}, server::run, trainer::{Trainer, groups_of}};
 use support::student_stage::{Booth, Stage, serve};
@@ -19,7 +19,7 @@ async fn specialist(stage: &Stage, skill: &str, price: &str) -> Booth {
     let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     let card = AgentCard::builder(skill, url).skill(skill, "Knows it", Score::new(0.9).unwrap()).price(price);
     let card = card.pay_to(Network::BASE_SEPOLIA, key.address()).build().unwrap().sign(&key).await.unwrap();
-    let evaluator = Evaluator::new(card, Both).facilitator(stage.facilitator.clone()).build().unwrap();
+    let evaluator = EvaluatorService::builder(card, Both).facilitator(stage.facilitator.clone()).build().unwrap();
     let (url, server) = serve(listener, Router::new().fallback_service(evaluator));
     Booth { url, payee: key.address(), server }
 }

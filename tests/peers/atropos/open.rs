@@ -13,7 +13,7 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{net::TcpListener, process::Command};
-use x402_market::Evaluator;
+use x402_market::EvaluatorService;
 use url::Url;
 
 use super::{program::{Both, GROUP, Running, Student, blind, environment, incomes, server, units}, trainer::Trainer};
@@ -33,7 +33,7 @@ async fn mute(stage: &Stage, price: &str) -> (Url, Address) {
     let (listener, key) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), PrivateKeySigner::random());
     let card = card(listener.local_addr().unwrap(), key.address()).price(price).build().unwrap();
     let card = card.sign(&key).await.unwrap();
-    let evaluator = Evaluator::new(card, Both).facilitator(stage.facilitator.clone()).build().unwrap();
+    let evaluator = EvaluatorService::builder(card, Both).facilitator(stage.facilitator.clone()).build().unwrap();
     let (url, _) = serve(listener, Router::new().fallback_service(evaluator).layer(from_fn(lose)));
     (url, key.address())
 }

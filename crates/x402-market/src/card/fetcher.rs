@@ -1,4 +1,4 @@
-//! Fetches evaluators' cards, and remembers whom each of them had paid.
+//! Fetches evaluators' cards and pins their payees.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -17,13 +17,13 @@ use url::Url;
 use super::{CARD_PATH, CardError, VerifiedCard};
 use crate::net::{self, BodyError, below, read_body};
 
-/// How often a server may send whoever asks for its card to another place of its own.
+/// How many redirects on the same origin are followed.
 const MAX_REDIRECTS: usize = 3;
 
-/// Fetches and verifies cards: within a size and a time, from the origin that was asked, signed by the payee.
+/// A client that fetches and verifies cards. A card must be small, come in time, from its own origin, and be signed by the payee.
 ///
-/// The payee is pinned when an evaluator's card is first fetched ([`pin`](Self::pin) does it beforehand): a card that names
-/// another one later is refused with [`CardError::PayeeChanged`]. A card that has not changed is not transferred again (ETag).
+/// The payee of an evaluator is pinned when its card is first fetched, or before by [`pin`](Self::pin). A later card with another payee is
+/// refused with [`CardError::PayeeChanged`]. An unchanged card is not transferred again (ETag).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,42 +35,43 @@ const MAX_REDIRECTS: usize = 3;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
+#[must_use]
 pub struct CardFetcher {
     http: Client,
-    /// For URLs of strangers, once there is one.
+    /// The client for untrusted URLs. It is created when it is first needed.
     public: OnceLock<Client>,
     max_bytes: usize,
     timeout: Duration,
     max_evaluators: usize,
-    takes_unsigned: bool,
+    allow_unsigned: bool,
     public_only: bool,
     known: Mutex<HashMap<Url, Known>>,
 }
 
-/// An evaluator that was seen, or told of.
+/// A pinned evaluator.
 #[derive(Debug)]
 struct Known {
     payee: Address,
-    /// Told of: nobody but who told may have it forgotten.
-    is_told: bool,
-    /// With what the server calls this version of it.
+    /// Pinned by [`CardFetcher::pin`], so `forget` keeps it.
+    is_permanent: bool,
+    /// The last card, with its ETag.
     card: Option<(HeaderValue, Arc<VerifiedCard>)>,
 }
 
-/// A card, and where it was. Nothing is remembered of it yet.
+/// A card that was fetched, and is not pinned yet.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     url: Url,
-    /// What the server calls this version of it.
+    /// Its ETag.
     tag: Option<HeaderValue>,
     pub(crate) card: Arc<VerifiedCard>,
 }
 
 impl CardFetcher {
-    /// Cards of up to 64 KiB, each within ten seconds, of up to 10,000 evaluators.
+    /// Creates a fetcher.
     ///
     /// # Errors
-    /// [`CardError::Unreachable`] if no HTTP client could be made.
+    /// [`CardError::Unreachable`] if the HTTP client cannot be created.
     pub fn new() -> Result<Self, CardError> {
         let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(CardError::Unreachable)?;
         Ok(Self {
@@ -79,117 +80,115 @@ impl CardFetcher {
             max_bytes: 64 * 1024,
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
-            takes_unsigned: false,
+            allow_unsigned: false,
             public_only: false,
             known: Mutex::default(),
         })
     }
 
-    /// The largest card, in bytes.
+    /// Sets the largest card, in bytes. Default: 64 KiB.
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
     }
 
-    /// How long fetching a card may take.
+    /// Sets how long fetching a card may take. Default: 10 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Refuses cards on hosts that are not everybody's: addresses of this machine and of private networks, and names that mean
-    /// one of these. For URLs that strangers supply. A proxy from the environment is not used then, since it would resolve the names.
+    /// Refuses cards on hosts that are not public: this machine, private networks, and names that resolve to them. Use it for URLs from
+    /// untrusted sources. It ignores proxies from the environment, because a proxy would resolve the names.
     ///
     /// # Errors
-    /// [`CardError::Unreachable`] if no HTTP client could be made.
+    /// [`CardError::Unreachable`] if the HTTP client cannot be created.
     pub fn public_only(mut self) -> Result<Self, CardError> {
         self.public_http()?;
         self.public_only = true;
         Ok(self)
     }
 
-    /// How many evaluators are remembered; cards of others are refused then.
+    /// Sets how many evaluators are pinned. Default: 10,000. Cards of further ones are refused.
     pub fn max_evaluators(mut self, evaluators: usize) -> Self {
         self.max_evaluators = evaluators;
         self
     }
 
-    /// Takes cards that nobody signed, too: whoever can change what the server says can then be paid. A wrong signature is refused
-    /// all the same.
-    pub fn takes_unsigned(mut self, takes: bool) -> Self {
-        self.takes_unsigned = takes;
+    /// Sets whether cards without a signature are accepted. Default: `false`. Whoever can change an unsigned card can change the payee.
+    /// A wrong signature is always refused.
+    pub fn allow_unsigned(mut self, allowed: bool) -> Self {
+        self.allow_unsigned = allowed;
         self
     }
 
-    /// Remembers whom an evaluator has paid, from elsewhere.
+    /// Pins an evaluator's payee, for instance one that was saved from [`pins`](Self::pins).
     ///
     /// # Errors
-    /// [`CardError::PayeeChanged`] if another payee is known, [`CardError::TooManyEvaluators`], or [`CardError::Invalid`] if the URL
-    /// is not one of HTTP.
+    /// [`CardError::PayeeChanged`] if another payee is pinned, [`CardError::TooManyEvaluators`], or [`CardError::Invalid`] if the URL is
+    /// not an http or https URL.
     pub fn pin(&self, evaluator: &Url, payee: Address) -> Result<(), CardError> {
         let url = card_url(evaluator)?;
         let mut all = self.lock();
-        self.remember(&mut all, &url, payee)?.is_told = true;
+        self.pin_payee(&mut all, &url, payee)?.is_permanent = true;
         Ok(())
     }
 
-    /// Who is known to be paid by whom, to be remembered elsewhere: the URLs of cards and their payees.
+    /// Returns the URLs of cards and their pinned payees, to be saved.
     pub fn pins(&self) -> Vec<(Url, Address)> {
         self.lock().iter().map(|(url, known)| (url.clone(), known.payee)).collect()
     }
 
-    /// Fetches and checks the card of the evaluator at `evaluator`: its base URL, or that of the card itself (`….json`).
+    /// Fetches and verifies the card of an evaluator, given its base URL or the URL of the card (`….json`).
     ///
     /// # Errors
-    /// [`CardError`].
+    /// [`CardError`] says what is wrong with the card.
     pub async fn fetch(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
         let fetched = self.look(evaluator, false).await?;
         self.keep(&fetched)?;
         Ok(fetched.card)
     }
 
-    /// The same for a URL that a stranger named: from a host that is everybody's, or not at all, as with
-    /// [`public_only`](Self::public_only).
+    /// Does the same for a URL from an untrusted source: only public hosts are asked, as with [`public_only`](Self::public_only).
     ///
     /// # Errors
-    /// [`CardError`].
+    /// [`CardError`] says what is wrong with the card.
     pub async fn fetch_public(&self, evaluator: &Url) -> Result<Arc<VerifiedCard>, CardError> {
         let fetched = self.look(evaluator, true).await?;
         self.keep(&fetched)?;
         Ok(fetched.card)
     }
 
-    /// The same for a URL that perhaps a stranger named, and nothing is remembered of it: there are as many URLs as somebody likes. Whom
-    /// it is known to have paid is compared all the same.
-    pub(crate) async fn look(&self, evaluator: &Url, is_strange: bool) -> Result<Fetched, CardError> {
+    /// Fetches a card without pinning its payee, because an untrusted source can name any number of URLs. A pinned payee is compared. With
+    /// `public_only`, only public hosts are asked.
+    pub(crate) async fn look(&self, evaluator: &Url, public_only: bool) -> Result<Fetched, CardError> {
         let url = card_url(evaluator)?;
-        let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, is_strange || self.public_only));
-        fetched.await.unwrap_or(Err(CardError::Late))
+        let fetched = tokio::time::timeout(self.timeout, self.fetch_card(url, public_only || self.public_only));
+        fetched.await.unwrap_or(Err(CardError::Timeout))
     }
 
-    /// Pins the payee of a card, and remembers the card.
+    /// Pins the payee of a fetched card, and caches the card.
     pub(crate) fn keep(&self, fetched: &Fetched) -> Result<(), CardError> {
         let mut all = self.lock();
-        let known = self.remember(&mut all, &fetched.url, fetched.card.pay_to())?;
+        let known = self.pin_payee(&mut all, &fetched.url, fetched.card.pay_to())?;
         known.card = fetched.tag.clone().map(|tag| (tag, fetched.card.clone()));
         Ok(())
     }
 
-    /// Forgets whom an evaluator had paid when its card was fetched, so that there is room for another one. What was told by
-    /// [`pin`](Self::pin) stays.
+    /// Unpins an evaluator, to make room for another one, and drops its cached card. One that was pinned by [`pin`](Self::pin) stays.
     pub(crate) fn forget(&self, evaluator: &Url) {
         let Ok(url) = card_url(evaluator) else { return };
         if let Entry::Occupied(known) = self.lock().entry(url)
-            && !known.get().is_told
+            && !known.get().is_permanent
         {
             known.remove();
         }
     }
 
-    /// The card and its own URL, for those who show it to others: as it was sent, but for what canonical JSON leaves open. Nothing
-    /// is remembered, and no payee pinned.
+    /// Fetches a card to be shown to others. Returns its URL, its JSON as it was sent (without duplicate fields), and the verified card.
+    /// Nothing is cached or pinned.
     #[cfg(feature = "directory")]
-    pub(crate) async fn fetch_to_show(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
+    pub(crate) async fn fetch_original(&self, evaluator: &Url) -> Result<(Url, String, VerifiedCard), CardError> {
         let url = card_url(evaluator)?;
         let fetched = async {
             let (answered, response) = self.ask(&url, None, self.public_only).await?;
@@ -197,13 +196,13 @@ impl CardFetcher {
                 return Err(CardError::Status(response.status().as_u16()));
             }
             let json = self.read(response).await?;
-            let card = VerifiedCard::of(&json, &answered)?;
-            // A field that is there twice would be read by some as the first and by others as the last.
+            let card = VerifiedCard::verify(&json, &answered)?;
+            // Readers would disagree about a field that is there twice, so the JSON is written anew.
             let json: serde_json::Value =
                 serde_json::from_slice(&json).map_err(|error| CardError::invalid(".", &error))?;
             Ok((json.to_string(), card))
         };
-        let (json, card) = tokio::time::timeout(self.timeout, fetched).await.unwrap_or(Err(CardError::Late))?;
+        let (json, card) = tokio::time::timeout(self.timeout, fetched).await.unwrap_or(Err(CardError::Timeout))?;
         Ok((url, json, card))
     }
 
@@ -217,9 +216,9 @@ impl CardFetcher {
         }
         let tag = response.headers().get(ETAG).cloned();
         let json = self.read(response).await?;
-        let card = match self.takes_unsigned {
-            false => VerifiedCard::of(&json, &answered)?,
-            true => VerifiedCard::of_any(&json, &answered)?,
+        let card = match self.allow_unsigned {
+            false => VerifiedCard::verify(&json, &answered)?,
+            true => VerifiedCard::verify_unsigned(&json, &answered)?,
         };
         if !card.is_signed() && !card.card().signatures.is_empty() {
             return Err(CardError::BadSignature { pay_to: card.pay_to() });
@@ -230,7 +229,7 @@ impl CardFetcher {
         Ok(Fetched { url, tag, card: Arc::new(card) })
     }
 
-    /// Asks for the card, wherever on the same origin it is.
+    /// Requests the card, and follows redirects on the same origin.
     async fn ask(&self, url: &Url, tag: Option<&HeaderValue>, public_only: bool) -> Result<(Url, Response), CardError> {
         if public_only && !net::may_be_public(url) {
             return Err(CardError::NotPublic);
@@ -279,8 +278,8 @@ impl CardFetcher {
         Ok(self.public.get_or_init(|| http))
     }
 
-    /// Whom an evaluator has paid, from now on if nothing was known.
-    fn remember<'a>(
+    /// Pins the payee of an evaluator, or compares it with the pinned one.
+    fn pin_payee<'a>(
         &self,
         all: &'a mut HashMap<Url, Known>,
         url: &Url,
@@ -293,11 +292,11 @@ impl CardFetcher {
                 Ok(known.into_mut())
             }
             Entry::Vacant(_) if is_full => Err(CardError::TooManyEvaluators { limit: self.max_evaluators }),
-            Entry::Vacant(new) => Ok(new.insert(Known { payee, is_told: false, card: None })),
+            Entry::Vacant(new) => Ok(new.insert(Known { payee, is_permanent: false, card: None })),
         }
     }
 
-    /// Nothing in there panics halfway through a change, so a poisoned lock guards sound data.
+    /// No change of the map can panic halfway, so the data behind a poisoned lock is valid.
     fn lock(&self) -> MutexGuard<'_, HashMap<Url, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -309,7 +308,7 @@ impl Known {
     }
 }
 
-/// Where the card of the evaluator at this URL is.
+/// Returns the URL of an evaluator's card, given its base URL or the URL of the card.
 pub(crate) fn card_url(evaluator: &Url) -> Result<Url, CardError> {
     let path = if evaluator.path().ends_with(".json") { "" } else { CARD_PATH };
     let url = if path.is_empty() { below(evaluator, path).map(|_| evaluator.clone()) } else { below(evaluator, path) };

@@ -1,7 +1,7 @@
 //! The card by which students find an evaluator, and what can be wrong with it.
 //!
-//! An [`AgentCard`] is one of A2A 1.0 with our pricing in an extension; [`VerifiedCard`] is one that was checked, and [`CardFetcher`] fetches
-//! and pins it.
+//! An [`AgentCard`] is an A2A 1.0 card with the evaluator's pricing in an extension. A [`VerifiedCard`] was checked. A [`CardFetcher`]
+//! fetches cards and pins their payees.
 
 mod fetcher;
 mod verified;
@@ -31,12 +31,12 @@ use super::{
     submission::MAX_OUTPUTS,
 };
 
-/// Where a card is served, below an evaluator's base URL.
+/// The path of a card, below an evaluator's base URL.
 pub const CARD_PATH: &str = "/.well-known/agent-card.json";
-/// What evaluators speak at their endpoint: POST a submission, pay over x402, get an evaluation.
+/// The protocol binding of evaluators: POST a submission, pay over x402, get an evaluation.
 pub const EVALUATION_BINDING: &str = "x402-evaluation";
 
-/// An agent card (A2A 1.0, section 4.4). Fields that are not known here are kept as they came.
+/// An agent card (A2A 1.0, section 4.4). Create one with [`AgentCard::builder`] and sign it. Unknown fields are preserved.
 ///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,89 +56,94 @@ pub const EVALUATION_BINDING: &str = "x402-evaluation";
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct AgentCard {
     /// The evaluator's name.
     pub name: String,
-    /// What it does, for people and agents.
+    /// A description for people and agents.
     pub description: String,
-    /// The version of its judgement.
+    /// The version of the evaluator's judgement.
     pub version: String,
-    /// Where it is reached.
+    /// The interfaces of the agent.
     pub supported_interfaces: Vec<AgentInterface>,
-    /// What it can do besides; the pricing is in here.
+    /// The capabilities. The pricing is among their extensions.
     pub capabilities: Capabilities,
-    /// Media types it reads.
+    /// The media types of requests.
     pub default_input_modes: Vec<String>,
-    /// Media types it writes.
+    /// The media types of responses.
     pub default_output_modes: Vec<String>,
-    /// What it is good at.
+    /// The skills.
     pub skills: Vec<AgentSkill>,
-    /// Who vouches for the card.
+    /// The signatures of the card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<CardSignature>,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// One way to reach an agent.
+/// An interface of an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct AgentInterface {
-    /// Where.
+    /// The URL.
     pub url: String,
-    /// What is spoken there.
+    /// The protocol binding.
     pub protocol_binding: String,
-    /// In which version.
+    /// The version of the protocol.
     pub protocol_version: String,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// What an agent can do besides its skills.
+/// The capabilities of an agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Capabilities {
-    /// Extensions of A2A.
+    /// The extensions of A2A.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<AgentExtension>,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
 /// An extension of A2A.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AgentExtension {
-    /// Which one.
+    /// The extension's URI.
     pub uri: String,
-    /// What it says.
+    /// The extension's parameters.
     #[serde(default)]
     pub params: Value,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// Something that an agent is good at.
+/// A skill of an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AgentSkill {
-    /// What submissions call it.
+    /// The name that submissions use.
     pub id: String,
-    /// What people call it.
+    /// The name for people.
     pub name: String,
-    /// What it is.
+    /// A description of the skill.
     pub description: String,
-    /// Words to find it by.
+    /// Keywords.
     #[serde(default)]
     pub tags: Vec<String>,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
 impl AgentCard {
-    /// Starts a card for an evaluator that is reached below `base`. It needs a skill, a price and a payee.
+    /// Starts a card of an evaluator whose service is mounted at `base`. A skill, a price and a payee are required.
     pub fn builder(name: impl Into<String>, base: Url) -> AgentCardBuilder {
         AgentCardBuilder {
             name: name.into(),
@@ -152,10 +157,10 @@ impl AgentCard {
         }
     }
 
-    /// The terms in the pricing extension.
+    /// Returns the terms from the pricing extension.
     ///
     /// # Errors
-    /// [`CardError::NoPricing`], or [`CardError::Invalid`] if they cannot be read.
+    /// [`CardError::NoPricing`] if there are none, [`CardError::Invalid`] if they cannot be read.
     pub fn pricing(&self) -> Result<Pricing, CardError> {
         let extension = self.capabilities.extensions.iter().find(|extension| extension.uri == EXTENSION_URI);
         let params = &extension.ok_or(CardError::NoPricing)?.params;
@@ -165,15 +170,15 @@ impl AgentCard {
         })
     }
 
-    /// Whether it names a skill.
+    /// Returns `true` if the card has this skill.
     pub fn has_skill(&self, id: &str) -> bool {
         self.skills.iter().any(|skill| skill.id == id)
     }
 
-    /// Signs the card with the key that is paid (JWS, ES256K). It replaces earlier signatures of the same key.
+    /// Signs the card with the key of its payee (JWS, ES256K). This replaces an earlier signature by the same key.
     ///
     /// # Errors
-    /// [`CardError::NotThePayee`] if it is another key, and [`CardError::Sign`] if the signer fails.
+    /// [`CardError::NotThePayee`] if the signer is not the payee, [`CardError::Sign`] if the signer fails.
     pub async fn sign(mut self, signer: &(impl Signer + Sync)) -> Result<Self, CardError> {
         let pay_to = self.pricing()?.pay_to;
         if signer.address() != pay_to {
@@ -182,14 +187,15 @@ impl AgentCard {
         let card = serde_json::to_value(&self).map_err(|error| CardError::invalid(".", &error))?;
         let signature = verified::sign(&card, signer).await?;
         self.signatures.retain(|old| old.named_signer() != Some(pay_to));
-        // First, since readers look at a few only.
+        // First, because readers check only a few.
         self.signatures.insert(0, signature);
         Ok(self)
     }
 }
 
-/// Describes an [`AgentCard`].
+/// The settings of an [`AgentCard`]. Create it with [`AgentCard::builder`].
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct AgentCardBuilder {
     name: String,
     base: Url,
@@ -202,19 +208,19 @@ pub struct AgentCardBuilder {
 }
 
 impl AgentCardBuilder {
-    /// What the evaluator does, for people and agents.
+    /// Sets the description for people and agents. Default: a list of the skills.
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = Some(description.into());
         self
     }
 
-    /// The version of its judgement; `1` unless set.
+    /// Sets the version of the evaluator's judgement. Default: `1`.
     pub fn version(mut self, version: impl Into<String>) -> Self {
         self.version = version.into();
         self
     }
 
-    /// A skill that submissions may ask for, and how often its verdicts are right by the evaluator's own account.
+    /// Adds a skill. `expertise` is the share of verdicts that are right, as the evaluator claims.
     pub fn skill(mut self, id: impl Into<String>, description: impl Into<String>, expertise: Score) -> Self {
         let (id, description) = (id.into(), description.into());
         let tags = vec!["evaluation".to_owned(), id.clone()];
@@ -222,13 +228,13 @@ impl AgentCardBuilder {
         self
     }
 
-    /// What judging one output costs: dollars as text (`"$0.001"`) or [`Usdc`].
+    /// Sets the price of judging one output: dollars as text (`"$0.001"`) or [`Usdc`].
     pub fn price(mut self, price: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
         self.price = Some(price.try_into().map_err(Into::into));
         self
     }
 
-    /// Accepts USDC on `network`, paid to `payee`. Call it again for other networks; the payee is the same on all.
+    /// Accepts USDC on `network`, paid to `payee`. Call it once for each network. The payee must be the same on all.
     pub fn pay_to(mut self, network: Network, payee: Address) -> Self {
         self.payees.push((network.usdc().ok_or(network), payee));
         self
@@ -240,16 +246,16 @@ impl AgentCardBuilder {
         self
     }
 
-    /// How many outputs a submission may hold; 64 unless set, and no more.
+    /// Sets how many outputs a submission may have. Default and maximum: 64.
     pub fn max_outputs(mut self, outputs: usize) -> Self {
         self.max_outputs = outputs;
         self
     }
 
-    /// Checks the description and makes the card, unsigned.
+    /// Checks the settings and returns the unsigned card.
     ///
     /// # Errors
-    /// [`CardError::Invalid`] names what is missing or does not fit.
+    /// [`CardError::Invalid`] names the setting that is missing or does not fit.
     pub fn build(self) -> Result<AgentCard, CardError> {
         let invalid = |at: &str, problem: &str| CardError::invalid(at, &problem);
         let price = self.price.ok_or_else(|| invalid("price", "call .price(\"$0.001\")"))?;
@@ -314,88 +320,87 @@ impl AgentCardBuilder {
     }
 }
 
-/// Why a card is not made, or not trusted.
+/// A card could not be created, or cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CardError {
-    /// The card could not be fetched.
+    /// The card could not be fetched, or the HTTP client could not be created.
     #[error("the card could not be fetched")]
     Unreachable(#[source] reqwest::Error),
-    /// It did not come in time.
-    #[error("the card did not come in time")]
-    Late,
-    /// There is none.
-    #[error("asked for the card, the server answered with status {0}")]
+    /// The card was not fetched within the [timeout](CardFetcher::timeout).
+    #[error("the card was not fetched in time")]
+    Timeout,
+    /// The server answered with another status than 200.
+    #[error("the server answered the request for the card with status {0}")]
     Status(u16),
-    /// It is larger than a reader is willing to look at.
+    /// The card is larger than [`CardFetcher::max_bytes`].
     #[error("the card has more than {limit} bytes")]
     TooLarge {
-        /// The limit in bytes.
+        /// The limit, in bytes.
         limit: usize,
     },
-    /// The server sends whoever asks elsewhere.
-    #[error("asked for the card, the server redirects to {to}; a card must come from the origin that it is about")]
+    /// The server redirects to another origin, or too often.
+    #[error("the request for the card is redirected to {to}; a card must come from the origin that it is about")]
     Redirected {
-        /// Where to, without its query.
+        /// The target, without its query.
         to: String,
     },
-    /// Not an agent card, or not one with good terms.
+    /// The document is not an agent card, or its terms are not valid.
     #[error("the card is not valid: {at}: {problem}")]
     Invalid {
-        /// Where in the card.
+        /// The place in the card, or the setting of the builder.
         at: String,
         /// What is wrong there.
         problem: String,
     },
-    /// Not the card of an evaluator.
+    /// The card has no pricing extension, so it is not an evaluator's.
     #[error("the card has no pricing extension: it is not an evaluator's")]
     NoPricing,
-    /// Nobody vouches for it.
+    /// The card has no signature. See [`CardFetcher::allow_unsigned`].
     #[error("the card is not signed")]
     Unsigned,
-    /// None of its signatures is the payee's.
-    #[error("the card is not signed with the key of {pay_to}, who would be paid, or was changed since")]
+    /// No signature is by the payee's key.
+    #[error("the card is not signed with the key of its payee {pay_to}, or was changed since")]
     BadSignature {
-        /// Who would be paid.
+        /// The payee.
         pay_to: Address,
     },
     /// The endpoint is on another origin than the card.
-    #[error("the card's endpoint {endpoint} is not on the origin that the card comes from")]
+    #[error("the card's endpoint {endpoint} is not on the card's origin")]
     ForeignEndpoint {
         /// The endpoint.
         endpoint: String,
     },
-    /// The card is signed, but does not say by itself where its evaluator is: a copy on another origin would be as good.
-    #[error("the card's endpoint is relative: a signed card names it with its origin")]
+    /// The card is signed, but its endpoint is a relative URL. A copy on another origin would be as valid.
+    #[error("the card's endpoint is relative: a signed card needs an absolute URL")]
     RelativeEndpoint,
-    /// Somebody else is to be paid than when the evaluator was first seen.
-    #[error("the card wants {found} to be paid, but this evaluator was known by {pinned}")]
+    /// The card has another payee than when the evaluator was first seen.
+    #[error("the card's payee is {found}, but this evaluator is pinned to {pinned}")]
     PayeeChanged {
-        /// Who was to be paid.
+        /// The pinned payee.
         pinned: Address,
-        /// Who is now.
+        /// The payee of this card.
         found: Address,
     },
-    /// The card is at an address that is not everybody's, of this machine or its network, and only public ones are asked:
-    /// [`CardFetcher::public_only`](super::CardFetcher::public_only),
+    /// The card's host is not public, and others are not asked. See [`CardFetcher::public_only`] and
     /// [`StudentBuilder::private_hosts`](super::StudentBuilder::private_hosts).
-    #[error("the host of the card is not a public one, and others are not asked")]
+    #[error("the card's host is not public")]
     NotPublic,
-    /// No more evaluators can be remembered.
-    #[error("{limit} evaluators are known; no more are remembered")]
+    /// As many evaluators are pinned as may be. See [`CardFetcher::max_evaluators`].
+    #[error("the limit of {limit} evaluators is reached")]
     TooManyEvaluators {
-        /// How many can be.
+        /// The limit.
         limit: usize,
     },
-    /// A card is signed by whoever is paid.
-    #[error("the card must be signed with the key of {pay_to}, who is paid, not of {signer}")]
+    /// The signer is not the payee. Sign with the key of the payee.
+    #[error("the card must be signed with the key of its payee {pay_to}, not of {signer}")]
     NotThePayee {
-        /// Who is paid.
+        /// The payee.
         pay_to: Address,
-        /// Whose key it is.
+        /// The signer's address.
         signer: Address,
     },
-    /// The key refused or failed.
+    /// The signer refused or failed.
     #[error("the signer failed")]
     Sign(#[source] alloy_signer::Error),
 }

@@ -1,7 +1,7 @@
 //! A card that was checked: terms that can be read, and a signature by the key that is paid.
 //!
-//! Signatures are JWS (RFC 7515) with a detached payload: the canonical card (RFC 8785) without its signatures, as A2A 1.0, section 8.4,
-//! asks for. The algorithm is ES256K (RFC 8812), so that the key that is paid can sign.
+//! Signatures are JWS (RFC 7515) with a detached payload: the canonical card (RFC 8785) without its signatures (A2A 1.0, section 8.4). The
+//! algorithm is ES256K (RFC 8812), so that the payee's key can sign.
 
 use alloy_primitives::{Address, B256, U256, uint};
 use alloy_signer::Signer;
@@ -15,13 +15,37 @@ use url::Url;
 use super::{AgentCard, CardError};
 use crate::pricing::Pricing;
 
-/// How many values a card may hold: each takes many times as much memory as text, and cards are kept. The largest that
-/// [`AgentCard::builder`] makes has less than a thousand.
+/// How many JSON values a card may have. Each takes many times the memory of its text, and cards are kept. The largest card of
+/// [`AgentCard::builder`] has less than a thousand.
 const MAX_VALUES: usize = 4_096;
 
-/// An evaluator's card, checked: its terms can be read, its endpoint is on its own origin, and it is signed with the key that is
-/// paid (unless whoever checked it did not insist). A signed one names its endpoint with the origin, so that a copy elsewhere is
-/// nobody's card.
+/// An evaluator's card that was checked.
+///
+/// Its terms can be read, its endpoint is on its own origin, and it is signed with the payee's key (unless
+/// [`CardFetcher::allow_unsigned`](super::CardFetcher::allow_unsigned) is set). A signed card has an absolute endpoint, so a copy of it on
+/// another origin is refused.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use alloy_signer_local::PrivateKeySigner;
+/// use tower_x402::Network;
+/// use x402_market::{AgentCard, Score, VerifiedCard};
+///
+/// let key = PrivateKeySigner::random();
+/// let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
+///     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.8)?)
+///     .price("$0.001")
+///     .pay_to(Network::BASE, key.address())
+///     .build()?
+///     .sign(&key)
+///     .await?;
+/// let json = serde_json::to_vec(&card)?;
+/// let verified = VerifiedCard::verify(&json, &"https://reasons.example/.well-known/agent-card.json".parse()?)?;
+/// assert_eq!(verified.endpoint().as_str(), "https://reasons.example/evaluate");
+/// assert!(VerifiedCard::verify(&json, &"https://copy.example/card.json".parse()?).is_err());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifiedCard {
     card: AgentCard,
@@ -31,12 +55,12 @@ pub struct VerifiedCard {
 }
 
 impl VerifiedCard {
-    /// Checks a card that comes from `url`.
+    /// Verifies a card that was fetched from `url`.
     ///
     /// # Errors
     /// [`CardError`] says what is wrong with it.
-    pub fn of(json: &[u8], url: &Url) -> Result<Self, CardError> {
-        let checked = Self::of_any(json, url)?;
+    pub fn verify(json: &[u8], url: &Url) -> Result<Self, CardError> {
+        let checked = Self::verify_unsigned(json, url)?;
         let pay_to = checked.pricing.pay_to;
         match checked.is_signed {
             true => Ok(checked),
@@ -45,8 +69,8 @@ impl VerifiedCard {
         }
     }
 
-    /// The same, signed or not.
-    pub(super) fn of_any(json: &[u8], url: &Url) -> Result<Self, CardError> {
+    /// Does the same, but accepts cards without a valid signature.
+    pub(super) fn verify_unsigned(json: &[u8], url: &Url) -> Result<Self, CardError> {
         let raw: Value = serde_json::from_slice(json).map_err(|error| CardError::invalid(".", &error))?;
         if count(&raw) > MAX_VALUES {
             return Err(CardError::invalid(".", &format_args!("it has more than {MAX_VALUES} values")));
@@ -61,40 +85,40 @@ impl VerifiedCard {
             return Err(CardError::ForeignEndpoint { endpoint: endpoint.into() });
         }
         let is_signed = is_signed_by(&card.signatures, &raw, pricing.pay_to);
-        // What is signed must mean the same wherever it is read.
+        // A signed card must mean the same wherever it is read.
         if is_signed && Url::parse(&pricing.endpoint).is_err() {
             return Err(CardError::RelativeEndpoint);
         }
         Ok(Self { card, pricing, endpoint, is_signed })
     }
 
-    /// The card.
+    /// Returns the card.
     pub const fn card(&self) -> &AgentCard {
         &self.card
     }
 
-    /// Its terms.
+    /// Returns the terms.
     pub const fn pricing(&self) -> &Pricing {
         &self.pricing
     }
 
-    /// Where submissions are posted.
+    /// Returns the URL to which submissions are posted.
     pub const fn endpoint(&self) -> &Url {
         &self.endpoint
     }
 
-    /// Who is paid.
+    /// Returns the payee's address.
     pub const fn pay_to(&self) -> Address {
         self.pricing.pay_to
     }
 
-    /// Whether the payee's key signed it.
+    /// Returns `true` if the payee's key signed the card.
     pub const fn is_signed(&self) -> bool {
         self.is_signed
     }
 }
 
-/// How many values there are, this one included. They nest no deeper than `serde_json` reads.
+/// Counts a value and those in it. The recursion is bounded, because `serde_json` limits the depth.
 fn count(value: &Value) -> usize {
     let within = match value {
         Value::Array(items) => items.iter().map(count).sum::<usize>(),
@@ -104,19 +128,20 @@ fn count(value: &Value) -> usize {
     1 + within
 }
 
-/// More signatures than this are not looked at.
+/// How many signatures are checked.
 const MAX_SIGNATURES: usize = 8;
 /// The order of secp256k1's group.
 const ORDER: U256 = uint!(0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141_U256);
 
 /// A signature of a card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CardSignature {
     /// The protected header, base64url.
     pub protected: String,
     /// The signature, base64url: `r ‖ s` for ES256K.
     pub signature: String,
-    /// Everything else, such as the unprotected header.
+    /// All other fields, such as the unprotected header.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -127,12 +152,12 @@ struct Header {
     kid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     typ: Option<String>,
-    /// Extensions that must be understood; none is.
+    /// Extensions that a verifier must understand. None is supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     crit: Option<Value>,
 }
 
-/// Signs a card, whatever signatures it has.
+/// Signs a card. Its signatures are not part of what is signed.
 pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<CardSignature, CardError> {
     let kid = signer.address().to_string();
     let header = Header { alg: "ES256K".to_owned(), kid, typ: Some("JOSE".to_owned()), crit: None };
@@ -144,13 +169,13 @@ pub(super) async fn sign(card: &Value, signer: &(impl Signer + Sync)) -> Result<
     Ok(CardSignature { protected, signature, rest: Map::new() })
 }
 
-/// Whether one of a card's signatures is that of `payee`.
+/// Returns `true` if one of the first signatures is by `payee`.
 fn is_signed_by(signatures: &[CardSignature], card: &Value, payee: Address) -> bool {
     signatures.iter().take(MAX_SIGNATURES).any(|signature| signature.is_by(card, payee))
 }
 
 impl CardSignature {
-    /// Whose key it says made it.
+    /// Returns the signer that the signature names, unverified.
     pub(super) fn named_signer(&self) -> Option<Address> {
         self.header()?.kid.parse().ok()
     }
@@ -165,7 +190,7 @@ impl CardSignature {
             self.header()?;
             let rs: [u8; 64] = URL_SAFE_NO_PAD.decode_to_vec(&self.signature).ok()?.try_into().ok()?;
             let hash = signing_hash(&self.protected, card)?;
-            // The format leaves open which of two keys it was, and RFC 8812 which of two forms `s` has.
+            // ES256K has no recovery id, and RFC 8812 allows both forms of `s`.
             let s = U256::from_be_slice(&rs[32..]);
             let low = s.min(ORDER.checked_sub(s)?);
             [27, 28].into_iter().find_map(|v| {
@@ -177,7 +202,7 @@ impl CardSignature {
     }
 }
 
-/// What is signed: the header and the canonical card without its signatures.
+/// Returns the hash that is signed: of the header and the canonical card without its signatures.
 fn signing_hash(protected: &str, card: &Value) -> Option<B256> {
     let mut card = card.as_object()?.clone();
     card.remove("signatures");

@@ -1,4 +1,4 @@
-//! Which cards a directory lists, whose reports it accepts, and for how long.
+//! Which cards a directory lists and which reports it accepts, and what it checks again later.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -13,67 +13,69 @@ use url::{Host, Url};
 
 use super::{
     SignedEvidence,
-    report::ListMe,
+    payment_check::{PaymentCheckError, PaymentChecker},
+    report::ListRequest,
     service::{Answer, DirectoryService, Shared},
-    store::{Card, Listed, Offered, Said, StoreError},
-    witness::{Witness, WitnessError},
+    store::{Card, Listed, Offered, PendingReport, StoreError, Stored},
 };
 use crate::{CardError, VerifiedCard, card::card_url};
 
-/// How often there is something to do, at the most.
+/// The time between two rounds of upkeep.
 const ROUND: Duration = Duration::from_secs(60);
-/// How many cards are asked for in one round, and how many at once.
-const CARDS: u64 = 1_000;
-const AT_ONCE: usize = 8;
-/// How many payments are looked at again at once.
-const VOICES: u64 = 200;
+/// How many cards are fetched in one round, and how many at the same time.
+const CARDS_PER_ROUND: u64 = 1_000;
+const MAX_FETCHES: usize = 8;
+/// How many reports are read from the store at a time.
+const REPORTS_PER_QUERY: u64 = 200;
 
 impl DirectoryService {
-    /// Keeps the directory true, until it is dropped: asks for cards again and unlists those that do not answer, looks again at
-    /// payments that were not final, and forgets what is old. Spawn it beside the server.
+    /// Runs background upkeep until the directory is dropped. Spawn it beside the server.
+    ///
+    /// It fetches cards again and unlists those that cannot be fetched, checks again the payments that were not final, and deletes
+    /// what is old.
     pub async fn upkeep(self) {
         let weak = Arc::downgrade(&self.shared);
         drop(self);
         loop {
             let Some(shared) = weak.upgrade() else { return };
-            if let Err(error) = shared.tidy().await {
-                tracing::error!(error = &error as &dyn std::error::Error, "the directory cannot be kept in order");
+            if let Err(error) = shared.upkeep_once().await {
+                tracing::error!(error = &error as &dyn std::error::Error, "upkeep of the directory failed");
             }
             drop(shared);
             tokio::time::sleep(ROUND).await;
         }
     }
 
-    /// One round of [`upkeep`](Self::upkeep), now.
+    /// Runs one round of [`upkeep`](Self::upkeep) now.
     ///
     /// # Errors
-    /// If the directory's file cannot be used.
-    pub async fn tidy(&self) -> Result<(), StoreError> {
-        self.shared.tidy().await
+    /// [`StoreError`] if the directory's file cannot be used.
+    pub async fn upkeep_once(&self) -> Result<(), StoreError> {
+        self.shared.upkeep_once().await
     }
 }
 
 impl Shared {
-    async fn tidy(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn upkeep_once(self: &Arc<Self>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        self.store.forget_voices(now.saturating_sub(self.limits.voices_for.as_secs())).await?;
-        self.look_again().await?;
-        // Last, since evaluators decide how long it takes.
+        self.store.delete_reports(now.saturating_sub(self.limits.report_retention.as_secs())).await?;
+        self.recheck_payments().await?;
+        // Last, because evaluators decide how long it takes.
         self.refresh_cards(now).await?;
-        self.store.forget_cards(now.saturating_sub(self.ages.forget.as_secs())).await
+        self.store.delete_cards(now.saturating_sub(self.ages.delete.as_secs())).await
     }
 
-    /// Asks for every card whose time has come.
+    /// Fetches every card that is due.
     async fn refresh_cards(self: &Arc<Self>, now: u64) -> Result<(), StoreError> {
-        let due = self.store.due(now.saturating_sub(self.ages.refresh.as_secs()), CARDS).await?;
+        let due = self.store.due(now.saturating_sub(self.ages.refresh.as_secs()), CARDS_PER_ROUND).await?;
         let mut due = due.into_iter();
-        let mut asking = tokio::task::JoinSet::new();
+        let mut fetching = tokio::task::JoinSet::new();
         loop {
-            while asking.len() < AT_ONCE
+            while fetching.len() < MAX_FETCHES
                 && let Some(url) = due.next()
             {
                 let shared = self.clone();
-                asking.spawn(async move {
+                fetching.spawn(async move {
                     let fetched = match url.parse::<Url>() {
                         Ok(parsed) => shared.fetch(&parsed).await.is_ok(),
                         Err(_) => false,
@@ -81,7 +83,7 @@ impl Shared {
                     if fetched { Ok(()) } else { shared.store.missed(&url, now, shared.ages.unlist).await }
                 });
             }
-            match asking.join_next().await {
+            match fetching.join_next().await {
                 Some(Ok(done)) => done?,
                 Some(Err(_)) => {}
                 None => return Ok(()),
@@ -89,35 +91,35 @@ impl Shared {
         }
     }
 
-    /// Looks again at payments that could have been undone. A voice whose payment was is removed; while not all nodes say so, it stays.
-    async fn look_again(&self) -> Result<(), StoreError> {
-        for witness in &self.witnesses {
-            if let Some(is_final) = witness.finalized().await {
-                self.look_again_with(witness, is_final).await?;
+    /// Checks again the payments that were not final. A report whose payment was reorged is deleted once all nodes agree on it.
+    async fn recheck_payments(&self) -> Result<(), StoreError> {
+        for checker in &self.checkers {
+            if let Some(finalized) = checker.finalized().await {
+                self.recheck_payments_with(checker, finalized).await?;
             }
         }
         Ok(())
     }
 
-    async fn look_again_with(&self, witness: &Witness, is_final: u64) -> Result<(), StoreError> {
+    async fn recheck_payments_with(&self, checker: &PaymentChecker, finalized: u64) -> Result<(), StoreError> {
         let mut after = 0;
         loop {
-            let open = self.store.not_final(after, VOICES).await?;
-            let Some(last) = open.last() else { return Ok(()) };
+            let pending = self.store.pending(after, REPORTS_PER_QUERY).await?;
+            let Some(last) = pending.last() else { return Ok(()) };
             after = last.id;
-            for voice in open {
-                if voice.block > is_final || !witness.serves(voice.said.network, voice.said.asset) {
+            for PendingReport { id, block, report } in pending {
+                if block > finalized || !checker.serves(report.network, report.asset) {
                     continue;
                 }
-                match witness.stands(&voice.said, voice.block).await {
-                    Ok(Some(stands)) => {
-                        if !stands {
-                            tracing::warn!(id = voice.id, "a payment was undone, and has no voice any more");
+                match checker.exists_finally(&report, block).await {
+                    Ok(Some(exists)) => {
+                        if !exists {
+                            tracing::warn!(id, "a payment was reorged; its report is deleted");
                         }
-                        self.store.close_voice(voice.id, stands).await?;
+                        self.store.finish_report(id, exists).await?;
                     }
-                    Ok(None) | Err(WitnessError::Voice(_)) => {}
-                    // It would be asked for all others in vain.
+                    Ok(None) | Err(PaymentCheckError::Report(_)) => {}
+                    // The node is unavailable, so asking it for the other payments would fail, too.
                     Err(_) => return Ok(()),
                 }
             }
@@ -125,28 +127,28 @@ impl Shared {
     }
 }
 
-/// How far the clocks of others may be ahead, in seconds.
+/// How far a payer's clock may be ahead, in seconds.
 const SKEW: u64 = 300;
 /// The longest URL of a card.
 const MAX_URL: usize = 2_048;
 /// How many skills a card may name.
 const MAX_SKILLS: usize = 64;
-/// The longest name of a skill, in bytes; evidence takes no longer ones.
+/// The longest name of a skill, in bytes. Evidence has the same limit.
 const MAX_SKILL: usize = 128;
-/// A card that was asked for less than this many seconds ago is not asked for again.
+/// A card that was fetched less than this many seconds ago is not fetched again.
 const FRESH: u64 = 60;
 
 impl Shared {
-    /// Lists the evaluator at a URL.
+    /// Answers a request to list the evaluator at a URL.
     pub(super) async fn list(&self, body: &[u8]) -> Result<Answer, Answer> {
         let bad = |detail: &str| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", detail);
-        let ListMe { url } = serde_json::from_slice(body).map_err(|_| bad("send {\"url\": \"https://…\"}"))?;
-        let url: Url = url.parse().map_err(|_| bad("the URL is none"))?;
+        let ListRequest { url } = serde_json::from_slice(body).map_err(|_| bad("send {\"url\": \"https://…\"}"))?;
+        let url: Url = url.parse().map_err(|_| bad("the URL cannot be read"))?;
         let url = card_url(&url).map_err(refused_card)?;
         if url.as_str().len() > MAX_URL || !url.username().is_empty() || url.password().is_some() {
-            return Err(bad("the URL is too long, or holds credentials"));
+            return Err(bad("the URL is too long, or contains credentials"));
         }
-        // Most servers answer it alike with any: a stranger could list one card until its payee has no place left.
+        // Most servers ignore them, so anybody could list one card many times until its payee has no place left.
         if url.query().or(url.fragment()).is_some() {
             return Err(bad("the URL of a card has no query and no fragment"));
         }
@@ -159,14 +161,14 @@ impl Shared {
         Ok(Answer::json(status, &json!({ "url": url, "payTo": pay_to })))
     }
 
-    /// Fetches a card and keeps it. By which URL it is listed, and who is paid.
+    /// Fetches and stores a card. Returns the URL under which it is listed, and its payee.
     pub(super) async fn fetch(&self, url: &Url) -> Result<(StatusCode, String, Address), Answer> {
-        let (url, json, card) = self.fetcher.fetch_to_show(url).await.map_err(refused_card)?;
+        let (url, json, card) = self.fetcher.fetch_original(url).await.map_err(refused_card)?;
         let pay_to = card.pay_to();
-        let card = to_keep(&url, json, &card)?;
+        let card = to_store(&url, json, &card)?;
         match self.store.put_card(&card, self.clock.now(), &self.limits).await? {
             Listed::New => {
-                tracing::info!(url = url.as_str(), %pay_to, "a new evaluator is listed");
+                tracing::info!(url = url.as_str(), %pay_to, "an evaluator was listed");
                 Ok((StatusCode::CREATED, card.url, pay_to))
             }
             Listed::Renewed => Ok((StatusCode::OK, card.url, pay_to)),
@@ -176,93 +178,86 @@ impl Shared {
                 Err(Answer::problem(StatusCode::CONFLICT, "payee_changed", error))
             }
             Listed::TooManyOfHost => {
-                let detail = "as many cards of this host are known as may be";
+                let detail = "the limit of cards of this host is reached";
                 Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_host", detail))
             }
             Listed::TooManyOfPayee => {
-                let detail = "as many cards of this payee are known as may be";
+                let detail = "the limit of cards of this payee is reached";
                 Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_of_payee", detail))
             }
             Listed::TooManySkills => {
-                let detail = "its evaluator has offered as many skills as may be";
+                let detail = "the limit of skills of this evaluator is reached";
                 Err(Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "too_many_skills", detail))
             }
             Listed::Full => {
-                let detail = "as many cards are known as may be, and all of their evaluators were spoken of";
+                let detail = "the limit of cards is reached, and all of their evaluators have reports";
                 Err(Answer::problem(StatusCode::SERVICE_UNAVAILABLE, "full", detail).later(Duration::from_secs(3_600)))
             }
         }
     }
 
-    /// Admits a voice.
-    pub(super) async fn hear(&self, body: &[u8]) -> Result<Answer, Answer> {
+    /// Answers a report: accepts it if the payer signed it, its payment took place, and the evaluator has offered the skill for no more
+    /// than was paid.
+    pub(super) async fn accept_report(&self, body: &[u8]) -> Result<Answer, Answer> {
         let unprocessable = |error, detail: &str| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, error, detail);
-        let mut said: SignedEvidence = serde_json::from_slice(body)
+        let mut report: SignedEvidence = serde_json::from_slice(body)
             .map_err(|error| Answer::problem(StatusCode::BAD_REQUEST, "bad_request", error))?;
-        let of = said.verify().map_err(|error| unprocessable("bad_voice", &error.to_string()))?;
-        // After the signature: nobody uses up somebody else's allowance.
-        if let Err(refused) = self.payers.admit_account(of.voice.payer) {
+        let key = report.verify().map_err(|error| unprocessable("bad_voice", &error.to_string()))?;
+        // After the signature, so that nobody can use up somebody else's allowance.
+        if let Err(refused) = self.payers.admit_account(key.payer) {
             return Err(Answer::too_many(refused.retry_after));
         }
-        if let Some(before) = self.store.heard(&of, &said).await? {
-            return said_before(before);
+        if let Some(stored) = self.store.stored(&key, &report).await? {
+            return stored_answer(stored);
         }
-        let witness = self.witness(&said).ok_or_else(|| {
-            unprocessable("not_served", "payments with this token on this network are not looked at here")
+        let checker = self.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
+        let checker = checker.ok_or_else(|| {
+            unprocessable("not_served", "payments with this token on this network are not checked here")
         })?;
-        if said.evidence.at > self.clock.now().saturating_add(SKEW) {
-            return Err(unprocessable("implausible_time", "the record is from the future"));
+        if report.evidence.at > self.clock.now().saturating_add(SKEW) {
+            return Err(unprocessable("implausible_time", "the report is from the future"));
         }
-        let skill = &said.evidence.skill;
-        match self.store.offered(said.evidence.evaluator, skill).await? {
-            Offered::For(price) if said.evidence.paid.atomic() < price => {
-                let detail = format!("the evaluator was never seen to ask less than {price} units for this");
+        let skill = &report.evidence.skill;
+        match self.store.offered(report.evidence.evaluator, skill).await? {
+            Offered::For(price) if report.evidence.paid.atomic() < price => {
+                let detail = format!("the evaluator's lowest price for this skill was {price} units");
                 return Err(unprocessable("underpaid", &detail));
             }
             Offered::For(_) => {}
             Offered::OtherSkills => {
-                return Err(unprocessable(
-                    "unknown_skill",
-                    "the evaluator never had this skill on a card that was seen here",
-                ));
+                let detail = "no card of this evaluator that was seen here has this skill";
+                return Err(unprocessable("unknown_skill", detail));
             }
             Offered::Nothing => {
-                return Err(unprocessable(
-                    "unknown_evaluator",
-                    "no card that is known here has this payee; list it first",
-                ));
+                let detail = "no card that was seen here has this payee; list it first";
+                return Err(unprocessable("unknown_evaluator", detail));
             }
         }
-        let payment = witness.check(&said).await.map_err(|error| refused_payment(&error))?;
-        said.transaction = Some(payment.transaction);
-        said_before(self.store.put_voice(&payment, &said, &self.limits).await?)
-    }
-
-    pub(super) fn witness(&self, said: &SignedEvidence) -> Option<&Witness> {
-        self.witnesses.iter().find(|witness| witness.serves(said.network, said.asset))
+        let payment = checker.check(&report).await.map_err(|error| refused_payment(&error))?;
+        report.transaction = Some(payment.transaction);
+        stored_answer(self.store.put_report(&payment, &report, &self.limits).await?)
     }
 }
 
-fn said_before(said: Said) -> Result<Answer, Answer> {
-    match said {
-        Said::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
-        Said::Again(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
-        Said::Otherwise => {
-            Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment has said something else before"))
+fn stored_answer(stored: Stored) -> Result<Answer, Answer> {
+    match stored {
+        Stored::New(id) => Ok(Answer::json(StatusCode::CREATED, &json!({ "id": id }))),
+        Stored::Duplicate(id) => Ok(Answer::json(StatusCode::OK, &json!({ "id": id }))),
+        Stored::Conflict => Err(Answer::problem(StatusCode::CONFLICT, "spoken", "this payment has another report")),
+        Stored::TooOld => {
+            let detail = "reports about payments of that time were deleted";
+            Err(Answer::problem(StatusCode::GONE, "too_old", detail))
         }
-        Said::TooOld => {
-            Err(Answer::problem(StatusCode::GONE, "too_old", "what was said about payments of that time was forgotten"))
-        }
-        Said::TooMany => {
-            let detail = "as many voices of this payer are kept as may be, until the first are forgotten";
+        Stored::TooMany => {
+            let detail = "the limit of reports of this payer is reached, until the oldest are deleted";
             Err(Answer::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_voices", detail)
                 .later(Duration::from_secs(3_600)))
         }
     }
 }
 
-/// What of a verified card is kept.
-fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer> {
+/// Returns what is stored of a verified card.
+fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer> {
     let bad = |detail| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "bad_card", detail);
     let mut skills: Vec<String> = card.card().skills.iter().map(|skill| skill.id.clone()).collect();
     skills.sort_unstable();
@@ -275,7 +270,7 @@ fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer>
     }
     let price = card.pricing().price_per_output.atomic();
     if i64::try_from(price).is_err() {
-        return Err(bad("the price is beyond all money"));
+        return Err(bad("the price is too high"));
     }
     Ok(Card {
         url: url.to_string(),
@@ -289,8 +284,8 @@ fn to_keep(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer>
     })
 }
 
-/// What is counted as one host: a name without the dot at its end, an IPv4 address, or an IPv6 network of 64 bits, since one customer
-/// has all of its addresses.
+/// Returns what counts as one host: a name without a dot at its end, an IPv4 address, or an IPv6 network of 64 bits, because one
+/// customer has all of its addresses.
 fn host_of(url: &Url) -> String {
     match url.host() {
         Some(Host::Domain(name)) => name.trim_end_matches('.').to_ascii_lowercase(),
@@ -307,7 +302,7 @@ fn host_of(url: &Url) -> String {
 
 fn refused_card(error: CardError) -> Answer {
     match error {
-        CardError::Unreachable(_) | CardError::Late | CardError::Status(_) => {
+        CardError::Unreachable(_) | CardError::Timeout | CardError::Status(_) => {
             Answer::problem(StatusCode::BAD_GATEWAY, "unreachable", error)
         }
         CardError::NotPublic => Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, "not_public", error),
@@ -315,17 +310,17 @@ fn refused_card(error: CardError) -> Answer {
     }
 }
 
-fn refused_payment(error: &WitnessError) -> Answer {
+fn refused_payment(error: &PaymentCheckError) -> Answer {
     let unprocessable = |name| Answer::problem(StatusCode::UNPROCESSABLE_ENTITY, name, error);
     match error {
-        WitnessError::Voice(_) => unprocessable("bad_voice"),
-        WitnessError::NotServed { .. } => unprocessable("not_served"),
-        WitnessError::NotPaid(_) => unprocessable("not_paid"),
-        WitnessError::Implausible { .. } => unprocessable("implausible_time"),
-        WitnessError::NotYet(_) => {
+        PaymentCheckError::Report(_) => unprocessable("bad_voice"),
+        PaymentCheckError::NotServed { .. } => unprocessable("not_served"),
+        PaymentCheckError::NotPaid(_) => unprocessable("not_paid"),
+        PaymentCheckError::Implausible { .. } => unprocessable("implausible_time"),
+        PaymentCheckError::NotYet(_) => {
             Answer::problem(StatusCode::CONFLICT, "not_yet", error).later(Duration::from_secs(5))
         }
-        WitnessError::Unavailable(_) | WitnessError::Url => Answer::unavailable(error),
+        PaymentCheckError::Unavailable(_) | PaymentCheckError::Url => Answer::unavailable(error),
     }
 }
 
@@ -334,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_many_addresses_or_names_of_one_host_is_one_host() {
+    fn all_addresses_of_one_ipv6_network_are_one_host() {
         let host = |text: &str| host_of(&format!("http://{text}:80/card.json").parse().unwrap());
         assert_eq!(host("[2001:db8::1]"), host("[2001:db8:0:0:ffff::2]"));
         assert_ne!(host("[2001:db8::1]"), host("[2001:db8:0:1::1]"));

@@ -1,4 +1,4 @@
-//! Settings of a directory.
+//! The settings of a directory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,37 +6,37 @@ use tokio::sync::Semaphore;
 use tower_x402::{Clock, SystemClock, facilitator::service::RateLimit};
 
 use super::{
-    service::{DirectoryService, Places, Shared},
+    payment_check::PaymentChecker,
+    service::{DirectoryService, Permits, Shared},
     store::{DirectoryStore, Limits},
-    witness::Witness,
 };
 use crate::{CardError, CardFetcher};
 
-/// Settings of a [`DirectoryService`].
+/// The settings of a [`DirectoryService`].
 #[derive(Debug)]
 #[must_use]
 pub struct DirectoryBuilder {
     store: DirectoryStore,
-    witnesses: Vec<Witness>,
+    checkers: Vec<PaymentChecker>,
     private_hosts: bool,
     clock: Arc<dyn Clock>,
     limits: Limits,
     rate: (f64, f64),
     payer_rate: (f64, f64),
-    at_once: usize,
-    reads_at_once: usize,
+    max_writes: usize,
+    max_reads: usize,
     ages: Ages,
 }
 
-/// What happens to cards that do not answer.
+/// When cards are fetched again, and what happens to those that cannot be fetched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ages {
-    /// How often a card is asked for.
+    /// How often a card is fetched.
     pub(super) refresh: Duration,
-    /// How long it may be missed before it is not listed any more.
+    /// How long after it was last seen it is unlisted.
     pub(super) unlist: Duration,
-    /// And before it is forgotten.
-    pub(super) forget: Duration,
+    /// How long after it was last seen it is deleted.
+    pub(super) delete: Duration,
 }
 
 impl DirectoryBuilder {
@@ -44,138 +44,142 @@ impl DirectoryBuilder {
         const DAY: Duration = Duration::from_secs(86_400);
         Self {
             store,
-            witnesses: Vec::new(),
+            checkers: Vec::new(),
             private_hosts: false,
             clock: Arc::new(SystemClock),
             limits: Limits {
                 cards: 10_000,
                 cards_per_host: 32,
                 cards_per_payee: 8,
-                voices: 1_000_000,
-                voices_per_payer: 20_000,
-                voices_for: 180 * DAY,
+                reports: 1_000_000,
+                reports_per_payer: 20_000,
+                report_retention: 180 * DAY,
             },
             rate: (10.0, 100.0),
             payer_rate: (5.0, 100.0),
-            at_once: 64,
-            reads_at_once: 32,
-            ages: Ages { refresh: Duration::from_secs(3_600), unlist: DAY, forget: 30 * DAY },
+            max_writes: 64,
+            max_reads: 32,
+            ages: Ages { refresh: Duration::from_secs(3_600), unlist: DAY, delete: 30 * DAY },
         }
     }
 
-    /// Admits evidence about payments that this witness finds. Call it again for other networks; without any, cards are listed and
-    /// no evidence is admitted.
-    pub fn witness(mut self, witness: Witness) -> Self {
-        self.witnesses.push(witness);
+    /// Accepts reports about payments that this checker finds. Call it once for each network. Without a checker, cards are listed and
+    /// no report is accepted.
+    pub fn payment_checker(mut self, checker: PaymentChecker) -> Self {
+        self.checkers.push(checker);
         self
     }
 
-    /// Fetches cards from hosts that are not everybody's, too: of this machine, or of private networks. For trying it out, or where
-    /// everybody who can list a card may reach these anyway; otherwise anyone can have the directory look around in there.
+    /// Sets whether cards are also fetched from hosts that are not public: this machine, or private networks. Default: `false`.
+    ///
+    /// Allow it for trials, or if everybody who can list a card can reach those hosts anyway. Otherwise anybody can make the directory
+    /// send requests into its own network.
     pub fn private_hosts(mut self, allowed: bool) -> Self {
         self.private_hosts = allowed;
         self
     }
 
-    /// Where the time comes from; the machine's clock unless set.
+    /// Sets the clock. Default: the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// How many cards are kept, and of one host; 10,000 and 32 unless set. A further one takes the place of one that is not listed any
-    /// more or of the longest unseen one of whose evaluator nobody has spoken; if there is none it is refused.
+    /// Sets how many cards are stored, in all and of one host. Default: 10,000 and 32.
     ///
-    /// A host is a name, an IPv4 address or an IPv6 network of 64 bits. Whoever owns a domain has as many names below it as it likes, so
-    /// this keeps nobody out who means it: what does is that evaluators nobody has paid make room for others, and that each payee has
-    /// [only so many cards](Self::max_cards_per_payee).
+    /// A further card replaces an unlisted one, or the one unseen for longest whose evaluator has no report. If there is none, it is
+    /// refused. A host is a name, an IPv4 address or an IPv6 network of 64 bits.
+    ///
+    /// The limit of a host does not stop an attacker with a domain, which has any number of names. What does: evaluators without a paid
+    /// report make room for others, and each payee has [few cards](Self::max_cards_per_payee).
     pub fn max_cards(mut self, cards: u64, per_host: u64) -> Self {
         (self.limits.cards, self.limits.cards_per_host) = (cards, per_host);
         self
     }
 
-    /// How many cards of one payee are kept, with different endpoints and listed or not; 8 unless set. Further ones are refused; those that
-    /// are known may still change.
+    /// Sets how many cards of one payee are stored, listed or not. Default: 8. Further ones are refused; stored ones may change.
     ///
-    /// Cards with the same endpoint are one, whoever lists how many URLs that show it: it is listed by the URL beside its endpoint
-    /// (`…/.well-known/agent-card.json` beside `…/evaluate`) or, if that is not known, by the shortest.
+    /// Cards with the same endpoint count as one, under however many URLs they are listed. The directory keeps the URL beside the
+    /// endpoint (`…/.well-known/agent-card.json` beside `…/evaluate`), or else the shortest.
     ///
-    /// Once somebody has spoken of a payee, none of its cards that are listed makes room for others. This is how many places one payment
-    /// can hold.
+    /// Listed cards of a payee with a report do not make room for others. So this is how many places a single payment can hold.
     pub fn max_cards_per_payee(mut self, cards: u64) -> Self {
         self.limits.cards_per_payee = cards;
         self
     }
 
-    /// How many voices are kept, and of one payer; 1,000,000 and 20,000 unless set. Beyond the first, those about the oldest payments
-    /// make room, and payments that old have no voice any more; beyond the second, the payer's are refused.
-    pub fn max_voices(mut self, voices: u64, per_payer: u64) -> Self {
-        (self.limits.voices, self.limits.voices_per_payer) = (voices.max(1), per_payer);
+    /// Sets how many reports are stored, in all and of one payer. Default: 1,000,000 and 20,000.
+    ///
+    /// Beyond the first limit, the reports about the oldest payments are deleted, and no report about payments that old is accepted any
+    /// more. Beyond the second, further reports of the payer are refused.
+    pub fn max_reports(mut self, reports: u64, per_payer: u64) -> Self {
+        (self.limits.reports, self.limits.reports_per_payer) = (reports.max(1), per_payer);
         self
     }
 
-    /// How long voices are kept, from the time of the payment; 180 days unless set.
-    pub fn voices_for(mut self, time: Duration) -> Self {
-        self.limits.voices_for = time;
+    /// Sets how long reports are stored, from the time of the payment. Default: 180 days.
+    pub fn report_retention(mut self, time: Duration) -> Self {
+        self.limits.report_retention = time;
         self
     }
 
-    /// How many requests a caller may make per second, and at once after a pause; 10 and 100 unless set. A caller is an address, where
-    /// the server in front puts a [`PeerAddress`](tower_x402::facilitator::service::PeerAddress) into the request's extensions; all
-    /// others share one allowance.
+    /// Sets how many requests a caller may make per second, and at once after a pause. Default: 10 and 100.
+    ///
+    /// A caller is an address, if the server in front puts a [`PeerAddress`](tower_x402::facilitator::service::PeerAddress) into the
+    /// request's extensions. All requests without one share one allowance.
     pub fn rate(mut self, per_second: f64, burst: f64) -> Self {
         self.rate = (per_second, burst);
         self
     }
 
-    /// How many voices a payer may send per second, and at once after a pause; 5 and 100 unless set.
+    /// Sets how many reports a payer may send per second, and at once after a pause. Default: 5 and 100.
     pub fn payer_rate(mut self, per_second: f64, burst: f64) -> Self {
         self.payer_rate = (per_second, burst);
         self
     }
 
-    /// How many cards may be fetched at once for those who want to be listed, and how many voices be looked at besides; 64 each unless
-    /// set. The others are told to come again.
-    pub fn at_once(mut self, requests: usize) -> Self {
-        self.at_once = requests;
+    /// Sets how many requests to list a card are served at once, and separately how many reports. Default: 64 each. Further ones are
+    /// answered 503.
+    pub fn max_writes(mut self, requests: usize) -> Self {
+        self.max_writes = requests;
         self
     }
 
-    /// How many readers may be answered at once; 32 unless set. The others are told to come again.
-    pub fn reads_at_once(mut self, requests: usize) -> Self {
-        self.reads_at_once = requests;
+    /// Sets how many reading requests are served at once. Default: 32. Further ones are answered 503.
+    pub fn max_reads(mut self, requests: usize) -> Self {
+        self.max_reads = requests;
         self
     }
 
-    /// How often [`upkeep`](DirectoryService::upkeep) asks for each card, how long one may be missed before it is not listed any more, and
-    /// before it is forgotten; an hour, a day and thirty days unless set.
-    pub fn card_ages(mut self, refresh: Duration, unlist: Duration, forget: Duration) -> Self {
-        self.ages = Ages { refresh, unlist, forget };
+    /// Sets how often [`upkeep`](DirectoryService::upkeep) fetches each card, and how long after a card was last seen it is unlisted and
+    /// deleted. Default: 1 hour, 1 day and 30 days.
+    pub fn card_ages(mut self, refresh: Duration, unlist: Duration, delete: Duration) -> Self {
+        self.ages = Ages { refresh, unlist, delete };
         self
     }
 
-    /// Makes the service.
+    /// Creates the service.
     ///
     /// # Errors
-    /// [`CardError::Unreachable`] if no HTTP client could be made.
+    /// [`CardError::Unreachable`] if the HTTP client cannot be created.
     pub fn build(self) -> Result<DirectoryService, CardError> {
         let fetcher = CardFetcher::new()?;
         let fetcher = if self.private_hosts { fetcher } else { fetcher.public_only()? };
         let limit = |(per_second, burst): (f64, f64)| RateLimit::new(per_second.max(0.001), burst);
-        let places = |places: usize| Semaphore::new(places.min(Semaphore::MAX_PERMITS));
+        let permits = |permits: usize| Semaphore::new(permits.min(Semaphore::MAX_PERMITS));
         Ok(DirectoryService::of(Shared {
             store: self.store,
-            witnesses: self.witnesses,
+            checkers: self.checkers,
             fetcher,
             clock: self.clock,
             limits: self.limits,
             ages: self.ages,
             callers: limit(self.rate),
             payers: limit(self.payer_rate),
-            places: Places {
-                cards: places(self.at_once),
-                voices: places(self.at_once),
-                reads: places(self.reads_at_once),
+            permits: Permits {
+                cards: permits(self.max_writes),
+                reports: permits(self.max_writes),
+                reads: permits(self.max_reads),
             },
         }))
     }

@@ -1,4 +1,4 @@
-//! Reads and writes directories, and believes them nothing that can be checked.
+//! The client of a directory. It verifies everything that it can check itself.
 
 use std::{collections::HashSet, fmt, time::Duration};
 
@@ -15,8 +15,8 @@ use tower_x402::{Asset, Network, Usdc, client::Receipt};
 use url::Url;
 
 use super::{
-    SignedEvidence, VoiceError,
-    report::{Admitted, CardPage, ListMe, Problem, VoicePage},
+    ReportError, SignedEvidence,
+    report::{AcceptedReport, CardsBody, ListRequest, Problem, ReportsBody},
 };
 use crate::{
     VerifiedCard,
@@ -28,19 +28,19 @@ use crate::{
 const MAX_PAGE: usize = 8 << 20;
 /// How many cards are collected, over all pages.
 const MAX_CARDS: usize = 10_000;
-/// How many bytes of cards are read, over all pages; the page that goes beyond is the last.
+/// How many bytes of cards are read, over all pages. The page that exceeds the limit is the last.
 const MAX_TEXT: usize = 64 << 20;
-/// How many cards and voices are asked for at once.
-const CARDS_A_PAGE: u64 = 50;
-const VOICES_A_PAGE: u64 = 1_000;
-/// How often it is tried to publish one record, and how long is waited in between at most.
+/// How many cards and reports a page may have.
+const CARDS_PER_PAGE: u64 = 50;
+const REPORTS_PER_PAGE: u64 = 1_000;
+/// How often a record is sent, and the longest pause in between.
 const ATTEMPTS: usize = 5;
-const LONGEST_WAIT: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 
-/// Speaks to a directory: finds evaluators, publishes evidence and reads that of others.
+/// A client of a directory: finds evaluators, publishes reports and reads those of others.
 ///
-/// Bounded in every way: pages of 8 MiB, a time for each, 10,000 cards and 64 MiB of them over all pages. Redirects are not followed. Every card and every
-/// signature is verified here; what does not hold is skipped and counted.
+/// Every card and every signature is verified here. Entries that do not hold are skipped and counted. A page may have 8 MiB; all pages of
+/// cards together 10,000 cards and 64 MiB. Redirects are not followed.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -60,86 +60,86 @@ pub struct DirectoryClient {
     timeout: Duration,
 }
 
-/// Which evaluators are wanted; what is left out does not matter.
+/// A query for evaluators. Fields that are `None` match all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CardQuery {
-    /// With this skill.
+    /// The skill that the evaluator must have.
     pub skill: Option<String>,
-    /// Who can be paid there.
+    /// A network on which it must accept payments.
     pub network: Option<Network>,
-    /// Who ask no more for an output.
+    /// The highest price per output.
     pub max_price: Option<Usdc>,
 }
 
-/// What a directory lists.
+/// The cards that a directory lists.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FoundCards {
-    /// Those that are what they should be, in the order in which they were listed first.
+    /// The verified cards, in the order in which they were first listed.
     pub found: Vec<FoundCard>,
-    /// How many were not.
+    /// How many cards were not valid or did not match the query.
     pub skipped: usize,
 }
 
-/// An evaluator that a directory lists. The card was verified; that the evaluator still stands by it, only it can tell.
+/// An evaluator that a directory lists. The card was verified. Whether it is still current, only the evaluator knows.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FoundCard {
-    /// Where the card is.
+    /// The URL of the card.
     pub url: Url,
     /// The card.
     pub card: VerifiedCard,
-    /// When the directory first saw it, by its own account, in seconds since the Unix epoch.
+    /// When the directory first saw the card, by its own account, in seconds since the Unix epoch.
     pub first_seen: u64,
-    /// When it saw it last.
+    /// When the directory last saw it.
     pub last_seen: u64,
 }
 
-/// Which voices are wanted; what is left out does not matter.
+/// A query for reports. Fields that are `None` match all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VoiceQuery {
-    /// About whom.
+pub struct ReportQuery {
+    /// The evaluator that the reports are about.
     pub evaluator: Option<Address>,
-    /// In which skill.
+    /// The skill that the reports are about.
     pub skill: Option<String>,
-    /// Whose.
+    /// The payer who signed the reports.
     pub payer: Option<Address>,
-    /// Only those with larger numbers; where the last page ended.
+    /// Where to continue: only reports with larger numbers are returned. See [`ReportPage::after`].
     pub after: u64,
 }
 
-/// A page of voices.
+/// A page of reports.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Voices {
-    /// Those whose payers signed them.
-    pub voices: Vec<Admitted>,
-    /// How many of the page were not signed by their payers, or were not asked for.
+pub struct ReportPage {
+    /// The reports whose payers signed them.
+    pub reports: Vec<AcceptedReport>,
+    /// How many reports of the page were not signed by their payers or did not match the query.
     pub skipped: usize,
-    /// Where to go on.
+    /// Where the next page begins.
     pub after: u64,
-    /// Whether there were further ones.
+    /// Whether there were further reports.
     pub more: bool,
 }
 
-/// What became of a record that was sent.
+/// What became of a report that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Publication {
-    /// It is admitted, now or before.
-    Admitted,
-    /// The payment has said something else before.
-    Spoken,
-    /// The payment is not on the chain, or not deep enough: send it again later.
+    /// The report is accepted, now or before.
+    Accepted,
+    /// The payment has another report. Each payment supports one.
+    Conflict,
+    /// The payment is not on the chain, or not deep enough. Send the report again later.
     NotYet,
-    /// The directory cannot take it now: send it again later.
+    /// The directory cannot take the report now. Send it again later.
     Busy {
-        /// When, if it says so.
+        /// How long to wait. One second, if the directory does not say.
         after: Duration,
     },
-    /// It will not be admitted.
+    /// The report will not be accepted.
     Refused {
-        /// The directory's word for the reason.
+        /// The directory's code for the reason.
         error: String,
         /// Its explanation, in at most 500 characters.
         detail: String,
@@ -150,53 +150,53 @@ pub enum Publication {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// How many records are admitted, now or before.
-    pub admitted: usize,
-    /// Which should be sent again later.
+    /// How many reports are accepted, now or before.
+    pub accepted: usize,
+    /// The payments whose reports should be sent again later.
     pub later: Vec<PaymentId>,
-    /// Which will not be admitted, or cannot be said, and why not.
+    /// The payments whose reports will not be accepted or cannot be signed, and why.
     pub refused: Vec<(PaymentId, String)>,
 }
 
-/// Why a directory could not be asked.
+/// A directory could not be asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
-    /// Not a URL of HTTP.
+    /// The URL is not an http or https URL.
     #[error("the directory's URL is not an http or https URL")]
     Url,
-    /// It could not be reached, or no HTTP client be made.
+    /// The directory could not be reached, or the HTTP client could not be created.
     #[error("the directory could not be reached")]
     Unreachable(#[source] reqwest::Error),
-    /// It did not answer in time.
+    /// The directory did not answer within the [timeout](DirectoryClient::timeout).
     #[error("the directory did not answer in time")]
-    Late,
-    /// Its answer is too large.
+    Timeout,
+    /// The answer is too large.
     #[error("the directory's answer is larger than {MAX_PAGE} bytes")]
     TooLarge,
-    /// It answered with another status.
+    /// The directory refused.
     #[error("the directory answered with status {status}: {error} {detail}")]
     Answered {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// Its word for the reason.
+        /// The directory's code for the reason.
         error: String,
         /// Its explanation, in at most 500 characters.
         detail: String,
     },
-    /// Its answer makes no sense.
-    #[error("the directory's answer is not one: {0}")]
+    /// The answer is not what a directory answers.
+    #[error("the directory's answer cannot be read: {0}")]
     Unreadable(String),
-    /// The record cannot be signed.
+    /// The evidence cannot be signed.
     #[error(transparent)]
-    Voice(#[from] VoiceError),
+    Report(#[from] ReportError),
 }
 
 impl DirectoryClient {
-    /// A client of the directory below `url`, which waits ten seconds for each answer.
+    /// Creates a client of the directory below `url`.
     ///
     /// # Errors
-    /// [`DirectoryError::Url`], or [`DirectoryError::Unreachable`] if no HTTP client could be made.
+    /// [`DirectoryError::Url`], or [`DirectoryError::Unreachable`] if the HTTP client cannot be created.
     pub fn new(url: &Url) -> Result<Self, DirectoryError> {
         let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(DirectoryError::Unreachable)?;
         Ok(Self {
@@ -207,49 +207,49 @@ impl DirectoryClient {
         })
     }
 
-    /// Where its evidence is.
+    /// Returns the URL of the directory's reports.
     pub(crate) const fn url(&self) -> &Url {
         &self.evidence
     }
 
-    /// How long an answer is waited for. Listing and publishing make the directory ask others first.
+    /// Sets how long an answer may take. Default: 10 s. To list and to accept, the directory asks other servers first.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Has the evaluator at `url` listed: its base URL, or that of its card (`….json`).
+    /// Asks the directory to list the evaluator at `url`: its base URL, or that of its card (`….json`).
     ///
     /// # Errors
-    /// [`DirectoryError::Answered`] says why it is not.
+    /// [`DirectoryError::Answered`] says why it is not listed.
     pub async fn list(&self, url: &Url) -> Result<(), DirectoryError> {
-        let body = ListMe { url: url.to_string() };
+        let body = ListRequest { url: url.to_string() };
         let (status, body) = self.send(Method::POST, self.cards.clone(), Some(&body)).await?;
         if status.is_success() { Ok(()) } else { Err(answered(status.status, &body)) }
     }
 
-    /// The evaluators that match, from all pages.
+    /// Returns the evaluators that match, from all pages.
     ///
     /// # Errors
-    /// If a page cannot be had.
+    /// [`DirectoryError`] if a page cannot be read.
     pub async fn cards(&self, query: &CardQuery) -> Result<FoundCards, DirectoryError> {
         let (mut found, mut skipped, mut text, mut after) = (Vec::new(), 0, 0, 0);
         let mut seen = HashSet::new();
         loop {
             let mut url = self.cards.clone();
             url.query_pairs_mut()
-                .append_pair("limit", &CARDS_A_PAGE.to_string())
+                .append_pair("limit", &CARDS_PER_PAGE.to_string())
                 .append_pair("after", &u64::to_string(&after))
                 .extend_pairs(query.skill.iter().map(|skill| ("skill", skill)))
                 .extend_pairs(query.network.iter().map(|network| ("network", network.to_string())))
                 .extend_pairs(query.max_price.iter().map(|price| ("maxPrice", price.atomic().to_string())));
-            let page: CardPage = self.get(url).await?;
+            let page: CardsBody = self.get(url).await?;
             let is_empty = page.cards.is_empty();
             for entry in page.cards {
                 text += entry.card.get().len();
                 let read = |url: &str, card: &str| {
                     let url: Url = url.parse().ok()?;
-                    let card = VerifiedCard::of(card.as_bytes(), &url).ok()?;
+                    let card = VerifiedCard::verify(card.as_bytes(), &url).ok()?;
                     query.matches(&card).then_some((url, card))
                 };
                 match read(&entry.url, entry.card.get()) {
@@ -260,7 +260,7 @@ impl DirectoryClient {
                     _ => skipped += 1,
                 }
             }
-            // Whatever it says, it cannot keep us going round.
+            // A lying directory cannot make this loop endless.
             let is_enough = found.len() + skipped >= MAX_CARDS || text >= MAX_TEXT;
             if !page.more || is_empty || page.after <= after || is_enough {
                 return Ok(FoundCards { found, skipped });
@@ -269,10 +269,10 @@ impl DirectoryClient {
         }
     }
 
-    /// Signs a record with the key that paid, and publishes it, once.
+    /// Signs evidence with the key that paid, and sends it to the directory once. `receipt` is that of the payment.
     ///
     /// # Errors
-    /// If it cannot be signed, or the directory not be asked.
+    /// [`DirectoryError`] if the evidence cannot be signed, or the directory cannot be asked.
     pub async fn publish(
         &self,
         evidence: Evidence,
@@ -283,19 +283,19 @@ impl DirectoryClient {
         self.publish_signed(&SignedEvidence::sign(evidence, network, asset, transaction, signer).await?).await
     }
 
-    /// Publishes what was signed, once.
+    /// Sends a report to the directory once.
     ///
     /// # Errors
-    /// If the directory cannot be asked.
-    pub async fn publish_signed(&self, said: &SignedEvidence) -> Result<Publication, DirectoryError> {
-        let (status, body) = self.send(Method::POST, self.evidence.clone(), Some(said)).await?;
+    /// [`DirectoryError`] if the directory cannot be asked.
+    pub async fn publish_signed(&self, report: &SignedEvidence) -> Result<Publication, DirectoryError> {
+        let (status, body) = self.send(Method::POST, self.evidence.clone(), Some(report)).await?;
         if status.is_success() {
-            return Ok(Publication::Admitted);
+            return Ok(Publication::Accepted);
         }
         let Problem { error, detail } = problem(&body);
         Ok(match (status.status, &*error) {
             (StatusCode::CONFLICT, "not_yet") => Publication::NotYet,
-            (StatusCode::CONFLICT, _) => Publication::Spoken,
+            (StatusCode::CONFLICT, _) => Publication::Conflict,
             (StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT, _) => {
                 Publication::Busy { after: status.retry_after }
             }
@@ -304,15 +304,17 @@ impl DirectoryClient {
         })
     }
 
-    /// Publishes the records of a log about what `signer` paid with `asset`, one after the other; what the directory cannot take
-    /// at once is tried a few times. `transaction` says which transaction settled a payment, if that is known: otherwise the
-    /// directory must search for it, and finds only recent ones. Publishing the same log again changes nothing.
+    /// Publishes the evidence of a log about payments that `signer` made with `asset`, one after the other. Evidence that the
+    /// directory cannot take at once is sent up to five times. Publishing the same log again changes nothing.
     ///
-    /// A record that says whether a verdict was right tells the evaluator that the task was an audit. Publish after the tasks
-    /// of which that may not be known.
+    /// `transaction` returns the transaction that settled a payment, if that is known. Otherwise the directory must search for it, and
+    /// finds only recent ones.
+    ///
+    /// Evidence that says whether a verdict was right tells the evaluator that the task was an audit. Publish it only after you no
+    /// longer use that task.
     ///
     /// # Errors
-    /// If the signer fails, or the directory cannot be asked.
+    /// [`DirectoryError`] if the signer fails, or the directory cannot be asked.
     pub async fn publish_log(
         &self,
         log: &EvidenceLog,
@@ -323,62 +325,62 @@ impl DirectoryClient {
         let mut published = Published::default();
         let mine = log.find(&crate::evidence::EvidenceQuery { payer: Some(signer.address()), ..Default::default() });
         for evidence in mine {
-            let Some(voice) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
-            let transaction = transaction(&voice);
+            let Some(payment) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
+            let transaction = transaction(&payment);
             let signed = SignedEvidence::sign(evidence, asset.network, asset.address, transaction, signer).await;
             let signed = match signed {
                 Ok(signed) => signed,
-                Err(error @ (VoiceError::Sign(_) | VoiceError::WrongSigner { .. })) => return Err(error.into()),
+                Err(error @ (ReportError::Sign(_) | ReportError::WrongSigner { .. })) => return Err(error.into()),
                 Err(error) => {
-                    published.refused.push((voice, error.to_string()));
+                    published.refused.push((payment, error.to_string()));
                     continue;
                 }
             };
-            match self.insist(&signed).await? {
-                Publication::Admitted => published.admitted += 1,
-                Publication::NotYet | Publication::Busy { .. } => published.later.push(voice),
-                Publication::Spoken => published.refused.push((voice, "spoken".to_owned())),
-                Publication::Refused { error, .. } => published.refused.push((voice, error)),
+            match self.publish_with_retries(&signed).await? {
+                Publication::Accepted => published.accepted += 1,
+                Publication::NotYet | Publication::Busy { .. } => published.later.push(payment),
+                Publication::Conflict => published.refused.push((payment, "spoken".to_owned())),
+                Publication::Refused { error, .. } => published.refused.push((payment, error)),
             }
         }
         Ok(published)
     }
 
-    async fn insist(&self, said: &SignedEvidence) -> Result<Publication, DirectoryError> {
-        let mut published = self.publish_signed(said).await?;
+    async fn publish_with_retries(&self, report: &SignedEvidence) -> Result<Publication, DirectoryError> {
+        let mut published = self.publish_signed(report).await?;
         for _ in 1..ATTEMPTS {
             let Publication::Busy { after } = published else { break };
-            sleep(after.min(LONGEST_WAIT)).await;
-            published = self.publish_signed(said).await?;
+            sleep(after.min(MAX_PAUSE)).await;
+            published = self.publish_signed(report).await?;
         }
         Ok(published)
     }
 
-    /// A page of voices whose payers signed them. That their payments took place is the directory's word, until
-    /// [`Witness`](super::Witness) is asked.
+    /// Returns a page of reports whose signatures hold. That their payments took place is the directory's claim, until you check it
+    /// with a [`PaymentChecker`](super::PaymentChecker).
     ///
     /// # Errors
-    /// If the page cannot be had.
-    pub async fn voices(&self, query: &VoiceQuery) -> Result<Voices, DirectoryError> {
+    /// [`DirectoryError`] if the page cannot be read.
+    pub async fn reports(&self, query: &ReportQuery) -> Result<ReportPage, DirectoryError> {
         let mut url = self.evidence.clone();
         url.query_pairs_mut()
-            .append_pair("limit", &VOICES_A_PAGE.to_string())
+            .append_pair("limit", &REPORTS_PER_PAGE.to_string())
             .append_pair("after", &query.after.to_string())
             .extend_pairs(query.evaluator.iter().map(|evaluator| ("evaluator", evaluator.to_string())))
             .extend_pairs(query.skill.iter().map(|skill| ("skill", skill)))
             .extend_pairs(query.payer.iter().map(|payer| ("payer", payer.to_string())));
-        let page: VoicePage = self.get(url).await?;
-        let (before, mut after) = (page.voices.len(), query.after);
-        let mut voices = page.voices;
-        voices.retain(|voice| {
-            let is_next = voice.id > after;
-            after = after.max(voice.id);
-            is_next && query.matches(voice) && voice.said.verify().is_ok()
+        let page: ReportsBody = self.get(url).await?;
+        let (before, mut after) = (page.reports.len(), query.after);
+        let mut reports = page.reports;
+        reports.retain(|accepted| {
+            let is_next = accepted.id > after;
+            after = after.max(accepted.id);
+            is_next && query.matches(accepted) && accepted.report.verify().is_ok()
         });
-        let skipped = before - voices.len();
-        // A page without anything new is the last one, whatever it says.
+        let skipped = before - reports.len();
+        // A page without new reports is the last one, whatever the directory says.
         let more = page.more && after > query.after;
-        Ok(Voices { voices, skipped, after, more })
+        Ok(ReportPage { reports, skipped, after, more })
     }
 
     async fn get<T: DeserializeOwned>(&self, url: Url) -> Result<T, DirectoryError> {
@@ -409,7 +411,7 @@ impl DirectoryClient {
             })?;
             Ok((status, body))
         };
-        timeout(self.timeout, exchange).await.unwrap_or(Err(DirectoryError::Late))
+        timeout(self.timeout, exchange).await.unwrap_or(Err(DirectoryError::Timeout))
     }
 }
 
@@ -428,16 +430,16 @@ impl CardQuery {
     }
 }
 
-impl VoiceQuery {
-    fn matches(&self, voice: &Admitted) -> bool {
-        let evidence = &voice.said.evidence;
+impl ReportQuery {
+    fn matches(&self, accepted: &AcceptedReport) -> bool {
+        let evidence = &accepted.report.evidence;
         self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)
             && self.skill.as_ref().is_none_or(|skill| *skill == evidence.skill)
             && self.payer.is_none_or(|payer| evidence.payment.is_some_and(|payment| payment.payer == payer))
     }
 }
 
-/// The head of an answer.
+/// The status of an answer.
 #[derive(Clone, Copy, Debug)]
 struct Status {
     status: StatusCode,
@@ -460,7 +462,7 @@ fn answered(status: StatusCode, body: &[u8]) -> DirectoryError {
     DirectoryError::Answered { status: status.as_u16(), error, detail }
 }
 
-/// What a directory says is wrong; foreign text, so no more of it than can be shown.
+/// Reads a refusal. It is untrusted text, so control characters are removed and long texts are cut.
 fn problem(body: &[u8]) -> Problem {
     let Problem { error, detail } =
         serde_json::from_slice(body).unwrap_or_else(|_| Problem { error: "unknown".to_owned(), detail: String::new() });

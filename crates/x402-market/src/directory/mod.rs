@@ -1,36 +1,52 @@
-//! Where students find evaluators, and what others saw of them.
+//! Where students find evaluators, and what their payers report about them.
 //!
-//! A directory is an HTTP service that anybody can run. It lists the signed cards of evaluators, and pools evidence: what payers say of
-//! evaluations that they paid for. It vouches for nothing that its readers cannot check themselves.
+//! A directory is an HTTP service that anybody can run. It lists the signed cards of evaluators, and collects reports: signed evidence
+//! about evaluations that somebody paid for. Readers can check everything that it says. [`DirectoryClient`] lists, publishes and reads;
+//! `examples/directory` is a directory to run.
 //!
-//! # What a voice is worth
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use x402_market::directory::{CardQuery, DirectoryClient, ReportQuery};
 //!
-//! Anybody can say anything, so a voice is admitted only if it is
+//! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
+//! directory.list(&"https://reasons.example".parse()?).await?;
+//! let query = CardQuery { skill: Some("reasoning".into()), ..CardQuery::default() };
+//! for found in directory.cards(&query).await?.found {
+//!     let query = ReportQuery { evaluator: Some(found.card.pay_to()), ..ReportQuery::default() };
+//!     println!("{}: {} reports", found.url, directory.reports(&query).await?.reports.len());
+//! }
+//! # Ok(()) }
+//! ```
 //!
-//! - **signed by the payer**, every word of it ([`SignedEvidence`]),
-//! - **about a payment that reached the evaluator**: [`Witness`] finds it on the chain, by the same logs by which sellers
-//!   recognize their money, deep enough not to be undone, and about when the record says,
-//! - **the only one of its payment**: it is known by (network, asset, payer, nonce). What was said once cannot be said otherwise,
-//! - **about a skill that the evaluator offers or offered**, by a card that the directory has seen itself, **and no cheaper than that**: the
-//!   lowest price per output it was ever seen to ask for the skill was paid, and by somebody else than itself.
+//! # Which reports are accepted
 //!
-//! So to speak of somebody costs what an evaluation by it costs. That does not make it true, nor does it cost everybody the same: the
-//! money reaches the evaluator, so a voice about a friend, or about oneself from another account, costs the fee of a
-//! transaction. What a voice is worth is decided by each reader, by comparing with its own audits: [`reputation`](super::reputation).
+//! A report is accepted only if it is
 //!
-//! What is not heard: contract wallets, because what they accept as a signature (ERC-1271) can change later; who paid less than the
-//! directory saw asked, which includes the customers of an evaluator that shows them a cheaper card than the directory. Silence
-//! about an evaluator is not praise.
+//! - **signed by the payer**, all of it ([`SignedEvidence`]),
+//! - **about a payment that reached the evaluator**: `PaymentChecker` finds the payment on the chain, in a block that is deep enough and
+//!   of about the report's time,
+//! - **the only one about its payment**: network, asset, payer and nonce identify it,
+//! - **about a skill that the evaluator has offered** on a card that the directory has seen, **for at least the lowest price** per output
+//!   that the directory has seen for it, and not by the evaluator itself.
 //!
-//! # What is forgotten
+//! So a report costs what an evaluation costs. That does not make it true. And an evaluator that reports about itself from another
+//! account only pays the transaction's fee, because it receives the money. Each reader decides what a report is worth, by comparing it
+//! with audits of its own: [`reputation`](super::reputation).
 //!
-//! Everything that is kept has a bound. Cards that do not answer for a day are not listed any more, and forgotten after a month; voices are
-//! forgotten after half a year, or when there are too many, those about the oldest payments first. A payment whose voice may have been
-//! forgotten has none any more, so none speaks twice. A voice whose payment is undone by a reorganization, however deep, is removed
-//! once all nodes agree that it is gone for good: that its authorization is unused in a final block, at which they must answer calls, or
-//! was used by another transaction.
+//! Contract wallets cannot report, because what they accept as a signature (ERC-1271) can change later. Neither can payers who paid less
+//! than the directory has seen asked. These include customers to whom the evaluator shows a cheaper card than to the directory. Few
+//! reports about an evaluator are therefore no praise.
 //!
-//! # One of one's own
+//! # What is deleted
+//!
+//! All storage is bounded. A card that cannot be fetched is unlisted after a day and deleted after 30 days. Reports are deleted after 180
+//! days, or when there are too many, those about the oldest payments first. A payment whose report may have been deleted cannot be
+//! reported again.
+//!
+//! If a reorg removes a payment, its report is deleted once all nodes agree that the payment is gone for good: its authorization is unused
+//! in a final block, or was used by another transaction. The nodes must answer calls at a final block for that.
+//!
+//! # Run a directory
 //!
 //! ```no_run
 //! # #[cfg(feature = "directory")]
@@ -39,12 +55,13 @@
 //! use axum::{Router, body::Body, extract::{ConnectInfo, Request}};
 //! use tower::ServiceExt as _;
 //! use tower_x402::{Network, facilitator::service::PeerAddress};
-//! use x402_market::directory::{DirectoryService, DirectoryStore, Witness};
+//! use x402_market::directory::{DirectoryService, DirectoryStore, PaymentChecker};
 //!
-//! let witness = Witness::new(Network::BASE).rpc_url("https://your-node.example")?;
-//! let directory = DirectoryService::builder(DirectoryStore::open("directory.sqlite").await?).witness(witness).build()?;
+//! let checker = PaymentChecker::new(Network::BASE).rpc_url("https://your-node.example")?;
+//! let store = DirectoryStore::open("directory.sqlite").await?;
+//! let directory = DirectoryService::builder(store).payment_checker(checker).build()?;
 //! tokio::spawn(directory.clone().upkeep());
-//! // Who calls, so that each caller has an allowance of its own. Behind a proxy, what the proxy says of it.
+//! // Gives each caller an allowance of its own. Behind a proxy, use the address that the proxy reports.
 //! let directory = directory.map_request(|mut request: Request<Body>| {
 //!     if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<SocketAddr>>().copied() {
 //!         request.extensions_mut().insert(PeerAddress(peer.ip()));
@@ -56,33 +73,30 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What is worked on at once is bounded, too, apart for cards, voices and readers; how many connections there may be is for the
-//! server to say.
-//!
-//! [`DirectoryClient`] reads and writes; `examples/directory` is one to run.
+//! Concurrent requests are limited, separately for cards, reports and readers. Limit connections in the server.
 
 #[cfg(feature = "directory")]
 mod admission;
 #[cfg(feature = "directory")]
 mod builder;
 mod client;
+#[cfg(feature = "onchain")]
+mod payment_check;
 mod report;
 #[cfg(feature = "directory")]
 mod service;
 #[cfg(feature = "directory")]
 mod store;
-#[cfg(feature = "onchain")]
-mod witness;
 
 #[cfg(feature = "directory")]
 pub use builder::DirectoryBuilder;
 pub use client::{
-    CardQuery, DirectoryClient, DirectoryError, FoundCard, FoundCards, Publication, Published, VoiceQuery, Voices,
+    CardQuery, DirectoryClient, DirectoryError, FoundCard, FoundCards, Publication, Published, ReportPage, ReportQuery,
 };
-pub use report::{Admitted, PaymentOf, SignedEvidence, VoiceError};
+#[cfg(feature = "onchain")]
+pub use payment_check::{PaymentCheckError, PaymentChecker, ReportedPayment};
+pub use report::{AcceptedReport, ReportError, SignedEvidence};
 #[cfg(feature = "directory")]
-pub use service::{DirectoryFuture, DirectoryService};
+pub use service::DirectoryService;
 #[cfg(feature = "directory")]
 pub use store::{DirectoryStore, StoreError};
-#[cfg(feature = "onchain")]
-pub use witness::{Payment, Witness, WitnessError};

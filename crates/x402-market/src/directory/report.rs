@@ -1,11 +1,11 @@
-//! Evidence that its payer stands by.
+//! Reports: what a payer signs about an evaluation that it paid for, and what directories answer, as JSON.
 
 use alloy_primitives::{Address, B256, U256};
 use alloy_signer::Signer;
 use alloy_sol_types::{Eip712Domain, SolStruct as _};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
+use tower_x402::{Network, Usdc, eip3009::PaymentSignature, payment::PaymentKey};
 
 use crate::evidence::{CallOutcome, Evidence, PaymentId};
 
@@ -14,7 +14,7 @@ const SKILL_BYTES: usize = 128;
 
 mod typed {
     alloy_sol_types::sol! {
-        /// What is signed.
+        /// The message that is signed.
         struct Evidence {
             address asset;
             address payer;
@@ -28,113 +28,127 @@ mod typed {
     }
 }
 
-/// A record about a paid evaluation, signed with the payer's key.
+/// A report: evidence about a paid evaluation, signed with the payer's key.
 ///
-/// What is signed is EIP-712 typed data in the domain `{name: "tower-x402 evidence", version: "1", chainId}`:
+/// The signature is over EIP-712 typed data in the domain `{name: "tower-x402 evidence", version: "1", chainId}`:
 ///
 /// `Evidence(address asset,address payer,bytes32 nonce,address evaluator,uint256 paid,string skill,uint64 at,string outcome)`
 ///
-/// where `outcome` is the canonical JSON (RFC 8785) of the record's outcome. The signature is a key's: what a contract wallet
-/// accepts (ERC-1271) can change later, and a voice must mean the same to whoever reads it, whenever.
+/// `outcome` is the canonical JSON (RFC 8785) of the evidence's outcome. The signature must be a key's. Contract wallets are not
+/// supported: what they accept as a signature (ERC-1271) can change later, and a report must stay valid for every reader.
 ///
-/// The transaction is not signed: it is where to look for the proof, no part of what is said.
+/// The transaction is not signed. It says where to look for the payment, and is no part of the report.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use alloy_primitives::{Address, B256};
+/// use alloy_signer_local::PrivateKeySigner;
+/// use tower_x402::Network;
+/// use x402_market::directory::SignedEvidence;
+/// use x402_market::evidence::{CallOutcome, Evidence, PaymentId};
+///
+/// let payer = PrivateKeySigner::random();
+/// let evidence = Evidence {
+///     payment: Some(PaymentId { payer: payer.address(), nonce: B256::repeat_byte(1) }),
+///     evaluator: Address::repeat_byte(2),
+///     skill: "prose".to_owned(),
+///     at: 1_760_000_000,
+///     paid: "$0.001".parse()?,
+///     outcome: CallOutcome::answered(0.9, None, Some(true)),
+/// };
+/// let usdc = Network::BASE.usdc().ok_or("USDC is known on Base")?.address;
+/// let report = SignedEvidence::sign(evidence, Network::BASE, usdc, None, &payer).await?;
+/// assert_eq!(report.verify()?.payer, payer.address());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SignedEvidence {
     /// The chain of the payment.
     pub network: Network,
-    /// The token that was paid with.
+    /// The token of the payment.
     pub asset: Address,
-    /// The record. It is about a payment of more than nothing to somebody else, and not about a lie about the price.
+    /// The evidence. It is about a payment of more than zero to somebody else, and its outcome is one that follows a payment.
     pub evidence: Evidence,
     /// The transaction that settled the payment, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction: Option<B256>,
-    /// By the payer.
+    /// The payer's signature.
     pub signature: PaymentSignature,
 }
 
-/// What makes a payment one: with this key there is one voice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PaymentOf {
-    /// The chain.
-    pub network: Network,
-    /// The token.
-    pub asset: Address,
-    /// Who paid, and the nonce of the authorization.
-    pub voice: PaymentId,
-}
-
-/// Why a record is not signed, or a signature not believed.
+/// A report could not be signed, or its signature does not hold.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum VoiceError {
-    /// Nothing was paid, or zero: it is nobody else's business.
-    #[error("the record is about no payment")]
+pub enum ReportError {
+    /// The evidence names no payment, or one of zero. Only paid evaluations can be reported.
+    #[error("the evidence names no payment of more than zero")]
     NoPayment,
-    /// A lie about the price or the payee is found before anything is paid.
-    #[error("an outcome that no payment has")]
+    /// The outcome is one that is found before anything is paid, such as a wrong price.
+    #[error("the outcome is one that no payment can have")]
     Outcome,
-    /// A score or a confidence outside [0, 1], or a skill with a name of over 128 bytes or none.
-    #[error("a score or a confidence outside [0, 1], or a skill with too long a name or none")]
+    /// A score or a confidence is outside [0, 1], or the name of the skill is empty or longer than 128 bytes.
+    #[error("a score or a confidence is outside [0, 1], or the skill's name is not 1 to 128 bytes long")]
     OutOfRange,
-    /// What an evaluator says of itself.
+    /// The payer is the evaluator itself.
     #[error("the payer is the evaluator itself")]
     PaidItself,
-    /// The payer's key did not make the signature. Contract wallets (ERC-1271) have no voice.
-    #[error("the key of the payer {0} did not make the signature; contract wallets (ERC-1271) have no voice")]
+    /// The signature is not by the payer's key. Contract wallets (ERC-1271) cannot report.
+    #[error("the signature is not by the key of the payer {0}; contract wallets (ERC-1271) cannot report")]
     NotThePayer(Address),
-    /// The signer is not the payer.
-    #[error("the record is of a payment by {payer}, and the signer is {signer}")]
+    /// The signer is not the payer. Sign with the key that paid.
+    #[error("the payment is by {payer}, but the signer is {signer}")]
     WrongSigner {
-        /// Who paid.
+        /// The payer.
         payer: Address,
-        /// Who would sign.
+        /// The signer's address.
         signer: Address,
     },
-    /// The key refused or failed.
+    /// The signer refused or failed.
     #[error("the signer failed")]
     Sign(#[source] alloy_signer::Error),
 }
 
 impl SignedEvidence {
-    /// Signs a record with the key that paid.
+    /// Signs evidence with the key that paid.
     ///
     /// # Errors
-    /// If the record is not about a payment of this key's, or the signer fails.
+    /// [`ReportError`] if the evidence is not about a payment by this key, or if the signer fails.
     pub async fn sign(
         evidence: Evidence,
         network: Network,
         asset: Address,
         transaction: Option<B256>,
         signer: &(impl Signer + Sync),
-    ) -> Result<Self, VoiceError> {
-        let voice = sound(&evidence)?;
-        if voice.payer != signer.address() {
-            return Err(VoiceError::WrongSigner { payer: voice.payer, signer: signer.address() });
+    ) -> Result<Self, ReportError> {
+        let payment = reportable(&evidence)?;
+        if payment.payer != signer.address() {
+            return Err(ReportError::WrongSigner { payer: payment.payer, signer: signer.address() });
         }
-        let typed = typed(&evidence, asset, voice)?;
-        let signature = signer.sign_typed_data(&typed, &domain(network)).await.map_err(VoiceError::Sign)?;
+        let typed = typed(&evidence, asset, payment)?;
+        let signature = signer.sign_typed_data(&typed, &domain(network)).await.map_err(ReportError::Sign)?;
         let signature = PaymentSignature::from(signature.normalized_s().as_bytes().to_vec());
         Ok(Self { network, asset, evidence, transaction, signature })
     }
 
-    /// Checks that the record is sound and that the payer signed every word of it. Whether the payment took place is another question.
+    /// Checks the evidence and the payer's signature, and returns the payment that it is about. Whether that payment took place is
+    /// for a [`PaymentChecker`](super::PaymentChecker) to find out.
     ///
     /// # Errors
-    /// [`VoiceError`].
-    pub fn verify(&self) -> Result<PaymentOf, VoiceError> {
-        let voice = sound(&self.evidence)?;
-        let hash = typed(&self.evidence, self.asset, voice)?.eip712_signing_hash(&domain(self.network));
-        match self.signature.recover(hash) {
-            Ok(signer) if signer == voice.payer => Ok(PaymentOf { network: self.network, asset: self.asset, voice }),
-            _ => Err(VoiceError::NotThePayer(voice.payer)),
+    /// [`ReportError`] says what is wrong.
+    pub fn verify(&self) -> Result<PaymentKey, ReportError> {
+        let PaymentId { payer, nonce } = reportable(&self.evidence)?;
+        let typed = typed(&self.evidence, self.asset, PaymentId { payer, nonce })?;
+        match self.signature.recover(typed.eip712_signing_hash(&domain(self.network))) {
+            Ok(signer) if signer == payer => Ok(PaymentKey { network: self.network, asset: self.asset, payer, nonce }),
+            _ => Err(ReportError::NotThePayer(payer)),
         }
     }
 
-    /// Whether two say the same, whatever their signatures look like.
+    /// Returns `true` if both report the same, whatever their signatures and transactions are.
     #[cfg(feature = "directory")]
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+    pub(super) fn reports_the_same(&self, other: &Self) -> bool {
         (self.network, self.asset, &self.evidence) == (other.network, other.asset, &other.evidence)
     }
 }
@@ -144,31 +158,32 @@ fn domain(network: Network) -> Eip712Domain {
     Eip712Domain::new(Some("tower-x402 evidence".into()), Some("1".into()), chain_id, None, None)
 }
 
-fn sound(evidence: &Evidence) -> Result<PaymentId, VoiceError> {
-    let voice = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(VoiceError::NoPayment)?;
-    if voice.payer == evidence.evaluator {
-        return Err(VoiceError::PaidItself);
+/// Checks that the evidence can be reported, and returns its payment.
+fn reportable(evidence: &Evidence) -> Result<PaymentId, ReportError> {
+    let payment = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(ReportError::NoPayment)?;
+    if payment.payer == evidence.evaluator {
+        return Err(ReportError::PaidItself);
     }
     let probability = |p: f64| (0.0..=1.0).contains(&p);
     let is_in_range = match evidence.outcome {
         CallOutcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
         CallOutcome::InvalidAnswer | CallOutcome::Timeout => true,
         CallOutcome::PriceMismatch | CallOutcome::PayeeMismatch | CallOutcome::TokenMismatch => {
-            return Err(VoiceError::Outcome);
+            return Err(ReportError::Outcome);
         }
     };
     if !is_in_range || evidence.skill.is_empty() || evidence.skill.len() > SKILL_BYTES {
-        return Err(VoiceError::OutOfRange);
+        return Err(ReportError::OutOfRange);
     }
-    Ok(voice)
+    Ok(payment)
 }
 
-fn typed(evidence: &Evidence, asset: Address, voice: PaymentId) -> Result<typed::Evidence, VoiceError> {
-    let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| VoiceError::OutOfRange)?;
+fn typed(evidence: &Evidence, asset: Address, payment: PaymentId) -> Result<typed::Evidence, ReportError> {
+    let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| ReportError::OutOfRange)?;
     Ok(typed::Evidence {
         asset,
-        payer: voice.payer,
-        nonce: voice.nonce,
+        payer: payment.payer,
+        nonce: payment.nonce,
         evaluator: evidence.evaluator,
         paid: evidence.paid.into(),
         skill: evidence.skill.clone(),
@@ -177,50 +192,52 @@ fn typed(evidence: &Evidence, asset: Address, voice: PaymentId) -> Result<typed:
     })
 }
 
-/// A voice that a directory admitted, with where it found the payment. Whoever reads it can check both: the signature in `said`, and
-/// the transaction that `said` names.
+/// A report that a directory accepted, with the block of its payment. Readers can check both: the signature in `report`, and the
+/// transaction that `report` names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Admitted {
-    /// Its number in the directory; later ones are larger.
+#[non_exhaustive]
+pub struct AcceptedReport {
+    /// The report's number in the directory. Later reports have larger numbers.
     pub id: u64,
-    /// What was said, with the transaction that proves the payment.
+    /// The report, with the transaction of the payment.
     #[serde(flatten)]
-    pub said: SignedEvidence,
-    /// The block of the payment.
+    pub report: SignedEvidence,
+    /// The number of the payment's block.
     pub block: u64,
-    /// When that was, in seconds since the Unix epoch.
+    /// The time of that block, in seconds since the Unix epoch.
     pub block_time: u64,
 }
 
-/// Some of the voices.
+/// A page of reports.
 #[derive(Serialize, Deserialize)]
-pub(super) struct VoicePage {
-    pub(super) voices: Vec<Admitted>,
-    /// What to ask for next; the last voice's number, or what was asked for.
+pub(super) struct ReportsBody {
+    #[serde(rename = "voices")]
+    pub(super) reports: Vec<AcceptedReport>,
+    /// Where the next page begins: the last report's number, or what was asked for.
     pub(super) after: u64,
-    /// Whether there are further ones now.
+    /// Whether there are further reports now.
     pub(super) more: bool,
 }
 
-/// An evaluator's card.
+/// An evaluator's card in a page of cards.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CardEntry {
     pub(super) id: u64,
-    /// Where it was fetched.
+    /// The URL of the card.
     pub(super) url: String,
     pub(super) pay_to: Address,
     /// Seconds since the Unix epoch.
     pub(super) first_seen: u64,
     pub(super) last_seen: u64,
-    /// As the evaluator signed it.
+    /// The card as the evaluator signed it.
     pub(super) card: Box<RawValue>,
 }
 
-/// Some of the cards.
+/// A page of cards.
 #[derive(Serialize, Deserialize)]
-pub(super) struct CardPage {
+pub(super) struct CardsBody {
     pub(super) cards: Vec<CardEntry>,
     pub(super) after: u64,
     pub(super) more: bool,
@@ -228,11 +245,11 @@ pub(super) struct CardPage {
 
 /// A request to list an evaluator.
 #[derive(Serialize, Deserialize)]
-pub(super) struct ListMe {
+pub(super) struct ListRequest {
     pub(super) url: String,
 }
 
-/// Why something was not done.
+/// A refusal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Problem {
     pub(super) error: String,

@@ -27,70 +27,70 @@ use tower_x402::{Clock, facilitator::service::RateLimit};
 
 use super::{
     builder::{Ages, DirectoryBuilder},
-    report::{CardPage, Problem, VoicePage},
-    store::{CardFilter, DirectoryStore, Limits, StoreError, VoiceFilter},
-    witness::Witness,
+    payment_check::PaymentChecker,
+    report::{CardsBody, Problem, ReportsBody},
+    store::{CardFilter, DirectoryStore, Limits, ReportFilter, StoreError},
 };
 use crate::{CardFetcher, respond};
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 * 1024;
-/// How long a request body may take to arrive. Until then it takes nobody's place, only its caller's allowance.
+/// How long a request body may take to arrive. Until then it holds no permit, only its caller's allowance.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 /// How many bytes of cards are on a page, after the first card.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Lists evaluators, and what their payers say of them; made by [`DirectoryService::builder`]. Cheap to clone.
+/// An HTTP service that lists evaluators and the reports of their payers. Create it with [`DirectoryService::builder`]. Cheap to clone.
 ///
 /// | request | answer |
 /// |---|---|
-/// | `POST /cards {"url"}` | the directory fetches the card there, verifies it and lists it: 201 if it is new, 200 if its evaluator was known, by the `url` in the answer |
-/// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page; with ETag. `maxPrice` is in atomic units per output |
-/// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is admitted, 200 if it was before |
-/// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [`Admitted`](super::Admitted) voices with their proofs, up to 1,000 a page |
-/// | `GET /evidence.jsonl?…` | the same, one a line, up to 1,000; go on `after` the last line's `id` |
-/// | `GET /healthz` | whether it answers |
+/// | `POST /cards {"url"}` | fetches the card at this URL, verifies and lists it: 201 if it is new, 200 if its evaluator was listed, under the `url` in the answer |
+/// | `GET /cards?skill=&network=&maxPrice=&after=&limit=` | signed cards as their evaluators serve them, up to 100 a page, with an ETag. `maxPrice` is in atomic units per output |
+/// | `POST /evidence` | a [`SignedEvidence`](super::SignedEvidence): 201 if it is accepted, 200 if it was accepted before |
+/// | `GET /evidence?evaluator=&skill=&payer=&after=&limit=` | [accepted reports](super::AcceptedReport), up to 1,000 a page |
+/// | `GET /evidence.jsonl?…` | the same, one on each line, up to 1,000. Continue `after` the last line's `id` |
+/// | `GET /healthz` | 200 if the service runs |
 ///
-/// Paths are told by their ends, so that it can stand below another path. Refusals are `{"error", "detail"}`:
+/// Paths are matched by their ends, so the service can be mounted below another path. Refusals are `{"error", "detail"}`:
 ///
 /// | status | errors |
 /// |---|---|
 /// | 400 | `bad_request`, `bad_query` |
-/// | 408, 413 | `body_too_slow`, `body_too_large` (16 KiB are read) |
-/// | 409 | `payee_changed`; `spoken`: the payment has said something else; `not_yet`: the payment is not on the chain or not deep enough, come again |
-/// | 410 | `too_old`: what was said about payments of that time was forgotten |
-/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee are known), `bad_voice`, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator ever asked, `not_paid`, `implausible_time` |
-/// | 429 | `too_many_requests`, `too_many_voices`, `too_many_of_host`, `too_many_of_payee` |
+/// | 408, 413 | `body_too_slow`, `body_too_large` (more than 16 KiB) |
+/// | 409 | `payee_changed`; `spoken`: the payment has another report; `not_yet`: the payment is not on the chain or not deep enough, try again |
+/// | 410 | `too_old`: reports about payments of that time were deleted |
+/// | 422 | `bad_card`, `not_public`, `too_many_skills` (256 of one payee), `bad_voice`: the report is not valid or not signed by the payer, `not_served`, `unknown_evaluator`, `unknown_skill`, `underpaid`: less than the evaluator's lowest price, `not_paid`, `implausible_time` |
+/// | 429 | `too_many_requests`, `too_many_voices`: the payer's limit of reports is reached, `too_many_of_host`, `too_many_of_payee` |
 /// | 502 | `unreachable`: the card could not be fetched |
-/// | 503 | `unavailable`, `full`: nobody can tell now, or there is no room; nothing was lost |
+/// | 503 | `unavailable`, `full`: try again later |
 #[derive(Clone)]
 pub struct DirectoryService {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What all handles share.
+/// What all clones share.
 pub(super) struct Shared {
     pub(super) store: DirectoryStore,
-    pub(super) witnesses: Vec<Witness>,
+    pub(super) checkers: Vec<PaymentChecker>,
     pub(super) fetcher: CardFetcher,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) ages: Ages,
     pub(super) callers: RateLimit,
     pub(super) payers: RateLimit,
-    /// How many cards, voices and readers may be worked on besides those that are.
-    pub(super) places: Places,
+    pub(super) permits: Permits,
 }
 
-/// Apart from each other: cards wait for strangers, voices for nodes, and readers for neither.
-pub(super) struct Places {
+/// Limits on concurrent work. They are separate, because listing waits for unknown servers, reports wait for nodes, and reads wait for
+/// neither.
+pub(super) struct Permits {
     pub(super) cards: Semaphore,
-    pub(super) voices: Semaphore,
+    pub(super) reports: Semaphore,
     pub(super) reads: Semaphore,
 }
 
 impl DirectoryService {
-    /// Settings to start from, with what the directory keeps.
+    /// Starts the settings of a directory that uses this store.
     pub fn builder(store: DirectoryStore) -> DirectoryBuilder {
         DirectoryBuilder::new(store)
     }
@@ -102,7 +102,7 @@ impl DirectoryService {
 
 impl fmt::Debug for DirectoryService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryService").field("witnesses", &self.shared.witnesses).finish_non_exhaustive()
+        f.debug_struct("DirectoryService").field("checkers", &self.shared.checkers).finish_non_exhaustive()
     }
 }
 
@@ -113,35 +113,18 @@ where
 {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
-    type Future = DirectoryFuture;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> DirectoryFuture {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         let shared = self.shared.clone();
-        DirectoryFuture(Box::pin(async move {
+        Box::pin(async move {
             let answer = shared.answer(request).await.unwrap_or_else(|refusal| refusal);
-            answer.into_response()
-        }))
-    }
-}
-
-/// The answer of a [`DirectoryService`].
-pub struct DirectoryFuture(Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>);
-
-impl Future for DirectoryFuture {
-    type Output = Result<Response<Full<Bytes>>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx).map(Ok)
-    }
-}
-
-impl fmt::Debug for DirectoryFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryFuture").finish_non_exhaustive()
+            Ok(answer.into_response())
+        })
     }
 }
 
@@ -160,22 +143,22 @@ impl Shared {
         let query = parts.uri.query().unwrap_or_default();
         let is_read = matches!(parts.method, Method::GET | Method::HEAD);
         if path.ends_with("/cards") && is_read {
-            let _place = enter(&self.places.reads)?;
+            let _permit = permit(&self.permits.reads)?;
             self.list_cards(query, &parts.headers).await
         } else if path.ends_with("/evidence") && is_read {
-            let _place = enter(&self.places.reads)?;
-            self.list_voices(query).await
+            let _permit = permit(&self.permits.reads)?;
+            self.list_reports(query).await
         } else if path.ends_with("/evidence.jsonl") && is_read {
-            let _place = enter(&self.places.reads)?;
-            self.export_voices(query).await
+            let _permit = permit(&self.permits.reads)?;
+            self.export_reports(query).await
         } else if path.ends_with("/cards") && parts.method == Method::POST {
             let body = read(body).await?;
-            let _place = enter(&self.places.cards)?;
+            let _permit = permit(&self.permits.cards)?;
             self.list(&body).await
         } else if path.ends_with("/evidence") && parts.method == Method::POST {
             let body = read(body).await?;
-            let _place = enter(&self.places.voices)?;
-            self.hear(&body).await
+            let _permit = permit(&self.permits.reports)?;
+            self.accept_report(&body).await
         } else if path.ends_with("/evidence.jsonl") {
             Err(Answer::wrong_method("GET, HEAD"))
         } else if path.ends_with("/cards") || path.ends_with("/evidence") {
@@ -189,22 +172,22 @@ impl Shared {
         let filter = card_filter(query).map_err(bad_query)?;
         let (cards, more) = self.store.cards(&filter, PAGE_BYTES).await?;
         let after = cards.last().map_or(filter.after, |card| card.id);
-        Ok(Answer::tagged(&CardPage { cards, after, more }, headers))
+        Ok(Answer::tagged(&CardsBody { cards, after, more }, headers))
     }
 
-    async fn list_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = voice_filter(query).map_err(bad_query)?;
-        let (voices, more) = self.store.voices(&filter).await?;
-        let after = voices.last().map_or(filter.after, |voice| voice.id);
-        Ok(Answer::json(StatusCode::OK, &VoicePage { voices, after, more }))
+    async fn list_reports(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = report_filter(query).map_err(bad_query)?;
+        let (reports, more) = self.store.reports(&filter).await?;
+        let after = reports.last().map_or(filter.after, |report| report.id);
+        Ok(Answer::json(StatusCode::OK, &ReportsBody { reports, after, more }))
     }
 
-    async fn export_voices(&self, query: &str) -> Result<Answer, Answer> {
-        let filter = voice_filter(query).map_err(bad_query)?;
-        let (voices, _) = self.store.voices(&filter).await?;
+    async fn export_reports(&self, query: &str) -> Result<Answer, Answer> {
+        let filter = report_filter(query).map_err(bad_query)?;
+        let (reports, _) = self.store.reports(&filter).await?;
         let mut lines = Vec::new();
-        for voice in voices {
-            let line = serde_json::to_vec(&voice).map_err(|_| Answer::unavailable("a voice cannot be written"))?;
+        for report in reports {
+            let line = serde_json::to_vec(&report).map_err(|_| Answer::unavailable("a report cannot be written"))?;
             lines.extend_from_slice(&line);
             lines.push(b'\n');
         }
@@ -212,8 +195,8 @@ impl Shared {
     }
 }
 
-fn enter(places: &Semaphore) -> Result<SemaphorePermit<'_>, Answer> {
-    places.try_acquire().map_err(|_| Answer::unavailable("too many requests are being worked on"))
+fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Answer> {
+    permits.try_acquire().map_err(|_| Answer::unavailable("too many requests are being served"))
 }
 
 fn bad_query(problem: &'static str) -> Answer {
@@ -228,18 +211,18 @@ where
     match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "16 KiB are read"))
+            Err(Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "a body may have 16 KiB"))
         }
         Ok(Err(_)) => Err(Answer::problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
         Err(_) => Err(Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long")),
     }
 }
 
-/// How many voices are on a page that says no other limit, and at most.
-const USUAL: u64 = 100;
-const MOST: u64 = 1_000;
+/// How many reports a page has by default, and at most.
+const DEFAULT_LIMIT: u64 = 100;
+const MAX_LIMIT: u64 = 1_000;
 
-/// Which cards are wanted. What is not known here is ignored.
+/// Reads which cards are wanted. Unknown parameters are ignored.
 fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
     let mut filter = CardFilter { limit: 20, ..CardFilter::default() };
     for (name, value) in parameters(query) {
@@ -255,16 +238,16 @@ fn card_filter(query: &str) -> Result<CardFilter, &'static str> {
     Ok(filter)
 }
 
-/// Which voices are wanted.
-fn voice_filter(query: &str) -> Result<VoiceFilter, &'static str> {
-    let mut filter = VoiceFilter { limit: USUAL, ..VoiceFilter::default() };
+/// Reads which reports are wanted.
+fn report_filter(query: &str) -> Result<ReportFilter, &'static str> {
+    let mut filter = ReportFilter { limit: DEFAULT_LIMIT, ..ReportFilter::default() };
     for (name, value) in parameters(query) {
         match &*name {
             "evaluator" => filter.evaluator = Some(parse(&value, "evaluator is an address")?),
             "skill" => filter.skill = Some(value.into_owned()),
             "payer" => filter.payer = Some(parse(&value, "payer is an address")?),
             "after" => filter.after = parse(&value, "after is a number")?,
-            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MOST),
+            "limit" => filter.limit = parse::<u64>(&value, "limit is a number")?.clamp(1, MAX_LIMIT),
             _ => {}
         }
     }
@@ -279,7 +262,7 @@ fn parse<T: FromStr>(text: &str, problem: &'static str) -> Result<T, &'static st
     text.parse().map_err(|_| problem)
 }
 
-/// An answer in the making. Boxed, because it is the error of functions here.
+/// A response. It is boxed, because it is also the error type of the functions here.
 #[derive(Debug)]
 pub(super) struct Answer(Box<Response<Full<Bytes>>>);
 
@@ -296,7 +279,7 @@ impl Answer {
         Self::bytes(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
     }
 
-    /// What may be kept by those who read it, and asked for by its tag.
+    /// Returns JSON that clients may cache, or 304 if the client has it.
     pub(super) fn tagged(body: &impl Serialize, headers: &HeaderMap) -> Self {
         let body = serde_json::to_vec(body).unwrap_or_default();
         let tag = respond::etag(&body);
@@ -332,7 +315,7 @@ impl Answer {
         Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).later(Duration::from_secs(2))
     }
 
-    /// Says when to come again.
+    /// Sets when the client should try again.
     pub(super) fn later(mut self, delay: Duration) -> Self {
         self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
         self
@@ -351,7 +334,7 @@ impl Answer {
 impl From<StoreError> for Answer {
     fn from(error: StoreError) -> Self {
         tracing::error!(error = &error as &dyn std::error::Error, "the directory's file cannot be used");
-        Self::unavailable("the directory cannot read or write what it keeps")
+        Self::unavailable("the directory cannot use its storage")
     }
 }
 
@@ -360,8 +343,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_page_is_larger_than_one_may_be() {
-        let asked = |query| (card_filter(query).unwrap().limit, voice_filter(query).unwrap().limit);
+    fn page_size_has_a_limit() {
+        let asked = |query| (card_filter(query).unwrap().limit, report_filter(query).unwrap().limit);
         assert_eq!(asked("limit=100000000"), (100, 1_000));
         assert_eq!(asked("limit=0"), (1, 1));
         assert_eq!(asked(""), (20, 100));

@@ -1,4 +1,4 @@
-//! What a submission costs, and the judging of one that is paid for.
+//! Quotes the price of a submission, and judges one that is paid for.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use tower_x402::{
 
 use super::{
     Limits,
-    stats::{Counters, Ended},
+    stats::{Counters, JudgingResult},
 };
 use crate::{
     Evaluation, EvaluatorId, MAX_EVALUATION, Outputs, Pricing, Submission, Verdict,
@@ -34,12 +34,12 @@ pub(super) struct Work {
     pub(super) pricing: Pricing,
     pub(super) skills: Vec<String>,
     pub(super) limits: Limits,
-    /// One place for each submission that is judged at once.
+    /// Limits how many submissions are judged at once.
     pub(super) line: WaitingLine,
     pub(super) counters: Arc<Counters>,
 }
 
-/// Why a submission is not judged.
+/// The reason why a submission is not judged.
 pub(super) struct Refusal {
     status: StatusCode,
     code: &'static str,
@@ -62,7 +62,7 @@ impl Refusal {
 }
 
 impl Work {
-    /// The price of a request, or why it is not worth paying for. Asked without a body or a payment, it is that of one output.
+    /// Returns the price of a request, or refuses it before it is paid. Without body and payment, it is the price of one output.
     pub(super) fn quote(&self, request: &Parts, body: &Bytes) -> Result<Quote, PriceError> {
         let names = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
         let is_paid = names.iter().any(|name| request.headers.contains_key(*name));
@@ -76,7 +76,8 @@ impl Work {
         let refused = |refusal: Refusal| PriceError { status: refusal.status, message: refusal.detail };
         let submission = self.read(body).map_err(refused)?;
         let price = self.pricing.price_of(submission.outputs().len());
-        let too_much = || Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_much", "so many outputs have no price");
+        let too_much =
+            || Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "too_much", "the price of so many outputs is too high");
         price.map(Quote::Amount).ok_or_else(|| refused(too_much()))
     }
 
@@ -98,7 +99,7 @@ impl Work {
         self.judge(&submission).await.unwrap_or_else(Refusal::into_response)
     }
 
-    /// A submission that this evaluator takes.
+    /// Reads a submission, and checks that this evaluator accepts it.
     fn read(&self, body: &[u8]) -> Result<Submission, Refusal> {
         let submission = Submission::from_json(body).map_err(|error| {
             let shape = r#"{"task": {"id": "t1", "skill": "…", "prompt": "…"}, "output": "…"}"#;
@@ -113,14 +114,14 @@ impl Work {
         if outputs > most {
             return Err(not_taken(format!("{outputs} outputs, but this evaluator takes {most} at once")));
         }
-        self.judge.takes(&submission).map_err(refusal)?;
+        self.judge.accepts(&submission).map_err(refusal)?;
         Ok(submission)
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Response<Full<Bytes>>, Refusal> {
-        let mut tally = self.counters.tally(&submission.task.skill);
+        let mut count = self.counters.submission(&submission.task.skill);
         let Some(_place) = self.line.enter().await else {
-            tally.ended = Ended::Busy;
+            count.result = JudgingResult::Busy;
             return Err(refusal(JudgeError::Busy { retry_after: Duration::from_secs(1) }));
         };
         self.counters.begin();
@@ -128,17 +129,17 @@ impl Work {
         let verdicts: Vec<Verdict> = match timeout(self.limits.time, self.judge.judge(submission)).await {
             Ok(Ok(verdicts)) => verdicts,
             Ok(Err(error)) => {
-                tally.ended = Ended::of(&error);
+                count.result = JudgingResult::of(&error);
                 return Err(refusal(error));
             }
             Err(_elapsed) => {
-                tally.ended = Ended::Late;
+                count.result = JudgingResult::Late;
                 let detail = "judging took longer than it may; nothing was charged";
                 return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", detail));
             }
         };
         let took = started.elapsed();
-        // What the student would refuse is not sold.
+        // Students would refuse verdicts that do not fit, so they are not sold.
         let evaluation = Evaluation::new(self.identity.clone(), submission, verdicts).map_err(|error| {
             tracing::error!(%error, "the judge's verdicts do not fit the submission; nothing was charged");
             internal()
@@ -146,17 +147,17 @@ impl Work {
         let response = answer(submission, &evaluation);
         let length = response.body().size_hint().lower();
         if length > MAX_EVALUATION as u64 {
-            tracing::error!(length, "the judge's verdicts are longer than students read; nothing was charged");
+            tracing::error!(length, "the judge's verdicts are longer than students accept; nothing was charged");
             return Err(internal());
         }
-        tally.ended = Ended::Judged { outputs: submission.outputs().len() as u64, took };
+        count.result = JudgingResult::Judged { outputs: submission.outputs().len() as u64, took };
         Ok(response)
     }
 }
 
 fn refusal(error: JudgeError) -> Refusal {
     match error {
-        JudgeError::NotTaken(detail) => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_taken", detail),
+        JudgeError::Rejected(detail) => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "not_taken", detail),
         JudgeError::Busy { retry_after } => {
             let detail = "too much is being judged; nothing was charged";
             let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail);
@@ -173,7 +174,7 @@ fn internal() -> Refusal {
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "judge_failed", "the judge failed; nothing was charged")
 }
 
-/// The evaluation; that of a single output has the verdict's fields beside `verdicts` too, for scripts.
+/// Returns the evaluation as JSON. That of a single output repeats the verdict's fields at the top level, for scripts.
 fn answer(submission: &Submission, evaluation: &Evaluation) -> Response<Full<Bytes>> {
     let is_single = matches!(submission.outputs, Outputs::Single(_));
     match (is_single, &*evaluation.verdicts) {

@@ -1,4 +1,4 @@
-//! An evaluator: a judge, with everything that it takes to sell its verdicts.
+//! An evaluator: a judge behind an HTTP service that charges for its verdicts.
 
 mod judging;
 mod service;
@@ -16,36 +16,16 @@ use tower_x402::{
 };
 use url::Url;
 
-pub use service::{EvaluatorFuture, EvaluatorService};
-pub use stats::{Earned, SkillStats, Stats};
+pub use service::EvaluatorService;
+pub use stats::{Earnings, EvaluatorStats, SkillStats};
 
 use super::{AgentCard, CardError, EvaluatorId, LONGEST_WAIT, MAX_OUTPUTS, judge::Judge};
 use judging::Work;
 use stats::Counters;
 
-/// Describes an evaluator: its card says what it is good at, what it costs and who is paid; its judge does the work.
-///
-/// ```no_run
-/// # #[cfg(feature = "onchain")]
-/// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
-/// use alloy_signer_local::PrivateKeySigner;
-/// use axum::Router;
-/// use tower_x402::Network;
-/// use x402_market::{AgentCard, Confidence, Evaluator, Score, Verdict, judge::output_judge};
-///
-/// # let key = PrivateKeySigner::random();
-/// let judge = output_judge(async |_task, output| {
-///     let score = if output.contains("because") { Score::MAX } else { Score::MIN };
-///     Ok(Verdict::new(score, Confidence::new(0.7)?, "whether it gives reasons"))
-/// });
-/// let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
-///     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.7)?)
-///     .price("$0.001").pay_to(Network::BASE_SEPOLIA, key.address()).build()?.sign(&key).await?;
-/// let evaluator = Evaluator::new(card, judge).facilitator(facilitator).build()?;
-/// axum::serve(tokio::net::TcpListener::bind("0.0.0.0:4021").await?, Router::new().fallback_service(evaluator)).await?;
-/// # Ok(()) }
-/// ```
-pub struct Evaluator {
+/// The settings of an [`EvaluatorService`]. Create it with [`EvaluatorService::builder`]. It needs a [`facilitator`](Self::facilitator).
+#[must_use]
+pub struct EvaluatorBuilder {
     card: AgentCard,
     judge: Arc<dyn Judge>,
     paywall: RequirePaymentLayerBuilder,
@@ -61,18 +41,15 @@ struct Limits {
     time: Duration,
 }
 
-/// How much longer than the judge the handler may take: to wait for its turn, and to write the answer.
-const SLACK: Duration = Duration::from_secs(5);
-/// How long a submission waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// What is left of a payment's validity for the settlement, at least.
+/// How much longer than the judge the handler may take: it waits for a permit, and writes the answer.
+const HANDLER_SLACK: Duration = Duration::from_secs(5);
+/// How long a submission waits for a permit.
+const QUEUE_WAIT: Duration = Duration::from_secs(4);
+/// The time for settlement that must remain of a payment's validity.
 const SETTLEMENT: Duration = Duration::from_secs(60);
 
-impl Evaluator {
-    /// Starts with limits of 256 KiB for a body, 64 judgements at once and 55 seconds for each.
-    ///
-    /// Payers are told the URLs that follow from the card's, and may name their payments (`payment-identifier`).
-    pub fn new(card: AgentCard, judge: impl Judge) -> Self {
+impl EvaluatorBuilder {
+    fn new(card: AgentCard, judge: impl Judge) -> Self {
         let page = BrowserPage::new().name(&*card.name).methods([Method::POST]);
         let mut paywall = RequirePaymentLayer::builder().service_name(&*card.name).payment_identifier(true);
         paywall = paywall.browser_page(Some(page));
@@ -94,49 +71,50 @@ impl Evaluator {
         }
     }
 
-    /// Who verifies and settles.
+    /// Sets the facilitator that verifies and settles payments. Required.
     pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
         self.facilitator = Some(Arc::new(facilitator));
         self
     }
 
-    /// The largest submission, in bytes.
+    /// Sets the largest submission, in bytes. Default: 256 KiB.
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.limits.body = bytes;
         self
     }
 
-    /// Sets how many submissions are judged at once. Default: 64. Further ones wait for their turn, sixteen times as many at most
-    /// and for four seconds at most; then they are answered 503 and not charged.
+    /// Sets how many submissions are judged at once. Default: 64.
+    ///
+    /// Up to sixteen times as many wait, for four seconds at most. Further ones are answered 503 and not charged.
     pub fn max_judgements(mut self, judgements: usize) -> Self {
         self.limits.judgements = judgements;
         self
     }
 
-    /// How long judging a submission may take once it is its turn, a day at most; then it is answered 504 and not charged.
+    /// Sets how long judging a submission may take. Default: 55 s, maximum: 1 day. Slower ones are answered 504 and not charged.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limits.time = limit.min(LONGEST_WAIT);
         self
     }
 
-    /// Whether the 402 declares what is sold (the extension [`bazaar`](tower_x402::protocol::bazaar)), so that facilitators may list it. It
-    /// does unless this is turned off, or the card's endpoint is not a whole URL.
+    /// Sets whether the 402 describes the resource (extension [`bazaar`](tower_x402::protocol::bazaar)), so that facilitators may list it.
+    /// Default: `true`. It needs a card whose endpoint is an absolute URL.
     pub fn listed(mut self, listed: bool) -> Self {
         self.listed = listed;
         self
     }
 
-    /// Changes how payments are taken: flows, credit, the URL where payers ask after payments. Price, payee, facilitator and the
-    /// largest body are not to be set here: they are the card's and the evaluator's.
+    /// Changes how payments are taken, for instance the flow or the URL for payment status. Do not set price, payee, facilitator and the
+    /// largest body here: they are taken from the card and from this builder.
     pub fn paywall(mut self, change: impl FnOnce(RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder) -> Self {
         self.paywall = change(self.paywall);
         self
     }
 
-    /// Checks the description and makes the service.
+    /// Checks the settings and creates the service.
     ///
     /// # Errors
-    /// [`EvaluatorError`].
+    /// [`EvaluatorError`] says which setting is missing or does not fit.
     pub fn build(self) -> Result<EvaluatorService, EvaluatorError> {
         let Self { card, judge, paywall, facilitator, listed, limits } = self;
         let pricing = card.pricing()?;
@@ -154,10 +132,10 @@ impl Evaluator {
             pricing,
             skills: card.skills.iter().map(|skill| skill.id.clone()).collect(),
             limits,
-            line: WaitingLine::new(limits.judgements, PATIENCE),
+            line: WaitingLine::new(limits.judgements, QUEUE_WAIT),
             counters,
         });
-        let deadline = limits.time + SLACK;
+        let deadline = limits.time + HANDLER_SLACK;
         let mut paywall = paywall
             .max_request_body(limits.body)
             .handler_deadline(deadline)
@@ -177,7 +155,7 @@ impl Evaluator {
     }
 }
 
-/// What is taken and given, in as few words as fit into a header; the schemas on the card say the rest.
+/// Describes request and response. It must fit into a header, so it is short; the card links to the full schemas.
 fn discovery(skill: &str) -> Discovery {
     let task = json!({ "id": "t1", "skill": skill, "prompt": "…" });
     let text = json!({ "type": "string" });
@@ -191,23 +169,26 @@ fn discovery(skill: &str) -> Discovery {
         )
 }
 
-impl fmt::Debug for Evaluator {
+impl fmt::Debug for EvaluatorBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Evaluator").field("card", &self.card).field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("EvaluatorBuilder")
+            .field("card", &self.card)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
     }
 }
 
-/// What is wrong with the description of an evaluator.
+/// The settings of an evaluator do not fit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvaluatorError {
-    /// The card has no terms, or none that can be kept.
+    /// The card has no terms, or terms that cannot be kept.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// Payments cannot be taken like that.
+    /// Payments cannot be taken with these settings.
     #[error(transparent)]
     Paywall(#[from] BuildError),
-    /// A limit of zero serves nobody.
-    #[error("max_body, max_judgements and time_limit must be more than zero")]
+    /// A limit is zero.
+    #[error("max_body, max_judgements and time_limit must be greater than zero")]
     ZeroLimit,
 }

@@ -26,32 +26,38 @@ use tower_x402::{
 };
 
 use super::{
+    EvaluatorBuilder,
     judging::Work,
-    stats::{Income, Stats},
+    stats::{EvaluatorStats, Income},
 };
 use crate::{
     AgentCard, CARD_PATH, CardError,
+    judge::Judge,
     respond::{self, json_response},
     schema::{EVALUATION_SCHEMA, EVALUATION_SCHEMA_PATH, SUBMISSION_SCHEMA, SUBMISSION_SCHEMA_PATH},
 };
 
-/// Where submissions are posted.
+/// The path to which submissions are posted.
 const EVALUATE_PATH: &str = "/evaluate";
 const STATS_PATH: &str = "/stats";
 pub(super) const PAYMENT_STATUS_PATH: &str = "/payments/status";
 
-/// Sells verdicts; made by [`Evaluator::build`](super::Evaluator::build). Cheap to clone; clones count together.
+/// An HTTP service that sells verdicts. Create it with [`EvaluatorService::builder`]. Cheap to clone; clones share their statistics.
 ///
 /// | request | answer |
 /// |---|---|
-/// | `POST /evaluate` | an [`Evaluation`](crate::Evaluation), for the price of the outputs; a browser that opens it is shown what it costs |
+/// | `POST /evaluate` | an [`Evaluation`](crate::Evaluation), for the price of its outputs. A browser is shown a page with the price |
 /// | `GET /.well-known/agent-card.json` | the [`AgentCard`] |
 /// | `GET /.well-known/submission.v1.schema.json`, `…/evaluation.v1.schema.json` | the [schemas](crate::schema) |
-/// | `GET /stats` | [`Stats`] |
-/// | `GET /payments/status` | what became of a payment: [`PaymentStatus`] |
+/// | `GET /stats` | [`EvaluatorStats`] |
+/// | `GET /payments/status` | the [`PaymentStatus`] of a payment |
 ///
-/// Paths are told by their ends, so that it can stand below another path. A POST without a body and without a payment is shown
+/// Paths are matched by their ends, so the service can be mounted below another path. A POST without body and payment is answered with
 /// the price of one output.
+///
+/// A submission that cannot be judged is refused before payment: one that cannot be read, has too many outputs or a skill that is not on
+/// the card, or that [`Judge::accepts`](crate::judge::Judge::accepts) refuses. Nothing is charged either if the judge fails, takes too
+/// long, or returns verdicts that students would refuse.
 #[derive(Clone)]
 pub struct EvaluatorService {
     pages: Arc<[(&'static str, Page); 3]>,
@@ -62,8 +68,43 @@ pub struct EvaluatorService {
 }
 
 type Answer = Response<ResponseBody<Full<Bytes>>>;
+type AnswerFuture = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
 
 impl EvaluatorService {
+    /// Starts the settings of an evaluator. Its card names skills, price and payee; its judge gives the verdicts.
+    ///
+    /// Clients are shown the URLs of the card. They may name their payments (extension `payment-identifier`).
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "onchain")]
+    /// # async fn example(facilitator: tower_x402::facilitator::OnchainFacilitator) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// use alloy_signer_local::PrivateKeySigner;
+    /// use axum::Router;
+    /// use tower_x402::Network;
+    /// use x402_market::{AgentCard, EvaluatorService, Score, judge::ArithmeticJudge};
+    ///
+    /// # let key = PrivateKeySigner::random();
+    /// let card = AgentCard::builder("Sums", "https://sums.example".parse()?)
+    ///     .skill("arithmetic", "Checks every step of a worked calculation", Score::new(0.99)?)
+    ///     .price("$0.001")
+    ///     .pay_to(Network::BASE_SEPOLIA, key.address())
+    ///     .build()?
+    ///     .sign(&key)
+    ///     .await?;
+    /// let evaluator = EvaluatorService::builder(card, ArithmeticJudge)
+    ///     .facilitator(facilitator)
+    ///     .time_limit(Duration::from_secs(5))
+    ///     .build()?;
+    /// let listener = tokio::net::TcpListener::bind("0.0.0.0:4021").await?;
+    /// axum::serve(listener, Router::new().fallback_service(evaluator)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn builder(card: AgentCard, judge: impl Judge) -> EvaluatorBuilder {
+        EvaluatorBuilder::new(card, judge)
+    }
+
     pub(super) fn new(
         card: &AgentCard,
         work: Arc<Work>,
@@ -82,31 +123,30 @@ impl EvaluatorService {
         Ok(Self { pages: Arc::new(pages), paid, work, income, facilitator })
     }
 
-    /// What it did and earned.
-    pub async fn stats(&self) -> Stats {
+    /// Returns what the evaluator judged and earned.
+    pub async fn stats(&self) -> EvaluatorStats {
         let earned = self.income.earned(self.facilitator.ledger().as_ref()).await;
-        Stats { earned: earned.ok(), ..self.work.counters.stats() }
+        EvaluatorStats { earned: earned.ok(), ..self.work.counters.stats() }
     }
 
-    fn route<B>(&mut self, request: Request<B>) -> Pin<Box<dyn Future<Output = Answer> + Send>>
+    fn route<B>(&mut self, request: Request<B>) -> AnswerFuture
     where
         B: Body<Data = Bytes> + Send + 'static,
     {
         let (method, path) = (request.method(), request.uri().path());
         if path.ends_with(EVALUATE_PATH) {
-            // A person who looks is shown the offer.
+            // A browser is shown the offer.
             if !matches!(*method, Method::POST | Method::OPTIONS) && !is_navigation(method, request.headers()) {
                 return ready(not_allowed("POST"));
             }
-            let paid = self.paid.call(request);
-            return Box::pin(async { paid.await.unwrap_or_else(|never| match never {}) });
+            return Box::pin(self.paid.call(request));
         }
         if let Some((_, page)) = self.pages.iter().find(|(end, _)| path.ends_with(end)) {
             return ready(page.answer(method, request.headers()));
         }
         if path.ends_with(PAYMENT_STATUS_PATH) {
             let status = PaymentStatus::new(self.facilitator.ledger().clone()).oneshot(request);
-            return Box::pin(async { status.await.unwrap_or_else(|never| match never {}).map(ResponseBody::from) });
+            return Box::pin(async { Ok(status.await?.map(ResponseBody::from)) });
         }
         if path.ends_with(STATS_PATH) {
             if !matches!(*method, Method::GET | Method::HEAD) {
@@ -116,7 +156,7 @@ impl EvaluatorService {
             return Box::pin(async move {
                 let mut response = json_response(StatusCode::OK, &service.stats().await);
                 response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-                response.map(ResponseBody::from)
+                Ok(response.map(ResponseBody::from))
             });
         }
         let detail = format!("POST {EVALUATE_PATH}, GET {CARD_PATH}, {STATS_PATH} or {PAYMENT_STATUS_PATH}");
@@ -130,14 +170,14 @@ where
 {
     type Response = Answer;
     type Error = Infallible;
-    type Future = EvaluatorFuture;
+    type Future = AnswerFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> EvaluatorFuture {
-        EvaluatorFuture(self.route(request))
+    fn call(&mut self, request: Request<B>) -> AnswerFuture {
+        self.route(request)
     }
 }
 
@@ -147,24 +187,7 @@ impl fmt::Debug for EvaluatorService {
     }
 }
 
-/// The answer of an [`EvaluatorService`].
-pub struct EvaluatorFuture(Pin<Box<dyn Future<Output = Answer> + Send>>);
-
-impl Future for EvaluatorFuture {
-    type Output = Result<Answer, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx).map(Ok)
-    }
-}
-
-impl fmt::Debug for EvaluatorFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EvaluatorFuture").finish_non_exhaustive()
-    }
-}
-
-/// What is below the paywall.
+/// The handler behind the paywall.
 #[derive(Clone)]
 struct Judging(Arc<Work>);
 
@@ -186,8 +209,8 @@ where
     }
 }
 
-fn ready(response: Response<Full<Bytes>>) -> Pin<Box<dyn Future<Output = Answer> + Send>> {
-    Box::pin(std::future::ready(response.map(ResponseBody::from)))
+fn ready(response: Response<Full<Bytes>>) -> AnswerFuture {
+    Box::pin(std::future::ready(Ok(response.map(ResponseBody::from))))
 }
 
 fn not_allowed(methods: &'static str) -> Response<Full<Bytes>> {
@@ -257,7 +280,7 @@ mod tests {
     const TAG: &str = "\"2cf24dba5fb0a30e26e83b2ac5b9e29e\"";
 
     #[test]
-    fn what_is_known_is_not_sent_again() {
+    fn document_that_the_client_has_is_not_sent_again() {
         assert_eq!(status(Method::GET, None), (200, 5));
         assert_eq!(status(Method::HEAD, None), (200, 0));
         assert_eq!(status(Method::GET, Some("\"other\"")), (200, 5));

@@ -1,4 +1,4 @@
-//! What an evaluator did and earned.
+//! What an evaluator judged and earned.
 
 use std::{
     collections::BTreeMap,
@@ -16,46 +16,49 @@ use tower_x402::{
 
 use crate::{AgentCard, judge::JudgeError};
 
-/// What `GET /stats` tells.
+/// The statistics of an evaluator, as `GET /stats` returns them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Stats {
-    /// How often the judge was asked since the start.
+#[non_exhaustive]
+pub struct EvaluatorStats {
+    /// How often the judge was called since the start.
     pub asked: u64,
-    /// How that ended, by skill.
+    /// The results by skill.
     pub skills: BTreeMap<String, SkillStats>,
-    /// What the payee was paid, by token, as far as the ledger still shows; `None` if it cannot be asked.
-    pub earned: Option<Vec<Earned>>,
+    /// What the payee was paid, by token, as far as the ledger keeps it. `None` if the ledger cannot be read.
+    pub earned: Option<Vec<Earnings>>,
 }
 
-/// How submissions for one skill ended, since the start.
+/// The results of the submissions for one skill since the start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SkillStats {
     /// Submissions that were judged.
     pub judged: u64,
-    /// The outputs in these.
+    /// The outputs of these submissions.
     pub outputs: u64,
-    /// How long judging one of them took on average, in milliseconds.
+    /// The mean time to judge one of them, in milliseconds.
     pub mean_latency_ms: f64,
-    /// Submissions that the judge did not take, after all.
+    /// Submissions that the judge rejected.
     pub not_taken: u64,
-    /// Submissions that the judge failed on.
+    /// Submissions on which the judge failed.
     pub failed: u64,
-    /// Submissions that were not judged in time.
+    /// Submissions that exceeded the time limit.
     pub late: u64,
-    /// Submissions that there was no place for.
+    /// Submissions that were refused because too many were being judged.
     pub busy: u64,
 }
 
 /// What was earned in one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Earned {
+#[non_exhaustive]
+pub struct Earnings {
     /// The chain.
     pub network: Network,
     /// The token.
     pub asset: Address,
-    /// In how many payments.
+    /// The number of payments.
     pub payments: u64,
-    /// How much, in atomic units.
+    /// The sum of the payments, in atomic units.
     #[serde(serialize_with = "decimal")]
     pub units: U256,
 }
@@ -66,18 +69,18 @@ fn decimal<S: Serializer>(amount: &U256, serializer: S) -> Result<S::Ok, S::Erro
 
 /// How the judging of a submission ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ended {
+pub(super) enum JudgingResult {
     Judged { outputs: u64, took: Duration },
-    NotTaken,
+    Rejected,
     Failed,
     Late,
     Busy,
 }
 
-impl Ended {
+impl JudgingResult {
     pub(super) const fn of(error: &JudgeError) -> Self {
         match error {
-            JudgeError::NotTaken(_) => Self::NotTaken,
+            JudgeError::Rejected(_) => Self::Rejected,
             JudgeError::Busy { .. } => Self::Busy,
             JudgeError::Failed(_) => Self::Failed,
         }
@@ -95,7 +98,7 @@ struct Counter {
     busy: AtomicU64,
 }
 
-/// Counts by the skills of the card, which bound how many there are.
+/// Counters by skill. The skills of the card bound their number.
 #[derive(Debug)]
 pub(super) struct Counters {
     asked: AtomicU64,
@@ -108,50 +111,50 @@ impl Counters {
         Self { asked: AtomicU64::new(0), skills }
     }
 
-    /// The judge is asked.
+    /// Counts a call of the judge.
     pub(super) fn begin(&self) {
         self.asked.fetch_add(1, Relaxed);
     }
 
-    /// Counts one submission, when it is dropped.
-    pub(super) const fn tally<'a>(&'a self, skill: &'a str) -> Tally<'a> {
-        Tally { counters: self, skill, ended: Ended::Failed }
+    /// Returns a guard that counts one submission when it is dropped.
+    pub(super) const fn submission<'a>(&'a self, skill: &'a str) -> SubmissionCount<'a> {
+        SubmissionCount { counters: self, skill, result: JudgingResult::Failed }
     }
 
-    fn count(&self, skill: &str, ended: Ended) {
+    fn count(&self, skill: &str, result: JudgingResult) {
         let Some(counter) = self.skills.get(skill) else { return };
-        let number = match ended {
-            Ended::Judged { outputs, took } => {
+        let number = match result {
+            JudgingResult::Judged { outputs, took } => {
                 counter.outputs.fetch_add(outputs, Relaxed);
                 counter.micros.fetch_add(took.as_micros().try_into().unwrap_or(u64::MAX), Relaxed);
                 &counter.judged
             }
-            Ended::NotTaken => &counter.not_taken,
-            Ended::Failed => &counter.failed,
-            Ended::Late => &counter.late,
-            Ended::Busy => &counter.busy,
+            JudgingResult::Rejected => &counter.not_taken,
+            JudgingResult::Failed => &counter.failed,
+            JudgingResult::Late => &counter.late,
+            JudgingResult::Busy => &counter.busy,
         };
         number.fetch_add(1, Relaxed);
     }
 
-    /// Everything but what was earned.
-    pub(super) fn stats(&self) -> Stats {
+    /// Returns the statistics without the earnings.
+    pub(super) fn stats(&self) -> EvaluatorStats {
         let skills = self.skills.iter().map(|(skill, counter)| (skill.clone(), counter.stats())).collect();
-        Stats { asked: self.asked.load(Relaxed), skills, earned: None }
+        EvaluatorStats { asked: self.asked.load(Relaxed), skills, earned: None }
     }
 }
 
-/// One submission. It has failed unless it is said to have ended otherwise: a judge that panics says nothing.
+/// Counts one submission on drop: as failed, unless another result was set. A judge that panics sets none.
 #[derive(Debug)]
-pub(super) struct Tally<'a> {
+pub(super) struct SubmissionCount<'a> {
     counters: &'a Counters,
     skill: &'a str,
-    pub(super) ended: Ended,
+    pub(super) result: JudgingResult,
 }
 
-impl Drop for Tally<'_> {
+impl Drop for SubmissionCount<'_> {
     fn drop(&mut self) {
-        self.counters.count(self.skill, self.ended);
+        self.counters.count(self.skill, self.result);
     }
 }
 
@@ -172,8 +175,10 @@ impl Counter {
     }
 }
 
-/// Adds up what a payee was paid. It costs a walk through the ledger, so it is done again only after twenty times as long as it
-/// took: whoever asks all the time has no more than a twentieth of a core for it.
+/// Adds up what a payee was paid.
+///
+/// That reads the whole ledger, so the sum is reused for twenty times as long as it took. Frequent requests cost at most a twentieth of a
+/// core.
 #[derive(Debug)]
 pub(super) struct Income {
     pay_to: Address,
@@ -182,8 +187,8 @@ pub(super) struct Income {
 
 #[derive(Debug)]
 struct Sum {
-    earned: Vec<Earned>,
-    good_until: Instant,
+    earned: Vec<Earnings>,
+    valid_until: Instant,
 }
 
 impl Income {
@@ -191,22 +196,22 @@ impl Income {
         Self { pay_to, last: Mutex::default() }
     }
 
-    pub(super) async fn earned(&self, ledger: &dyn Ledger) -> Result<Vec<Earned>, LedgerError> {
-        // Whoever waits for the lock finds the answer.
+    pub(super) async fn earned(&self, ledger: &dyn Ledger) -> Result<Vec<Earnings>, LedgerError> {
+        // Requests that waited for the lock find the sum.
         let mut last = self.last.lock().await;
         let started = Instant::now();
         if let Some(sum) = &*last
-            && started < sum.good_until
+            && started < sum.valid_until
         {
             return Ok(sum.earned.clone());
         }
         let earned = self.add_up(ledger).await?;
-        let good_until = Instant::now() + started.elapsed() * 20;
-        *last = Some(Sum { earned: earned.clone(), good_until });
+        let valid_until = Instant::now() + started.elapsed() * 20;
+        *last = Some(Sum { earned: earned.clone(), valid_until });
         Ok(earned)
     }
 
-    async fn add_up(&self, ledger: &dyn Ledger) -> Result<Vec<Earned>, LedgerError> {
+    async fn add_up(&self, ledger: &dyn Ledger) -> Result<Vec<Earnings>, LedgerError> {
         let mut sums: BTreeMap<(Network, Address), (u64, U256)> = BTreeMap::new();
         let mut paid = Listing::of([SettlementState::Settled, SettlementState::Final]);
         loop {
@@ -219,7 +224,7 @@ impl Income {
                 sum.1 = sum.1.saturating_add(record.authorization.value);
             }
         }
-        let earned = |((network, asset), (payments, units))| Earned { network, asset, payments, units };
+        let earned = |((network, asset), (payments, units))| Earnings { network, asset, payments, units };
         Ok(sums.into_iter().map(earned).collect())
     }
 }

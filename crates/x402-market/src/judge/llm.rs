@@ -196,20 +196,20 @@ impl From<ChatError> for JudgeError {
 
 #[async_trait]
 impl Judge for LlmJudge {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let task = length(&submission.task);
         let longest = submission.outputs().iter().map(|output| output.len());
         let outputs = if is_pair(submission) { longest.sum() } else { longest.max().unwrap_or(0) };
         let (length, most) = (task + outputs, self.0.max_submission);
         if length > most {
             let detail = format!("task and output have {length} bytes: shorten them to {most}");
-            return Err(JudgeError::NotTaken(detail));
+            return Err(JudgeError::Rejected(detail));
         }
         Ok(())
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        self.takes(submission)?;
+        self.accepts(submission)?;
         let judging = async {
             if is_pair(submission) {
                 return self.0.ask(&submission.task, submission.outputs()).await;

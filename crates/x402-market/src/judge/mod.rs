@@ -27,8 +27,8 @@ pub trait Judge: Send + Sync + 'static {
     /// overridden.
     ///
     /// # Errors
-    /// [`JudgeError::NotTaken`] says what the student should change.
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+    /// [`JudgeError::Rejected`] says what the student should change.
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let _ = submission;
         Ok(())
     }
@@ -42,8 +42,8 @@ pub trait Judge: Send + Sync + 'static {
 
 #[async_trait]
 impl<J: Judge + ?Sized> Judge for Arc<J> {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
-        self.as_ref().takes(submission)
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
+        self.as_ref().accepts(submission)
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
@@ -53,8 +53,8 @@ impl<J: Judge + ?Sized> Judge for Arc<J> {
 
 #[async_trait]
 impl<J: Judge + ?Sized> Judge for Box<J> {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
-        self.as_ref().takes(submission)
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
+        self.as_ref().accepts(submission)
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
@@ -68,7 +68,7 @@ impl<J: Judge + ?Sized> Judge for Box<J> {
 pub enum JudgeError {
     /// The submission is not one that this judge takes, for a reason that the student is told; answered 422.
     #[error("{0}")]
-    NotTaken(String),
+    Rejected(String),
     /// Too much to do; answered 503.
     #[error("the judge is busy; try again in {retry_after:?}")]
     Busy {

@@ -55,7 +55,7 @@ impl<J: Judge> PairwiseJudge<J> {
 
 #[async_trait]
 impl<J: Judge> Judge for PairwiseJudge<J> {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         match submission.outputs().len() {
             2..=MAX_COMPARED => {
                 // What the other judge is sent is pairs: it may take each output of a group, but not every two together.
@@ -63,7 +63,7 @@ impl<J: Judge> Judge for PairwiseJudge<J> {
                 for (_, [first, second]) in pairs(submission) {
                     for pair in [[first, second], [second, first]] {
                         asked.outputs = Outputs::Pair(pair.map(Clone::clone));
-                        self.0.takes(&asked)?;
+                        self.0.accepts(&asked)?;
                     }
                 }
                 Ok(())
@@ -71,13 +71,13 @@ impl<J: Judge> Judge for PairwiseJudge<J> {
             outputs => {
                 let detail =
                     format!("{outputs} outputs: send a pair, or a group of 2 to {MAX_COMPARED}, to be compared");
-                Err(JudgeError::NotTaken(detail))
+                Err(JudgeError::Rejected(detail))
             }
         }
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        self.takes(submission)?;
+        self.accepts(submission)?;
         let mut collected: Vec<Vec<Verdict>> = submission.outputs().iter().map(|_| Vec::new()).collect();
         for (places, pair) in pairs(submission) {
             let verdicts = self.compare(submission, pair).await?;

@@ -1,13 +1,16 @@
-//! What a reader makes of what others say.
+//! How far a reader can trust reports: by how well each reporter agrees with the reader's own audits.
 //!
-//! Votes could be bought: an evaluator that pays itself a thousand times, from accounts of its own, has a thousand voices, each of
-//! which is about a payment that took place. So nobody's voice has a weight of its own. A payer is believed as far as what it says of
-//! evaluators agrees with what the reader's **own audits** say of the same ones in the same skills (the Bayes factor of "the same
-//! accuracies" over "nothing to do with each other"); however many say the same, they are believed together no more than the most trusted of
-//! them; and one payer is heard no louder for saying it again. That is what [`Thompson`](super::selection::Thompson) does, and this module
-//! brings it what directories have: verified, once each, and as much as can be kept.
+//! [`Reputation`] reads directories, checks their reports, and passes each of them once to a [`Selector`]. [`ReputationReport`] shows what
+//! comes of it, and why.
 //!
-//! What a payer says of itself is not heard at all.
+//! Counting reports would not do. An evaluator can pay itself a thousand times from accounts of its own, and each of these payments
+//! supports a report. So a payer is trusted as far as its reports agree with the reader's **own audits** of the same evaluators in the
+//! same skills. The measure is the Bayes factor of "the same accuracies" over "independent accuracies".
+//! [`Thompson`](super::selection::Thompson) computes it, with these rules:
+//!
+//! - Many payers who report the same are together trusted no more than the most trusted of them.
+//! - A payer gains no weight by repeating a report.
+//! - What a payer reports about itself is ignored.
 //!
 //! ```no_run
 //! # async fn example(me: alloy_primitives::Address) -> Result<(), Box<dyn std::error::Error>> {
@@ -26,13 +29,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A [`Student`](super::Student) is told by [`hear`](super::Student::hear) each record that [`Reputation::fetch`] brought.
+//! A [`Student`](super::Student) learns the reports that [`Reputation::fetch`] returns by
+//! [`add_report`](super::Student::add_report).
 //!
-//! **What this cannot do.** Whoever agrees with the reader's audits is believed about evaluators that the reader has not audited yet, and
-//! agreement can be bought: by paying those evaluators their price and saying of them what others have published. It can then praise a
-//! friend, and is believed until the reader has looked at the friend itself. The more it agreed before, the more looks that takes (some
-//! sixteen, against twenty such payers that agreed with 120 audits, where the friend is right in one case of four); each of them also
-//! costs them trust in everything else they say. What is lost is what was spent on the friend meanwhile.
+//! # Limits
+//!
+//! Trust can be bought. A payer can pay evaluators that the reader has audited, report what others have published, and so agree with the
+//! reader's audits. Then it can praise an accomplice that the reader has not audited, and is trusted until the reader has audited that
+//! one, too. The more it agreed before, the more audits that takes. An example: against twenty such payers that agreed with 120 audits,
+//! and an accomplice that is right in one case of four, it takes some sixteen audits. Each of them also lowers the trust in everything
+//! else that these payers report. The loss is what was spent on the accomplice meanwhile.
 
 mod report;
 
@@ -43,121 +49,123 @@ use std::{
 };
 
 use alloy_primitives::Address;
-pub use report::{Opinion, Report, Standing, Tally, Why};
+pub use report::{ReportedStats, ReputationReport, Standing, Tally, TrustReason};
 use tower_x402::{Clock, SystemClock};
 
 #[cfg(feature = "onchain")]
-use super::directory::{Witness, WitnessError};
+use super::directory::{PaymentCheckError, PaymentChecker};
 use super::{
-    directory::{DirectoryClient, DirectoryError, SignedEvidence, VoiceQuery},
+    directory::{DirectoryClient, DirectoryError, ReportQuery, SignedEvidence},
     evidence::{Evidence, EvidenceError, EvidenceLog},
     selection::{Selector, Skills},
 };
 
-/// How many pages are read of a directory at a time, of up to a thousand voices each: as many as a directory keeps.
+/// How many pages of a directory are read at a time, with up to a thousand reports each: as many as a directory stores by default.
 const MAX_PAGES: usize = 1_000;
-/// How many directories are kept in mind.
+/// How many directories are remembered.
 const MAX_DIRECTORIES: usize = 64;
-/// How many voices of a directory are looked at again, and for how many seconds.
-const MAX_LATER: usize = 1_000;
-const LATER_FOR: u64 = 3_600;
+/// How many reports of a directory are kept to be checked again, and for how many seconds.
+const MAX_PENDING: usize = 1_000;
+const PENDING_FOR: u64 = 3_600;
 
-/// Brings the voices of directories to a [`Selector`], once each.
+/// A reader of directories, which passes each valid report once to a [`Selector`].
+#[must_use]
 pub struct Reputation {
-    /// What others said.
+    /// The reports of others.
     log: EvidenceLog,
     own: Vec<Address>,
-    /// What was taken into the log, and nobody was told yet.
-    untold: Vec<Evidence>,
-    read: HashMap<String, Reading>,
+    /// Reports that are in the log, and were not returned or passed on yet.
+    undelivered: Vec<Evidence>,
+    read: HashMap<String, Progress>,
     clock: Arc<dyn Clock>,
     #[cfg(feature = "onchain")]
-    witnesses: Vec<Arc<Witness>>,
+    checkers: Vec<Arc<PaymentChecker>>,
 }
 
 /// How far a directory was read.
 #[derive(Default)]
-struct Reading {
+struct Progress {
     after: u64,
-    /// Whose payments were not deep enough, and since when.
-    later: VecDeque<(u64, SignedEvidence)>,
+    /// Reports whose payments were not deep enough, and since when.
+    pending: VecDeque<(u64, SignedEvidence)>,
 }
 
 /// What came of reading a directory.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Pulled {
-    /// What is new, in the directory's order; first what was read when reading ended with an error.
-    pub heard: Vec<Evidence>,
-    /// How many voices were not believed: not signed by the payer, without a payment, about the payer itself.
+    /// The new reports, in the directory's order. Reports that were read before an earlier error come first.
+    pub new: Vec<Evidence>,
+    /// How many reports were refused: not signed by the payer, without a payment, or about the payer itself.
     pub refused: usize,
-    /// How many were heard before, were one's own, or are older than what was forgotten.
+    /// How many reports were read before, were one's own, or are older than reports that the log has dropped.
     pub known: usize,
-    /// How many payments were not deep enough yet, or not known to one's own node. They are looked at again at the next fetch, for an
-    /// hour; after that they are refused.
-    pub later: usize,
+    /// How many payments were not deep enough yet, or unknown to the reader's own node. They are checked again for an hour, and then
+    /// refused.
+    pub pending: usize,
     /// Whether there is more to read.
     pub more: bool,
 }
 
-/// Why a directory was not read to the end.
+/// A directory was not read to the end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// The directory could not be asked.
+    /// The directory could not be asked. Try again later.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// What was heard could not be written.
-    #[error("what was heard could not be kept")]
+    /// A report could not be written to the log.
+    #[error("a report could not be written to the log")]
     Log(#[from] EvidenceError),
-    /// The chain could not be asked; the voices that were not checked are read again next time.
+    /// The chain could not be asked. The reports that were not checked are read again next time.
     #[cfg(feature = "onchain")]
     #[error("the payments cannot be checked")]
-    Chain(#[source] WitnessError),
+    Chain(#[source] PaymentCheckError),
 }
 
 impl Reputation {
-    /// Keeps the last `capacity` voices of others in memory. `own` are the addresses that one pays from: what they say is known already.
+    /// Creates a reader that keeps the last `capacity` reports in memory. Reports of the `own` addresses are skipped: the reader pays from
+    /// them, so it has that evidence already.
     pub fn new(capacity: usize, own: impl IntoIterator<Item = Address>) -> Self {
         Self::with_log(EvidenceLog::in_memory(capacity), own)
     }
 
-    /// The same, in a log that may last. It is for what others say only, and not the one of one's own evidence.
+    /// Creates a reader that keeps reports in this log, which may be a file. Use another log than that of your own evidence.
     pub fn with_log(log: EvidenceLog, own: impl IntoIterator<Item = Address>) -> Self {
         Self {
             log,
             own: own.into_iter().collect(),
-            untold: Vec::new(),
+            undelivered: Vec::new(),
             read: HashMap::new(),
             clock: Arc::new(SystemClock),
             #[cfg(feature = "onchain")]
-            witnesses: Vec::new(),
+            checkers: Vec::new(),
         }
     }
 
-    /// Where the time comes from; the machine's clock unless set.
+    /// Sets the clock. Default: the machine's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Believes no directory that a payment took place, but asks this witness. Voices about payments that none of the witnesses looks
-    /// at are refused then.
+    /// Checks payments itself, with this checker, instead of trusting the directory. Call it once for each network. Reports about payments
+    /// that no checker serves are then refused.
     #[cfg(feature = "onchain")]
-    pub fn verify(mut self, witness: Arc<Witness>) -> Self {
-        self.witnesses.push(witness);
+    pub fn payment_checker(mut self, checker: Arc<PaymentChecker>) -> Self {
+        self.checkers.push(checker);
         self
     }
 
-    /// What others said, as far as it is kept.
+    /// Returns the log of the reports of others.
     pub fn log(&self) -> &EvidenceLog {
         &self.log
     }
 
-    /// Reads what is new in a directory, to the end or as much as is kept here, and lets the selector hear it.
+    /// Reads the new reports of a directory, to the end or as many as the log keeps, and passes them to the selector.
     ///
     /// # Errors
-    /// [`PullError`]. What was heard before it counts, and is not heard again.
+    /// [`PullError`]. Reports that were read before the error count, and are not passed again.
     pub async fn pull(
         &mut self,
         directory: &DirectoryClient,
@@ -166,113 +174,115 @@ impl Reputation {
     ) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
         let done = self.fetch_into(directory, &mut pulled).await;
-        pulled.heard = mem::take(&mut self.untold);
-        pulled.heard.iter().for_each(|evidence| tell(selector, skills, evidence));
+        pulled.new = mem::take(&mut self.undelivered);
+        pulled.new.iter().for_each(|evidence| apply_report(selector, skills, evidence));
         done.map(|()| pulled)
     }
 
-    /// Reads what is new in a directory, to the end or as much as is kept here, without telling anybody: for a selector that cannot be
-    /// held meanwhile, and is told by [`tell`] afterwards.
+    /// Reads the new reports of a directory, to the end or as many as the log keeps, and only returns them. Use it if the selector is
+    /// not available meanwhile, and [`apply_report`] afterwards.
     ///
     /// # Errors
     /// [`PullError`]. What was read before it is in the [log](Self::log), is not read again, and comes with the next fetch.
     pub async fn fetch(&mut self, directory: &DirectoryClient) -> Result<Pulled, PullError> {
         let mut pulled = Pulled::default();
         self.fetch_into(directory, &mut pulled).await?;
-        pulled.heard = mem::take(&mut self.untold);
+        pulled.new = mem::take(&mut self.undelivered);
         Ok(pulled)
     }
 
     async fn fetch_into(&mut self, directory: &DirectoryClient, pulled: &mut Pulled) -> Result<(), PullError> {
-        // Of what no fetch handed over, as much as the log keeps.
-        let forgotten = self.untold.len().saturating_sub(self.log.capacity());
-        self.untold.drain(..forgotten);
+        // Undelivered reports are bounded as the log is.
+        let forgotten = self.undelivered.len().saturating_sub(self.log.capacity());
+        self.undelivered.drain(..forgotten);
         let name = directory.url().to_string();
         if self.read.len() < MAX_DIRECTORIES {
             self.read.entry(name.clone()).or_default();
         }
-        self.look_again(&name, pulled).await?;
+        self.check_pending(&name, pulled).await?;
         let mut after = self.read.get(&name).map_or(0, |reading| reading.after);
         for _ in 0..MAX_PAGES {
-            let page = directory.voices(&VoiceQuery { after, ..VoiceQuery::default() }).await?;
+            let page = directory.reports(&ReportQuery { after, ..ReportQuery::default() }).await?;
             pulled.refused += page.skipped;
-            for voice in page.voices {
-                let is_done = self.take(&voice.said, pulled).await?;
+            for accepted in page.reports {
+                let is_done = self.take(&accepted.report, pulled).await?;
                 match self.read.get_mut(&name) {
                     Some(reading) => {
                         if !is_done {
-                            reading.later.push_back((self.clock.now(), voice.said));
+                            reading.pending.push_back((self.clock.now(), accepted.report));
                         }
-                        reading.after = voice.id;
+                        reading.after = accepted.id;
                     }
-                    // It is read from the beginning next time.
-                    None if !is_done => pulled.later += 1,
+                    // This directory is not remembered, so it is read from the beginning next time.
+                    None if !is_done => pulled.pending += 1,
                     None => {}
                 }
             }
             after = page.after;
             if let Some(reading) = self.read.get_mut(&name) {
                 reading.after = after;
-                let too_many = reading.later.len().saturating_sub(MAX_LATER);
-                reading.later.drain(..too_many);
+                let too_many = reading.pending.len().saturating_sub(MAX_PENDING);
+                reading.pending.drain(..too_many);
                 pulled.refused += too_many;
             }
             pulled.more = page.more;
-            if !page.more || self.untold.len() >= self.log.capacity() {
+            if !page.more || self.undelivered.len() >= self.log.capacity() {
                 break;
             }
         }
-        pulled.later += self.read.get(&name).map_or(0, |reading| reading.later.len());
+        pulled.pending += self.read.get(&name).map_or(0, |reading| reading.pending.len());
         Ok(())
     }
 
-    /// Looks at the payments again that were not deep enough.
-    async fn look_again(&mut self, name: &str, pulled: &mut Pulled) -> Result<(), PullError> {
+    /// Checks again the payments that were not deep enough.
+    async fn check_pending(&mut self, name: &str, pulled: &mut Pulled) -> Result<(), PullError> {
         let mut place = 0;
-        while let Some((since, said)) = self.read.get(name).and_then(|reading| reading.later.get(place)).cloned() {
-            let is_done = self.take(&said, pulled).await?;
-            let is_too_late = self.clock.now() >= since.saturating_add(LATER_FOR);
+        while let Some((since, report)) = self.read.get(name).and_then(|reading| reading.pending.get(place)).cloned() {
+            let is_done = self.take(&report, pulled).await?;
+            let is_too_late = self.clock.now() >= since.saturating_add(PENDING_FOR);
             if !is_done && !is_too_late {
                 place += 1;
                 continue;
             }
             pulled.refused += usize::from(!is_done);
             if let Some(reading) = self.read.get_mut(name) {
-                reading.later.remove(place);
+                reading.pending.remove(place);
             }
         }
         Ok(())
     }
 
-    /// Hears a voice; `false` if it is to be looked at again.
-    async fn take(&mut self, said: &SignedEvidence, pulled: &mut Pulled) -> Result<bool, PullError> {
-        let Ok(of) = said.verify() else {
+    /// Checks a report and records it. Returns `false` if it must be checked again later.
+    async fn take(&mut self, report: &SignedEvidence, pulled: &mut Pulled) -> Result<bool, PullError> {
+        let Ok(key) = report.verify() else {
             pulled.refused += 1;
             return Ok(true);
         };
-        if self.own.contains(&of.voice.payer) {
+        if self.own.contains(&key.payer) {
             pulled.known += 1;
             return Ok(true);
         }
         #[cfg(feature = "onchain")]
-        if !self.witnesses.is_empty() {
-            let witness = self.witnesses.iter().find(|witness| witness.serves(said.network, said.asset));
-            let found = match witness {
-                Some(witness) => witness.check(said).await.map(drop),
-                None => Err(WitnessError::NotServed { network: said.network, asset: said.asset }),
+        if !self.checkers.is_empty() {
+            let checker = self.checkers.iter().find(|checker| checker.serves(report.network, report.asset));
+            let found = match checker {
+                Some(checker) => checker.check(report).await.map(drop),
+                None => Err(PaymentCheckError::NotServed { network: report.network, asset: report.asset }),
             };
             match found {
                 Ok(()) => {}
-                Err(error @ (WitnessError::Unavailable(_) | WitnessError::Url)) => return Err(PullError::Chain(error)),
-                Err(WitnessError::NotYet(_)) => return Ok(false),
+                Err(error @ (PaymentCheckError::Unavailable(_) | PaymentCheckError::Url)) => {
+                    return Err(PullError::Chain(error));
+                }
+                Err(PaymentCheckError::NotYet(_)) => return Ok(false),
                 Err(_) => {
                     pulled.refused += 1;
                     return Ok(true);
                 }
             }
         }
-        match self.log.record(said.evidence.clone(), self.clock.now()) {
-            Ok(()) => self.untold.push(said.evidence.clone()),
+        match self.log.record(report.evidence.clone(), self.clock.now()) {
+            Ok(()) => self.undelivered.push(report.evidence.clone()),
             Err(EvidenceError::Duplicate | EvidenceError::TooOld) => pulled.known += 1,
             Err(EvidenceError::Future | EvidenceError::OutOfRange) => pulled.refused += 1,
             Err(error) => return Err(error.into()),
@@ -280,9 +290,9 @@ impl Reputation {
         Ok(true)
     }
 
-    /// What is to be thought of every evaluator in every skill, computed anew from one's own log and what others said.
-    pub fn report(&self, own: &EvidenceLog, skills: &Skills) -> Report {
-        Report::of(own, &self.log, &self.own, skills)
+    /// Computes the report on every evaluator in every skill, from the reader's own log and the reports of others.
+    pub fn report(&self, own: &EvidenceLog, skills: &Skills) -> ReputationReport {
+        ReputationReport::of(own, &self.log, &self.own, skills)
     }
 }
 
@@ -292,11 +302,11 @@ impl fmt::Debug for Reputation {
     }
 }
 
-/// Lets a selector hear what another payer says. What a payer says of itself, or of skills that are not among these, is not told.
-pub fn tell(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: &Evidence) {
-    let (Some(voice), Some(skill)) = (evidence.payment, skills.get(&evidence.skill)) else { return };
-    if voice.payer == evidence.evaluator {
+/// Passes a report to a selector. Reports of payers about themselves, and about skills that are not among `skills`, are ignored.
+pub fn apply_report(selector: &mut (impl Selector + ?Sized), skills: &Skills, evidence: &Evidence) {
+    let (Some(payment), Some(skill)) = (evidence.payment, skills.get(&evidence.skill)) else { return };
+    if payment.payer == evidence.evaluator {
         return;
     }
-    selector.learn_report(voice.payer, &evidence.observation(skill));
+    selector.learn_report(payment.payer, &evidence.observation(skill));
 }

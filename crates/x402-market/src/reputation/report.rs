@@ -1,4 +1,4 @@
-//! What is to be thought of evaluators, and why, for people and programs.
+//! What a reader can expect of evaluators, and why, for people and programs.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,47 +8,49 @@ use std::{
 use alloy_primitives::Address;
 use serde::Serialize;
 
-use super::tell;
+use super::apply_report;
 use crate::{
     evidence::{CallOutcome, Evidence, EvidenceLog},
     selection::{Observation, Selector as _, Skills, Thompson, ThompsonConfig},
 };
 
-/// How many payers are named of an evaluator in a skill.
-const MAX_OPINIONS: usize = 10;
+/// How many payers a standing lists.
+const MAX_REPORTERS: usize = 10;
 
-/// Every evaluator in every skill of which something is known, by evaluator and skill. `Display` makes a table of it.
+/// What a reader can expect of every evaluator in every skill of which something is known. Its `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
-    /// One line each.
+pub struct ReputationReport {
+    /// The standings, ordered by evaluator and skill.
     pub standings: Vec<Standing>,
 }
 
-/// What is to be thought of an evaluator in a skill.
+/// What a reader can expect of an evaluator in a skill.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Standing {
-    /// Who.
+    /// The evaluator.
     pub evaluator: Address,
-    /// In what.
+    /// The skill.
     pub skill: String,
     /// The expected probability that a verdict is right.
     pub accuracy: f64,
-    /// Between what bounds it is with 90 %.
+    /// The interval that contains this probability with 90 %.
     pub interval: [f64; 2],
-    /// What one's own audits showed.
+    /// The results of the reader's own audits.
     pub audits: Tally,
-    /// What others say, without any weight.
-    pub said: Tally,
-    /// How many others say it. Nobody's word about itself is in here.
+    /// The results that others report, unweighted. What an evaluator reports about itself is left out.
+    #[serde(rename = "said")]
+    pub reported: Tally,
+    /// How many payers report.
     pub payers: usize,
-    /// The probability that what they say is genuine: that of the most trusted of them. The expected accuracy is this much the one
-    /// that goes by what they say, and for the rest that of one's own audits.
+    /// The probability that the reports are genuine: that of the most trusted payer. The accuracy mixes the estimate with the reports and
+    /// the one without them, with this weight.
     pub trusted: f64,
-    /// The loudest of them, at most ten.
-    pub opinions: Vec<Opinion>,
+    /// The payers with the most reports, at most ten.
+    #[serde(rename = "opinions")]
+    pub reporters: Vec<ReportedStats>,
 }
 
 /// How many verdicts were right and wrong.
@@ -60,35 +62,36 @@ pub struct Tally {
     pub wrong: u32,
 }
 
-/// What one payer says of an evaluator in a skill.
+/// What one payer reports about an evaluator in a skill, and how far that payer is trusted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct Opinion {
-    /// Who says it.
+pub struct ReportedStats {
+    /// The payer.
     pub payer: Address,
-    /// What.
+    /// The reported results.
     #[serde(flatten)]
-    pub says: Tally,
-    /// The probability that what this payer says, here and elsewhere, is genuine.
+    pub reported: Tally,
+    /// The probability that this payer's reports, here and elsewhere, are genuine.
     pub trust: f64,
-    /// Why it is that high.
-    pub why: Why,
+    /// The reason for this trust.
+    #[serde(rename = "why")]
+    pub reason: TrustReason,
 }
 
-/// Why a payer is trusted as far as it is.
+/// The reason why a payer is trusted or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Why {
-    /// It speaks of nobody in whom one has audits of one's own.
+pub enum TrustReason {
+    /// The payer reports about no evaluator that the reader has audited.
     Unknown,
-    /// What it says agrees with so many audits of one's own.
+    /// The payer's reports agree with this many of the reader's audits.
     Agrees {
         /// How many.
         audits: u32,
     },
-    /// What it says disagrees with so many audits of one's own.
+    /// The payer's reports disagree with this many of the reader's audits.
     Disagrees {
         /// How many.
         audits: u32,
@@ -100,16 +103,16 @@ type Cells = BTreeMap<(Address, String), Cell>;
 #[derive(Default)]
 struct Cell {
     audits: Tally,
-    said: HashMap<Address, Tally>,
+    reported: HashMap<Address, Tally>,
 }
 
-impl Report {
+impl ReputationReport {
     pub(super) fn of(own: &EvidenceLog, others: &EvidenceLog, me: &[Address], skills: &Skills) -> Self {
         let config = ThompsonConfig::default();
-        let stranger = f64::from(config.trust);
+        let prior_trust = f64::from(config.trust);
         let mut selector = Thompson::new(config, 0);
         let mut cells = Cells::new();
-        // Everything in the order in which it happened, as a selector would have come to know it.
+        // In the order of time, as a selector would have learned it.
         let mut all: Vec<(bool, Evidence)> = Vec::new();
         own.for_each(|evidence| {
             let is_mine = evidence.payment.is_none_or(|payment| me.contains(&payment.payer));
@@ -123,16 +126,16 @@ impl Report {
             if is_mine {
                 selector.learn(&Observation { evaluator, skill, paid, at, outcome });
             } else {
-                tell(&mut selector, skills, &evidence);
+                apply_report(&mut selector, skills, &evidence);
             }
             let CallOutcome::Answered { right: Some(right), .. } = outcome else { continue };
-            let speaker = evidence.payment.map(|voice| voice.payer);
-            if !is_mine && speaker.is_none_or(|payer| payer == evaluator) {
+            let reporter = evidence.payment.map(|payment| payment.payer);
+            if !is_mine && reporter.is_none_or(|payer| payer == evaluator) {
                 continue;
             }
             let cell = cells.entry((evaluator, evidence.skill)).or_default();
-            match speaker {
-                Some(payer) if !is_mine => cell.said.entry(payer).or_default().count(right),
+            match reporter {
+                Some(payer) if !is_mine => cell.reported.entry(payer).or_default().count(right),
                 _ => cell.audits.count(right),
             }
         }
@@ -140,52 +143,52 @@ impl Report {
         let standings = cells.into_iter().filter_map(|((evaluator, skill), cell)| {
             let number = skills.get(&skill)?;
             let (posteriors, trusted) = selector.posteriors(evaluator, number)?;
-            let mut opinions: Vec<Opinion> = cell
-                .said
+            let mut reporters: Vec<ReportedStats> = cell
+                .reported
                 .iter()
-                .map(|(payer, says)| {
+                .map(|(payer, reported)| {
                     let trust = selector.trust(*payer);
-                    let why = match compared.get(payer) {
-                        None => Why::Unknown,
-                        Some(audits) if trust >= stranger => Why::Agrees { audits: *audits },
-                        Some(audits) => Why::Disagrees { audits: *audits },
+                    let reason = match compared.get(payer) {
+                        None => TrustReason::Unknown,
+                        Some(audits) if trust >= prior_trust => TrustReason::Agrees { audits: *audits },
+                        Some(audits) => TrustReason::Disagrees { audits: *audits },
                     };
-                    Opinion { payer: *payer, says: *says, trust, why }
+                    ReportedStats { payer: *payer, reported: *reported, trust, reason }
                 })
                 .collect();
-            let mut said = Tally::default();
-            for opinion in &opinions {
-                said.right += opinion.says.right;
-                said.wrong += opinion.says.wrong;
+            let mut reported = Tally::default();
+            for reporter in &reporters {
+                reported.right += reporter.reported.right;
+                reported.wrong += reporter.reported.wrong;
             }
-            opinions.sort_by_key(|opinion| (std::cmp::Reverse(opinion.says.total()), opinion.payer));
-            opinions.truncate(MAX_OPINIONS);
+            reporters.sort_by_key(|reporter| (std::cmp::Reverse(reporter.reported.total()), reporter.payer));
+            reporters.truncate(MAX_REPORTERS);
             Some(Standing {
                 evaluator,
                 accuracy: selector.estimate(evaluator, number)?.accuracy,
                 interval: ninety_percent(posteriors, trusted),
                 audits: cell.audits,
-                said,
-                payers: cell.said.len(),
-                trusted: if cell.said.is_empty() { 0.0 } else { trusted },
-                opinions,
+                reported,
+                payers: cell.reported.len(),
+                trusted: if cell.reported.is_empty() { 0.0 } else { trusted },
+                reporters,
                 skill,
             })
         });
         Self { standings: standings.collect() }
     }
 
-    /// What is to be thought of this evaluator in this skill, if anything is known of it.
-    pub fn of_evaluator(&self, evaluator: Address, skill: &str) -> Option<&Standing> {
+    /// Returns the standing of this evaluator in this skill, if anything is known of it.
+    pub fn standing(&self, evaluator: Address, skill: &str) -> Option<&Standing> {
         self.standings.iter().find(|standing| standing.evaluator == evaluator && standing.skill == skill)
     }
 }
 
-/// With how many audits of one's own each payer's words can be compared.
+/// Counts the reader's audits with which each payer's reports can be compared.
 fn compared(cells: &Cells) -> HashMap<Address, u32> {
     let mut compared = HashMap::new();
     for cell in cells.values().filter(|cell| cell.audits.total() > 0) {
-        for payer in cell.said.keys() {
+        for payer in cell.reported.keys() {
             *compared.entry(*payer).or_default() += cell.audits.total();
         }
     }
@@ -193,7 +196,7 @@ fn compared(cells: &Cells) -> HashMap<Address, u32> {
 }
 
 impl Tally {
-    /// All verdicts.
+    /// Returns the number of all verdicts.
     pub const fn total(self) -> u32 {
         self.right + self.wrong
     }
@@ -210,7 +213,7 @@ impl fmt::Display for Tally {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for TrustReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("no audits to compare with"),
@@ -220,32 +223,33 @@ impl fmt::Display for Why {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ReputationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for standing in &self.standings {
-            let Standing { evaluator, skill, accuracy, interval: [low, high], audits, said, payers, trusted, .. } =
-                standing;
+            let Standing {
+                evaluator, skill, accuracy, interval: [low, high], audits, reported, payers, trusted, ..
+            } = standing;
             writeln!(
                 f,
-                "{evaluator} {skill}: right {:.0} % ({:.0} to {:.0}), own audits {audits}, others {said} by {payers}, believed {:.0} %",
+                "{evaluator} {skill}: right {:.0} % ({:.0} to {:.0}), own audits {audits}, others {reported} by {payers}, trusted {:.0} %",
                 100.0 * accuracy,
                 100.0 * low,
                 100.0 * high,
                 100.0 * trusted,
             )?;
-            for Opinion { payer, says, trust, why } in &standing.opinions {
-                writeln!(f, "    {payer} says {says}, trusted {:.0} %: {why}", 100.0 * trust)?;
+            for ReportedStats { payer, reported, trust, reason } in &standing.reporters {
+                writeln!(f, "    {payer} reports {reported}, trusted {:.0} %: {reason}", 100.0 * trust)?;
             }
         }
         Ok(())
     }
 }
 
-/// How finely [0, 1] is cut.
+/// Into how many cells [0, 1] is divided.
 const CELLS: usize = 2_000;
 
-/// Between what bounds the probability lies with 90 %, where it follows the first distribution (parameters alpha and beta) or, with
-/// probability `second`, the other.
+/// Returns the 90 % interval of a probability that follows the second beta distribution with probability `second`, and else the first.
+/// Each is given by its alpha and beta.
 fn ninety_percent(betas: [[f64; 2]; 2], second: f64) -> [f64; 2] {
     let [first, other] = betas.map(cells);
     let density = |cell: usize| (1.0 - second) * first[cell] + second * other[cell];
@@ -261,7 +265,7 @@ fn ninety_percent(betas: [[f64; 2]; 2], second: f64) -> [f64; 2] {
     [bounds[0].unwrap_or(0.0), bounds[1].unwrap_or(1.0)]
 }
 
-/// How much of a beta distribution is in each cell.
+/// Returns the share of a beta distribution in each cell.
 fn cells([alpha, beta]: [f64; 2]) -> Vec<f64> {
     let log = |cell| (alpha - 1.0) * middle(cell).ln() + (beta - 1.0) * (1.0 - middle(cell)).ln();
     let highest = (0..CELLS).map(log).fold(f64::NEG_INFINITY, f64::max);
@@ -285,7 +289,7 @@ mod tests {
 
     /// Against the quantiles of scipy.stats.beta.
     #[test]
-    fn the_interval_is_that_of_the_distribution() {
+    fn interval_is_that_of_the_distribution() {
         assert!(near(ninety_percent([[1.0, 1.0]; 2], 0.3), [0.05, 0.95]));
         assert!(near(ninety_percent([[9.0, 3.0]; 2], 0.0), [0.5299, 0.9212]));
         let both = ninety_percent([[50.0, 50.0], [90.0, 10.0]], 0.5);

@@ -138,7 +138,7 @@ impl<'a> Round<'a> {
             let may_pass = matches!(
                 error,
                 CardError::Unreachable(_)
-                    | CardError::Late
+                    | CardError::Timeout
                     | CardError::Status(408 | 429 | 500..=599)
                     | CardError::NotPublic
             );

@@ -62,7 +62,7 @@ impl CardSource for Vec<Url> {
 }
 
 /// All that is spoken with over HTTP: the card is looked for beside each resource that can be paid for, as
-/// [`Evaluator`](crate::Evaluator) has it.
+/// [`EvaluatorService`](crate::EvaluatorService) has it.
 #[async_trait]
 impl CardSource for DiscoveryClient {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {

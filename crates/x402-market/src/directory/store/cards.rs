@@ -1,4 +1,4 @@
-//! Cards, how they are listed, and what evaluators offer or offered.
+//! The cards of a directory, and the skills and prices that evaluators have offered on them.
 
 use std::time::Duration;
 
@@ -20,17 +20,17 @@ pub(in crate::directory) struct CardFilter {
     pub(in crate::directory) limit: u64,
 }
 
-/// What is known of an evaluator and a skill.
+/// What an evaluator has offered, on any of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::directory) enum Offered {
-    /// The skill, and this was the lowest price per output, in atomic units.
+    /// The skill. This was its lowest price per output, in atomic units.
     For(u64),
     OtherSkills,
     Nothing,
 }
 
 impl DirectoryStore {
-    /// When a card was last asked for, if it is known and listed.
+    /// Returns when a listed card was last fetched, in seconds since the Unix epoch.
     pub(in crate::directory) async fn checked_at(&self, url: &str) -> Result<Option<u64>, StoreError> {
         let url = url.to_owned();
         self.run(move |connection| {
@@ -40,7 +40,7 @@ impl DirectoryStore {
         .await
     }
 
-    /// Listed cards, by number; at most so many, and of so many bytes after the first. Also whether there are more.
+    /// Returns a page of listed cards by number, and whether there are more. After the first card, a page holds at most `bytes` bytes.
     pub(in crate::directory) async fn cards(
         &self,
         filter: &CardFilter,
@@ -50,7 +50,8 @@ impl DirectoryStore {
         self.run(move |connection| cards(connection, &filter, bytes)).await
     }
 
-    /// Keeps a card that was just seen. If there are too many, one makes room: an unlisted one, or the oldest nobody has spoken of.
+    /// Stores a card that was just fetched. If there are too many, it replaces an unlisted one, or the one unseen for longest whose
+    /// evaluator has no report.
     pub(in crate::directory) async fn put_card(
         &self,
         card: &Card,
@@ -61,13 +62,13 @@ impl DirectoryStore {
         self.run(move |connection| put_card(connection, &card, now, &limits)).await
     }
 
-    /// Whether this address was ever the payee of a card here, and whether of one with this skill.
+    /// Returns what this payee has offered for a skill.
     pub(in crate::directory) async fn offered(&self, evaluator: Address, skill: &str) -> Result<Offered, StoreError> {
         let skill = skill.to_owned();
         self.run(move |connection| offered(connection, evaluator, &skill)).await
     }
 
-    /// Cards that were last asked for at `until` or before, the longest ago first.
+    /// Returns the URLs of cards that were last fetched at `until` or before, oldest first.
     pub(in crate::directory) async fn due(&self, until: u64, limit: u64) -> Result<Vec<String>, StoreError> {
         self.run(move |connection| {
             let select = "SELECT url FROM cards WHERE checked_at <= ? ORDER BY checked_at LIMIT ?";
@@ -78,7 +79,7 @@ impl DirectoryStore {
         .await
     }
 
-    /// A card could not be had just now. It is no longer listed if it has not been seen for `patience`.
+    /// Records that a card could not be fetched. It is unlisted if it has not been seen for `patience`.
     pub(in crate::directory) async fn missed(&self, url: &str, now: u64, patience: Duration) -> Result<(), StoreError> {
         let (url, seen) = (url.to_owned(), now.saturating_sub(patience.as_secs()));
         self.run(move |connection| {
@@ -88,12 +89,12 @@ impl DirectoryStore {
         .await
     }
 
-    /// Removes cards that were not seen since, and what their evaluators offered if no other card is left.
-    pub(in crate::directory) async fn forget_cards(&self, before: u64) -> Result<(), StoreError> {
+    /// Deletes cards that were last seen before `before`, and the offers of evaluators without a card.
+    pub(in crate::directory) async fn delete_cards(&self, before: u64) -> Result<(), StoreError> {
         self.run(move |connection| {
             let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             work.prepare_cached("DELETE FROM cards WHERE last_seen < ?")?.execute([signed(before)])?;
-            forget_offers(&work)?;
+            delete_offers(&work)?;
             work.commit()
         })
         .await
@@ -120,7 +121,7 @@ fn cards(
     Ok((entries, false))
 }
 
-/// The query for a page, and for one card more.
+/// Returns the query for a page and one card more.
 fn page(filter: &CardFilter) -> Conditions {
     let mut query = Conditions::new("SELECT id, url, pay_to, first_seen, last_seen, card FROM cards WHERE listed = 1");
     query.push(" AND id > ?", signed(filter.after));
@@ -162,15 +163,15 @@ fn offered(connection: &Connection, evaluator: Address, skill: &str) -> Result<O
     Ok(if is_known { Offered::OtherSkills } else { Offered::Nothing })
 }
 
-/// How many skills an evaluator may have offered; none is forgotten to make room, or it could choose what is said of it.
+/// How many skills an evaluator may have offered. None is deleted to make room: then it could choose which reports are accepted.
 const MAX_OFFERED: i64 = 256;
 
-/// A card to be kept.
+/// A card to store.
 #[derive(Clone)]
 pub(in crate::directory) struct Card {
     pub(in crate::directory) url: String,
     pub(in crate::directory) host: String,
-    /// Where the evaluator is asked, as it was signed.
+    /// The evaluator's endpoint, as it was signed.
     pub(in crate::directory) endpoint: String,
     pub(in crate::directory) pay_to: Address,
     pub(in crate::directory) price: u64,
@@ -184,22 +185,19 @@ pub(in crate::directory) struct Card {
 pub(in crate::directory) enum Listed {
     New,
     Renewed,
-    /// Its evaluator is listed by this URL.
+    /// Its evaluator is listed under this URL.
     At(String),
-    /// The URL is known by another payee.
+    /// The URL is pinned to another payee.
     PayeeChanged(Address),
-    /// There are as many of this host as may be.
     TooManyOfHost,
-    /// There are as many of this payee as may be.
     TooManyOfPayee,
-    /// Its evaluator has offered as many skills as may be.
     TooManySkills,
-    /// There are as many as may be, and all of them have been paid.
+    /// There is no room, and every card's evaluator has reports.
     Full,
 }
 
-/// What an evaluator offered is forgotten with its last card.
-fn forget_offers(work: &Connection) -> Result<(), rusqlite::Error> {
+/// Deletes the offers of evaluators without a card.
+fn delete_offers(work: &Connection) -> Result<(), rusqlite::Error> {
     let delete = "DELETE FROM offered WHERE evaluator NOT IN (SELECT pay_to FROM cards)";
     work.prepare_cached(delete)?.execute([]).map(drop)
 }
@@ -215,9 +213,9 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
     {
         return Ok(Listed::PayeeChanged(payee));
     }
-    let Rivals { better, away, worse } = rivals(&work, card)?;
+    let Alternatives { better, is_unlisted, worse } = alternatives(&work, card)?;
     if let Some(better) = better {
-        // A card that is not looked at where it belongs takes no place.
+        // One evaluator takes one place: the better URL keeps it.
         if let Some((id, _)) = known {
             work.prepare_cached("DELETE FROM cards WHERE id = ?")?.execute([id])?;
             work.commit()?;
@@ -237,7 +235,7 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
             if of_host >= signed(limits.cards_per_host) {
                 return Ok(Listed::TooManyOfHost);
             }
-            // One payment spares all cards of its payee: without a limit one payee could fill the directory for good.
+            // A report protects all cards of its payee: without a limit one payee could fill the directory for good.
             let of_payee = ask(&work, "SELECT count(*) FROM cards WHERE pay_to = ?", [card.pay_to.as_slice()])?;
             if of_payee >= signed(limits.cards_per_payee) {
                 return Ok(Listed::TooManyOfPayee);
@@ -245,7 +243,7 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
             if !make_room(&work, limits.cards)? {
                 return Ok(Listed::Full);
             }
-            (insert(&work, card, now)?, if away { Listed::Renewed } else { Listed::New })
+            (insert(&work, card, now)?, if is_unlisted { Listed::Renewed } else { Listed::New })
         }
     };
     for skill in &card.skills {
@@ -264,36 +262,36 @@ fn put_card(connection: &mut Connection, card: &Card, now: i64, limits: &Limits)
     Ok(listed)
 }
 
-/// The same evaluator by other URLs.
+/// Other URLs under which the same evaluator is stored.
 #[derive(Default)]
-struct Rivals {
-    /// One where its card belongs rather than where it was seen now.
+struct Alternatives {
+    /// A listed URL that is closer to where the card belongs.
     better: Option<String>,
-    /// Whether there is one that is not listed at present. It is asked for again, and takes its place back.
-    away: bool,
-    /// Those that are not needed any more.
+    /// Whether such a URL is stored but unlisted. It is fetched again, and then takes the place back.
+    is_unlisted: bool,
+    /// Cards that are replaced.
     worse: Vec<i64>,
 }
 
-/// Servers show one card at many URLs, and anybody may list any of them.
-fn rivals(work: &Connection, card: &Card) -> Result<Rivals, rusqlite::Error> {
+/// Finds the same evaluator under other URLs: servers show one card at many, and anybody may list any of them.
+fn alternatives(work: &Connection, card: &Card) -> Result<Alternatives, rusqlite::Error> {
     let select = "SELECT id, url, listed FROM cards WHERE pay_to = ? AND endpoint = ? AND url != ?";
     let mut select = work.prepare_cached(select)?;
     let mut rows = select.query((card.pay_to.as_slice(), &card.endpoint, &card.url))?;
-    let mut rivals = Rivals::default();
+    let mut found = Alternatives::default();
     while let Some(row) = rows.next()? {
         let (id, url, is_listed): (i64, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
         let is_better = rank(&url, &card.endpoint) < rank(&card.url, &card.endpoint);
         match (is_better, is_listed) {
-            (true, true) => rivals.better = Some(url),
-            (true, false) => rivals.away = true,
-            (false, _) => rivals.worse.push(id),
+            (true, true) => found.better = Some(url),
+            (true, false) => found.is_unlisted = true,
+            (false, _) => found.worse.push(id),
         }
     }
-    Ok(rivals)
+    Ok(found)
 }
 
-/// How far a card is from where it belongs: directly beside its endpoint, or else at the shortest URL.
+/// Ranks a card's URL: best is the one directly beside its endpoint, then the shortest.
 fn rank<'a>(url: &'a str, endpoint: &str) -> (bool, usize, &'a str) {
     let base = endpoint.parse::<Url>().ok().and_then(|endpoint| endpoint.join(".").ok());
     let beside = base.and_then(|base| below(&base, CARD_PATH));
@@ -307,7 +305,7 @@ fn insert(work: &Connection, card: &Card, now: i64) -> Result<i64, rusqlite::Err
     work.prepare_cached(insert)?.insert(values)
 }
 
-/// Writes a known card as it is now, and where. What it has is written anew, too.
+/// Updates a stored card, its URL included, and clears its skills and networks.
 fn renew(work: &Connection, id: i64, card: &Card, now: i64) -> Result<(), rusqlite::Error> {
     let update = "UPDATE cards SET url = ?6, host = ?5, endpoint = ?7, price = ?2, card = ?3, last_seen = ?4, \
         checked_at = ?4, listed = 1 WHERE id = ?1";
@@ -319,7 +317,7 @@ fn renew(work: &Connection, id: i64, card: &Card, now: i64) -> Result<(), rusqli
     Ok(())
 }
 
-/// The card has this skill, and its evaluator has offered it.
+/// Records that the card has this skill and that its evaluator has offered it.
 fn offer(work: &Connection, id: i64, card: &Card, skill: &str, now: i64) -> Result<(), rusqlite::Error> {
     work.prepare_cached("INSERT OR IGNORE INTO card_skills (skill, card) VALUES (?, ?)")?.execute((skill, id))?;
     let offered = "INSERT INTO offered (evaluator, skill, seen, price) VALUES (?1, ?2, ?3, ?4) \
@@ -328,7 +326,7 @@ fn offer(work: &Connection, id: i64, card: &Card, skill: &str, now: i64) -> Resu
     work.prepare_cached(offered)?.execute(values).map(drop)
 }
 
-/// Whether there is room for one more card. If there is none, one that may go makes it.
+/// Makes room for one more card. Returns `false` if no card may be deleted.
 fn make_room(work: &Connection, limit: u64) -> Result<bool, rusqlite::Error> {
     if ask(work, "SELECT count(*) FROM cards", [])? < signed(limit) {
         return Ok(true);
@@ -336,7 +334,7 @@ fn make_room(work: &Connection, limit: u64) -> Result<bool, rusqlite::Error> {
     let delete = "DELETE FROM cards WHERE id = (SELECT id FROM cards AS card \
         WHERE listed = 0 OR NOT EXISTS (SELECT 1 FROM voices WHERE evaluator = card.pay_to) \
         ORDER BY listed, last_seen, id LIMIT 1)";
-    let gone = work.prepare_cached(delete)?.execute([])?;
-    forget_offers(work)?;
-    Ok(gone > 0)
+    let deleted = work.prepare_cached(delete)?.execute([])?;
+    delete_offers(work)?;
+    Ok(deleted > 0)
 }

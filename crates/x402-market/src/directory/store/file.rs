@@ -5,27 +5,29 @@ use std::{path::Path, time::Duration};
 use rusqlite::{Connection, OpenFlags};
 use rusqlite_migration::{M, Migrations};
 
-/// Why a file cannot be used.
+/// The reason why a file cannot be used.
 pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Opens the file, or makes it, for nobody else than this process. A commit is on disk.
+/// Opens the file for this process only, or creates it. A commit is on disk.
+///
+/// The ledger of tower-x402 opens its file in the same way. That code is private there, so it is repeated here.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
     create_private(path)?;
-    // One thread at a time uses it.
+    // The store uses the connection from one thread at a time.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(Duration::ZERO)?;
-    // First of all, so that what the log holds is indexed in memory and not in a file.
+    // Before the journal mode, so that the index of the write-ahead log is in memory and not in a file.
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     Ok(connection)
 }
 
-/// SQLite gives the files beside the database the database's own mode.
+/// Creates the file with mode 0600, if there is none. SQLite gives the same mode to the files beside it.
 ///
-/// A file that is there is not touched: this process may have it open, and would lose its lock with the first descriptor that is closed
-/// (POSIX, `fcntl`), whoever opened that.
+/// An existing file is not opened here: if this process already has it open, closing this descriptor would release its lock (POSIX,
+/// `fcntl`).
 fn create_private(path: &Path) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
@@ -37,7 +39,7 @@ fn create_private(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Each is run once, in this order. None may change once it was released.
+/// The migrations, run once each, in this order. A released migration must not change.
 const STEPS: &[M<'static>] = &[
     M::up(include_str!("migrations/0001_directory.sql")),
     M::up(include_str!("migrations/0002_prices.sql")),
@@ -45,10 +47,10 @@ const STEPS: &[M<'static>] = &[
 ];
 const MIGRATIONS: Migrations<'static> = Migrations::from_slice(STEPS);
 
-/// A table that was there from the first version on.
+/// A table that every version has.
 const TABLE: &str = "cards";
 
-/// Brings the tables up to date: all of it, or nothing.
+/// Migrates the tables to the latest version, completely or not at all.
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), Error> {
     let version = version(connection)?;
     let is_ours = if version == 0 { is_empty(connection)? } else { has_table(connection, TABLE)? };
@@ -67,10 +69,10 @@ pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), Error>
     Ok(MIGRATIONS.to_latest(connection)?)
 }
 
-/// Where the first versions noted which migrations were run.
+/// The table in which the first versions recorded the migrations that were run.
 const SQLX: &str = "_sqlx_migrations";
 
-/// How many migrations were run on this file.
+/// Returns how many migrations were run on this file.
 fn version(connection: &Connection) -> Result<i64, rusqlite::Error> {
     if has_table(connection, SQLX)? {
         return connection.query_row(&format!("SELECT count(*) FROM {SQLX}"), [], |row| row.get(0));
@@ -92,9 +94,9 @@ mod tests {
     use super::*;
     use crate::pricing::EXTENSION_URI;
 
-    /// A file from before prices were kept, as it is opened now.
+    /// A file of the version without prices.
     #[test]
-    fn what_was_offered_before_prices_were_kept_costs_what_its_cards_say() {
+    fn migration_takes_prices_from_the_cards() {
         let mut connection = Connection::open_in_memory().unwrap();
         MIGRATIONS.to_version(&mut connection, 1).unwrap();
         connection
@@ -112,9 +114,9 @@ mod tests {
         assert_eq!(prices, expected.map(|(skill, price)| (skill.to_owned(), price)));
     }
 
-    /// A file from before endpoints were kept.
+    /// A file of the version without endpoints.
     #[test]
-    fn the_endpoints_of_cards_are_read_from_what_was_kept_of_them() {
+    fn migration_takes_endpoints_from_the_cards() {
         let mut connection = Connection::open_in_memory().unwrap();
         MIGRATIONS.to_version(&mut connection, 2).unwrap();
         let (ours, endpoint) = (EXTENSION_URI, "http://a.example/evaluate");
@@ -137,9 +139,9 @@ mod tests {
         MIGRATIONS.validate().unwrap();
     }
 
-    /// Also where its version is noted as the first ones did.
+    /// Including files whose version is recorded as the first versions did.
     #[test]
-    fn file_of_another_kind_or_a_later_version_is_not_changed() {
+    fn files_of_another_kind_or_a_later_version_are_not_changed() {
         let noted = |versions: &str| {
             format!("CREATE TABLE {SQLX} (version BIGINT PRIMARY KEY); INSERT INTO {SQLX} VALUES {versions};")
         };
@@ -168,7 +170,7 @@ mod tests {
         }
     }
 
-    /// A test that kills a process would not notice less.
+    /// Killing the process would not show a weaker setting: only a power failure would.
     #[test]
     fn commit_is_on_disk_and_the_file_is_locked_and_private() {
         let folder = tempfile::tempdir().unwrap();

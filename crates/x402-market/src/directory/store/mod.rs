@@ -1,76 +1,77 @@
-//! What a directory keeps, in one SQLite file.
+//! The cards and reports of a directory, in one SQLite file.
 
 mod cards;
 mod file;
-mod voices;
+mod reports;
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
 pub(super) use cards::{Card, CardFilter, Listed, Offered};
+pub(super) use reports::{PendingReport, ReportFilter, Stored};
 use rusqlite::{
     Connection, Params, Row,
     types::{FromSql, FromSqlError, FromSqlResult, Value, ValueRef},
 };
 use serde::de::DeserializeOwned;
 use tokio::{runtime::Handle, sync::Mutex};
-pub(super) use voices::{Said, VoiceFilter};
 
-/// How many statements are kept prepared: there is room for all there are.
+/// How many prepared statements are cached: more than there are.
 const STATEMENTS: usize = 64;
 
-/// How much is kept.
+/// How much is stored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) cards: u64,
     pub(super) cards_per_host: u64,
     pub(super) cards_per_payee: u64,
-    pub(super) voices: u64,
-    pub(super) voices_per_payer: u64,
-    pub(super) voices_for: Duration,
+    pub(super) reports: u64,
+    pub(super) reports_per_payer: u64,
+    /// How long a report is stored after its payment.
+    pub(super) report_retention: Duration,
 }
 
-/// The cards and voices of a directory.
+/// The storage of a directory: its cards and reports.
 ///
-/// The file has mode 0600 (on Unix), is locked while it is open, and is written in WAL mode with `synchronous=FULL`: what was answered to
-/// whoever spoke is on disk.
+/// The file has mode 0600 (on Unix) and is locked while it is open. It is written in WAL mode with `synchronous=FULL`: a report that was
+/// acknowledged is on disk.
 ///
-/// It is used within a runtime of tokio's, and waits for the disk on those of its threads that are for waiting.
+/// Use it within a Tokio runtime. It waits for the disk on the runtime's blocking threads.
 pub struct DirectoryStore {
-    /// None once it is closed.
+    /// `None` once the store is closed.
     connection: Arc<Mutex<Option<Connection>>>,
 }
 
-/// The file of a directory could not be opened, read or written.
+/// The directory's file could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the directory's file cannot be used")]
 pub struct StoreError(#[source] file::Error);
 
 impl DirectoryStore {
-    /// Opens the file at `path`, or makes it.
+    /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
-    /// If it cannot be opened, belongs to another process, or is no directory.
+    /// [`StoreError`] if the file cannot be opened, is used by another process, or is not a directory's.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
-        Self::keep_in(move || file::open(&path)).await
+        Self::with_connection(move || file::open(&path)).await
     }
 
-    /// A store that ends with the process.
+    /// Creates a store in memory, for tests. Its contents are lost when the process ends.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// [`StoreError`] if SQLite cannot allocate it.
     pub async fn in_memory() -> Result<Self, StoreError> {
-        Self::keep_in(|| Ok(Connection::open_in_memory()?)).await
+        Self::with_connection(|| Ok(Connection::open_in_memory()?)).await
     }
 
-    async fn keep_in(
+    async fn with_connection(
         open: impl FnOnce() -> Result<Connection, file::Error> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let connection = aside(move || {
+        let connection = blocking(move || {
             let mut connection = open()?;
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
-            // The skills and networks of a card go with it.
+            // A card's skills and networks are deleted with it.
             connection.pragma_update(None, "foreign_keys", "ON")?;
             file::bring_up_to_date(&mut connection)?;
             Ok(connection)
@@ -79,24 +80,24 @@ impl DirectoryStore {
         Ok(Self { connection: Arc::new(Mutex::new(Some(connection))) })
     }
 
-    /// Lets go of the file; what was answered is in it whether this is called or not.
+    /// Closes the file. Everything that was acknowledged is on disk, whether this is called or not.
     pub async fn close(self) {
         let mut held = self.connection.lock_owned().await;
-        let _ = aside(move || {
+        let _ = blocking(move || {
             let _ = held.take().map(Connection::close);
             Ok(())
         })
         .await;
     }
 
-    /// Works with what is kept, when nobody else does. Once begun it is done to the end, whoever stops waiting.
+    /// Runs `work` with exclusive use of the connection. Once started it runs to its end, even if the caller stops waiting.
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> Result<T, StoreError> {
         let mut held = self.connection.clone().lock_owned().await;
-        aside(move || {
-            let connection = held.as_mut().ok_or("it is closed")?;
+        blocking(move || {
+            let connection = held.as_mut().ok_or("the store is closed")?;
             Ok(work(connection)?)
         })
         .await
@@ -115,15 +116,15 @@ impl StoreError {
     }
 }
 
-/// Does what may wait for the disk where no task is kept waiting by it.
-async fn aside<T: Send + 'static>(
+/// Runs work that may wait for the disk on a blocking thread.
+async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, file::Error> + Send + 'static,
 ) -> Result<T, StoreError> {
     let runtime = Handle::try_current().map_err(StoreError::of)?;
     runtime.spawn_blocking(work).await.map_err(StoreError::of)?.map_err(StoreError)
 }
 
-/// JSON in a column.
+/// A column that holds JSON.
 struct Json<T>(T);
 
 impl<T: DeserializeOwned> FromSql for Json<T> {
@@ -132,7 +133,7 @@ impl<T: DeserializeOwned> FromSql for Json<T> {
     }
 }
 
-/// SQLite's integers are signed.
+/// Converts to the signed integers of SQLite. Larger numbers become the largest.
 fn signed(number: u64) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
@@ -145,24 +146,24 @@ fn address(row: &Row<'_>, column: &str) -> Result<Address, rusqlite::Error> {
     row.get::<_, [u8; 20]>(column).map(Address::new)
 }
 
-/// The answer to a query of one number, which there always is.
+/// Runs a query that returns exactly one number.
 fn ask(connection: &Connection, query: &str, parameters: impl Params) -> Result<i64, rusqlite::Error> {
     connection.prepare_cached(query)?.query_row(parameters, |row| row.get(0))
 }
 
-/// A query, and what each `?` in it stands for. Whatever a stranger wrote is among the values.
+/// A query that is put together, with the value of each `?`. Untrusted text goes into the values only.
 struct Conditions {
     sql: String,
     values: Vec<Value>,
 }
 
 impl Conditions {
-    /// A query as far as it has no `?`.
+    /// Starts with the part of the query that has no `?`.
     fn new(sql: impl Into<String>) -> Self {
         Self { sql: sql.into(), values: Vec::new() }
     }
 
-    /// Adds something with one `?` in it.
+    /// Adds a part with one `?`.
     fn push(&mut self, sql: &str, value: impl Into<Value>) {
         self.sql.push_str(sql);
         self.values.push(value.into());
@@ -178,13 +179,13 @@ mod tests {
 
     use super::*;
 
-    /// A number that work of tests changes.
+    /// Returns a number that the tests change.
     async fn until(store: &DirectoryStore) -> i64 {
         store.run(|connection| ask(connection, "SELECT until FROM forgotten", [])).await.unwrap()
     }
 
     #[tokio::test]
-    async fn what_was_begun_is_done_though_nobody_waits_and_before_the_file_is_let_go_of() {
+    async fn started_work_finishes_before_the_file_is_closed_even_if_nobody_waits() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("directory.sqlite");
         let store = DirectoryStore::open(&path).await.unwrap();
@@ -204,12 +205,12 @@ mod tests {
         assert!(!closing.is_finished(), "the work is under way");
         go_on.send(()).unwrap();
         closing.await.unwrap();
-        let store = DirectoryStore::open(&path).await.expect("nobody has it any more");
+        let store = DirectoryStore::open(&path).await.expect("the file is closed");
         assert_eq!(until(&store).await, 7);
     }
 
     #[tokio::test]
-    async fn a_panic_is_an_error_and_what_it_left_half_done_undone() {
+    async fn panic_is_an_error_and_its_transaction_is_rolled_back() {
         let store = DirectoryStore::in_memory().await.unwrap();
         let failed = store.run(|connection| -> Result<(), _> {
             let work = connection.transaction()?;
@@ -221,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_runtime_there_is_an_error() {
+    fn opening_without_a_runtime_fails() {
         let opened = DirectoryStore::in_memory().now_or_never().expect("nothing is waited for");
         opened.expect_err("there is no thread to wait on");
     }
 
     #[test]
-    fn what_is_not_what_it_should_be_is_not_read() {
+    fn values_of_the_wrong_type_are_not_read() {
         let connection = Connection::open_in_memory().unwrap();
         let read = |value: &str| {
             let query = format!("SELECT {value} AS it");

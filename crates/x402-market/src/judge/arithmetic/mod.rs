@@ -48,21 +48,21 @@ pub struct ArithmeticJudge;
 
 #[async_trait]
 impl Judge for ArithmeticJudge {
-    fn takes(&self, submission: &Submission) -> Result<(), JudgeError> {
+    fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let prompt = ("task.prompt", submission.task.question().len(), MAX_PROMPT);
         let reference = submission.task.reference.as_ref().map(|text| ("task.reference", text.len(), MAX_PROMPT));
         let outputs = submission.outputs().iter().map(|output| ("output", output.len(), MAX_OUTPUT));
         let context = submission.task.context.as_ref().map(|text| ("task.context", text.len(), MAX_PROMPT));
         for (name, length, limit) in outputs.chain([prompt]).chain(reference).chain(context) {
             if length > limit {
-                return Err(JudgeError::NotTaken(format!("{name} has {length} bytes: shorten it to {limit}")));
+                return Err(JudgeError::Rejected(format!("{name} has {length} bytes: shorten it to {limit}")));
             }
         }
         Ok(())
     }
 
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
-        self.takes(submission)?;
+        self.accepts(submission)?;
         let task = &submission.task;
         let (reference, context) = (task.reference.as_deref(), task.context.as_deref());
         let given = Given { prompt: task.question(), context, reference };

@@ -1,0 +1,255 @@
+//! The reports of a directory, one for each payment. The table is called `voices`, as in the first version.
+
+use alloy_primitives::Address;
+use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params_from_iter};
+use tower_x402::payment::PaymentKey;
+
+use super::{Conditions, DirectoryStore, Json, Limits, StoreError, ask, number, signed};
+use crate::directory::{AcceptedReport, ReportedPayment, SignedEvidence};
+
+/// Which reports to list.
+#[derive(Clone, Debug, Default)]
+pub(in crate::directory) struct ReportFilter {
+    pub(in crate::directory) evaluator: Option<Address>,
+    pub(in crate::directory) skill: Option<String>,
+    pub(in crate::directory) payer: Option<Address>,
+    pub(in crate::directory) after: u64,
+    pub(in crate::directory) limit: u64,
+}
+
+/// What became of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::directory) enum Stored {
+    New(u64),
+    /// The same report is stored under this number.
+    Duplicate(u64),
+    /// The payment has another report.
+    Conflict,
+    /// The payment is as old as reports that were deleted, so it may have had one.
+    TooOld,
+    /// The payer has as many reports as may be stored.
+    TooMany,
+}
+
+/// A report whose payment is not final.
+pub(in crate::directory) struct PendingReport {
+    pub(in crate::directory) id: u64,
+    pub(in crate::directory) block: u64,
+    pub(in crate::directory) report: SignedEvidence,
+}
+
+impl DirectoryStore {
+    /// Compares a report with the one that is stored for its payment, if there is one.
+    pub(in crate::directory) async fn stored(
+        &self,
+        key: &PaymentKey,
+        report: &SignedEvidence,
+    ) -> Result<Option<Stored>, StoreError> {
+        let (key, report) = (*key, report.clone());
+        self.run(move |connection| stored(connection, &key, &report)).await
+    }
+
+    /// Stores a report whose payment was found.
+    pub(in crate::directory) async fn put_report(
+        &self,
+        payment: &ReportedPayment,
+        report: &SignedEvidence,
+        limits: &Limits,
+    ) -> Result<Stored, StoreError> {
+        let (payment, report, limits) = (*payment, report.clone(), *limits);
+        self.run(move |connection| put_report(connection, &payment, &report, &limits)).await
+    }
+
+    /// Returns a page of reports by number, and whether there are more.
+    pub(in crate::directory) async fn reports(
+        &self,
+        filter: &ReportFilter,
+    ) -> Result<(Vec<AcceptedReport>, bool), StoreError> {
+        let filter = filter.clone();
+        self.run(move |connection| reports(connection, &filter)).await
+    }
+
+    /// Returns reports whose payments were not final when they were last checked, by number.
+    pub(in crate::directory) async fn pending(&self, after: u64, limit: u64) -> Result<Vec<PendingReport>, StoreError> {
+        self.run(move |connection| {
+            let select = "SELECT id, said, block FROM voices WHERE final = 0 AND id > ? ORDER BY id LIMIT ?";
+            let mut select = connection.prepare_cached(select)?;
+            let reports = select.query_map([signed(after), signed(limit)], pending_report)?;
+            reports.collect()
+        })
+        .await
+    }
+
+    /// Marks a report's payment as final, or deletes the report because its payment was reorged. Then the payment can be reported
+    /// again.
+    pub(in crate::directory) async fn finish_report(&self, id: u64, exists: bool) -> Result<(), StoreError> {
+        let change = match exists {
+            true => "UPDATE voices SET final = 1 WHERE id = ?",
+            false => "DELETE FROM voices WHERE id = ?",
+        };
+        self.run(move |connection| connection.prepare_cached(change)?.execute([signed(id)]).map(drop)).await
+    }
+
+    /// Deletes the reports about payments up to this time. No report about such a payment is accepted any more.
+    pub(in crate::directory) async fn delete_reports(&self, until: u64) -> Result<(), StoreError> {
+        self.run(move |connection| {
+            let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            delete_until(&work, signed(until))?;
+            work.commit()
+        })
+        .await
+    }
+}
+
+fn stored(
+    connection: &Connection,
+    key: &PaymentKey,
+    report: &SignedEvidence,
+) -> Result<Option<Stored>, rusqlite::Error> {
+    let PaymentKey { network, asset, payer, nonce } = key;
+    let payment = (network.chain_id().cast_signed(), asset.as_slice(), payer.as_slice(), nonce.as_slice());
+    connection
+        .prepare_cached("SELECT id, said FROM voices WHERE chain_id = ? AND asset = ? AND payer = ? AND nonce = ?")?
+        .query_row(payment, |row| match report_in(row)?.reports_the_same(report) {
+            true => Ok(Stored::Duplicate(number(row, "id")?)),
+            false => Ok(Stored::Conflict),
+        })
+        .optional()
+}
+
+fn put_report(
+    connection: &mut Connection,
+    payment: &ReportedPayment,
+    report: &SignedEvidence,
+    limits: &Limits,
+) -> Result<Stored, rusqlite::Error> {
+    let work = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if let Some(before) = stored(&work, &payment.key, report)? {
+        return Ok(before);
+    }
+    let (payer, time) = (payment.key.payer, signed(payment.block_time));
+    if time <= ask(&work, "SELECT until FROM forgotten", [])? {
+        return Ok(Stored::TooOld);
+    }
+    let of_payer = ask(&work, "SELECT count(*) FROM voices WHERE payer = ?", [payer.as_slice()])?;
+    if of_payer >= signed(limits.reports_per_payer) {
+        return Ok(Stored::TooMany);
+    }
+    let id = insert(&work, payment, report)?;
+    if ask(&work, "SELECT rows FROM sizes WHERE name = 'voices'", [])? > signed(limits.reports) {
+        let oldest = ask(&work, "SELECT min(block_time) FROM voices", [])?;
+        delete_until(&work, oldest)?;
+        if time <= oldest {
+            work.commit()?;
+            return Ok(Stored::TooOld);
+        }
+    }
+    work.commit()?;
+    Ok(Stored::New(id.cast_unsigned()))
+}
+
+fn insert(work: &Connection, payment: &ReportedPayment, report: &SignedEvidence) -> Result<i64, rusqlite::Error> {
+    let json = serde_json::to_string(report).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let insert = "INSERT INTO voices (chain_id, asset, payer, nonce, evaluator, skill, said, block, block_time, final) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)";
+    let PaymentKey { network, asset, payer, nonce } = &payment.key;
+    let values = (
+        network.chain_id().cast_signed(),
+        asset.as_slice(),
+        payer.as_slice(),
+        nonce.as_slice(),
+        report.evidence.evaluator.as_slice(),
+        &report.evidence.skill,
+        json,
+        signed(payment.block),
+        signed(payment.block_time),
+    );
+    work.prepare_cached(insert)?.insert(values)
+}
+
+fn delete_until(work: &Connection, until: i64) -> Result<(), rusqlite::Error> {
+    work.prepare_cached("DELETE FROM voices WHERE block_time <= ?")?.execute([until])?;
+    work.prepare_cached("UPDATE forgotten SET until = max(until, ?)")?.execute([until]).map(drop)
+}
+
+fn reports(connection: &Connection, filter: &ReportFilter) -> Result<(Vec<AcceptedReport>, bool), rusqlite::Error> {
+    let query = page(filter);
+    let mut select = connection.prepare_cached(&query.sql)?;
+    let mut rows = select.query(params_from_iter(query.values))?;
+    let mut reports = Vec::new();
+    while let Some(row) = rows.next()? {
+        if reports.len() as u64 >= filter.limit {
+            return Ok((reports, true));
+        }
+        reports.push(accepted_report(row)?);
+    }
+    Ok((reports, false))
+}
+
+/// Returns the query for a page and one report more.
+fn page(filter: &ReportFilter) -> Conditions {
+    // An evaluator can have very many reports; a payer's number is limited.
+    let index = if filter.payer.is_some() { " INDEXED BY voices_by_payer" } else { "" };
+    let mut query = Conditions::new(format!("SELECT id, said, block, block_time FROM voices{index}"));
+    query.push(" WHERE id > ?", signed(filter.after));
+    if let Some(evaluator) = filter.evaluator {
+        query.push(" AND evaluator = ?", evaluator.to_vec());
+    }
+    if let Some(skill) = &filter.skill {
+        query.push(" AND skill = ?", skill.clone());
+    }
+    if let Some(payer) = filter.payer {
+        query.push(" AND payer = ?", payer.to_vec());
+    }
+    query.push(" ORDER BY id LIMIT ?", signed(filter.limit.saturating_add(1)));
+    query
+}
+
+fn accepted_report(row: &Row<'_>) -> Result<AcceptedReport, rusqlite::Error> {
+    Ok(AcceptedReport {
+        id: number(row, "id")?,
+        report: report_in(row)?,
+        block: number(row, "block")?,
+        block_time: number(row, "block_time")?,
+    })
+}
+
+fn pending_report(row: &Row<'_>) -> Result<PendingReport, rusqlite::Error> {
+    Ok(PendingReport { id: number(row, "id")?, block: number(row, "block")?, report: report_in(row)? })
+}
+
+fn report_in(row: &Row<'_>) -> Result<SignedEvidence, rusqlite::Error> {
+    Ok(row.get::<_, Json<_>>("said")?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All reads share one connection, so none may scan the whole table.
+    #[tokio::test]
+    async fn every_page_is_read_along_an_index() {
+        let store = DirectoryStore::in_memory().await.unwrap();
+        let (one, other, skill) =
+            (Some(Address::repeat_byte(1)), Some(Address::repeat_byte(2)), Some("prose".to_owned()));
+        for (evaluator, skill, payer, index) in [
+            (None, None, one, "voices_by_payer"),
+            (other, None, one, "voices_by_payer"),
+            (None, skill.clone(), one, "voices_by_payer"),
+            (other, skill.clone(), one, "voices_by_payer"),
+            (other, skill.clone(), None, "voices_by_cell"),
+            (other, None, None, "voices_by_evaluator"),
+            (None, skill, None, "voices_by_skill"),
+            (None, None, None, "PRIMARY KEY"),
+        ] {
+            let query = page(&ReportFilter { evaluator, skill, payer, after: 5, limit: 10 });
+            let explain = store.run(move |connection| {
+                let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {}", query.sql))?;
+                let steps = explain.query_map(params_from_iter(query.values), |row| row.get::<_, String>("detail"))?;
+                steps.collect()
+            });
+            let plan: Vec<String> = explain.await.unwrap();
+            assert!(plan.len() == 1 && plan[0].starts_with("SEARCH") && plan[0].contains(index), "{plan:?}");
+        }
+    }
+}

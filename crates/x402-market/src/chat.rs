@@ -1,4 +1,4 @@
-//! Conversations with language models, over any OpenAI-compatible endpoint.
+//! A client of language models behind OpenAI-compatible endpoints.
 
 use std::{fmt, time::Duration};
 
@@ -12,14 +12,15 @@ use url::Url;
 
 use super::net::{BodyError, below, read_body};
 
-/// The pause before a request is tried again, doubled each time, where the endpoint names none.
+/// The pause before the first retry, doubled each time, unless the endpoint names one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// A longer `Retry-After` is passed on.
+/// A longer pause is not waited for, but returned as [`ChatError::Busy`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
-/// Asks a language model behind any OpenAI-compatible endpoint (`POST …/chat/completions`).
+/// A client of a language model behind an OpenAI-compatible endpoint (`POST …/chat/completions`).
 ///
-/// Answers 429 and 5xx are tried again, after as long as `Retry-After` says. How long all of it may take is the caller's to limit.
+/// A request is retried after 429, 5xx or no answer, after the time that `Retry-After` names. The client sets no deadline: use
+/// `tokio::time::timeout`.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,6 +31,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct ChatClient {
     http: Client,
     url: Url,
@@ -41,49 +43,49 @@ pub struct ChatClient {
     json_mode: bool,
 }
 
-/// A message of the conversation with the model.
+/// A message of a conversation with a language model.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChatMessage {
     role: &'static str,
     content: String,
 }
 
-/// Why a model said nothing.
+/// A language model gave no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// Not an http or https URL.
+    /// The endpoint is not an http or https URL.
     #[error("the endpoint is not an http or https URL")]
     Url,
-    /// A key with characters that no header takes.
+    /// The API key has characters that are not allowed in a header.
     #[error("the API key cannot be sent in a header")]
     Key,
-    /// No HTTP client could be made.
-    #[error("no HTTP client could be made")]
+    /// The HTTP client could not be created.
+    #[error("the HTTP client could not be created")]
     Client(#[source] reqwest::Error),
-    /// The endpoint wants to be asked later, later than is waited for.
+    /// The endpoint is busy for longer than is waited for. Try again later.
     #[error("the model's endpoint is busy; try again in {retry_after:?}")]
     Busy {
-        /// When to ask again.
+        /// How long to wait.
         retry_after: Duration,
     },
-    /// It could not be reached, refused, or does not speak as OpenAI's does.
+    /// The endpoint could not be reached, refused, or is not OpenAI-compatible.
     #[error("{0}")]
     Failed(String),
 }
 
 impl ChatMessage {
-    /// What the model is told about its part.
+    /// Creates a system message: the instructions for the model.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system", content: content.into() }
     }
 
-    /// What the model is asked.
+    /// Creates a user message: the question.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user", content: content.into() }
     }
 
-    /// What the model has said.
+    /// Creates an assistant message: an earlier answer of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self { role: "assistant", content: content.into() }
     }
@@ -118,16 +120,15 @@ struct Content {
     content: Option<String>,
 }
 
-/// Why there is no answer yet.
-struct Trouble {
+/// A request that failed.
+struct Failed {
     what: String,
-    /// Whether trying again may help, and what the endpoint says about when.
-    again: Option<Option<Duration>>,
+    /// `Some` if a retry may help, with the pause that the endpoint names.
+    retry: Option<Option<Duration>>,
 }
 
 impl ChatClient {
-    /// Asks this model at the URL below which `chat/completions` is, with temperature 0. Answers may have 256 KiB, and requests are
-    /// tried again three times.
+    /// Creates a client of this model. `base` is the URL below which `chat/completions` is.
     ///
     /// # Errors
     /// [`ChatError::Url`] or [`ChatError::Client`].
@@ -147,10 +148,10 @@ impl ChatClient {
         })
     }
 
-    /// What the endpoint knows us by; sent as `Authorization: Bearer …` and never shown.
+    /// Sets the API key, which is sent as `Authorization: Bearer …` and never shown.
     ///
     /// # Errors
-    /// [`ChatError::Key`].
+    /// [`ChatError::Key`] if the key cannot be sent in a header.
     pub fn api_key(mut self, key: &str) -> Result<Self, ChatError> {
         let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim())).map_err(|_| ChatError::Key)?;
         value.set_sensitive(true);
@@ -158,97 +159,96 @@ impl ChatClient {
         Ok(self)
     }
 
-    /// How much chance there is in its answers: 0 for as little as the model can.
+    /// Sets the sampling temperature. Default: 0, for the least random answers.
     pub const fn temperature(mut self, temperature: f32) -> Self {
         self.temperature = temperature;
         self
     }
 
-    /// The longest response of the endpoint, in bytes.
+    /// Sets the largest response of the endpoint, in bytes. Default: 256 KiB.
     pub const fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
         self
     }
 
-    /// How often a request is tried again after 429, 5xx or no answer.
+    /// Sets how often a request is retried after 429, 5xx or no answer. Default: 3.
     pub const fn retries(mut self, retries: u32) -> Self {
         self.retries = retries;
         self
     }
 
-    /// Whether `response_format` asks the endpoint for JSON; some refuse it.
+    /// Sets whether `response_format` asks for JSON. Default: `false`, because some endpoints refuse it.
     pub const fn json_mode(mut self, ask: bool) -> Self {
         self.json_mode = ask;
         self
     }
 
-    /// The model's next message.
+    /// Sends the conversation, and returns the model's answer.
     ///
     /// # Errors
     /// [`ChatError::Busy`] or [`ChatError::Failed`].
     pub async fn ask(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
         let mut pause = FIRST_PAUSE;
         for attempt in 0.. {
-            let trouble = match self.once(messages).await {
+            let failed = match self.once(messages).await {
                 Ok(answer) => return Ok(answer),
-                Err(trouble) => trouble,
+                Err(failed) => failed,
             };
-            let Some(named) = trouble.again else { return Err(ChatError::Failed(trouble.what)) };
+            let Some(named) = failed.retry else { return Err(ChatError::Failed(failed.what)) };
             let wait = named.unwrap_or(pause);
             if attempt >= self.retries || wait > LONGEST_PAUSE {
                 return Err(match named {
                     Some(retry_after) => ChatError::Busy { retry_after },
-                    None => ChatError::Failed(trouble.what),
+                    None => ChatError::Failed(failed.what),
                 });
             }
-            tracing::debug!(trouble = trouble.what, ?wait, "the model is asked again");
+            tracing::debug!(failed = failed.what, ?wait, "the request to the model is retried");
             tokio::time::sleep(wait).await;
             pause *= 2;
         }
         Err(ChatError::Failed("the model was never asked".to_owned()))
     }
 
-    async fn once(&self, messages: &[ChatMessage]) -> Result<String, Trouble> {
+    async fn once(&self, messages: &[ChatMessage]) -> Result<String, Failed> {
         let response_format = self.json_mode.then_some(ResponseFormat { r#type: "json_object" });
         let request = ChatRequest { model: &self.model, messages, temperature: self.temperature, response_format };
-        let body = serde_json::to_vec(&request).map_err(|error| Trouble::final_(error.to_string()))?;
+        let body = serde_json::to_vec(&request).map_err(|error| Failed::finally(error.to_string()))?;
         let mut post = self.http.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
         if let Some(authorization) = &self.authorization {
             post = post.header(AUTHORIZATION, authorization.clone());
         }
-        let response = post.send().await.map_err(|error| Trouble::passing(error.without_url().to_string(), None))?;
+        let response = post.send().await.map_err(|error| Failed::temporarily(error.without_url().to_string(), None))?;
         let status = response.status();
         if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
-            return Err(Trouble::passing(format!("the model's endpoint answered {status}"), retry_after(&response)));
+            return Err(Failed::temporarily(format!("the model's endpoint answered {status}"), retry_after(&response)));
         }
         if !status.is_success() {
-            return Err(Trouble::final_(format!("the model's endpoint answered {status}")));
+            return Err(Failed::finally(format!("the model's endpoint answered {status}")));
         }
         let json = read_body(response, self.max_answer).await.map_err(|error| match error {
-            BodyError::Broken(error) => Trouble::passing(error.to_string(), None),
+            BodyError::Broken(error) => Failed::temporarily(error.to_string(), None),
             BodyError::TooLarge => {
-                Trouble::final_(format!("the model's endpoint answered more than {} bytes", self.max_answer))
+                Failed::finally(format!("the model's endpoint answered more than {} bytes", self.max_answer))
             }
         })?;
-        let answer: ChatResponse = serde_json::from_slice(&json).map_err(|error| {
-            Trouble::final_(format!("the model's endpoint does not speak as OpenAI's does: {error}"))
-        })?;
+        let answer: ChatResponse = serde_json::from_slice(&json)
+            .map_err(|error| Failed::finally(format!("the model's endpoint is not OpenAI-compatible: {error}")))?;
         let content = answer.choices.into_iter().next().and_then(|choice| choice.message.content);
-        content.ok_or_else(|| Trouble::final_("the model said nothing".to_owned()))
+        content.ok_or_else(|| Failed::finally("the model gave no answer".to_owned()))
     }
 }
 
-impl Trouble {
-    const fn final_(what: String) -> Self {
-        Self { what, again: None }
+impl Failed {
+    const fn finally(what: String) -> Self {
+        Self { what, retry: None }
     }
 
-    const fn passing(what: String, retry_after: Option<Duration>) -> Self {
-        Self { what, again: Some(retry_after) }
+    const fn temporarily(what: String, retry_after: Option<Duration>) -> Self {
+        Self { what, retry: Some(retry_after) }
     }
 }
 
-/// Seconds, or a date (RFC 9110, section 10.2.3).
+/// Reads `Retry-After`: seconds or a date (RFC 9110, section 10.2.3).
 fn retry_after(response: &Response) -> Option<Duration> {
     let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {

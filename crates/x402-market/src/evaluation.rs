@@ -1,4 +1,4 @@
-//! What an evaluator answers.
+//! What an evaluator answers: a verdict and a critique for each output.
 
 use std::ops::Range;
 
@@ -12,31 +12,31 @@ use super::{
     task::TaskId,
 };
 
-/// How long an evaluation in JSON may be, in bytes: evaluators sell no longer ones, and students read no longer ones.
+/// The largest evaluation as JSON, in bytes: 1 MiB. Evaluators sell no larger ones, and students read no larger ones.
 pub const MAX_EVALUATION: usize = 1 << 20;
 
 /// The verdicts on a submission, in the order of its outputs.
 ///
-/// See [`EVALUATION_SCHEMA`](super::schema::EVALUATION_SCHEMA) for its form in JSON.
+/// [`EVALUATION_SCHEMA`](super::schema::EVALUATION_SCHEMA) describes its JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     #[serde(default)]
     version: Version,
-    /// Who judged.
+    /// The evaluator that judged.
     pub evaluator: EvaluatorId,
-    /// The id of the task, as it was submitted.
+    /// The id of the submitted task.
     #[serde(default)]
     pub task: TaskId,
-    /// One for each output.
+    /// The verdicts, one for each output.
     pub verdicts: List<Verdict, 1, MAX_OUTPUTS>,
     #[serde(flatten)]
     rest: Unknown,
 }
 
-/// An evaluator, and which one of its versions: another version may judge otherwise.
+/// The name of an evaluator and the version of its judgement. Another version may judge differently.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EvaluatorId {
-    /// Its name.
+    /// The evaluator's name.
     pub id: Text<1, 256>,
     /// The version of its judgement.
     pub version: Text<1, 64>,
@@ -44,7 +44,7 @@ pub struct EvaluatorId {
     rest: Unknown,
 }
 
-/// What an evaluator thinks of one output.
+/// An evaluator's verdict on one output.
 ///
 /// ```
 /// use x402_market::{Confidence, Critique, Score, Verdict};
@@ -55,32 +55,33 @@ pub struct EvaluatorId {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// How good it is.
+    /// The quality of the output.
     pub score: Score,
-    /// What a learner should be given for it.
+    /// The reward for a learner. From -1 to 1, unless the evaluator uses another scale.
     pub reward: Reward,
-    /// How likely this verdict is right.
+    /// The probability that this verdict is right.
     pub confidence: Confidence,
-    /// Why.
+    /// The reasons.
     pub critique: Critique,
     #[serde(flatten)]
     rest: Unknown,
 }
 
-/// Which of two outputs is better.
+/// The better one of two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub enum Preference {
-    /// The first.
+    /// The first output.
     First,
-    /// The second.
+    /// The second output.
     Second,
-    /// Neither.
+    /// Neither: both have the same score.
     Neither,
 }
 
 impl Evaluation {
-    /// What `evaluator` thinks of a submission.
+    /// Creates the evaluation of a submission.
     ///
     /// # Errors
     /// [`MessageError`] if the verdicts do not [fit](Self::check) the submission.
@@ -96,7 +97,7 @@ impl Evaluation {
         Ok(evaluation)
     }
 
-    /// Reads an evaluation.
+    /// Reads an evaluation from JSON.
     ///
     /// # Errors
     /// [`MessageError`] says what is wrong, and where.
@@ -104,10 +105,11 @@ impl Evaluation {
         message::read(json)
     }
 
-    /// Whether it is one of this submission: the same task, a verdict per output, and no issue about a place that is not there.
+    /// Checks that the evaluation fits this submission: it has the task's id, a verdict for each output, and only issues about places that
+    /// the outputs have.
     ///
     /// # Errors
-    /// [`MessageError::Invalid`] names what does not fit.
+    /// [`MessageError::Invalid`] names the part that does not fit.
     pub fn check(&self, submission: &Submission) -> Result<(), MessageError> {
         if self.task != submission.task.id {
             return Err(MessageError::invalid("task", "it is not the id of the task that was submitted"));
@@ -128,7 +130,7 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Which of two outputs has the higher score; `None` unless there are two.
+    /// Returns which of two outputs has the higher score. `None` unless there are two outputs.
     pub fn preference(&self) -> Option<Preference> {
         Self::preferred(&self.verdicts)
     }
@@ -144,28 +146,28 @@ impl Evaluation {
 }
 
 impl EvaluatorId {
-    /// A name and a version.
+    /// Creates an id. The name has 1 to 256 code points, the version 1 to 64.
     ///
     /// # Errors
-    /// [`LengthError`] if one is empty or too long.
+    /// [`LengthError`] if one of them is empty or too long.
     pub fn new(id: impl Into<String>, version: impl Into<String>) -> Result<Self, LengthError> {
         Ok(Self { id: Text::new(id)?, version: Text::new(version)?, rest: Unknown })
     }
 }
 
 impl Verdict {
-    /// A verdict whose reward is the score, stretched to -1 to 1.
+    /// Creates a verdict. Its reward is the score, mapped from [0, 1] to [-1, 1].
     pub fn new(score: Score, confidence: Confidence, critique: impl Into<Critique>) -> Self {
         Self { score, reward: score.into(), confidence, critique: critique.into(), rest: Unknown }
     }
 
-    /// With a reward on another scale.
+    /// Sets a reward on another scale.
     pub fn with_reward(self, reward: Reward) -> Self {
         Self { reward, ..self }
     }
 }
 
-/// A critique in parts. What is too long is cut, and what is too much left out, so that writing one cannot fail.
+/// The reasons for a verdict. Texts that are too long are cut and surplus items are left out, so creating one cannot fail.
 ///
 /// ```
 /// use x402_market::{Critique, Issue, Place, Severity};
@@ -177,36 +179,36 @@ impl Verdict {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Critique {
-    /// The verdict in a sentence or two.
+    /// The verdict in one or two sentences.
     pub summary: Text<0, 4_096>,
-    /// What is good.
+    /// The strengths of the output.
     #[serde(default)]
     pub strengths: List<Text<0, 1_024>, 0, 64>,
-    /// What is not.
+    /// The issues of the output.
     #[serde(default)]
     pub issues: List<Issue, 0, 64>,
     #[serde(flatten)]
     rest: Unknown,
 }
 
-/// Something that is not good.
+/// An issue of an output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Issue {
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What it is.
+    /// A description of the issue.
     pub description: Text<0, 2_048>,
-    /// Where it is.
+    /// The place in the output, if the issue has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// What would be better.
+    /// A suggestion for improvement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suggestion: Option<Text<0, 2_048>>,
     #[serde(flatten)]
     rest: Unknown,
 }
 
-/// How much an issue matters.
+/// The severity of an issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -214,11 +216,11 @@ pub enum Severity {
     Minor,
     /// The output is clearly worse for it.
     Major,
-    /// The output is no good because of it.
+    /// The output is useless because of it.
     Critical,
 }
 
-/// A place in an output: where it is, what it says, or both.
+/// A place in an output: its position, its text, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WirePlace", into = "WirePlace")]
 pub struct Place {
@@ -226,28 +228,28 @@ pub struct Place {
     quote: Option<Text<0, 1_024>>,
 }
 
-/// A part of an output, counted in Unicode code points.
+/// A range of an output, in Unicode code points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// How many come before.
+    /// The number of code points before the range.
     pub start: u32,
-    /// How many there are.
+    /// The number of code points in the range.
     pub length: u32,
 }
 
 impl Critique {
-    /// A critique of one sentence or two.
+    /// Creates a critique with this summary.
     pub fn new(summary: impl Into<String>) -> Self {
         Self { summary: Text::cut(summary), ..Self::default() }
     }
 
-    /// Adds something good.
+    /// Adds a strength.
     pub fn strength(mut self, strength: impl Into<String>) -> Self {
         self.strengths.push(Text::cut(strength));
         self
     }
 
-    /// Adds something that is not.
+    /// Adds an issue.
     pub fn issue(mut self, issue: Issue) -> Self {
         self.issues.push(issue);
         self
@@ -267,24 +269,24 @@ impl From<String> for Critique {
 }
 
 impl Issue {
-    /// An issue somewhere in the output, or everywhere.
+    /// Creates an issue without a place.
     pub fn new(severity: Severity, description: impl Into<String>) -> Self {
         Self { severity, description: Text::cut(description), place: None, suggestion: None, rest: Unknown }
     }
 
-    /// Says where it is, if that is known.
+    /// Sets the place, if it is known.
     pub fn at(self, place: impl Into<Option<Place>>) -> Self {
         Self { place: place.into(), ..self }
     }
 
-    /// Says what would be better.
+    /// Sets the suggestion.
     pub fn suggest(self, suggestion: impl Into<String>) -> Self {
         Self { suggestion: Some(Text::cut(suggestion)), ..self }
     }
 }
 
 impl Place {
-    /// The place of a range of bytes, with what it says unless that is long; `None` if the range is not one of `output`.
+    /// Returns the place of a range of bytes, with its text unless that is too long. `None` if `output` has no such range.
     pub fn of(output: &str, bytes: Range<usize>) -> Option<Self> {
         let quote = output.get(bytes.clone())?;
         let start = output.get(..bytes.start)?.chars().count().try_into().ok()?;
@@ -292,23 +294,23 @@ impl Place {
         Some(Self { span: Some(Span { start, length }), quote: Text::new(quote).ok() })
     }
 
-    /// The first place that says `quote`; `None` if none does.
+    /// Returns the first place with the text `quote`. `None` if there is none.
     pub fn quoting(output: &str, quote: &str) -> Option<Self> {
         let start = output.find(quote)?;
         Self::of(output, start..start + quote.len())
     }
 
-    /// Where it is.
+    /// Returns the position.
     pub const fn span(&self) -> Option<Span> {
         self.span
     }
 
-    /// What it says.
+    /// Returns the text.
     pub fn quote(&self) -> Option<&str> {
         self.quote.as_deref()
     }
 
-    /// Whether the output has such a place.
+    /// Returns `true` if `output` has this place.
     pub fn is_in(&self, output: &str) -> bool {
         let Some(Span { start, length }) = self.span else {
             return self.quote.as_ref().is_none_or(|quote| output.contains(&**quote));
@@ -324,7 +326,7 @@ impl Place {
     }
 }
 
-/// A place in JSON.
+/// A place as JSON.
 #[derive(Serialize, Deserialize)]
 struct WirePlace {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -345,7 +347,7 @@ impl TryFrom<WirePlace> for Place {
         match (start, length) {
             (Some(start), Some(length)) => Ok(Self { span: Some(Span { start, length }), quote }),
             (None, None) if quote.is_some() => Ok(Self { span: None, quote }),
-            (None, None) => Err("a place has start and length, or quote, or all of them"),
+            (None, None) => Err("a place needs start and length, or quote, or all of them"),
             _ => Err("start and length go together"),
         }
     }

@@ -1,26 +1,26 @@
-//! Reads versioned JSON, and says what is wrong with it and where.
+//! Versioned JSON: reading it, and errors that name the place of the problem.
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::IgnoredAny, ser::SerializeMap,
 };
 
-/// The version of the messages that is spoken here.
+/// The version of the messages.
 pub const MESSAGE_VERSION: u64 = 1;
 
-/// Why a message cannot be read.
+/// A message could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Not JSON.
+    /// The message is not JSON.
     #[error("not JSON: {0}")]
     NotJson(String),
-    /// A version that is not spoken here.
-    #[error("version: {0} is not spoken here, only {MESSAGE_VERSION}")]
+    /// The message has another version.
+    #[error("version: {0} is not supported, only {MESSAGE_VERSION}")]
     Version(u64),
-    /// Not what it should be.
+    /// A part of the message is not valid.
     #[error("{at}: {problem}")]
     Invalid {
-        /// Where in the message: `task.prompt`, `outputs[3]`; `.` for the whole.
+        /// The place in the message, such as `task.prompt` or `outputs[3]`; `.` is the whole message.
         at: String,
         /// What is wrong there.
         problem: String,
@@ -33,7 +33,7 @@ impl MessageError {
     }
 }
 
-/// Reads a message whose version is looked at first: another one may look different altogether.
+/// Reads a message. The version is checked first, because another version may have a different structure.
 pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, MessageError> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -56,7 +56,7 @@ pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, MessageError> 
     Ok(message)
 }
 
-/// The version field: written always, and taken for granted where it is missing.
+/// The version field. It is always written; a message without it has version 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Version;
 
@@ -75,7 +75,7 @@ impl<'de> Deserialize<'de> for Version {
     }
 }
 
-/// Fields that a later minor version may add: ignored. Flattened into a struct, it also keeps arrays from passing for objects.
+/// Ignores unknown fields, which a later minor version may add. Flattened into a struct, it also refuses arrays in place of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Unknown;
 

@@ -149,7 +149,7 @@ impl CardFetcher {
         Ok(fetched.card)
     }
 
-    /// Does the same for a URL from an untrusted source: only public hosts are asked, as with [`public_only`](Self::public_only).
+    /// Fetches and verifies a card as [`fetch`](Self::fetch) does, for a URL from an untrusted source: only public hosts are asked, as with [`public_only`](Self::public_only).
     ///
     /// # Errors
     /// [`CardError`] says what is wrong with the card.

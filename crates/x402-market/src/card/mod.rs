@@ -386,7 +386,7 @@ pub enum CardError {
     /// [`StudentBuilder::private_hosts`](super::StudentBuilder::private_hosts).
     #[error("the card's host is not public")]
     NotPublic,
-    /// As many evaluators are pinned as may be. See [`CardFetcher::max_evaluators`].
+    /// The limit of pinned evaluators is reached. See [`CardFetcher::max_evaluators`].
     #[error("the limit of {limit} evaluators is reached")]
     TooManyEvaluators {
         /// The limit.

@@ -20,11 +20,11 @@ use crate::{AgentCard, judge::JudgeError};
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EvaluatorStats {
-    /// How often the judge was called since the start.
+    /// The number of calls of the judge since the start.
     pub asked: u64,
     /// The results by skill.
     pub skills: BTreeMap<String, SkillStats>,
-    /// What the payee was paid, by token, as far as the ledger keeps it. `None` if the ledger cannot be read.
+    /// The payee's income by token, as far as the ledger keeps it. `None` if the ledger cannot be read.
     pub earned: Option<Vec<Earnings>>,
 }
 
@@ -48,7 +48,7 @@ pub struct SkillStats {
     pub busy: u64,
 }
 
-/// What was earned in one token.
+/// The earnings in one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Earnings {

@@ -1,4 +1,4 @@
-//! A specialist that asks a language model.
+//! A judge that asks a language model.
 
 use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -15,13 +15,13 @@ use crate::{
     Place, Score, Severity, Submission, Task, Verdict,
 };
 
-/// Judges with a language model behind any OpenAI-compatible endpoint (`POST …/chat/completions`).
+/// A judge that asks a language model behind an OpenAI-compatible endpoint (`POST …/chat/completions`).
 ///
-/// The model is told its specialty, and gets task and candidates between markers that no candidate can know, with the instruction
-/// to take nothing in them for one: a candidate that asks for a good mark is no better for it. A pair is shown together, every
-/// other output by itself. The answer must be JSON of a given form; if it is not, the model is told what is wrong, once.
+/// Task and candidates are sent between random markers, with the instruction not to follow instructions between them. So a candidate
+/// cannot forge a marker, and gains nothing by asking for a good score. The outputs of a pair are shown together, all others one by one.
+/// The answer must be JSON of a given form. If it is not, the model is told what is wrong and asked once more.
 ///
-/// Answers 429 and 5xx are tried again, after as long as `Retry-After` says, within the time limit.
+/// Requests are retried after 429, 5xx or no answer, within the time limit.
 ///
 /// ```no_run
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -46,7 +46,7 @@ struct Inner {
 }
 
 impl LlmJudge {
-    /// Starts with the URL below which `chat/completions` is, and the model's name.
+    /// Starts the settings of a judge. `base` is the URL below which `chat/completions` is.
     pub fn builder(base: Url, model: impl Into<String>) -> LlmJudgeBuilder {
         LlmJudgeBuilder {
             base,
@@ -68,7 +68,8 @@ impl LlmJudge {
 #[derive(Clone)]
 struct Secret(String);
 
-/// Describes an [`LlmJudge`].
+/// The settings of an [`LlmJudge`]. Create it with [`LlmJudge::builder`].
+#[must_use]
 pub struct LlmJudgeBuilder {
     base: Url,
     model: String,
@@ -84,64 +85,64 @@ pub struct LlmJudgeBuilder {
 }
 
 impl LlmJudgeBuilder {
-    /// What it is a specialist for, as the model is told: "You judge …".
+    /// Sets the specialty, which continues the instruction "You judge …". Default: "the quality of answers".
     pub fn specialty(mut self, specialty: impl Into<String>) -> Self {
         self.specialty = specialty.into();
         self
     }
 
-    /// What the endpoint knows us by; sent as `Authorization: Bearer …` and never shown.
+    /// Sets the API key, which is sent as `Authorization: Bearer …` and never shown.
     pub fn api_key(mut self, key: impl Into<String>) -> Self {
         self.api_key = Some(Secret(key.into()));
         self
     }
 
-    /// How long judging a submission may take, with everything that is tried again. Default 45 s.
+    /// Sets how long judging a submission may take, retries included. Default: 45 s.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
     }
 
-    /// The longest response of the endpoint, in bytes. Default 256 KiB.
+    /// Sets the largest response of the endpoint, in bytes. Default: 256 KiB.
     pub fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
         self
     }
 
-    /// The longest task and outputs that are taken, in bytes together: a model's context is not endless. Default 128 KiB.
+    /// Sets the largest task and outputs together, in bytes. Default: 128 KiB. Choose it by the model's context.
     pub fn max_submission(mut self, bytes: usize) -> Self {
         self.max_submission = bytes;
         self
     }
 
-    /// How often a request is tried again after 429, 5xx or no answer. Default 3.
+    /// Sets how often a request is retried after 429, 5xx or no answer. Default: 3.
     pub fn retries(mut self, retries: u32) -> Self {
         self.retries = retries;
         self
     }
 
-    /// How many requests are made at once, over all submissions. Default 8.
+    /// Sets how many requests are made at once, over all submissions. Default: 8.
     pub fn concurrency(mut self, requests: NonZeroUsize) -> Self {
         self.concurrency = requests.get();
         self
     }
 
-    /// Whether `response_format` asks the endpoint for JSON. Default yes; turn it off for endpoints that refuse it.
+    /// Sets whether `response_format` asks for JSON. Default: `true`. Turn it off for endpoints that refuse it.
     pub fn json_mode(mut self, ask: bool) -> Self {
         self.json_mode = ask;
         self
     }
 
-    /// Where markers come from.
+    /// Sets the source of random markers. Default: the operating system.
     pub fn nonces(mut self, nonces: Arc<dyn Nonces>) -> Self {
         self.nonces = nonces;
         self
     }
 
-    /// Checks the description and makes the judge.
+    /// Checks the settings and creates the judge.
     ///
     /// # Errors
-    /// [`LlmJudgeError`].
+    /// [`LlmJudgeError`] says what does not fit.
     pub fn build(self) -> Result<LlmJudge, LlmJudgeError> {
         let endpoint = ChatClient::new(&self.base, self.model).map_err(LlmJudgeError::of)?;
         let endpoint = match self.api_key {
@@ -160,18 +161,18 @@ impl LlmJudgeBuilder {
     }
 }
 
-/// What is wrong with the description of an [`LlmJudge`].
+/// The settings of an [`LlmJudge`] do not fit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LlmJudgeError {
-    /// Not an http or https URL.
+    /// The endpoint is not an http or https URL.
     #[error("the endpoint is not an http or https URL")]
     Url,
-    /// A key with characters that no header takes.
+    /// The API key has characters that are not allowed in a header.
     #[error("the API key cannot be sent in a header")]
     Key,
-    /// No HTTP client could be made.
-    #[error("no HTTP client could be made")]
+    /// The HTTP client could not be created.
+    #[error("the HTTP client could not be created")]
     Client(#[source] reqwest::Error),
 }
 
@@ -222,7 +223,7 @@ impl Judge for LlmJudge {
 }
 
 impl LlmJudge {
-    /// Judges each output for itself, some of them at once.
+    /// Judges each output by itself, several at once.
     async fn one_by_one(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
         let task = Arc::new(submission.task.clone());
         let mut asked = JoinSet::new();
@@ -241,7 +242,7 @@ impl LlmJudge {
 }
 
 impl Inner {
-    /// The model's verdicts on outputs that it sees together.
+    /// Asks the model for its verdicts on outputs that it sees together.
     async fn ask(&self, task: &Task, outputs: &[LongText]) -> Result<Vec<Verdict>, JudgeError> {
         let _place = self.places.acquire().await.map_err(JudgeError::failed)?;
         let nonce = self.nonces.next().map_err(JudgeError::failed)?;
@@ -251,11 +252,11 @@ impl Inner {
             Ok(verdicts) => return Ok(verdicts),
             Err(problem) => problem,
         };
-        tracing::debug!(%problem, "the model's answer is not of the given form; it is asked once more");
+        tracing::debug!(%problem, "the model's answer has the wrong form; it is asked once more");
         messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect::<String>()));
         messages.push(ChatMessage::user(repair(&problem)));
         read(&self.endpoint.ask(&messages).await?, outputs)
-            .map_err(|problem| JudgeError::failed(format!("the model's answer is not of the given form: {problem}")))
+            .map_err(|problem| JudgeError::failed(format!("the model's answer has the wrong form: {problem}")))
     }
 }
 
@@ -281,7 +282,7 @@ impl fmt::Debug for LlmJudgeBuilder {
     }
 }
 
-/// Marks the beginning and the end of what others wrote. Nobody who wrote it could know the marks.
+/// Random marks around untrusted text. Its authors cannot know them.
 struct Markers(String);
 
 impl Markers {
@@ -340,14 +341,14 @@ fn prompt(specialty: &str, task: &Task, outputs: &[LongText], markers: &Markers)
     vec![ChatMessage::system(system), ChatMessage::user(material)]
 }
 
-/// What the model is told about an answer that cannot be read.
+/// Returns the message to the model about an answer that cannot be read.
 fn repair(problem: &str) -> String {
     format!(
         "That is not of the given form: {problem}. Answer again, with nothing but one JSON object of this form:\n{FORM}"
     )
 }
 
-/// How much there is to read about a task, in bytes.
+/// Returns the length of everything that a task says, in bytes.
 fn length(task: &Task) -> usize {
     let asked = match &task.input {
         Input::Prompt(prompt) => prompt.len(),
@@ -382,7 +383,7 @@ struct Found {
     suggestion: Option<String>,
 }
 
-/// The verdicts, or what is wrong with the answer.
+/// Reads the verdicts from an answer, or says what is wrong with it.
 fn read(answer: &str, outputs: &[LongText]) -> Result<Vec<Verdict>, String> {
     let json = unfenced(answer.trim());
     let mut deserializer = serde_json::Deserializer::from_str(json);
@@ -395,7 +396,7 @@ fn read(answer: &str, outputs: &[LongText]) -> Result<Vec<Verdict>, String> {
     Ok(verdicts.map(|(judged, output)| judged.verdict(output)).collect())
 }
 
-/// Many models cannot help putting JSON into a code block.
+/// Removes a code block around the JSON, which many models add.
 fn unfenced(answer: &str) -> &str {
     let inner = answer.strip_prefix("```").and_then(|rest| rest.strip_suffix("```"));
     inner.map_or(answer, |inner| inner.strip_prefix("json").unwrap_or(inner).trim())
@@ -411,7 +412,7 @@ impl Judged {
 
 impl Found {
     fn issue(self, output: &str) -> Issue {
-        // What is not there word for word is no place; models paraphrase.
+        // Models paraphrase. A quote that is not in the output is left out.
         let quote = self.quote.filter(|quote| !quote.trim().is_empty());
         let issue =
             Issue::new(self.severity, self.description).at(quote.and_then(|quote| Place::quoting(output, &quote)));
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_and_its_quotes_are_found() {
+    fn answer_is_read_and_its_quotes_are_found() {
         let answer = r#"{"verdicts": [{"score": 0.1, "confidence": 0.9, "summary": "Wrong.", "issues": [
             {"severity": "critical", "description": "it is blue", "quote": "green", "suggestion": "blue"},
             {"severity": "minor", "description": "no reason", "quote": "because"}]}]}"#;
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_the_form_is_told() {
+    fn answer_of_the_wrong_form_is_explained() {
         let with = |score: &str| format!(r#"{{"verdicts": [{{"score": {score}, "confidence": 1, "summary": ""}}]}}"#);
         assert!(read(&with("1.5"), &outputs()).unwrap_err().contains("verdicts[0].score: 1.5 is not a score"));
         assert!(read(&with("\"high\""), &outputs()).unwrap_err().contains("verdicts[0].score"));
@@ -458,7 +459,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_makes_it_panic(answer in "(```|json|\\{|\\}|\"verdicts\"|:|\\[|\\]|\"score\"|1|,| ){0,40}|\\PC{0,60}") {
+        fn no_answer_panics(answer in "(```|json|\\{|\\}|\"verdicts\"|:|\\[|\\]|\"score\"|1|,| ){0,40}|\\PC{0,60}") {
             let _ = read(&answer, &outputs());
         }
     }

@@ -1,8 +1,8 @@
-//! Who gives the verdicts.
+//! Judges: the part of an evaluator that gives verdicts.
 //!
-//! A [`Judge`] is one async method. [`judge_fn`] makes one of a function of a submission, [`output_judge`] of a function of a task
-//! and one output. Shipped are judges for [arithmetic](ArithmeticJudge), [prose](ProseJudge), [any specialty that a language
-//! model has](LlmJudge), and [comparing two outputs](PairwiseJudge) with any of them.
+//! A [`Judge`] has one async method. [`output_judge`] turns a function of a task and one output into a judge, [`judge_fn`] a function of a
+//! whole submission. There are judges for [arithmetic](ArithmeticJudge), [prose](ProseJudge), and [anything that a language model can
+//! judge](LlmJudge). A [`PairwiseJudge`] compares outputs with the help of any judge.
 
 mod arithmetic;
 mod llm;
@@ -21,22 +21,43 @@ pub use prose::ProseJudge;
 use super::{LengthError, OutOfRange, Submission, Task, Verdict};
 
 /// Judges submissions.
+///
+/// ```
+/// use x402_market::{Confidence, Score, Submission, Verdict, judge::{Judge, JudgeError}};
+///
+/// struct CodeJudge;
+///
+/// #[async_trait::async_trait]
+/// impl Judge for CodeJudge {
+///     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
+///         match submission.outputs().iter().all(|output| output.contains("fn ")) {
+///             true => Ok(()),
+///             false => Err(JudgeError::Rejected("output: send Rust code".to_owned())),
+///         }
+///     }
+///
+///     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError> {
+///         let score = |code: &str| if code.contains("unwrap") { Score::MIN } else { Score::MAX };
+///         let verdict = |code: &str| Ok(Verdict::new(score(code), Confidence::new(0.6)?, "whether it can panic"));
+///         submission.outputs().iter().map(|code| verdict(code)).collect()
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait Judge: Send + Sync + 'static {
-    /// Whether a submission is one that this judge takes; asked before it is paid for, so it must be quick. All are, unless this is
-    /// overridden.
+    /// Checks whether this judge can judge a submission. It is called before payment, so it must be quick. Default: all are accepted.
     ///
     /// # Errors
-    /// [`JudgeError::Rejected`] says what the student should change.
+    /// [`JudgeError::Rejected`] tells the student what to change.
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         let _ = submission;
         Ok(())
     }
 
-    /// One verdict per output, in order.
+    /// Returns a verdict for each output, in order.
     ///
     /// # Errors
-    /// [`JudgeError`]; the student is not charged then.
+    /// [`JudgeError`] if there is no verdict. Then the student is not charged.
     async fn judge(&self, submission: &Submission) -> Result<Vec<Verdict>, JudgeError>;
 }
 
@@ -62,26 +83,26 @@ impl<J: Judge + ?Sized> Judge for Box<J> {
     }
 }
 
-/// Why there is no verdict. Nothing is charged for it.
+/// A judge gave no verdict. The student is not charged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JudgeError {
-    /// The submission is not one that this judge takes, for a reason that the student is told; answered 422.
+    /// The judge cannot judge the submission. The student is told the reason; the answer is 422.
     #[error("{0}")]
     Rejected(String),
-    /// Too much to do; answered 503.
+    /// The judge is busy. The answer is 503.
     #[error("the judge is busy; try again in {retry_after:?}")]
     Busy {
-        /// When to come back.
+        /// When the student should try again.
         retry_after: Duration,
     },
-    /// The judge failed, for a reason that only its operator is told; answered 500.
+    /// The judge failed. Only the log has the reason; the answer is 500.
     #[error("the judge failed")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
 }
 
 impl JudgeError {
-    /// The judge failed.
+    /// Creates a [`JudgeError::Failed`].
     pub fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Failed(source.into())
     }
@@ -99,7 +120,7 @@ impl From<LengthError> for JudgeError {
     }
 }
 
-/// Makes a judge of a function of a submission, which returns a verdict per output.
+/// Returns a judge that calls a function of the submission. The function returns a verdict for each output.
 ///
 /// ```
 /// use x402_market::{Confidence, Score, Submission, Verdict, judge::judge_fn};
@@ -120,9 +141,9 @@ where
     FunctionJudge(judge)
 }
 
-/// Makes a judge of a function of a task and one output; outputs of a group are judged one after the other.
+/// Returns a judge that calls a function of the task and one output. The outputs of a group are judged one after the other.
 ///
-/// An async closure that captures nothing will do, as will `move |task, output| { let state = state.clone(); async move { … } }`.
+/// The function can be an async closure that captures nothing, or `move |task, output| { let state = state.clone(); async move { … } }`.
 ///
 /// ```
 /// use x402_market::{Confidence, Score, Verdict, judge::output_judge};
@@ -140,11 +161,11 @@ where
     OutputJudge(judge)
 }
 
-/// See [`judge_fn`].
+/// The judge that [`judge_fn`] returns.
 #[derive(Clone, Copy)]
 pub struct FunctionJudge<J>(J);
 
-/// See [`output_judge`].
+/// The judge that [`output_judge`] returns.
 #[derive(Clone, Copy)]
 pub struct OutputJudge<J>(J);
 

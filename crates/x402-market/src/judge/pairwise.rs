@@ -1,15 +1,15 @@
-//! Compares outputs in both orders.
+//! A judge that compares outputs in both orders.
 
 use async_trait::async_trait;
 
 use super::{Judge, JudgeError};
 use crate::{Confidence, Critique, Issue, LongText, Outputs, Score, Severity, Submission, Verdict};
 
-/// Compares outputs with the help of another judge, which sees each pair in both orders: many judges, language models above all,
-/// favour what they see first.
+/// A judge that compares outputs with the help of another judge. That one sees each pair in both orders, because many judges, language
+/// models above all, favour the first output.
 ///
-/// A score is the average of both; where the two orders disagree about which output is better, the confidence is halved, and the
-/// critique says so. It takes pairs, and groups of up to eight, of which every two are compared.
+/// The score is the mean of both orders. If the orders disagree about which output is better, the confidence is halved and the critique
+/// says so. Pairs and groups of up to eight outputs are accepted; of a group, every two outputs are compared.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -24,17 +24,17 @@ use crate::{Confidence, Critique, Issue, LongText, Outputs, Score, Severity, Sub
 #[derive(Clone, Copy, Debug)]
 pub struct PairwiseJudge<J>(J);
 
-/// The largest group that a [`PairwiseJudge`] takes, for its card
-/// ([`max_outputs`](crate::AgentCardBuilder::max_outputs)); the number of comparisons grows with its square.
+/// The largest group that a [`PairwiseJudge`] accepts. Set it on the card
+/// ([`max_outputs`](crate::AgentCardBuilder::max_outputs)). The number of comparisons grows with its square.
 pub const MAX_COMPARED: usize = 8;
 
 impl<J: Judge> PairwiseJudge<J> {
-    /// Compares with the help of `judge`, which is given pairs.
+    /// Creates a judge that gives pairs to `judge`.
     pub const fn new(judge: J) -> Self {
         Self(judge)
     }
 
-    /// The verdicts on two outputs, from both orders.
+    /// Returns the verdicts on two outputs, merged from both orders.
     async fn compare(&self, submission: &Submission, pair: [&LongText; 2]) -> Result<[Verdict; 2], JudgeError> {
         let [first, second] = pair.map(Clone::clone);
         let ordered = |pair| Submission { task: submission.task.clone(), outputs: Outputs::Pair(pair) };
@@ -58,7 +58,7 @@ impl<J: Judge> Judge for PairwiseJudge<J> {
     fn accepts(&self, submission: &Submission) -> Result<(), JudgeError> {
         match submission.outputs().len() {
             2..=MAX_COMPARED => {
-                // What the other judge is sent is pairs: it may take each output of a group, but not every two together.
+                // The other judge is sent pairs. It may accept each output, but not every two together.
                 let mut asked = submission.clone();
                 for (_, [first, second]) in pairs(submission) {
                     for pair in [[first, second], [second, first]] {
@@ -89,7 +89,7 @@ impl<J: Judge> Judge for PairwiseJudge<J> {
     }
 }
 
-/// Every two outputs, and where they are.
+/// Returns every two outputs, with their positions.
 fn pairs(submission: &Submission) -> Vec<([usize; 2], [&LongText; 2])> {
     let mut pairs = Vec::new();
     for (one, first) in submission.outputs().iter().enumerate() {
@@ -111,7 +111,7 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// The verdict on one output from two orders.
+/// Merges the verdicts on one output from both orders.
 fn merged(forth: Verdict, back: &Verdict, trust: f64) -> Verdict {
     let score = mean([forth.score.get(), back.score.get()].into_iter());
     let confidence = trust * mean([forth.confidence.get(), back.confidence.get()].into_iter());
@@ -123,11 +123,11 @@ fn merged(forth: Verdict, back: &Verdict, trust: f64) -> Verdict {
     Verdict::new(Score::clamped(score), Confidence::clamped(confidence), critique)
 }
 
-/// The verdict on one output from all its comparisons, with the critique of the one that is surest.
+/// Averages the verdicts on one output from all comparisons. The critique is that of the most confident one.
 fn averaged(verdicts: Vec<Verdict>) -> Result<Verdict, JudgeError> {
     let score = mean(verdicts.iter().map(|verdict| verdict.score.get()));
     let confidence = mean(verdicts.iter().map(|verdict| verdict.confidence.get()));
     let surest = verdicts.into_iter().max_by(|one, other| one.confidence.get().total_cmp(&other.confidence.get()));
-    let surest = surest.ok_or_else(|| JudgeError::failed("nothing to compare with"))?;
+    let surest = surest.ok_or_else(|| JudgeError::failed("there is nothing to compare with"))?;
     Ok(Verdict::new(Score::clamped(score), Confidence::clamped(confidence), surest.critique))
 }

@@ -90,20 +90,20 @@ struct Progress {
     pending: VecDeque<(u64, SignedEvidence)>,
 }
 
-/// What came of reading a directory.
+/// The result of reading a directory.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Pulled {
     /// The new reports, in the directory's order. Reports that were read before an earlier error come first.
     pub new: Vec<Evidence>,
-    /// How many reports were refused: not signed by the payer, without a payment, or about the payer itself.
+    /// The number of refused reports: not signed by the payer, without a payment, or about the payer itself.
     pub refused: usize,
-    /// How many reports were read before, were one's own, or are older than reports that the log has dropped.
+    /// The number of reports that were read before, are by the reader itself, or are older than reports that the log has dropped.
     pub known: usize,
-    /// How many payments were not deep enough yet, or unknown to the reader's own node. They are checked again for an hour, and then
+    /// The number of payments that were not deep enough yet, or unknown to the reader's own node. They are checked again for an hour, and then
     /// refused.
     pub pending: usize,
-    /// Whether there is more to read.
+    /// `true` if there is more to read.
     pub more: bool,
 }
 

@@ -17,7 +17,7 @@ use crate::{
 /// How many payers a standing lists.
 const MAX_REPORTERS: usize = 10;
 
-/// What a reader can expect of every evaluator in every skill of which something is known. Its `Display` is a table.
+/// A table of all evaluators and skills of which a reader knows something. `Display` writes it for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ReputationReport {
@@ -25,7 +25,7 @@ pub struct ReputationReport {
     pub standings: Vec<Standing>,
 }
 
-/// What a reader can expect of an evaluator in a skill.
+/// The standing of an evaluator in a skill, as a reader sees it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -43,7 +43,7 @@ pub struct Standing {
     /// The results that others report, unweighted. What an evaluator reports about itself is left out.
     #[serde(rename = "said")]
     pub reported: Tally,
-    /// How many payers report.
+    /// The number of payers that report.
     pub payers: usize,
     /// The probability that the reports are genuine: that of the most trusted payer. The accuracy mixes the estimate with the reports and
     /// the one without them, with this weight.
@@ -53,7 +53,7 @@ pub struct Standing {
     pub reporters: Vec<ReportedStats>,
 }
 
-/// How many verdicts were right and wrong.
+/// Counts of right and wrong verdicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
     /// Right verdicts.
@@ -62,7 +62,7 @@ pub struct Tally {
     pub wrong: u32,
 }
 
-/// What one payer reports about an evaluator in a skill, and how far that payer is trusted.
+/// The reports of one payer about an evaluator in a skill, and the trust in that payer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Evaluates an expression exactly, with units.
+//! Evaluates expressions exactly, with units.
 
 use std::fmt;
 
@@ -17,16 +17,16 @@ pub(super) struct Quantity {
     pub(super) dimension: Dimension,
 }
 
-/// Why an expression has no value here.
+/// The reason why an expression has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is not an expression that this judge can read.
+    /// The expression cannot be read.
     Syntax,
-    /// It divides by zero.
+    /// The expression divides by zero.
     DivisionByZero,
-    /// Numbers or powers too large to be exact.
+    /// A number or power is too large to be exact.
     TooLarge,
-    /// It adds what cannot be added.
+    /// The expression adds different dimensions.
     Mismatch(Dimension, Dimension),
 }
 
@@ -41,14 +41,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The value of an expression that takes up all of `tokens`.
+/// Evaluates the expression that consists of all `tokens`.
 pub(super) fn evaluate(tokens: &[Spanned]) -> Result<Quantity, Fault> {
     let mut parser = Parser { tokens, at: 0, depth: 0 };
     let value = parser.sum()?;
     if parser.at < tokens.len() { Err(Fault::Syntax) } else { Ok(value) }
 }
 
-/// The unit that takes up all of `tokens`, such as `km/h`.
+/// Reads the unit that consists of all `tokens`, such as `km/h`.
 pub(super) fn unit(tokens: &[Spanned]) -> Option<Unit> {
     let mut tokens = tokens.iter().map(|spanned| &spanned.token).peekable();
     let mut product: Option<Unit> = None;
@@ -137,7 +137,7 @@ impl Parser<'_> {
             };
             self.at += 1;
             let factor = match self.peek() {
-                // "km/h", "$5 per kg": a unit alone stands for one of it.
+                // "km/h", "$5 per kg": a unit alone means one of it.
                 Some(Token::Unit(_)) => self.unit_power()?,
                 _ => self.signed()?,
             };
@@ -156,7 +156,7 @@ impl Parser<'_> {
         self.power()
     }
 
-    /// A quantity, raised to a power: the number if it stands alone, the unit if there is one.
+    /// Reads a quantity with an exponent. The exponent belongs to the unit if there is one.
     fn power(&mut self) -> Result<Quantity, Fault> {
         if let Some(Token::Currency(unit)) = self.peek() {
             let unit = *unit;
@@ -186,7 +186,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Whether two thirds of an hour begin here, `2/3 h`, and not two by three hours, `2 / 3 h`.
+    /// Returns `true` if a fraction of a unit begins here: `2/3 h` is two thirds of an hour, `2 / 3 h` is two by three hours.
     fn is_fraction_of_unit(&self) -> bool {
         let rest = self.tokens.get(self.at..).unwrap_or_default();
         let [upper, over, lower, unit, ..] = rest else { return false };
@@ -196,7 +196,7 @@ impl Parser<'_> {
             && over.end == lower.start
     }
 
-    /// A number; a whole number and a fraction if they stand side by side.
+    /// Reads a number, or a whole number followed by a fraction.
     fn number(&mut self) -> Result<Quantity, Fault> {
         let value = match self.peek() {
             Some(Token::Number(value, _)) => *value,
@@ -238,7 +238,7 @@ impl Parser<'_> {
         Ok(Quantity { value, dimension: base.dimension.power(whole).ok_or(Fault::TooLarge)? })
     }
 
-    /// An exponent takes no unit: in `2^3 m` the unit belongs to the power.
+    /// Reads an exponent. It has no unit: in `2^3 m` the unit belongs to the power.
     fn exponent_operand(&mut self) -> Result<Quantity, Fault> {
         if self.take(&Token::Minus) {
             let operand = self.nested(Self::exponent_operand)?;

@@ -1,4 +1,4 @@
-//! Cuts text into what arithmetic is made of, and finds the expressions among the words.
+//! Splits text into tokens, and finds the expressions among the words.
 
 use std::ops::Range;
 
@@ -11,28 +11,28 @@ pub(super) enum Token {
     Plus,
     Minus,
     Times,
-    /// Times, but only after a percentage or a fraction.
+    /// "of" after a quantity: times.
     Of,
     Over,
     Power,
     Open,
     Close,
-    /// Something that may be a unit.
+    /// A word that may be a unit.
     Unit(Unit),
-    /// `$` and its like, which stand before the number.
+    /// A currency sign, such as `$`, before the number.
     Currency(Unit),
     /// `=`.
     Equal,
     /// `≈`.
     About,
-    /// A number that does not fit.
+    /// A number that is too large.
     TooLong,
     Word(String),
-    /// The end of a clause, and everything else.
+    /// The end of a clause, or any other character.
     Stop,
 }
 
-/// A token and where its text begins and ends.
+/// A token with the bytes where it begins and ends.
 #[derive(Clone, Debug)]
 pub(super) struct Spanned {
     pub(super) token: Token,
@@ -41,7 +41,7 @@ pub(super) struct Spanned {
 }
 
 impl Token {
-    /// Whether it can be a part of an expression.
+    /// Returns `true` if the token can be part of an expression.
     pub(super) const fn is_mathematical(&self) -> bool {
         !matches!(self, Self::Equal | Self::About | Self::Word(_) | Self::Stop)
     }
@@ -54,7 +54,7 @@ impl Token {
         matches!(self, Self::Number(..) | Self::TooLong)
     }
 
-    /// Whether it can end a quantity, so that a unit may follow.
+    /// Returns `true` if the token can end a quantity, so that a unit may follow.
     const fn ends_quantity(&self) -> bool {
         matches!(self, Self::Number(..) | Self::TooLong | Self::Close | Self::Unit(_))
     }
@@ -64,7 +64,7 @@ impl Token {
     }
 }
 
-/// Reads the tokens of a text, and which of its words are units.
+/// Returns the tokens of a text, and decides which of its words are units.
 pub(super) fn read(text: &str) -> Vec<Spanned> {
     let mut tokens = tokens(text);
     settle_units(text, &mut tokens);
@@ -106,13 +106,13 @@ impl<'a> Lexer<'a> {
             return self.number(rest);
         }
         if let Some(after) = rest.strip_prefix("**") {
-            // Also Markdown's bold: then no number follows closely, or none precedes.
+            // It may be Markdown's bold. A power has numbers on both sides.
             let power = self.follows_quantity() && starts_with_digit(after.trim_start());
             return if power { self.push(Token::Power, 2) } else { self.at += 2 };
         }
         let length = next.len_utf8();
         let token = match next {
-            // The mark of a list's item.
+            // The marker of a list item.
             '-' | '*' | '+' if self.begins_line() && rest[1..].starts_with(' ') => Token::Stop,
             '+' => Token::Plus,
             '-' | '−' | '–' => Token::Minus,
@@ -129,7 +129,7 @@ impl<'a> Lexer<'a> {
             }
             '$' | '€' | '£' => Unit::named(next.encode_utf8(&mut [0; 4])).map_or(Token::Stop, Token::Currency),
             '%' => Unit::named("%").map_or(Token::Stop, Token::Unit),
-            // Emphasis and code marks are as good as blank.
+            // Marks of emphasis and code are ignored.
             '`' | '_' | '\\' => return self.at += length,
             c if c.is_alphabetic() => return self.word(rest),
             c if c.is_whitespace() && c != '\n' => return self.at += length,
@@ -138,7 +138,7 @@ impl<'a> Lexer<'a> {
         self.push(token, length);
     }
 
-    /// Digits, with commas or thin spaces before every group of three, and decimals.
+    /// Reads a number: digits, with commas before groups of three, and decimals.
     fn number(&mut self, text: &str) {
         let bytes = text.as_bytes();
         let digits = |from: usize| bytes.iter().skip(from).take_while(|byte| byte.is_ascii_digit()).count();
@@ -160,7 +160,7 @@ impl<'a> Lexer<'a> {
     fn word(&mut self, text: &str) {
         let end = text.find(|c: char| !c.is_alphabetic() && !c.is_ascii_digit() && c != '\'').unwrap_or(text.len());
         let mut word = &text[..end];
-        // "3x4", "2kg": letters end where digits begin, except in m2.
+        // "3x4": letters end where digits begin, except in units such as m2.
         if let Some(digit) = word.find(|c: char| c.is_ascii_digit()).filter(|_| Unit::named(word).is_none()) {
             word = &word[..digit];
         }
@@ -168,7 +168,7 @@ impl<'a> Lexer<'a> {
             "plus" => Token::Plus,
             "minus" => Token::Minus,
             "times" => Token::Times,
-            // Not the unknown of an equation.
+            // Otherwise it is the unknown of an equation.
             "x" if self.follows_quantity()
                 && text[1..]
                     .trim_start()
@@ -200,7 +200,7 @@ impl<'a> Lexer<'a> {
         self.push(token, word.len());
     }
 
-    /// "square metres", "cubic centimetres".
+    /// Reads "square metres", "cubic centimetres".
     fn shaped(&mut self, text: &str, word: &str, exponent: i128) {
         let base = text[word.len()..].trim_start();
         let name = &base[..base.find(|c: char| !c.is_alphabetic()).unwrap_or(base.len())];
@@ -220,20 +220,20 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// The length of `first` and `second` at the beginning of `text`, with blanks between.
+/// Returns the length of `first` and `second` with spaces in between, if `text` begins with them.
 fn after(text: &str, first: &str, second: &str) -> Option<usize> {
     let rest = text[first.len()..].trim_start();
     let tail = rest.strip_prefix(second).filter(|tail| !tail.starts_with(char::is_alphanumeric))?;
     Some(text.len() - tail.len())
 }
 
-/// The range of a text's tokens that one expression takes up.
+/// A range of tokens that form one expression.
 pub(super) type Run = Range<usize>;
 
-/// Words after which "12 in" is not twelve inches.
+/// Words before which "12 in" does not mean twelve inches.
 const IN_WORDS: [&str; 9] = ["total", "all", "the", "a", "an", "each", "this", "my", "our"];
 
-/// Decides, now that all tokens are known, which units are words after all.
+/// Turns units into words where the neighbouring tokens show that they are words.
 fn settle_units(text: &str, tokens: &mut [Spanned]) {
     for at in 0..tokens.len() {
         let Some(Spanned { token: Token::Unit(_), start, end }) = tokens.get(at) else { continue };
@@ -258,7 +258,7 @@ fn settle_units(text: &str, tokens: &mut [Spanned]) {
     }
 }
 
-/// The expressions of a text: as many mathematical tokens in a row as there are, from a number, sign or bracket on.
+/// Returns the expressions of a text: longest runs of mathematical tokens that begin with a number, sign or bracket.
 pub(super) fn runs(tokens: &[Spanned]) -> Vec<Run> {
     let mut runs = Vec::new();
     let mut at = 0;
@@ -275,7 +275,7 @@ pub(super) fn runs(tokens: &[Spanned]) -> Vec<Run> {
     runs
 }
 
-/// The expression that begins exactly at `at`; empty if none does.
+/// Returns the expression that begins at `at`. It is empty if there is none.
 pub(super) fn run_from(tokens: &[Spanned], at: usize) -> Run {
     let begins = |spanned: &Spanned| !matches!(spanned.token, Token::Unit(_) | Token::Of);
     let rest = tokens.get(at..).unwrap_or_default();
@@ -285,7 +285,7 @@ pub(super) fn run_from(tokens: &[Spanned], at: usize) -> Run {
     at..at + rest.iter().take_while(|spanned| spanned.token.is_mathematical()).count()
 }
 
-/// The part of a run between brackets that have no counterpart in it: the last such part, or the first.
+/// Returns the part of a run without unmatched brackets: the last such part, or the first.
 pub(super) fn balanced(tokens: &[Spanned], run: Run, last: bool) -> Run {
     let mut open = Vec::new();
     let mut unmatched = Vec::new();
@@ -304,10 +304,10 @@ pub(super) fn balanced(tokens: &[Spanned], run: Run, last: bool) -> Run {
     }
 }
 
-/// Whether the run holds a lone quantity: one number, or a simple fraction, with or without a unit.
+/// Returns `true` if the run is a single quantity: a number or a simple fraction, with or without a unit.
 pub(super) fn is_plain(tokens: &[Spanned]) -> bool {
     let is = |at: usize, kind: fn(&Token) -> bool| tokens.get(at).is_some_and(|spanned| kind(&spanned.token));
-    // Of "12 m^2" only the 12 counts.
+    // In "12 m^2" only the 12 counts.
     let is_exponent = |at: usize| {
         at >= 2 && is(at - 1, |token| *token == Token::Power) && is(at - 2, |token| matches!(token, Token::Unit(_)))
     };
@@ -322,7 +322,7 @@ pub(super) fn is_plain(tokens: &[Spanned]) -> bool {
     }
 }
 
-/// The text of a run.
+/// Returns the text of a run.
 pub(super) fn text_of<'a>(text: &'a str, tokens: &[Spanned]) -> &'a str {
     match (tokens.first(), tokens.last()) {
         (Some(first), Some(last)) => text.get(first.start..last.end).unwrap_or_default().trim(),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_ends_a_sentence_or_begins_decimals() {
+    fn point_ends_a_sentence_or_begins_decimals() {
         assert_eq!(kinds("3."), [integer(3), Token::Stop]);
         assert_eq!(kinds(".5"), [Token::Number(Number::fraction(1, 2).unwrap(), 1)]);
     }

@@ -1,4 +1,7 @@
-//! A specialist that needs no model: exact arithmetic and unit checking of a worked answer.
+//! A judge of worked arithmetic with units. It is exact and needs no model.
+//!
+//! `lexer.rs` splits text into tokens, `question.rs` finds what the prompt asks for, `expression.rs` evaluates it, `statements.rs` checks the
+//! equalities of an answer, and this file gives the verdict.
 
 mod expression;
 mod lexer;
@@ -25,12 +28,11 @@ const MAX_PROMPT: usize = 4 * 1024;
 /// The longest answer, in bytes.
 const MAX_OUTPUT: usize = 16 * 1024;
 
-/// Judges worked arithmetic, with units, exactly.
+/// A judge of worked arithmetic with units. It is exact.
 ///
-/// It evaluates what the prompt asks for (or takes the reference answer, if there is one; a word problem's formula may be in the
-/// context), checks every equality that the output
-/// states on the way, and compares the final answer, its unit included. Where it cannot read the prompt it says so, with a low
-/// confidence, instead of guessing. Prompts of up to 4 KiB and outputs of up to 16 KiB are taken.
+/// It evaluates the expression in the prompt, checks every equality that the output states, and compares the final answer and its unit. A
+/// reference answer takes precedence over the prompt. The formula of a word problem may be in the context. If the prompt cannot be read,
+/// the verdict is neutral and its confidence low. Prompts may have 4 KiB and outputs 16 KiB.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -70,23 +72,23 @@ impl Judge for ArithmeticJudge {
     }
 }
 
-/// More issues or strengths than this are left out.
+/// How many issues and strengths are reported at most.
 const MAX_REMARKS: usize = 20;
-/// What the right result is worth; the rest is for right steps.
+/// The weight of the right result. The rest is for right steps.
 const RESULT_WEIGHT: f64 = 0.7;
 
-/// What is wrong with the final answer, and how much of it counts all the same.
+/// The verdict on the final answer.
 struct Final {
     credit: f64,
     right: bool,
     issue: Option<String>,
-    /// The bytes that it takes up.
+    /// The bytes of the answer.
     place: Range<usize>,
-    /// Whether there was an answer to look at.
+    /// Whether there is a final answer.
     found: bool,
 }
 
-/// What outputs are judged by.
+/// What the task gives.
 #[derive(Clone, Copy, Debug, Default)]
 struct Given<'a> {
     prompt: &'a str,
@@ -95,7 +97,7 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// The reference answer goes before all, and a formula in the context before a prompt that is more than one.
+    /// Returns the question. The reference answer comes first; a formula in the context comes before a prompt that is not certain.
     fn question(&self) -> Result<Question, String> {
         if let Some(question) = self.reference.and_then(question::of_reference) {
             return Ok(question);
@@ -165,13 +167,13 @@ fn judge(given: Given<'_>, output: &str) -> Verdict {
     let certainty = if question.certain { 0.99 } else { 0.6 };
     let confidence = certainty * if unread > 0 { 0.9 } else { 1.0 };
     let critique = strengths.into_iter().take(MAX_REMARKS).fold(Critique::new(summary), Critique::strength);
-    // The last one is about the result.
+    // The issue about the result is the last one, and is kept.
     let skipped = issues.len().saturating_sub(MAX_REMARKS);
     let critique = issues.into_iter().skip(skipped).fold(critique, Critique::issue);
     Verdict::new(Score::clamped(score), Confidence::clamped(confidence), critique)
 }
 
-/// The verdict where there is none.
+/// Returns a neutral verdict.
 fn undecided(reason: &str) -> Verdict {
     let summary = format!("Not judged: {reason}. Score and reward are neutral.");
     Verdict::new(Score::clamped(0.5), Confidence::clamped(0.1), summary)
@@ -204,7 +206,7 @@ fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
         return verdict(1.0, true, None);
     }
     if value.dimension == question.value.dimension {
-        // "75" where "75%" is meant.
+        // "75" instead of "75%".
         if in_named_unit(question, value) && question.unit.as_ref().is_some_and(|(unit, _)| *unit != Unit::NONE) {
             return verdict(
                 0.6,
@@ -226,7 +228,7 @@ fn judge_final(question: &Question, output: &str, tokens: &[Spanned]) -> Final {
     verdict(credit, false, Some(format!("the final answer {text} is {is}, but {should} was asked for: {expected}")))
 }
 
-/// The run after the last "answer", or else the last one; and whether it is said to be approximate.
+/// Finds the final answer: the expression after the last "answer", or else the last one. Also whether it is called approximate.
 fn find_answer(output: &str, tokens: &[Spanned]) -> Option<(Run, bool)> {
     let runs = lexer::runs(tokens);
     let named = tokens.iter().rposition(|spanned| spanned.token.is_word("answer"));
@@ -235,7 +237,7 @@ fn find_answer(output: &str, tokens: &[Spanned]) -> Option<(Run, bool)> {
         let announced = announcement(output, tokens, named);
         [announced, Some(named)].into_iter().flatten().find_map(|at| {
             let first = runs.iter().position(|run| run.start > at)?;
-            // Only a few words may stand between.
+            // At most a few words may be in between.
             (runs.get(first)?.start - at <= 6).then_some(first)
         })
     });
@@ -261,7 +263,7 @@ fn find_answer(output: &str, tokens: &[Spanned]) -> Option<(Run, bool)> {
     Some((run, about))
 }
 
-/// The first ":", "is" or "=" after `named` in the same sentence.
+/// Returns the first ":", "is" or "=" after `named` in the same sentence.
 fn announcement(output: &str, tokens: &[Spanned], named: usize) -> Option<usize> {
     for (at, spanned) in tokens.iter().enumerate().skip(named + 1) {
         match (&spanned.token, output.get(spanned.start..spanned.end)?) {
@@ -274,20 +276,20 @@ fn announcement(output: &str, tokens: &[Spanned], named: usize) -> Option<usize>
     None
 }
 
-/// Without operators at its end.
+/// Removes operators at the end.
 fn trimmed(tokens: &[Spanned], run: Run) -> Run {
     let tail = tokens.get(run.clone()).unwrap_or_default().iter().rev();
     let operators = tail.take_while(|spanned| spanned.token.is_operator()).count();
     run.start..run.end - operators
 }
 
-/// The number expected before the unit.
+/// Returns the expected number in the expected unit.
 fn number_expected(question: &Question) -> Option<Number> {
     let unit = question.unit.as_ref().map_or(Unit::NONE, |(unit, _)| *unit);
     question.value.value.checked_div(unit.factor)
 }
 
-/// Whether a plain number is right but for the unit it should carry.
+/// Returns `true` if a plain number is right except that its unit is missing.
 fn in_named_unit(question: &Question, value: Quantity) -> bool {
     number_expected(question) == Some(value.value)
 }
@@ -298,7 +300,7 @@ fn in_asked_unit(question: &Question, value: Quantity, shown: &[Spanned]) -> boo
     !statements::has_unit(shown) || value.value.is_zero() || statements::unit_factor(value, shown) == asked
 }
 
-/// The right answer as text.
+/// Returns the right answer as text.
 fn written(question: &Question) -> String {
     let number =
         number_expected(question).map_or_else(|| question.value.value.to_string(), |number| number.to_string());
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_answer_with_right_steps_is_worth_everything() {
+    fn right_answer_with_right_steps_scores_one() {
         for (prompt, output) in [
             ("What is 17 * 23 + 4?", "17 * 23 = 391, and 4 more is 395. Answer: 395"),
             ("What is 17 * 23 + 4?", "395"),
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_step_and_a_wrong_answer_are_told_apart() {
+    fn wrong_steps_and_wrong_answers_are_distinguished() {
         let (score, issues) = scores("What is 17 * 23 + 4?", "17 * 23 = 381, and 4 more is 385. Answer: 385");
         assert_eq!(score, 0.0);
         assert_eq!(issues, ["17 * 23 = 381 does not hold: 17 * 23 is 391", "the final answer 385 should be 395"]);
@@ -398,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_judged() {
+    fn unreadable_prompt_is_not_judged() {
         let verdict = judge("Who wrote Hamlet?", None, "Shakespeare");
         assert_eq!((verdict.score.get(), verdict.reward.get()), (0.5, 0.0));
         assert!(verdict.confidence.get() < 0.2);
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_answer_stands_for_a_prompt_that_cannot_be_read() {
+    fn reference_answer_replaces_an_unreadable_prompt() {
         let prompt = "Ann has three boxes of twelve eggs and breaks half a dozen. How many are whole?";
         let score = |output: &str| judge(prompt, Some("30"), output);
         assert_eq!(score("3 * 12 = 36, 36 - 6 = 30. Answer: 30").score.get(), 1.0);
@@ -420,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_formula_in_the_context_stands_for_a_story_and_for_nothing_else() {
+    fn formula_in_the_context_replaces_only_a_word_problem() {
         let score = |prompt: &str, context: &str, output: &str| {
             let verdict = judge_given(Given { prompt, context: Some(context), reference: None }, output);
             (verdict.score.get(), verdict.confidence.get() > 0.9)
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issue_names_its_place() {
+    fn issues_name_their_place() {
         let output = "Zuerst: 17 × 23 = 381, dann Answer: 385";
         let verdict = judge("What is 17 * 23 + 4?", None, output);
         let quotes = verdict.critique.issues.iter().map(|issue| issue.place.as_ref().and_then(|place| place.quote()));
@@ -442,13 +444,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(prompt in "\\PC{0,80}", output in "\\PC{0,120}") {
+        fn no_text_panics(prompt in "\\PC{0,80}", output in "\\PC{0,120}") {
             judge(&prompt, Some(&output), &prompt);
             judge(&prompt, None, &output);
         }
 
         #[test]
-        fn no_arithmetic_makes_it_panic(
+        fn no_arithmetic_panics(
             prompt in "[0-9 .,+*/^()$%=≈mkghsinx²³!-]{0,60}",
             output in "([0-9 .,+*/^()$%=≈mkghsinx²³\n-]|answer|of|in|is|square ){0,60}",
         ) {

@@ -1,4 +1,4 @@
-//! Reads the expression that a prompt asks for.
+//! Finds the expression that a prompt asks for.
 
 use super::{
     expression::{self, Fault, Quantity},
@@ -6,20 +6,20 @@ use super::{
     units::{Dimension, Unit},
 };
 
-/// What a prompt asks for.
+/// The question of a prompt.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) value: Quantity,
-    /// The unit to answer in, as it is written: asked for, or else the first one of the expression.
+    /// The unit of the answer and its spelling: the one that is asked for, or else one of the expression.
     pub(super) unit: Option<(Unit, String)>,
-    /// Whether the prompt insists on that unit.
+    /// Whether the prompt asks for that unit.
     pub(super) unit_asked: bool,
-    /// Whether nothing else in the prompt might change the meaning.
+    /// Whether no other word in the prompt can change the meaning.
     pub(super) certain: bool,
 }
 
-/// Words that change nothing.
-const IDLE: &[&str] = &[
+/// Words that do not change the meaning.
+const NEUTRAL: &[&str] = &[
     "a",
     "all",
     "an",
@@ -93,7 +93,7 @@ const IDLE: &[&str] = &[
     "units",
 ];
 
-/// Words that make another expression of it.
+/// Words of operations that this judge does not know.
 const MATHEMATICAL: &[&str] = &[
     "root",
     "sqrt",
@@ -133,7 +133,7 @@ const MATHEMATICAL: &[&str] = &[
     "ratio",
 ];
 
-/// What the prompt asks for, or why this judge cannot tell.
+/// Reads the question of a prompt, or returns why it cannot be read.
 pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let tokens = lexer::read(prompt);
     let target = target(prompt, &tokens);
@@ -152,7 +152,7 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     let expression = &tokens[(*run).clone()];
     let text = lexer::text_of(prompt, expression);
     let mut value = expression::evaluate(expression).map_err(|fault| describe(text, fault))?;
-    let mut certain = runs.len() == 1 && words().all(|word| IDLE.contains(&word.to_lowercase().as_str()));
+    let mut certain = runs.len() == 1 && words().all(|word| NEUTRAL.contains(&word.to_lowercase().as_str()));
     // An exclamation, or a factorial?
     certain &= !expression.last().and_then(|last| prompt.get(last.end..)).is_some_and(|rest| rest.starts_with('!'));
     let unit_asked = target.is_some();
@@ -171,7 +171,7 @@ pub(super) fn read(prompt: &str) -> Result<Question, String> {
     Ok(Question { value, unit, unit_asked, certain })
 }
 
-/// What a reference answer says: the last value in it.
+/// Returns the last value in a reference answer.
 pub(super) fn of_reference(reference: &str) -> Option<Question> {
     let tokens = lexer::read(reference);
     let runs = lexer::runs(&tokens);
@@ -185,7 +185,7 @@ fn describe(text: &str, fault: Fault) -> String {
     format!("{text} has no value here: {fault}")
 }
 
-/// Whether this run is what is asked for: numbers joined by an operator, or a quantity to convert.
+/// Returns `true` if this run can be the question: numbers joined by an operator, or a quantity to convert.
 fn is_asked(tokens: &[Spanned], run: &Run, has_target: bool) -> bool {
     let run = &tokens[run.clone()];
     let numbers = run.iter().filter(|spanned| spanned.token.is_number()).count();
@@ -193,7 +193,7 @@ fn is_asked(tokens: &[Spanned], run: &Run, has_target: bool) -> bool {
     numbers > 1 || has_target && (has_unit || numbers == 1)
 }
 
-/// The unit after "in", "to" or "as a", or after "how many".
+/// Returns the unit after "in", "to" or "as a", or after "how many".
 fn target(prompt: &str, tokens: &[Spanned]) -> Option<(Unit, String)> {
     let mut found = None;
     for at in 0..tokens.len() {
@@ -218,7 +218,7 @@ fn target(prompt: &str, tokens: &[Spanned]) -> Option<(Unit, String)> {
     found
 }
 
-/// A unit of the expression in which its value can be told.
+/// Returns a unit of the expression that fits its value.
 fn natural_unit(prompt: &str, run: &[Spanned], dimension: Dimension) -> Option<(Unit, String)> {
     if dimension == Dimension::NONE {
         return None;
@@ -241,7 +241,7 @@ fn natural_unit(prompt: &str, run: &[Spanned], dimension: Dimension) -> Option<(
             .iter()
             .map(move |(lower, lower_name)| upper.per(*lower).map(|unit| (unit, format!("{upper_name}/{lower_name}"))))
     });
-    // Enough units make this quadratic; the first few say it all.
+    // The number of pairs is quadratic, so only the first are tried.
     powers.chain(quotients).take(256).flatten().find(|(unit, _)| fits(unit))
 }
 
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_expression_is_found_among_words() {
+    fn expression_is_found_among_words() {
         for (prompt, value, unit) in [
             ("What is 17 * 23 + 4?", "395", ""),
             ("Calculate (2 + 3) × 4.", "20", ""),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_plain_arithmetic_is_not_guessed_at() {
+    fn prompt_beyond_plain_arithmetic_is_refused() {
         for prompt in [
             "",
             "Who wrote Hamlet?",
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_make_it_less_certain() {
+    fn other_words_make_the_question_uncertain() {
         assert!(read("What is 2 + 3?").unwrap().certain);
         assert!(!read("In base 7, what is 2 + 3?").unwrap().certain);
     }

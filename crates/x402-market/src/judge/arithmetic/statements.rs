@@ -1,4 +1,4 @@
-//! Finds and checks the equalities that a worked answer states.
+//! Finds and checks the equalities of a worked answer.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use super::{
     units::{Dimension, Number},
 };
 
-/// What became of one equality.
+/// The verdict on one equality.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Holds(String),
-    /// With what is wrong about it.
+    /// With a description of the error.
     Wrong(String),
-    /// It cannot be read.
+    /// The equality cannot be read.
     Unread,
 }
 
-/// Every equality stated in `text`, in order, and the bytes that state it.
+/// Checks every equality in `text`. Returns the verdicts in order, with the bytes of each equality.
 pub(super) fn check(text: &str, tokens: &[Spanned]) -> Vec<(Verdict, Range<usize>)> {
     let mut verdicts = Vec::new();
     for (at, spanned) in tokens.iter().enumerate() {
@@ -35,7 +35,7 @@ pub(super) fn check(text: &str, tokens: &[Spanned]) -> Vec<(Verdict, Range<usize
         let (left, right) = (left_of(tokens, at, is_word), right_of(tokens, at));
         match (left, right) {
             (Side::Expression(left), Side::Expression(right)) => {
-                // "is" joins much that is no equality, and repeating an expression proves nothing.
+                // "is" often states no equality, and repeating an expression proves nothing.
                 let says_something = lexer::text_of(text, left) != lexer::text_of(text, right);
                 if says_something && (!is_word || !lexer::is_plain(left)) {
                     let place = span(left).start..span(right).end;
@@ -51,7 +51,7 @@ pub(super) fn check(text: &str, tokens: &[Spanned]) -> Vec<(Verdict, Range<usize
     verdicts
 }
 
-/// The bytes that some tokens take up.
+/// Returns the bytes of some tokens.
 pub(super) fn span(tokens: &[Spanned]) -> Range<usize> {
     tokens.first().map_or(0, |first| first.start)..tokens.last().map_or(0, |last| last.end)
 }
@@ -59,12 +59,12 @@ pub(super) fn span(tokens: &[Spanned]) -> Range<usize> {
 /// One side of an equals sign.
 enum Side<'a> {
     Expression(&'a [Spanned]),
-    /// There is something mathematical that belongs to what this judge does not know.
+    /// There is something mathematical that this judge cannot read.
     Unread,
     Nothing,
 }
 
-/// Words that make the number after them a part of something else.
+/// Words that make the next number part of something else.
 const BINDING: [&str; 13] =
     ["of", "by", "with", "from", "than", "to", "add", "subtract", "root", "between", "until", "log", "mod"];
 
@@ -76,7 +76,7 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
         _ => before,
     };
     let mut start = before.len() - before.iter().rev().take_while(|spanned| spanned.token.is_mathematical()).count();
-    // A unit cannot begin an expression: then it was a word.
+    // A unit cannot begin an expression, so it is a word.
     while before.get(start).is_some_and(|first| matches!(first.token, Token::Unit(_) | Token::Of)) {
         start += 1;
     }
@@ -97,7 +97,7 @@ fn left_of(tokens: &[Spanned], sign: usize, is_word: bool) -> Side<'_> {
         let is_sign = matches!(first.token, Token::Minus | Token::Plus)
             && !touches
             && side.get(1).is_some_and(|next| next.start == first.end);
-        // "x + 3 =", "sqrt(16) =": more than what was read.
+        // "x + 3 =", "sqrt(16) =": the expression is longer than what was read.
         if touches || first.token.is_operator() && !is_sign || BINDING.contains(&word.to_lowercase().as_str())
             // "The sum of 3 and 4 * 2 is 11."
             || is_word && word.eq_ignore_ascii_case("and")
@@ -163,7 +163,7 @@ pub(super) fn has_unit(tokens: &[Spanned]) -> bool {
     tokens.iter().any(|spanned| matches!(spanned.token, Token::Unit(_) | Token::Currency(_)))
 }
 
-/// Whether `shown`, written as `tokens`, is `exact`, or `exact` correctly rounded where it has no end or `about` allows it.
+/// Returns `true` if `shown`, written as `tokens`, equals `exact`, or is rounded correctly where `about` or endless decimals allow it.
 pub(super) fn agrees(exact: Quantity, shown: Quantity, tokens: &[Spanned], about: bool) -> bool {
     if exact == shown {
         return true;
@@ -176,17 +176,17 @@ pub(super) fn agrees(exact: Quantity, shown: Quantity, tokens: &[Spanned], about
     exact.dimension == shown.dimension && may_round && exact_number.rounds_to(number, places)
 }
 
-/// `exact` as the number that should stand before the unit in which `shown` is written.
+/// Returns `exact` as a number in the unit of `shown`.
 pub(super) fn in_unit_of(exact: Quantity, shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
     exact.value.checked_div(unit_factor(shown, tokens)?)
 }
 
-/// How many base units the unit is in which `shown` is written; `None` if it is zero of them.
+/// Returns the factor of the unit in which `shown` is written. `None` if `shown` is zero.
 pub(super) fn unit_factor(shown: Quantity, tokens: &[Spanned]) -> Option<Number> {
     if has_unit(tokens) { shown.value.checked_div(written(tokens)?.0) } else { Some(Number::ONE) }
 }
 
-/// The number before the unit, and with how many decimal places it is written.
+/// Returns the number before the unit, and its decimal places.
 fn written(tokens: &[Spanned]) -> Option<(Number, u32)> {
     let number: Vec<_> = tokens
         .iter()
@@ -198,12 +198,12 @@ fn written(tokens: &[Spanned]) -> Option<(Number, u32)> {
     Some((expression::evaluate(&number).ok()?.value, places.max()?))
 }
 
-/// The text of a plain quantity with another number in it.
+/// Returns the text of a plain quantity with another number.
 fn write_like(text: &str, tokens: &[Spanned], number: Number) -> String {
     let first = tokens.iter().find(|spanned| spanned.token.is_number());
     let last = tokens.iter().rev().find(|spanned| spanned.token.is_number());
     let (Some(first), Some(last), false) = (first, last, !has_unit(tokens)) else { return number.to_string() };
-    // A fraction is replaced whole; the exponent of a unit stays.
+    // A fraction is replaced whole. The exponent of a unit stays.
     let has_exponent = tokens.iter().any(|spanned| spanned.token == Token::Power);
     let until = if has_exponent { first.end } else { last.end };
     let end = tokens.last().map_or(until, |token| token.end);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ones_are_told_what_they_should_be() {
+    fn wrong_equalities_are_corrected() {
         for (text, complaint) in [
             ("17 * 23 = 392", "17 * 23 = 392 does not hold: 17 * 23 is 391"),
             ("2 km = 200 m", "2 km = 200 m does not hold: 2 km is 2000 m"),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_against_what_was_not_said() {
+    fn statements_that_are_no_equalities_are_not_wrong() {
         for text in [
             "x + 3 = 7",
             "2x = 6",

@@ -1,8 +1,8 @@
-//! Exact numbers and their units: what a quantity is made of.
+//! Exact rational numbers, units and dimensions.
 
 use std::{cmp::Ordering, fmt};
 
-/// A fraction in lowest terms. Every operation is exact, or `None` where the result does not fit.
+/// A fraction in lowest terms. Every operation is exact, or returns `None` if the result does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number {
     numerator: i128,
@@ -10,9 +10,9 @@ pub(super) struct Number {
     denominator: i128,
 }
 
-/// The largest exponent; larger ones hardly ever fit.
+/// The largest exponent. Results of larger ones hardly ever fit.
 const MAX_EXPONENT: u32 = 128;
-/// How many decimal places are written out before a fraction is shown instead.
+/// How many decimal places are written. A longer number is shown as a fraction.
 const MAX_PLACES: u32 = 12;
 
 impl Number {
@@ -34,7 +34,7 @@ impl Number {
         Some(Self { numerator, denominator })
     }
 
-    /// Reads digits with at most one decimal point; anything else in the text is skipped (separators).
+    /// Reads digits with at most one decimal point. All other characters are skipped, such as separators.
     pub(super) fn decimal(text: &str) -> Option<Self> {
         let (mut value, mut scale, mut places) = (0_i128, 1_i128, false);
         for c in text.chars() {
@@ -78,7 +78,7 @@ impl Number {
         Self::fraction(a.numerator.checked_mul(b.numerator)?, a.denominator.checked_mul(b.denominator)?)
     }
 
-    /// `None` also for a division by zero.
+    /// Divides. Returns `None` also for a division by zero.
     pub(super) fn checked_div(self, other: Self) -> Option<Self> {
         self.checked_mul(Self::fraction(other.denominator, other.numerator)?)
     }
@@ -92,7 +92,7 @@ impl Number {
         Self::fraction(numerator, denominator)
     }
 
-    /// Whether `shown`, written with so many decimal places, is this number rounded to them.
+    /// Returns `true` if `shown` is this number rounded to `places` decimal places.
     pub(super) fn rounds_to(self, shown: Self, places: u32) -> bool {
         let close = || {
             let difference = self.checked_sub(shown)?;
@@ -105,7 +105,7 @@ impl Number {
         close() == Some(true)
     }
 
-    /// The number of decimal places it takes to write it exactly, if that is possible.
+    /// Returns how many decimal places write the number exactly, if that is possible.
     pub(super) fn places(self) -> Option<u32> {
         let mut scale = 1_i128;
         for places in 0..=MAX_PLACES {
@@ -185,7 +185,7 @@ impl Dimension {
         self.combine(Self::NONE, |own, _| if own == 0 { Some(0) } else { own.checked_mul(exponent?) })
     }
 
-    /// What people call it.
+    /// Returns the name of the dimension.
     pub(super) fn name(self) -> &'static str {
         const SPEED: Dimension = Dimension([1, 0, -1, 0, 0, 0, 0]);
         match self {
@@ -203,7 +203,7 @@ impl Dimension {
     }
 }
 
-/// A unit, or a product of powers of units: how many base units it is, and of what.
+/// A unit, or a product of powers of units, as a factor of the base units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) factor: Number,
@@ -213,7 +213,7 @@ pub(super) struct Unit {
 impl Unit {
     pub(super) const NONE: Self = Self { factor: Number::ONE, dimension: Dimension::NONE };
 
-    /// The unit of that name. Symbols are case-sensitive, words are not.
+    /// Returns the unit of this name. Symbols are case-sensitive, words are not.
     pub(super) fn named(name: &str) -> Option<Self> {
         if let Some(unit) = simple(name) {
             return Some(unit);
@@ -249,11 +249,11 @@ fn simple(name: &str) -> Option<Unit> {
             Some(Unit { factor: Number::fraction(*numerator, *denominator)?, dimension: *dimension })
         })
     };
-    // A word may be capitalized; `M` is not `m`.
+    // Words may be capitalized. `M` is not `m`.
     find(name).or_else(|| (name.len() > 2).then(|| find(&lower)).flatten())
 }
 
-/// Names, and how many base units it is as a fraction.
+/// Names, and the factor of the base units as a fraction.
 type Row = (&'static [&'static str], i128, i128, Dimension);
 
 const UNITS: &[Row] = &[
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_none() {
+    fn results_that_do_not_fit_are_none() {
         assert_eq!(Number::integer(i128::MAX).checked_add(Number::ONE), None);
         assert_eq!(Number::integer(i128::MIN).checked_neg(), None);
         assert_eq!(Number::integer(2).checked_pow(127), None);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_means_two_units() {
+    fn each_name_means_one_unit() {
         let mut names: Vec<_> = UNITS.iter().flat_map(|(names, ..)| *names).collect();
         let all = names.len();
         names.sort_unstable();

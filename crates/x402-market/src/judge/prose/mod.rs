@@ -1,4 +1,4 @@
-//! A specialist that needs no model: how easy English prose is to read.
+//! A judge that measures how easy English prose is to read. It needs no model.
 
 mod text;
 
@@ -10,11 +10,11 @@ use self::text::{Document, Sentence, syllables};
 use super::{Judge, JudgeError};
 use crate::{Confidence, Critique, Issue, Place, Score, Severity, Submission, Verdict};
 
-/// Judges how clear English prose is, by measure: Flesch's reading ease, the length of sentences, repetition, the passive voice,
-/// paragraphs, and words that say nothing.
+/// A judge of how clear English prose is: Flesch's reading ease, the length of sentences, repetition, the passive voice, paragraphs, and
+/// filler words.
 ///
-/// What the text says it does not judge, which its confidence admits: at most 0.7, and little for short texts and for those that
-/// are hardly English.
+/// It does not judge whether the text is true, so its confidence is at most 0.7, and lower for short texts and texts that are hardly
+/// English.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -30,7 +30,7 @@ use crate::{Confidence, Critique, Issue, Place, Score, Severity, Submission, Ver
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProseJudge;
 
-/// More issues than these are left out, the least severe ones first.
+/// How many issues are reported at most. The least severe are left out.
 const MAX_ISSUES: usize = 12;
 
 #[async_trait]
@@ -67,7 +67,7 @@ fn summary(score: f64, document: &Document) -> String {
     format!("{opinion}: {words} words, {sentences} sentences, {paragraphs} paragraphs. What it says was not judged.")
 }
 
-/// What measures can know: little of a short text, and next to nothing of one in another script.
+/// Returns how reliable the measures are: little for a short text, and hardly at all for another script.
 fn confidence(text: &str, document: &Document) -> Confidence {
     #[allow(clippy::cast_precision_loss)]
     let by_length = (document.words.len() as f64 / 120.0).min(1.0);
@@ -77,7 +77,7 @@ fn confidence(text: &str, document: &Document) -> Confidence {
     Confidence::clamped(if is_foreign { 0.1 } else { 0.35f64.mul_add(by_length, 0.35) })
 }
 
-/// One measure: how well the text does, from 0 to 1, and what to say about it.
+/// The result of one measure: a score from 0 to 1, and what to say about it.
 struct Measure {
     weight: f64,
     score: f64,
@@ -85,14 +85,14 @@ struct Measure {
     issues: Vec<Issue>,
 }
 
-/// How many places are named for one kind of issue.
+/// How many places are reported for one kind of issue.
 const EXAMPLES: usize = 3;
 
 type Measurement = fn(&str, &Document) -> Measure;
 
 const MEASURES: [Measurement; 6] = [readability, sentence_length, repetition, voice, structure, fillers];
 
-/// 1 at `good` or better, 0 at `bad` or worse, and a straight line between.
+/// Returns 1 at `good` or better, 0 at `bad` or worse, and is linear between.
 fn between(value: f64, good: f64, bad: f64) -> f64 {
     ((bad - value) / (bad - good)).clamp(0.0, 1.0)
 }
@@ -102,7 +102,7 @@ fn ratio(part: usize, whole: usize) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// Flesch's reading ease: 60 and more is plain English, 0 a legal text.
+/// Measures Flesch's reading ease: 60 and more is plain English, 0 a legal text.
 fn readability(text: &str, document: &Document) -> Measure {
     let all: usize = document.words.iter().map(|word| syllables(&text[word.clone()])).sum();
     let (words, sentences) = (document.words.len(), document.sentences.len());
@@ -122,7 +122,7 @@ fn readability(text: &str, document: &Document) -> Measure {
     }
 }
 
-/// Sentences of more than thirty-five words lose their readers.
+/// Measures the length of sentences. More than 35 words are too many.
 fn sentence_length(text: &str, document: &Document) -> Measure {
     const LONG: usize = 35;
     let mean = ratio(document.words.len(), document.sentences.len());
@@ -141,7 +141,7 @@ fn sentence_length(text: &str, document: &Document) -> Measure {
     Measure { weight: 0.2, score, strength: "the sentences have a good length", issues }
 }
 
-/// Words that come twice in a row, sentences that begin alike, and a word that is everywhere.
+/// Finds words that come twice in a row, sentences that begin alike, and a word that is used too often.
 fn repetition(text: &str, document: &Document) -> Measure {
     let word = |range: &Range<usize>| text[range.clone()].to_lowercase();
     let mut found = Vec::new();
@@ -171,7 +171,7 @@ fn repetition(text: &str, document: &Document) -> Measure {
     for range in document.words.iter().filter(|range| range.len() > 4) {
         *counts.entry(word(range)).or_default() += 1;
     }
-    // The alphabet decides between equals, so that the verdict is always the same.
+    // Ties are broken by the alphabet, so that the verdict is deterministic.
     let most = counts.iter().max_by(|one, other| one.1.cmp(other.1).then_with(|| other.0.cmp(one.0)));
     let share = most.filter(|(_, count)| **count >= 4).map_or(0.0, |(_, count)| ratio(*count, document.words.len()));
     if let Some((word, count)) = most.filter(|_| share > 0.06) {
@@ -183,7 +183,7 @@ fn repetition(text: &str, document: &Document) -> Measure {
     Measure { weight: 0.2, score, strength: "it does not repeat itself", issues: found }
 }
 
-/// "was done", "is being seen": who did it?
+/// Finds the passive voice: "was done", "is being seen".
 fn voice(text: &str, document: &Document) -> Measure {
     const BE: [&str; 8] = ["is", "are", "was", "were", "be", "been", "being", "am"];
     const IRREGULAR: [&str; 28] = [
@@ -197,7 +197,7 @@ fn voice(text: &str, document: &Document) -> Measure {
         let is_participle = |word: &str| word.len() > 4 && word.ends_with("ed") || IRREGULAR.contains(&word);
         words.iter().enumerate().any(|(at, word)| {
             let after = words.iter().skip(at + 1).take(2).map(String::as_str);
-            // An adverb may stand between.
+            // An adverb may be in between.
             let mut after = after.skip_while(|word| word.ends_with("ly") || *word == "not");
             BE.contains(&word.as_str()) && after.next().is_some_and(is_participle)
         })
@@ -214,7 +214,7 @@ fn voice(text: &str, document: &Document) -> Measure {
     Measure { weight: 0.1, score, strength: "it says who does what", issues }
 }
 
-/// Paragraphs that are walls, and an end that is none.
+/// Finds paragraphs that are too long, and a text that breaks off.
 fn structure(text: &str, document: &Document) -> Measure {
     const WALL: usize = 180;
     let walls = document.paragraphs.iter().map(|paragraph| (document.words_in(paragraph), paragraph));
@@ -226,7 +226,7 @@ fn structure(text: &str, document: &Document) -> Measure {
         .iter()
         .take(EXAMPLES)
         .map(|(words, paragraph)| {
-            // The whole would be too much to quote.
+            // The whole paragraph is too long to quote.
             let first = document.sentences.iter().find(|sentence| sentence.bytes.start >= paragraph.start);
             Issue::new(Severity::Major, format!("a paragraph of {words} words"))
                 .at(first.and_then(|sentence| Place::of(text, sentence.bytes.clone())))
@@ -243,7 +243,7 @@ fn structure(text: &str, document: &Document) -> Measure {
     Measure { weight: 0.15, score, strength: "it is divided well", issues: found }
 }
 
-/// Words that say nothing.
+/// Finds filler words.
 fn fillers(text: &str, document: &Document) -> Measure {
     const FILLERS: [&str; 14] = [
         "very",
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issue_names_what_it_is_about() {
+    fn issues_name_their_place() {
         let long = format!("We went {}home. It rained.", "and then we walked on ".repeat(9));
         let described_long = described(&long);
         assert!(
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_less_sure_of_what_it_cannot_measure() {
+    fn confidence_is_low_for_short_and_foreign_texts() {
         let confidence = |text: &str| judge(text).confidence.get();
         assert!(confidence(CLEAR) > confidence("Yeast makes gas."));
         assert!(confidence("Дрожжи едят сахар и выделяют газ.") < 0.2);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_is_worth_nothing() {
+    fn text_without_words_scores_zero() {
         for text in ["", " \n ", "12 + 3 = 15"] {
             assert_eq!(judge(text).score, Score::MIN, "{text:?}");
         }
@@ -350,7 +350,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[a-zA-Zé.!?\"'’…\\n 0-9-]{0,300}|\\PC{0,120}") {
+        fn no_text_panics(text in "[a-zA-Zé.!?\"'’…\\n 0-9-]{0,300}|\\PC{0,120}") {
             let verdict = judge(&text);
             for place in verdict.critique.issues.iter().filter_map(|issue| issue.place.as_ref()) {
                 prop_assert!(place.is_in(&text), "{:?}", place);

@@ -1,8 +1,8 @@
-//! Cuts prose into paragraphs, sentences and words, and knows where each is.
+//! Splits prose into paragraphs, sentences and words, with their positions.
 
 use std::ops::Range;
 
-/// A text in its parts; all ranges are of bytes, or of indices into the part below.
+/// A text in its parts. Ranges are of bytes, or of indices into `words`.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     pub(super) paragraphs: Vec<Range<usize>>,
@@ -13,11 +13,11 @@ pub(super) struct Document {
 #[derive(Clone, Debug)]
 pub(super) struct Sentence {
     pub(super) bytes: Range<usize>,
-    /// Which words are in it.
+    /// The words of the sentence, as indices.
     pub(super) words: Range<usize>,
 }
 
-/// Words whose full stop ends no sentence.
+/// Abbreviations, whose full stop ends no sentence.
 const ABBREVIATIONS: &[&str] =
     &["mr", "mrs", "ms", "dr", "prof", "st", "vs", "etc", "e.g", "i.e", "cf", "fig", "no", "approx", "inc", "jr", "sr"];
 
@@ -38,14 +38,14 @@ impl Document {
         document
     }
 
-    /// How many words lie in a range of bytes.
+    /// Counts the words in a range of bytes.
     pub(super) fn words_in(&self, bytes: &Range<usize>) -> usize {
         let at = |byte| self.words.partition_point(|word| word.start < byte);
         at(bytes.end) - at(bytes.start)
     }
 }
 
-/// The parts between empty lines, without the white space around them.
+/// Returns the parts between empty lines, trimmed.
 fn paragraphs(text: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut begun: Option<Range<usize>> = None;
@@ -65,7 +65,7 @@ fn paragraphs(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// The sentences of a paragraph. A line that begins a list item begins a sentence.
+/// Returns the sentences of a paragraph. A list item begins a sentence.
 fn sentences(text: &str, paragraph: Range<usize>) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let part = &text[paragraph.clone()];
@@ -81,7 +81,7 @@ fn sentences(text: &str, paragraph: Range<usize>) -> Vec<Range<usize>> {
             _ => false,
         };
         if ends {
-            // Quotation marks and brackets that close belong to it.
+            // Closing quotation marks and brackets belong to the sentence.
             let mut end = end;
             while let Some((at, closing)) = characters.next_if(|(_, next)| closes(*next)) {
                 end = at + closing.len_utf8();
@@ -111,7 +111,7 @@ fn is_abbreviation(before: &str) -> bool {
     is_initial || ABBREVIATIONS.contains(&word.as_str())
 }
 
-/// Runs of letters, with apostrophes and hyphens between them. Numbers are no words.
+/// Returns the words: letters, with apostrophes and hyphens between them. Numbers are no words.
 fn words(text: &str, within: Range<usize>) -> Vec<Range<usize>> {
     let part = &text[within.clone()];
     let mut found = Vec::new();
@@ -129,7 +129,7 @@ fn words(text: &str, within: Range<usize>) -> Vec<Range<usize>> {
     found.into_iter().map(|word| within.start + word.start..within.start + word.end).collect()
 }
 
-/// How many syllables an English word has, by its groups of vowels.
+/// Estimates the syllables of an English word by its groups of vowels.
 pub(super) fn syllables(word: &str) -> usize {
     let word = word.to_lowercase();
     let letters: Vec<char> = word.chars().filter(|letter| letter.is_alphabetic()).collect();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_end_where_they_do() {
+    fn sentences_end_in_the_right_places() {
         assert_eq!(parts("One two. Three! Four?").0, ["One two.", "Three!", "Four?"]);
         assert_eq!(parts("Dr. Smith paid 3.50 dollars, e.g. for tea.").0.len(), 1);
         assert_eq!(parts("He said \"Go.\" Then he went.").0, ["He said \"Go.\"", "Then he went."]);
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_part_is_a_part_of_the_text(text in "[a-zA-Zé.!?\"'’…\\n 0-9-]{0,200}|\\PC{0,80}") {
+        fn every_range_is_within_the_text(text in "[a-zA-Zé.!?\"'’…\\n 0-9-]{0,200}|\\PC{0,80}") {
             let document = Document::read(&text);
             for range in document.paragraphs.iter().chain(&document.words) {
                 prop_assert!(!text[range.clone()].trim().is_empty());

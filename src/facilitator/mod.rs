@@ -164,3 +164,13 @@ pub enum VerifyError {
     #[error(transparent)]
     Unavailable(#[from] FacilitatorError),
 }
+
+/// Returns the metric label of a verification's result.
+#[cfg(any(feature = "onchain", feature = "remote"))]
+fn verification_label(verified: &Result<Verified, VerifyError>) -> &'static str {
+    match verified {
+        Ok(_) => "valid",
+        Err(VerifyError::Invalid(_)) => "invalid",
+        Err(VerifyError::Unavailable(_)) => "unavailable",
+    }
+}

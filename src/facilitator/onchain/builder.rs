@@ -43,7 +43,7 @@ pub struct OnchainFacilitatorBuilder {
     batch_gas_cap: u32,
     depths: Depths,
     backlog: usize,
-    upkeep_interval: Duration,
+    reconcile_interval: Duration,
     native_price: Option<Usdc>,
     refuse_losses: bool,
 }
@@ -68,7 +68,7 @@ impl Default for OnchainFacilitatorBuilder {
             batch_gas_cap: 120_000,
             depths: Depths::default(),
             backlog: 10_000,
-            upkeep_interval: Duration::from_secs(5),
+            reconcile_interval: Duration::from_secs(5),
             native_price: None,
             refuse_losses: false,
         }
@@ -212,8 +212,8 @@ impl OnchainFacilitatorBuilder {
 
     /// Sets how often open payments in the ledger are reconciled, from 10 ms to an hour. Default: 5 seconds. The node is asked only if there
     /// are any, or while settled payments are not final.
-    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
-        self.upkeep_interval = interval.clamp(Duration::from_millis(10), LONGEST);
+    pub fn reconcile_interval(mut self, interval: Duration) -> Self {
+        self.reconcile_interval = interval.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
@@ -277,7 +277,7 @@ impl OnchainFacilitatorBuilder {
             backlog: self.backlog,
             native_price: self.native_price,
             refuse_losses: self.refuse_losses,
-            reconcile_interval: self.upkeep_interval,
+            reconcile_interval: self.reconcile_interval,
         };
         let engine = Engine::start(node, journal, settings).await;
         Ok(OnchainFacilitator { engine, wallets: Arc::new(Wallets::new(self.contract_wallets)) })

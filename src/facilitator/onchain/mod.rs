@@ -14,7 +14,7 @@ use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
 pub use crate::{chain::batch_settler::BatchSettler, settlement::costs::SettlementStats};
 use crate::{
-    facilitator::{Facilitator, FacilitatorError, Readiness, VerifyError},
+    facilitator::{Facilitator, FacilitatorError, Readiness, VerifyError, verification_label},
     ledger::{Ledger, Record},
     network::Network,
     payment::{Authenticity, Funds, Outcome, PaymentKey, Prechecked, Rejection, Terms, Verified},
@@ -119,7 +119,7 @@ impl OnchainFacilitator {
         self.engine.deploy_batch_settler().await
     }
 
-    /// Reconciles open payments now, instead of at the next [interval](OnchainFacilitatorBuilder::upkeep_interval). Returns at once.
+    /// Reconciles open payments now, instead of at the next [interval](OnchainFacilitatorBuilder::reconcile_interval). Returns at once.
     pub fn reconcile_now(&self) {
         self.engine.reconcile_now();
     }
@@ -173,12 +173,7 @@ impl Facilitator for OnchainFacilitator {
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let started = Instant::now();
         let verified = self.check(payment).await;
-        let result = match &verified {
-            Ok(_) => "valid",
-            Err(VerifyError::Invalid(_)) => "invalid",
-            Err(VerifyError::Unavailable(_)) => "unavailable",
-        };
-        telemetry::verified(self.engine.network(), result, started.elapsed());
+        telemetry::verified(self.engine.network(), verification_label(&verified), started.elapsed());
         verified
     }
 

@@ -41,7 +41,7 @@ pub struct RemoteFacilitatorBuilder {
     request_timeout: Duration,
     settle_timeout: Duration,
     supported_ttl: Duration,
-    upkeep_interval: Duration,
+    reconcile_interval: Duration,
 }
 
 impl RemoteFacilitatorBuilder {
@@ -59,7 +59,7 @@ impl RemoteFacilitatorBuilder {
             request_timeout: Duration::from_secs(10),
             settle_timeout: Duration::from_secs(25),
             supported_ttl: Duration::from_secs(300),
-            upkeep_interval: Duration::from_secs(5),
+            reconcile_interval: Duration::from_secs(5),
         }
     }
 
@@ -137,8 +137,8 @@ impl RemoteFacilitatorBuilder {
     }
 
     /// Sets how often open payments in the ledger are reconciled, from 10 ms to an hour. Default: 5 seconds.
-    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
-        self.upkeep_interval = interval.clamp(Duration::from_millis(10), LONGEST);
+    pub fn reconcile_interval(mut self, interval: Duration) -> Self {
+        self.reconcile_interval = interval.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
@@ -175,7 +175,7 @@ impl RemoteFacilitatorBuilder {
             settle_timeout: self.settle_timeout,
             wake: Arc::default(),
         });
-        reconciler::spawn(&remote, self.upkeep_interval, remote.wake.clone());
+        reconciler::spawn(&remote, self.reconcile_interval, remote.wake.clone());
         Ok(RemoteFacilitator { remote })
     }
 }

@@ -26,6 +26,7 @@ use supported::Supported;
 use super::{
     Facilitator, FacilitatorError, NotReady, Readiness, VerifyError,
     single_flight::{NoResult, SingleFlight},
+    verification_label,
 };
 use crate::{
     ledger::{Ledger, Record},
@@ -129,12 +130,7 @@ impl Facilitator for RemoteFacilitator {
     async fn verify(&self, payment: &Prechecked) -> Result<Verified, VerifyError> {
         let started = Instant::now();
         let verified = self.remote.verify(payment).await;
-        let result = match &verified {
-            Ok(_) => "valid",
-            Err(VerifyError::Invalid(_)) => "invalid",
-            Err(VerifyError::Unavailable(_)) => "unavailable",
-        };
-        telemetry::verified(payment.terms().offer().network(), result, started.elapsed());
+        telemetry::verified(payment.terms().offer().network(), verification_label(&verified), started.elapsed());
         verified
     }
 

@@ -14,6 +14,7 @@ use crate::{
     facilitator::{Facilitator, FacilitatorError, VerifyError, single_flight::NoResult},
     ledger::{
         Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation, Settlement, SettlementStep,
+        settle_with_retries,
     },
     payment::{Authenticity, Outcome, PaymentKey, Prechecked, Rejection, Verified},
     protocol::Reason,
@@ -238,19 +239,8 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 /// true if the ledger is slow to take it.
 async fn note(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> Said {
     let step = SettlementStep::of(&outcome, facilitator.process_id());
-    let mut is_recorded = false;
-    for attempt in 1..=5_u32 {
-        match facilitator.ledger().settle(key, &step).await {
-            Ok(()) => is_recorded = true,
-            Err(LedgerError::InvalidTransition(_)) => {}
-            Err(error) => {
-                tracing::warn!(%error, attempt, "the ledger did not take an outcome");
-                sleep(Duration::from_millis(50 << attempt)).await;
-                continue;
-            }
-        }
-        break;
-    }
+    let recorded = settle_with_retries(&**facilitator.ledger(), key, &step).await;
+    let is_recorded = matches!(recorded, Ok(true));
     match outcome {
         Outcome::Failed { dead: false, transaction, .. } if !is_recorded => {
             tracing::warn!(payer = %key.payer, nonce = %key.nonce, "a failure was not recorded; it is not told");

@@ -100,7 +100,7 @@ impl Bank {
             .ledger(Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone())))
             .clock(clock.clone())
             .confirm_timeout(Duration::from_secs(10))
-            .upkeep_interval(UPKEEP)
+            .reconcile_interval(UPKEEP)
             .build()
             .await
             .expect("the devnet answers");

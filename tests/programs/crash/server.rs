@@ -173,7 +173,7 @@ async fn facilitator(
             .ledger(ledger)
             .clock(clock)
             .confirm_timeout(Duration::from_secs(10))
-            .upkeep_interval(UPKEEP);
+            .reconcile_interval(UPKEEP);
         return Arc::new(facilitator.build().await.expect("the node answers"));
     }
     let bank = setup.bank.as_deref().expect("a facilitator elsewhere");
@@ -181,7 +181,7 @@ async fn facilitator(
         .ledger(ledger)
         .clock(clock)
         .settle_timeout(Duration::from_secs(5))
-        .upkeep_interval(UPKEEP);
+        .reconcile_interval(UPKEEP);
     let facilitator = match setup.via {
         Via::Confirmed => facilitator.confirm(Network::BASE_SEPOLIA, relay::to_node(&setup.node, points).await),
         _ => facilitator,

@@ -74,7 +74,7 @@ impl Market {
             // Short, so that outcomes are often unknown at first.
             .confirm_timeout(Duration::from_secs(4))
             .rpc_timeout(Duration::from_secs(2))
-            .upkeep_interval(Duration::from_millis(500));
+            .reconcile_interval(Duration::from_millis(500));
         let facilitator = node(builder).build().await.unwrap();
         facilitator.deploy_batch_settler().await.unwrap();
         let shop = Shop {

@@ -64,7 +64,7 @@ async fn a_replica() {
         .signer(key(1))
         .ledger(Arc::new(ledger))
         .confirm_timeout(Duration::from_secs(4))
-        .upkeep_interval(Duration::from_millis(500))
+        .reconcile_interval(Duration::from_millis(500))
         .build()
         .await
         .unwrap();

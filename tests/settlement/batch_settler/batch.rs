@@ -1,4 +1,4 @@
-//! Batches, packed without the crate's own code, and what became of them.
+//! Batches that are encoded without the crate's own code.
 
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_provider::Provider;
@@ -150,7 +150,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Which of the payments a receipt shows as paid.
+/// Returns the payments that a receipt shows as paid.
 pub fn paid(payments: &[Payment], receipt: &TransactionReceipt) -> Vec<bool> {
     payments.iter().map(|payment| payment.is_paid_by(receipt)).collect()
 }

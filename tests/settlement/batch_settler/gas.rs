@@ -1,4 +1,4 @@
-//! What a payment costs in a batch, on anvil with Circle's bytecode. Gas is deterministic, up to the zero bytes in what is signed.
+//! The gas of a payment in a batch, on anvil with Circle's bytecode. It is deterministic, except for the zero bytes in signatures.
 //!
 //! `cargo test -p tower-x402-tests --features test-peers --test settlement -- gas:: --nocapture` prints the table.
 

@@ -1,4 +1,4 @@
-//! Whatever gas a transaction is given: a payment is executed with its whole gas cap, or not touched.
+//! For every gas limit, a payment is executed with its whole gas cap, or skipped.
 
 use alloy_primitives::{Bytes, U256};
 use alloy_sol_types::{SolCall, SolError, SolEvent};

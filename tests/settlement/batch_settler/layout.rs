@@ -1,4 +1,4 @@
-//! Calldata that is not a batch does nothing at all.
+//! Malformed calldata executes nothing.
 
 use std::slice::from_ref;
 

@@ -1,4 +1,4 @@
-//! The batch settler: what it does with honest payments, and what nobody can make it do. On the devnet, and on anvil with
+//! The batch settler: honest payments, and attacks on it. On the devnet, and on anvil with
 //! Circle's token.
 #![allow(clippy::too_many_arguments)]
 mod batch;

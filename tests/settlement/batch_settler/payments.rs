@@ -1,4 +1,4 @@
-//! Payments of the chain's own token: all that can be paid are, whatever becomes of the others.
+//! Payments of the chain's own token: all valid ones are made, whatever happens to the others.
 
 use alloy_primitives::{Address, U256};
 use alloy_signer_local::PrivateKeySigner;

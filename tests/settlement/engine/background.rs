@@ -1,4 +1,4 @@
-//! What nobody asks for and has to be done: after a crash, an outage, a reorganization.
+//! Background reconciliation: after a crash, an outage, a reorganization.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use support::engine_stage::*;
 use support::rpc_proxy::{Fate, RpcProxy};
 
 fn diligent(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
-    builder.upkeep_interval(Duration::from_millis(30))
+    builder.reconcile_interval(Duration::from_millis(30))
 }
 
 async fn settlement(stage: &Stage, payment: &Prechecked) -> Settlement {
@@ -30,7 +30,7 @@ async fn until_settled(stage: &Stage, payment: &Prechecked) -> B256 {
     settlement(stage, payment).await.paid_by().unwrap()
 }
 
-/// The transaction that a process signed and journalled, and died before it sent it.
+/// Returns a transaction whose process signed and journalled it, and died before sending it.
 async fn journalled(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u128) -> B256 {
     journalled_with(stage, payment, max_fee_per_gas, 0).await
 }
@@ -75,13 +75,13 @@ async fn response_of_a_dead_process_is_settled_in_the_background() {
 
 #[tokio::test(start_paused = true)]
 async fn buyer_that_cannot_have_the_response_is_not_charged_in_the_background() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
     let (unkept, kept) = (stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1)));
-    // Its process died while the answer streamed, and nothing of it was kept.
+    // Its process died while the response streamed, and nothing of it was kept.
     stage.produced_with(&unkept, None).await;
     stage.produced(&kept).await;
     until_settled(&stage, &kept).await;
-    // The upkeep has seen both, and goes on looking.
+    // Reconciliation has seen both, and continues.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((stage.received(), stage.facilitator.stats().pending), (1, 0));
     assert_eq!(settlement(&stage, &unkept).await, Settlement::Due);
@@ -89,7 +89,7 @@ async fn buyer_that_cannot_have_the_response_is_not_charged_in_the_background() 
 
 #[tokio::test(start_paused = true)]
 async fn failed_settlement_is_not_charged_in_the_background() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds, by: 0 };
@@ -98,19 +98,19 @@ async fn failed_settlement_is_not_charged_in_the_background() {
     let seen = stage.record(&payment).await.settling;
     stage.clock.advance(10);
     until(async || stage.record(&payment).await.settling != seen).await;
-    // The upkeep has looked at it twice.
+    // Reconciliation has run twice.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((stage.received(), stage.facilitator.stats().pending), (0, 0));
     assert_eq!(settlement(&stage, &payment).await, Settlement::Due);
-    // Who comes again, pays.
+    // A payer that presents the payment again is charged.
     paid_by(&stage.settle(&payment, &Verified::default()).await);
 }
 
-/// Who presents it then is not told that nothing is charged: not for a full backlog, nor because the process shuts down.
+/// A second caller is not told that nothing is charged, neither because the queue is full nor because the process shuts down.
 #[tokio::test(start_paused = true)]
 async fn queued_payment_is_not_refused_to_a_second_caller() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600)).backlog(1)).await;
-    // Then the first pass over what is open is over.
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600)).backlog(1)).await;
+    // Then the first pass over open payments has ended.
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     until(async || stage.facilitator.stats().pending == 0).await;
     let payment = stage.payment(&stage.payer(1));
@@ -131,7 +131,7 @@ async fn queued_payment_is_not_refused_to_a_second_caller() {
     });
     tokio::task::yield_now().await;
     assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
-    // What is not known is not given up.
+    // Unknown payments are not given up.
     until_settled(&stage, &payment).await;
     assert!(drained.await.unwrap());
     assert_eq!((stage.received(), stage.next_nonce().await), (2, 2));
@@ -144,7 +144,7 @@ async fn journalled_transaction_that_was_never_sent_is_sent() {
     stage.produced(&payment).await;
     until_settled(&stage, &payment).await;
 
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let transaction = journalled(&stage, &payment, 1_000_000_000).await;
@@ -155,7 +155,7 @@ async fn journalled_transaction_that_was_never_sent_is_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn payment_has_not_failed_while_its_transaction_will_be_resent() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let transaction = journalled(&stage, &payment, 1_000_000_000).await;
@@ -165,11 +165,11 @@ async fn payment_has_not_failed_while_its_transaction_will_be_resent() {
     assert_eq!(until_settled(&stage, &payment).await, transaction);
 }
 
-/// The look finds nothing; before it is judged, the transaction is sent, included, and its nonce known to be used.
+/// Reconciliation finds no receipt. Before it decides, the transaction is sent and included, and its nonce is used.
 #[tokio::test(start_paused = true)]
 async fn payment_has_not_failed_if_its_transaction_is_mined_during_reconciliation() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
-    // Then the first pass over what is open is over.
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    // Then the first pass over open payments has ended.
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -191,12 +191,12 @@ async fn payment_has_not_failed_if_its_transaction_is_mined_during_reconciliatio
     assert_eq!(looking.await.unwrap().unwrap(), Outcome::Unknown { transaction: Some(transaction) });
 }
 
-/// The same where its key is in service no more, so that nobody here sends it again.
+/// The same if this process does not have the transaction's key, so that it does not send it again.
 #[tokio::test(start_paused = true)]
 async fn payment_has_not_failed_if_its_transaction_is_mined_between_two_requests() {
     let key = new_key();
     let account = key.address();
-    let stage = Stage::with_keys(|d| d, |b| b.signer(key).upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with_keys(|d| d, |b| b.signer(key).reconcile_interval(Duration::from_secs(3_600))).await;
     stage.devnet.fund(account, U256::from(ETHER));
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -219,7 +219,7 @@ async fn payment_has_not_failed_if_its_transaction_is_mined_between_two_requests
 
 #[tokio::test(start_paused = true)]
 async fn stuck_transaction_is_replaced_and_its_payment_settled_by_another() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     // Far below the base fee.
@@ -234,10 +234,10 @@ async fn stuck_transaction_is_replaced_and_its_payment_settled_by_another() {
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 2));
 }
 
-/// No block comes: a better offer would change nothing, and the last one is what the first block takes.
+/// No block comes: higher fees would change nothing, and the last offer is what the first block takes.
 #[tokio::test(start_paused = true)]
 async fn stuck_filler_with_high_fees_is_not_replaced() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     stage.devnet.stall(true);
@@ -262,10 +262,10 @@ async fn stuck_filler_with_high_fees_is_not_replaced() {
     assert!(newest.0 < 5 * market.0 && newest.1 < 5 * market.1, "{offers:?}");
 }
 
-/// A process was refused its nonce and died; another one's transaction waits behind it.
+/// A process died after its transaction was refused. Another process's transaction waits behind the nonce.
 #[tokio::test(start_paused = true)]
 async fn gap_left_by_another_process_is_filled() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let waiting = journalled_with(&stage, &payment, 1_000_000_000, 1).await;
@@ -295,10 +295,10 @@ async fn reorged_payment_is_settled_again() {
     }
 }
 
-/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+/// The buyer was told of a failure, presented the payment again and got the recorded response, so the payment is owed.
 #[tokio::test(start_paused = true)]
 async fn reorged_payment_of_a_replayed_response_is_settled_again() {
-    let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d.finality_depth(64), |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError, by: 0 };
@@ -323,7 +323,7 @@ async fn payment_reorged_between_two_passes_is_settled_again() {
     let payments = [stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1))];
     stage.produced(&payments[0]).await;
     until_settled(&stage, &payments[0]).await;
-    // The upkeep sees nothing while the second one is paid and the block that paid it replaced.
+    // No pass runs while the second one is paid and its block is replaced.
     stage.devnet.faults().set(|call| match call.method {
         "eth_getBlockByNumber" => Fault::DropBefore,
         _ => Fault::None,
@@ -355,7 +355,7 @@ async fn payment_in_a_final_block_is_final() {
 
 #[tokio::test(start_paused = true)]
 async fn expired_unused_authorization_is_dead() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payer = stage.payer(1);
     let payment = stage.payment(&payer);
     stage.produced(&payment).await;
@@ -374,10 +374,10 @@ async fn node_is_not_asked_while_nothing_is_open() {
     assert_eq!(stage.requests(), 0);
 }
 
-/// What an earlier process left behind is known before anything new is signed, and an outage in between loses nothing.
+/// Transactions of an earlier process are known before a new one is signed, and an outage in between loses nothing.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_signed_before_earlier_transactions_are_known() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let past = stage.payment(&stage.payer(1));
     stage.produced(&past).await;
     journalled(&stage, &past, 1_000_000_000).await;
@@ -413,7 +413,7 @@ async fn nothing_is_signed_before_earlier_transactions_are_known() {
     assert_eq!(U256::from(stage.next_nonce().await), U256::from(2));
 }
 
-/// Another process on the ledger of the stage, with its key.
+/// Starts another process on the stage's ledger, with its key.
 fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
     OnchainFacilitator::builder()
         .network(stage.devnet.network())
@@ -423,7 +423,7 @@ fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
         .clock(stage.clock.clone())
 }
 
-/// Settles a new payment with it, which must not wait for the past.
+/// Settles a new payment with it, which must not wait for earlier ones.
 async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -439,8 +439,8 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
 
 #[tokio::test(start_paused = true)]
 async fn earlier_payments_that_cannot_be_reconciled_do_not_block_new_ones() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
-    // More than are looked at in the few rounds that the new payment brings about.
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    // More than are reconciled in the few passes that the new payment causes.
     let mut past = Vec::new();
     for _ in 0..100 {
         let payment = stage.payment(&stage.payer(1));
@@ -458,11 +458,11 @@ async fn earlier_payments_that_cannot_be_reconciled_do_not_block_new_ones() {
             _ => Fault::None,
         }
     });
-    let restarted = another(&stage).upkeep_interval(Duration::from_secs(3_600)).build().await.unwrap();
+    let restarted = another(&stage).reconcile_interval(Duration::from_secs(3_600)).build().await.unwrap();
     goes_on(&stage, &restarted).await;
     assert_eq!(stage.received(), 1);
     stage.devnet.faults().clear();
-    // Until when the first look keeps others from it.
+    // Until then the first claim keeps other processes away.
     stage.clock.advance(3);
     restarted.reconcile_now();
     until_settled(&stage, past.last().unwrap()).await;
@@ -470,7 +470,7 @@ async fn earlier_payments_that_cannot_be_reconciled_do_not_block_new_ones() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_of_one_key_does_not_stop_the_other() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let past = stage.payment(&stage.payer(1));
     stage.produced(&past).await;
     let transaction = journalled(&stage, &past, 1_000_000_000).await;
@@ -495,12 +495,12 @@ async fn failure_of_one_key_does_not_stop_the_other() {
 #[tokio::test(start_paused = true)]
 async fn unknown_payments_are_reconciled_less_and_less_often() {
     let rarely = Duration::from_secs(3_600);
-    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).upkeep_interval(rarely)).await;
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 1_000).reconcile_interval(rarely)).await;
     for (age, pause) in [(20, 2), (100, 25), (400, 30)] {
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
         stage.ledger.settle(&payment.key(), &SettlementStep::MarkUnknown).await.unwrap();
-        // In a block, and not deep for long.
+        // In a block, without enough blocks on top for long.
         stage.front_run(&payment);
         stage.clock.advance(age);
         let looks = stage.calls("eth_getLogs");
@@ -517,11 +517,11 @@ async fn unknown_payments_are_reconciled_less_and_less_often() {
 #[tokio::test(start_paused = true)]
 async fn large_payment_executed_by_a_stranger_is_settled_once_enough_blocks_are_on_top() {
     let rarely = Duration::from_secs(3_600);
-    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).upkeep_interval(rarely)).await;
+    let stage = Stage::with(|d| d, |b| b.confirmations(U256::from(PRICE), 3).reconcile_interval(rarely)).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     let theirs = stage.front_run(&payment);
-    // What was verified long ago is looked at again.
+    // A stale verification is repeated.
     stage.clock.advance(10);
     let not_deep = Outcome::Unknown { transaction: Some(theirs) };
     assert_eq!(stage.settle(&payment, &verified).await.unwrap(), not_deep);
@@ -575,10 +575,10 @@ async fn large_payment_is_not_settled_by_a_block_that_was_replaced() {
     assert_eq!(stage.received(), 0);
 }
 
-/// Nobody was told that it is due: it was answered on credit a moment ago, by this process or another.
+/// The payment was deferred a moment ago, by this process or another, and the engine was not notified.
 #[tokio::test(start_paused = true)]
 async fn owed_payments_are_settled_before_shutdown() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -589,7 +589,7 @@ async fn owed_payments_are_settled_before_shutdown() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_ends_in_time_although_the_node_is_silent() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
@@ -603,7 +603,8 @@ async fn shutdown_ends_in_time_although_the_node_is_silent() {
 #[tokio::test(start_paused = true)]
 async fn due_payments_do_not_wait_for_the_check_of_final_ones() {
     let stage =
-        Stage::with(|d| d.finality_depth(200), |b| b.batch_size(1).upkeep_interval(Duration::from_secs(3_600))).await;
+        Stage::with(|d| d.finality_depth(200), |b| b.batch_size(1).reconcile_interval(Duration::from_secs(3_600)))
+            .await;
     for _ in 0..150 {
         paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     }
@@ -642,7 +643,7 @@ async fn reconciliation_ends_with_the_facilitator() {
     until(async || std::sync::Arc::strong_count(&stage.ledger) == holders).await;
 }
 
-/// Another process on the ledger of the stage, whose node is reached through the proxy.
+/// Starts another process on the stage's ledger, whose node is reached through the proxy.
 async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator {
     let builder = OnchainFacilitator::builder()
         .network(stage.devnet.network())
@@ -653,10 +654,10 @@ async fn another_through(stage: &Stage, proxy: &RpcProxy) -> OnchainFacilitator 
     diligent(builder).build().await.unwrap()
 }
 
-/// The process was away for longer than its node keeps receipts.
+/// The process was down for longer than its node keeps receipts.
 #[tokio::test]
 async fn settled_payment_stays_settled_although_the_node_pruned_its_receipt() {
-    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     let transaction = paid_by(&stage.admit_and_settle(&payment).await);
     for _ in 0..4 {
@@ -679,10 +680,10 @@ async fn settled_payment_stays_settled_although_the_node_pruned_its_receipt() {
     assert_eq!(stage.received(), 1);
 }
 
-/// Its block was replaced while no process ran, and its payer used the authorization up meanwhile.
+/// Its block was replaced while no process ran, and the payer cancelled the authorization meanwhile.
 #[tokio::test(start_paused = true)]
 async fn payment_reorged_and_then_cancelled_is_not_settled() {
-    let stage = Stage::with(|d| d.finality_depth(3), |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d.finality_depth(3), |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payer = stage.payer(1);
     let payment = stage.payment(&payer);
     paid_by(&stage.admit_and_settle(&payment).await);

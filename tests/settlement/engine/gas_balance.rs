@@ -1,4 +1,4 @@
-//! The gas tank: what a key that cannot pay for gas holds up and for how long, and when its operator hears of it.
+//! Balances for gas: how long a key that cannot pay rests, and when its operator is warned.
 
 use std::{
     io::{self, Write},
@@ -18,7 +18,7 @@ use tower_x402::{
 
 const BALANCE: &str = "eth_getBalance";
 
-/// What is logged on this thread.
+/// The log of this thread.
 #[derive(Clone, Default)]
 struct Logged(Arc<Mutex<Vec<u8>>>);
 
@@ -68,7 +68,7 @@ fn two_hundred_more(stage: &Stage) -> U256 {
 async fn gas_balance_is_checked_once_a_minute_and_a_low_one_is_logged() {
     const LOW: &str = "will soon be unable to pay for gas";
     let (recording, (logged, _guard)) = (Recording::begin(), Logged::begin());
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(1))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
     let gauge = || recording.read().gauge("x402_gas_tank_wei");
     let balance = || stage.devnet.eth_balance(settlement_key().address());
     let as_gauge = |wei: U256| Some(f64::from(wei));
@@ -95,21 +95,24 @@ async fn gas_balance_is_checked_once_a_minute_and_a_low_one_is_logged() {
     fill_to(&stage, low).await;
     sleep(Duration::from_secs(2)).await;
     assert_eq!((stage.calls(BALANCE), logged.lines(LOW), gauge()), (4, 1, as_gauge(low)));
-    assert!(logged.text().lines().any(|line| line.contains(LOW) && line.contains(&low.to_string())), "how low");
+    assert!(
+        logged.text().lines().any(|line| line.contains(LOW) && line.contains(&low.to_string())),
+        "the balance is logged"
+    );
     sleep(Duration::from_secs(600)).await;
     assert_eq!(logged.lines(LOW), 1);
 
-    // What cannot be read is not taken for full.
+    // A balance that cannot be read is not taken for sufficient.
     stage.devnet.faults().set(|call| if call.method == BALANCE { Fault::DropBefore } else { Fault::None });
     pay(&stage).await;
     sleep(Duration::from_secs(2)).await;
     assert_eq!(logged.lines("the settlement key's balance could not be read"), 1);
 }
 
-/// Until somebody fills it, payments are refused before anything is done for them; after half a minute it is tried again.
+/// Until the account is funded, payments are refused before any work; after half a minute it is tried again.
 #[tokio::test(start_paused = true)]
 async fn empty_account_rests_for_half_a_minute() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     fill_to(&stage, U256::from(7)).await;
@@ -131,7 +134,7 @@ async fn empty_account_rests_for_half_a_minute() {
     sleep(Duration::from_millis(200)).await;
     stage.verify(&payment).await.unwrap();
     assert!(matches!(stage.settle(&payment, &verified).await, Err(FacilitatorError::InsufficientGas { .. })));
-    // Filled, it is used as soon as the upkeep sees it.
+    // Once funded, it is used again with the next pass.
     stage.devnet.fund(settlement_key().address(), U256::from(ETHER));
     stage.facilitator.reconcile_now();
     sleep(Duration::from_millis(10)).await;

@@ -22,7 +22,7 @@ async fn nonce(devnet: &Devnet, key: &PrivateKeySigner) -> u64 {
     devnet.provider().get_transaction_count(key.address()).await.unwrap()
 }
 
-/// Settles one by one: a lane has room for one transaction, so that both keys are needed.
+/// Settles one by one. Each account has room for one transaction, so that both keys are needed.
 async fn with_two_keys() -> Arc<Stage> {
     let stage = Stage::with(every(100), |b| b.signer(second_key()).in_flight(1).batch_size(1)).await;
     stage.devnet.fund(second_key().address(), U256::from(ETHER));
@@ -68,7 +68,7 @@ async fn same_key_twice_is_refused() {
 /// Four facilitators on one ledger, as four processes on one database are.
 #[tokio::test(start_paused = true)]
 async fn processes_that_share_keys_use_every_nonce_once() {
-    let stage = Stage::with(every(50), |b| b.signer(second_key()).upkeep_interval(Duration::from_millis(100))).await;
+    let stage = Stage::with(every(50), |b| b.signer(second_key()).reconcile_interval(Duration::from_millis(100))).await;
     stage.devnet.fund(second_key().address(), U256::from(ETHER));
     let mut facilitators = vec![stage.facilitator.clone()];
     for _ in 0..3 {
@@ -80,7 +80,7 @@ async fn processes_that_share_keys_use_every_nonce_once() {
             .ledger(stage.ledger.clone())
             .clock(stage.clock.clone())
             .block_time(Duration::from_millis(50))
-            .upkeep_interval(Duration::from_millis(100));
+            .reconcile_interval(Duration::from_millis(100));
         facilitators.push(another.build().await.unwrap());
     }
     facilitators[0].deploy_batch_settler().await.unwrap().unwrap();

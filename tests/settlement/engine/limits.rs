@@ -1,4 +1,4 @@
-//! How far settling a payment goes before it gives up. Each test reaches one bound and shows what happens there.
+//! The limits of settling a payment. Each test reaches one limit and shows what happens there.
 //!
 //! Time is the runtime's: it passes only while there is nothing else to do, so that minutes take milliseconds and are exact.
 
@@ -35,15 +35,15 @@ const SYNC: &str = "eth_sendRawTransactionSync";
 const SEND: &str = "eth_sendRawTransaction";
 const RECEIPT: &str = "eth_getTransactionReceipt";
 
-/// How long a process watches a transaction that is in no block.
+/// How long a process follows a transaction that is in no block.
 const WATCHED: Duration = Duration::from_secs(1_800);
 
-/// Leaves everything to the calls of the test: the upkeep comes once an hour.
+/// Background reconciliation runs once an hour, so that it does not interfere.
 fn rarely(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
-    builder.upkeep_interval(Duration::from_secs(3_600))
+    builder.reconcile_interval(Duration::from_secs(3_600))
 }
 
-/// The pace of a slow chain: three blocks, after which somebody looks why a transaction is in none, are six seconds.
+/// A slow chain: three blocks, after which a transaction that is in none is checked, are six seconds.
 fn two_seconds_a_block(builder: OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder {
     rarely(builder).block_time(Duration::from_secs(2))
 }
@@ -61,7 +61,7 @@ fn transaction(params: &[Value]) -> TxEnvelope {
     TxEnvelope::decode_2718(&mut raw.as_ref()).unwrap()
 }
 
-/// When something happened, from the moment at which the log was begun.
+/// The times of events, from the start of the log.
 #[derive(Clone)]
 struct Log<T>(Arc<Mutex<Vec<(Duration, T)>>>, Instant);
 
@@ -88,7 +88,7 @@ impl<T: Clone> Log<T> {
     }
 }
 
-/// A node that says it has whatever it is sent, and includes nothing. Returns the transactions that it was sent.
+/// Makes the node accept every transaction and include none. Returns the transactions that it was sent.
 fn bury_all(stage: &Stage) -> Log<TxEnvelope> {
     let sent = Log::begin();
     let seen = sent.clone();
@@ -114,7 +114,7 @@ async fn settlement(stage: &Stage, payment: &Prechecked) -> Settlement {
     stage.record(payment).await.settlement
 }
 
-/// Another key's transaction for the payment, which its process journalled and did not send before it went away.
+/// Returns another key's transaction for the payment, whose process journalled it and died before sending it.
 async fn journalled_by_another(stage: &Stage, payment: &Prechecked) -> TxEnvelope {
     let key = new_key();
     stage.devnet.fund(key.address(), U256::from(ETHER));
@@ -147,7 +147,7 @@ async fn journalled_by_another(stage: &Stage, payment: &Prechecked) -> TxEnvelop
 
 // ---- Gas prices
 
-/// The devnet's base fee is 5,000,000 wei and the least tip 1,000,000: 11,000,000 are offered, and then an eighth and one more.
+/// The devnet's base fee is 5,000,000 wei and the lowest tip 1,000,000. So 11,000,000 are offered, and then an eighth and one more.
 #[tokio::test(start_paused = true)]
 async fn fees_are_raised_up_to_the_ceiling_to_the_wei() {
     for (ceiling, expected) in [(12_375_001, vec![11_000_000, 12_375_001]), (12_375_000, vec![11_000_000])] {
@@ -157,14 +157,14 @@ async fn fees_are_raised_up_to_the_ceiling_to_the_wei() {
         let sent = bury_all(&stage);
         let outcome = stage.settle(&payment, &verified).await.unwrap();
         assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}");
-        // Longer than until the last look at which a transaction is replaced that the price cannot be the reason for.
+        // Until after the last check at which a transaction with high fees is replaced.
         sleep(Duration::from_secs(60)).await;
         assert_eq!(offers(&sent), expected, "of at most {ceiling} wei");
         assert_eq!(stage.record(&payment).await.transactions.len(), expected.len());
     }
 }
 
-/// The same where the market's price is the reason, and where the upkeep replaces what a process left behind.
+/// The same if the market's price is the reason, and if recovery replaces the transaction of a dead process.
 #[tokio::test(start_paused = true)]
 async fn no_market_price_leads_above_the_ceiling() {
     const CEILING: u128 = 12_200_000;
@@ -186,7 +186,7 @@ async fn no_market_price_leads_above_the_ceiling() {
         let fees = stage.calls("eth_feeHistory");
         stage.facilitator.reconcile_now();
         sleep(Duration::from_secs(11)).await;
-        assert!(stage.calls("eth_feeHistory") > fees, "the upkeep looked for a better price");
+        assert!(stage.calls("eth_feeHistory") > fees, "recovery asked for the market price");
     }
     assert_eq!(offers(&sent), [11_000_000], "nothing between that and {CEILING} would be taken for a replacement");
 }
@@ -200,7 +200,7 @@ async fn fees_are_raised_at_most_five_times() {
     let (seen, devnet, base_fee) = (sent.clone(), stage.devnet.clone(), AtomicU64::new(5_000_000));
     stage.devnet.faults().set(move |call| match call.method {
         "eth_feeHistory" => {
-            // Whenever somebody looks, half as much again.
+            // At each check the price is half as much again.
             let fee = base_fee.load(Ordering::Relaxed);
             base_fee.store(fee + fee / 2, Ordering::Relaxed);
             devnet.set_base_fee(fee);
@@ -231,7 +231,7 @@ async fn fees_are_raised_at_most_five_times() {
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
-/// No price is the reason: it is the first in line, and in no block.
+/// The fees are not the reason: its nonce is the next, and it is in no block.
 #[tokio::test(start_paused = true)]
 async fn transaction_with_high_fees_is_replaced_three_times_and_then_abandoned() {
     let stage = Stage::with(|d| d, two_seconds_a_block).await;
@@ -243,7 +243,7 @@ async fn transaction_with_high_fees_is_replaced_three_times_and_then_abandoned()
     assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}");
     assert_eq!(begun.elapsed().as_secs(), 15, "whoever waits has the answer in time");
     sleep(WATCHED - begun.elapsed() - Duration::from_secs(10)).await;
-    // Looks 1, 3 and 8.
+    // Checks 1, 3 and 8.
     assert_eq!(sent.seconds(), [0, 6, 18, 48]);
     assert_eq!(stage.facilitator.stats().in_flight, 1, "its nonce is kept until then");
     sleep(Duration::from_secs(20)).await;
@@ -263,7 +263,7 @@ async fn without_waiting_callers_fees_are_compared_at_every_eighth_check() {
     let sent = bury_all(&stage);
     let gone = tokio::time::timeout(Duration::from_secs(1), stage.settle(&payment, &verified)).await;
     gone.expect_err("the client went away");
-    // From then on every look finds a price that is a half above the last one.
+    // From then on every check finds a price that is a half above the last one.
     let rising = tokio::spawn({
         let stage = stage.clone();
         async move {
@@ -275,7 +275,7 @@ async fn without_waiting_callers_fees_are_compared_at_every_eighth_check() {
     });
     sleep(Duration::from_secs(600)).await;
     rising.abort();
-    // As one that is stuck at looks 1 and 3; for its price at 8, 16 and 24.
+    // As stuck at checks 1 and 3; for its fees at 8, 16 and 24.
     assert_eq!(sent.seconds(), [0, 6, 18, 48, 96, 144]);
 }
 
@@ -313,7 +313,7 @@ async fn payment_has_at_most_four_attempts() {
     }
 }
 
-/// No node took any of ours. What another process signed before may still be included.
+/// No node took any of our transactions. The one that another process signed before may still be included.
 #[tokio::test(start_paused = true)]
 async fn payment_has_not_failed_while_another_processes_transaction_may_pay_it() {
     let stage = Stage::with(|d| d, rarely).await;
@@ -326,13 +326,13 @@ async fn payment_has_not_failed_while_another_processes_transaction_may_pay_it()
     assert!(matches!(outcome, Ok(Outcome::Unknown { transaction: Some(_) })), "{outcome:?}");
     let record = stage.record(&payment).await;
     assert_eq!((record.settlement, record.last_failure), (Settlement::Submitted, None));
-    // It is included: whoever was told that it failed would have been charged all the same.
+    // It is included: a buyer that was told of a failure would have been charged all the same.
     let _ = stage.provider().send_raw_transaction(&theirs.encoded_2718()).await.unwrap();
     assert_eq!(stage.received(), 1);
     assert_eq!(paid_by(&stage.reconcile(&payment).await), *theirs.tx_hash());
 }
 
-/// A ledger some of whose answers are the test's.
+/// A ledger some of whose answers are set by the test.
 struct Stubborn {
     inner: MemoryLedger,
     refuse: Box<Refuse>,
@@ -431,7 +431,7 @@ impl Ledger for Stubborn {
     }
 }
 
-/// Other processes are always faster: whatever nonce is asked for, it is another's.
+/// Other processes are always faster: every nonce is taken.
 #[tokio::test(start_paused = true)]
 async fn at_most_256_nonces_of_others_are_skipped() {
     for taken in [255, 256] {
@@ -466,7 +466,7 @@ async fn at_most_256_nonces_of_others_are_skipped() {
     }
 }
 
-/// Its nonce is not another's before it was said often and for long enough.
+/// A nonce counts as taken only after the node has reported that often and for long enough.
 #[tokio::test(start_paused = true)]
 async fn nonce_counts_as_taken_after_two_blocks() {
     // Of blocks that take 200 ms, 3 s and 30 s: within 2 and 10 seconds.
@@ -542,7 +542,7 @@ impl TxSigner<Signature> for Throttled {
     }
 }
 
-/// Whatever fills it is refused: after 64 tries it is left to the next payment, which takes its nonce.
+/// Every filler is refused. After 64 tries the gap is left to the next payment, which takes its nonce.
 #[tokio::test(start_paused = true)]
 async fn filling_a_gap_is_tried_sixty_four_times() {
     let facilitator = |b: OnchainFacilitatorBuilder| {
@@ -602,7 +602,7 @@ async fn payment_waits_a_minute_for_its_transaction() {
 /// A node may hold on to a transaction that it will never include.
 #[tokio::test(start_paused = true)]
 async fn broadcast_waits_at_most_eight_seconds_for_an_answer() {
-    // With blocks that take ten seconds, nobody looks for half a minute.
+    // With blocks of ten seconds, the first check comes after half a minute.
     let builder = |b: OnchainFacilitatorBuilder| {
         rarely(b).block_time(Duration::from_secs(10)).confirm_timeout(Duration::from_secs(60))
     };
@@ -664,7 +664,7 @@ async fn other_processes_leave_a_payment_alone_while_it_may_settle() {
     take().await.unwrap();
 }
 
-/// What was verified no more than five seconds ago is signed for as it is.
+/// A verification counts for five seconds.
 #[tokio::test(start_paused = true)]
 async fn payment_is_verified_again_after_six_seconds() {
     for (age, looks) in [(5, 0), (6, 1)] {
@@ -678,7 +678,7 @@ async fn payment_is_verified_again_after_six_seconds() {
     }
 }
 
-/// While a transaction is on its way, others gather for half a block, and for half a second at most.
+/// While a transaction is in flight, payments gather for half a block, and for half a second at most.
 #[tokio::test(start_paused = true)]
 async fn payments_gather_for_half_a_block_and_no_longer_than_half_a_second() {
     for (block, gathered) in [(200, 100), (10_000, 500)] {
@@ -714,7 +714,7 @@ async fn payments_gather_for_half_a_block_and_no_longer_than_half_a_second() {
     }
 }
 
-// ---- Depth
+// ---- Confirmations
 
 #[tokio::test(start_paused = true)]
 async fn payment_without_enough_blocks_in_time_is_unknown_until_they_come() {
@@ -736,7 +736,7 @@ async fn payment_without_enough_blocks_in_time_is_unknown_until_they_come() {
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
 
-/// Its block is replaced, and a later one includes it again: how deep the first one would be says nothing.
+/// Its block is replaced, and a later one includes it again. The blocks on top of the first one do not count.
 #[tokio::test(start_paused = true)]
 async fn payment_in_a_later_block_counts_from_there() {
     let stage = Stage::with(|d| d, |b| rarely(b).confirmations(U256::from(PRICE), 3)).await;
@@ -789,7 +789,7 @@ async fn reason_of_an_unpaid_transaction_is_asked_for_five_times() {
     }
 }
 
-/// Nobody waits, so that the engine records the outcome itself. What the ledger does not take then, the upkeep finds out again.
+/// Nobody waits, so that the engine records the outcome itself. If the ledger fails, reconciliation finds the outcome again.
 #[tokio::test(start_paused = true)]
 async fn outcome_is_recorded_within_five_tries_or_found_again() {
     for failures in [4, 5] {
@@ -815,7 +815,7 @@ async fn outcome_is_recorded_within_five_tries_or_found_again() {
         let is_known = settlement(&stage, &payment).await.paid_by().is_some();
         assert_eq!(is_known, failures == 4);
         assert_eq!(stage.facilitator.stats().pending, 0, "nobody waits for ever");
-        // Until when others would leave it to this process.
+        // Until then other processes leave it to this one.
         stage.clock.advance(61);
         stage.facilitator.reconcile_now();
         eventually("it is in the ledger", async || settlement(&stage, &payment).await.paid_by().is_some()).await;
@@ -829,7 +829,7 @@ async fn search_for_a_use_ends_after_ninety_six_requests() {
     let stage = Stage::with(|d| d, rarely).await;
     let payment = stage.payment(&stage.payer(1));
     stage.admit(&payment).await;
-    // Past what is searched from the oldest on, and before what is searched from the newest on.
+    // After the oldest blocks that are searched, and before the newest ones.
     for _ in 0..615 {
         stage.devnet.mine();
     }
@@ -856,7 +856,7 @@ async fn search_for_a_use_ends_after_ninety_six_requests() {
     assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
 }
 
-// ---- The upkeep
+// ---- Reconciliation
 
 /// Another process on the stage's ledger, with its key.
 fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
@@ -864,11 +864,11 @@ fn another(stage: &Stage) -> OnchainFacilitatorBuilder {
     rarely(builder.signer(settlement_key()).ledger(stage.ledger.clone()).clock(stage.clock.clone()))
 }
 
-/// Whoever just sent it looks after it.
+/// The process that just sent it follows it.
 #[tokio::test(start_paused = true)]
 async fn other_processes_resend_a_transaction_after_ten_seconds() {
     let stage = Stage::with(|d| d, rarely).await;
-    // One that has seen to the past, and has nothing in flight.
+    // A process that has caught up, and has nothing in flight.
     let other = another(&stage).build().await.unwrap();
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -910,7 +910,7 @@ async fn sixteen_open_payments_are_reconciled_at_a_time() {
     });
     stage.facilitator.reconcile_now();
     sleep(Duration::from_millis(900)).await;
-    // One more may be of who follows what is settled.
+    // One more may come from the task that follows settled payments.
     assert!((16..=17).contains(&looks.all().len()), "{}", looks.all().len());
     stage.devnet.faults().clear();
     stage.clock.advance(10);

@@ -64,7 +64,7 @@ async fn nonce_of_another_process_is_left_to_it() {
     let verified = stage.admit(&payment).await;
     let sends = stage.calls(SYNC);
     let waiting = async {
-        // The one that does not outbid the other's, and one behind it.
+        // The transaction that does not outbid the other one, and one behind it.
         until(async || stage.calls(SYNC) == sends + 2).await;
         stage.devnet.stall(false);
     };
@@ -205,7 +205,7 @@ async fn balance_set_aside_for_transactions_in_flight_does_not_count_as_empty() 
         let in_pool = async || stage.provider().get_transaction_by_hash(sent).await.unwrap();
         until(async || in_pool().await.is_some()).await;
         let sent = in_pool().await.unwrap();
-        // Enough for any one payment, not for two at the most that they may cost.
+        // Enough for any one payment, but not for two at their highest cost.
         let most = U256::from(sent.gas_limit()) * U256::from(sent.max_fee_per_gas());
         let tank = most * U256::from(9) / U256::from(5);
         let set = ("anvil_setBalance".into(), (settlement_key().address(), tank));

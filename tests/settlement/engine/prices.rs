@@ -1,4 +1,4 @@
-//! What is known of the price of gas, for how long, and how often a node is asked for it that does not answer.
+//! How long the price of gas is cached, and how often a silent node is asked for it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const FEES: &str = "eth_feeHistory";
 const NONCE: &str = "eth_getTransactionCount";
 
 async fn quiet() -> Stage {
-    Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await
+    Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await
 }
 
 async fn pay(stage: &Stage) -> Result<Outcome, FacilitatorError> {
@@ -44,7 +44,7 @@ async fn last_gas_price_is_used_for_a_minute_without_an_answer() {
     assert_eq!(stage.received(), 2);
 }
 
-/// Of the fees and of the nonce alike. What could not be settled is due, and nothing was signed for it.
+/// This holds for fees and nonces. Payments that could not be settled are due, and nothing was signed for them.
 #[tokio::test(start_paused = true)]
 async fn silent_node_is_asked_for_fees_once_a_second() {
     for method in [FEES, NONCE] {

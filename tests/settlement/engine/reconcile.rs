@@ -1,4 +1,4 @@
-//! Finding out later what became of a payment.
+//! Reconciling a payment that was not followed to its end.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn lost_transaction_is_sent_again_after_a_restart() {
     paid_by(&stage.facilitator.settle(&payment, &verified).await);
     stage.devnet.reorg(1, Orphans::Lost);
     let restarted = restarted(&stage).await;
-    // What is in the journal is sent again, and pays once.
+    // The journalled transaction is sent again, and pays once.
     until(async || stage.received() == 1).await;
     paid_by(&restarted.reconcile(&stage.record(&payment).await).await);
     assert_eq!(stage.next_nonce().await, 1);
@@ -136,7 +136,7 @@ async fn payment_that_another_process_settles_has_not_failed() {
     let stage = stage().await;
     let key = new_key();
     stage.devnet.fund(key.address(), alloy_primitives::U256::from(ETHER));
-    // Another process with another key: whose transaction it is cannot be told from its own journal.
+    // Another process with another key: its journal does not have the transaction.
     let other = OnchainFacilitator::builder()
         .network(stage.devnet.network())
         .client(stage.devnet.rpc_client())

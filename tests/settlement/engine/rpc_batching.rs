@@ -59,7 +59,7 @@ impl Remote {
         join_all(payments.iter().map(|payment| self.facilitator.verify(payment))).await.iter().flatten().count()
     }
 
-    /// Lets batches end so; how many there were is counted.
+    /// Sets the outcome of batches, and counts them.
     fn judge_batches(&self, fate: Fate) -> Arc<AtomicUsize> {
         let batches = Arc::new(AtomicUsize::new(0));
         let seen = batches.clone();
@@ -158,7 +158,7 @@ async fn timeout_of_a_batch_fails_all_its_calls() {
     }
 }
 
-/// Those who came in one runtime were to be sent by a task of it, which is gone with it.
+/// The calls of one runtime were to be sent by a task of that runtime, which is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_of_one_runtime_does_not_block_callers_in_another() {
     let remote = Remote::new().await;
@@ -171,7 +171,7 @@ async fn shutdown_of_one_runtime_does_not_block_callers_in_another() {
                 let facilitator = facilitator.clone();
                 tokio::spawn(async move { facilitator.verify(&payment).await });
             }
-            // Every one of them gets to where it waits.
+            // Every call reaches the point where it waits.
             tokio::task::yield_now().await;
         });
     });

@@ -1,4 +1,4 @@
-//! Settling, when the chain does as it should and when the payer does not.
+//! Settling with an honest chain, and with honest and dishonest payers.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -240,7 +240,7 @@ async fn wallet_that_reverts_repeatedly_wastes_gas_twice() {
     accept(true);
     let rejection = stage.rejection(&payments[4]).await;
     assert!(rejection.detail.contains("try again"), "{rejection}");
-    // Somebody else pays as ever.
+    // Other payers are not affected.
     paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
 }
 
@@ -258,7 +258,7 @@ async fn gas_price_above_the_ceiling_journals_nothing() {
     assert!(stage.record(&payment).await.transactions.is_empty());
 }
 
-/// What a unit of gas cost in the transaction that settled a new payment, in wei.
+/// Settles a new payment and returns the price of gas that its transaction paid, in wei.
 async fn price_paid(stage: &Stage) -> u128 {
     let transaction = paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
     stage.provider().get_transaction_receipt(transaction).await.unwrap().unwrap().effective_gas_price
@@ -318,7 +318,7 @@ async fn transaction_that_is_never_included_is_replaced_at_its_nonce() {
 
 #[tokio::test(start_paused = true)]
 async fn transaction_held_by_the_synchronous_send_is_replaced_in_time() {
-    // As slow as Base and with the default patience: what is noticed late is answered too late.
+    // Blocks as slow as Base's and the default timeout: a late check would answer too late.
     let stage = Stage::with(|d| d, |b| b.block_time(Duration::from_secs(2))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
@@ -349,7 +349,7 @@ async fn stuck_transactions_are_replaced_during_shutdown() {
     assert_eq!(stage.next_nonce().await, 1);
 }
 
-/// Its only payment needs it no more; what is behind its nonce does.
+/// Its only payment does not need it any more; the transactions behind its nonce do.
 #[tokio::test(start_paused = true)]
 async fn front_run_payment_is_unknown_if_its_transaction_cannot_be_found() {
     let stage = stage().await;
@@ -386,7 +386,7 @@ async fn stuck_transaction_is_replaced_although_its_payment_is_settled() {
     assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
 }
 
-/// A node that says it has the first transaction it was sent, and never includes it.
+/// Makes the node accept the first transaction and never include it.
 pub(crate) fn bury_the_first_transaction(stage: &Stage) {
     let buried = OnceLock::new();
     stage.devnet.faults().set(move |call| match call.method {

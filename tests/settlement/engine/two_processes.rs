@@ -1,5 +1,5 @@
-//! Two processes on one ledger: of a payment that one has in line, another may say that it failed, and then nobody is charged for it
-//! who does not ask again.
+//! Two processes on one ledger: if one reports a failure of a payment that the other has queued, the payment is not charged unless it is
+//! presented again.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -31,7 +31,7 @@ use support::{
 
 /// When the clock of the ledgers starts, in Unix seconds.
 const START: u64 = 1_800_000_000;
-/// Looks at nothing by itself.
+/// Runs no background reconciliation.
 const NEVER: Duration = Duration::from_secs(3_600);
 
 /// One ledger as two processes see it.
@@ -56,27 +56,27 @@ async fn in_postgres(clock: &Arc<ManualClock>) -> Views {
 #[tokio::test]
 async fn payment_queued_by_reconciliation_is_not_charged_after_a_failure_in_memory() {
     let clock = Arc::new(ManualClock::at(START));
-    the_upkeep_does_not_charge_after_a_failure(in_memory(&clock), clock).await;
+    reconciliation_does_not_charge_after_a_failure(in_memory(&clock), clock).await;
 }
 
 #[cfg(feature = "test-postgres")]
 #[tokio::test]
 async fn payment_queued_by_reconciliation_is_not_charged_after_a_failure_in_postgres() {
     let clock = Arc::new(ManualClock::at(START));
-    the_upkeep_does_not_charge_after_a_failure(in_postgres(&clock).await, clock).await;
+    reconciliation_does_not_charge_after_a_failure(in_postgres(&clock).await, clock).await;
 }
 
-async fn the_upkeep_does_not_charge_after_a_failure([first, second]: Views, clock: Arc<ManualClock>) {
+async fn reconciliation_does_not_charge_after_a_failure([first, second]: Views, clock: Arc<ManualClock>) {
     let gated = GatedLedger::over(first, Held::Submissions);
     let ledger: Arc<dyn Ledger> = gated.clone();
-    let stage = Stage::build(clock, ledger, |d| d, |b| b.signer(settlement_key()).upkeep_interval(NEVER)).await;
+    let stage = Stage::build(clock, ledger, |d| d, |b| b.signer(settlement_key()).reconcile_interval(NEVER)).await;
     let other = OnchainFacilitator::builder()
         .network(stage.devnet.network())
         .client(stage.devnet.rpc_client())
         .signer(settlement_key())
         .ledger(second.clone())
         .clock(stage.clock.clone())
-        .upkeep_interval(NEVER)
+        .reconcile_interval(NEVER)
         .build()
         .await
         .unwrap();
@@ -124,7 +124,7 @@ impl Sellers {
                 .network(Network::BASE_SEPOLIA)
                 .signer(settler)
                 .ledger(ledger)
-                .upkeep_interval(NEVER)
+                .reconcile_interval(NEVER)
                 .build()
                 .await
                 .unwrap();

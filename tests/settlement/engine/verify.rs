@@ -227,7 +227,7 @@ async fn nothing_is_verified_while_gas_is_too_expensive() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_verified_while_no_key_can_pay_for_gas() {
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(std::time::Duration::from_millis(50))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(std::time::Duration::from_millis(50))).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
     empty(&stage).await;

@@ -354,7 +354,7 @@ impl Shop {
             .block_time(Duration::from_millis(200))
             .confirm_timeout(Duration::from_secs(4))
             // It looks when it is told to.
-            .upkeep_interval(Duration::from_secs(86_400))
+            .reconcile_interval(Duration::from_secs(86_400))
             .build()
             .await
             .unwrap();
@@ -374,7 +374,7 @@ impl Shop {
                     .ledger(ours.clone())
                     .clock(clock.clone())
                     .settle_timeout(Duration::from_secs(4))
-                    .upkeep_interval(Duration::from_secs(86_400));
+                    .reconcile_interval(Duration::from_secs(86_400));
                 if let Some(port) = &port {
                     remote = remote.confirm(Network::BASE_SEPOLIA, port.url().as_str());
                 }

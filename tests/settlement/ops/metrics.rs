@@ -208,7 +208,7 @@ async fn raise_a_price() {
 
 /// A settlement that a reorganization undoes.
 async fn reorganize() {
-    let stage = Stage::with(|d| d.finality_depth(64), |b| b.upkeep_interval(Duration::from_millis(30))).await;
+    let stage = Stage::with(|d| d.finality_depth(64), |b| b.reconcile_interval(Duration::from_millis(30))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
     let is_paid = async || stage.record(&payment).await.settlement.paid_by().is_some();

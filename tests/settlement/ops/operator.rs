@@ -153,7 +153,7 @@ async fn payments_are_found_by_what_people_have_of_them() {
 #[tokio::test]
 async fn reconciling_records_what_the_chain_proves_and_nothing_else() {
     // What is due is settled at the start, when there is nothing, and from then on only in an hour.
-    let stage = Stage::with(|d| d, |b| b.upkeep_interval(Duration::from_secs(3_600))).await;
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let operator = operator(&stage);
     let reconcile = async |payment: &Prechecked| operator.reconcile(&stage.facilitator, &payment.key()).await;
 

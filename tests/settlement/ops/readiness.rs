@@ -62,7 +62,7 @@ async fn until_the_past_is_known_it_is_not_ready() {
         "eth_getTransactionCount" => Fault::Error { code: -32000, message: "away".into() },
         _ => Fault::None,
     });
-    let other = other.upkeep_interval(Duration::from_millis(20)).build().await.unwrap();
+    let other = other.reconcile_interval(Duration::from_millis(20)).build().await.unwrap();
     until_it_says(&other, &[NotReady::CatchingUp]).await;
     stage.devnet.faults().clear();
     until_it_says(&other, &[]).await;

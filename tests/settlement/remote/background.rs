@@ -1,4 +1,4 @@
-//! Whom the upkeep of a seller whose facilitator is elsewhere charges without being asked.
+//! Which payments a remote facilitator settles in the background.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -66,7 +66,7 @@ async fn fail(ledger: &dyn Ledger, lease: &Lease) {
     ledger.settle(&lease.key, &step).await.unwrap();
 }
 
-/// Whose payments were given to the facilitator, each by one byte.
+/// Returns the payers whose payments were sent to the facilitator, each as one byte.
 fn asked_for(stage: &Stage) -> BTreeSet<u8> {
     let payer = |body: &Bytes| {
         let body: Value = serde_json::from_slice(body).unwrap();
@@ -83,24 +83,24 @@ async fn background_settlement_charges_only_for_available_responses() {
     stage.script([], Turn::Without(Reply::Json(200, paid)));
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
 
-    // Owed: what was delivered, even if settling it failed once,
+    // Owed: a delivered response, even if settling failed once,
     let lease = produced(&*ledger, 1, false).await;
     ledger.fulfil(&lease, &FulfilmentStep::Deliver).await.unwrap();
     fail(&*ledger, &lease).await;
-    // what is kept for whoever comes again,
+    // a response that is kept for replays,
     produced(&*ledger, 2, true).await;
-    // what was answered on credit,
+    // a deferred payment,
     let lease = produced(&*ledger, 3, false).await;
     let limit = CreditLimit { total: U256::MAX, per_payer: U256::MAX, history: 0 };
     ledger.fulfil(&lease, &FulfilmentStep::Defer { limit }).await.unwrap();
-    // and what was paid for once.
+    // and a payment that was settled once.
     let lease = produced(&*ledger, 4, false).await;
     let settled = SettlementStep::Settle { transaction: B256::repeat_byte(8), block: Some(1), fee: None };
     for step in [settled, SettlementStep::Reorg] {
         ledger.settle(&lease.key, &step).await.unwrap();
     }
 
-    // Not owed: what nobody can have, what a buyer was told had failed, and work that did not come to its end.
+    // Not owed: a lost response, a payment whose failure was reported, and unfinished work.
     produced(&*ledger, 5, false).await;
     fail(&*ledger, &produced(&*ledger, 6, true).await).await;
     fail(&*ledger, &produced(&*ledger, 7, false).await).await;
@@ -108,7 +108,7 @@ async fn background_settlement_charges_only_for_available_responses() {
     entered(&*ledger, 9, [DUE, START]).await;
     entered(&*ledger, 10, [DUE, START, FulfilmentStep::Release { body: None }]).await;
 
-    let remote = stage.remote().upkeep_interval(Duration::from_millis(10)).ledger(ledger.clone());
+    let remote = stage.remote().reconcile_interval(Duration::from_millis(10)).ledger(ledger.clone());
     let _facilitator = remote.build().await.unwrap();
     eventually("what is owed is asked for", async || asked_for(&stage).len() >= 4).await;
     // This one is found by a pass that began after the first one was over.

@@ -1,4 +1,4 @@
-//! Facilitators that fail: one payment is never two purchases, and nothing that is not known is called failed.
+//! Facilitators that fail: no payment is charged twice, and no unknown outcome is reported as failed.
 
 use std::{
     sync::{
@@ -141,7 +141,7 @@ async fn refusal_after_a_lost_answer_is_not_believed() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
-    // It settles, loses the answer, and then finds the payer without money, or the nonce used: its own doing.
+    // It settles, loses the answer, and then refuses for lack of funds or a used nonce, which is the effect of its own settlement.
     stage.script([Turn::Instead(Reply::Status(504, ""))], Turn::Without(refusal("insufficient_funds")));
     assert_eq!(seller.ask(&purchase).await.status, 503);
     assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
@@ -241,7 +241,8 @@ async fn two_processes_ask_one_at_a_time_and_finish_for_each_other() {
     let record = first.record(&purchase).await.unwrap();
     assert_eq!(record.settlement, Settlement::Unknown, "from before it is asked");
 
-    let second = stage.remote().clock(clock.clone()).ledger(ledger.clone()).upkeep_interval(Duration::from_millis(10));
+    let second =
+        stage.remote().clock(clock.clone()).ledger(ledger.clone()).reconcile_interval(Duration::from_millis(10));
     let second = second.build().await.unwrap();
     assert_eq!(second.reconcile(&record).await.unwrap(), Outcome::Unknown { transaction: None });
     assert_eq!(stage.settles().len(), 1, "the other one still waits for its answer");
@@ -274,7 +275,7 @@ async fn refusal_after_pending_is_not_believed() {
     let stage = Stage::open().await;
     let seller = stage.seller(stage.remote(), PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
-    // It settles while it says that it does not know; then it finds that the payer cannot pay.
+    // It settles while it answers pending; then it refuses for lack of funds.
     stage.script([Turn::Instead(still_pending())], Turn::Without(refusal("insufficient_funds")));
     assert_eq!(seller.ask(&purchase).await.status, 503);
     assert_eq!(seller.record(&purchase).await.unwrap().settlement, Settlement::Unknown);
@@ -287,7 +288,7 @@ async fn refusal_after_pending_is_not_believed() {
 async fn reported_settlement_is_not_asked_for_again() {
     let stage = Stage::open().await;
     for flow in FLOWS {
-        let seller = stage.seller(stage.remote().upkeep_interval(Duration::from_millis(10)), flow).await;
+        let seller = stage.seller(stage.remote().reconcile_interval(Duration::from_millis(10)), flow).await;
         let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
         stage.settles.lock().unwrap().clear();
         stage.script([], Turn::Honest);

@@ -1,4 +1,4 @@
-//! What was sold through our facilitator can be found there, and nothing else.
+//! Resources sold through our facilitator are listed there, and nothing else.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What a payer returns of the 402 reaches the facilitator as it came, and changes nothing that is paid.
+//! The `resource` and `extensions` that a payer returns reach the facilitator unchanged, and do not affect the payment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -65,12 +65,12 @@ async fn echo_reaches_the_facilitator_unchanged() {
 #[tokio::test]
 async fn settlement_is_repeated_with_the_identical_echo() {
     let stage = Stage::open().await;
-    let remote = stage.remote().settle_timeout(Duration::from_millis(1)).upkeep_interval(Duration::from_millis(20));
+    let remote = stage.remote().settle_timeout(Duration::from_millis(1)).reconcile_interval(Duration::from_millis(20));
     let seller = stage.seller_with(remote, declared).await;
     let purchase = buy(&stage, &seller).await;
     stage.script([Turn::Without(still_pending()), Turn::Without(Reply::Status(502, ""))], Turn::Honest);
     assert_eq!(send(&seller.app, echoing(&purchase, RESOURCE, EXTENSIONS)).await.status, 503);
-    // Presented again, it comes with less and with more; and the upkeep has nothing but the ledger.
+    // Presented again, it comes with less and with more; reconciliation has only the ledger.
     for extensions in ["{}", r#"{"another":1}"#] {
         send(&seller.app, echoing(&purchase, RESOURCE, extensions)).await;
     }
@@ -84,7 +84,7 @@ async fn settlement_is_repeated_with_the_identical_echo() {
 async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     let stage = Stage::open().await;
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
-    let first = stage.remote().settle_timeout(Duration::from_millis(1)).upkeep_interval(Duration::from_secs(3_600));
+    let first = stage.remote().settle_timeout(Duration::from_millis(1)).reconcile_interval(Duration::from_secs(3_600));
     let first = stage.seller_on(ledger.clone(), first, declared).await;
     let purchase = buy(&stage, &first).await;
     stage.script([], Turn::Without(Reply::Status(502, "")));
@@ -94,7 +94,7 @@ async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     let record = first.record(&purchase).await.unwrap();
     let after_it = Arc::new(tower_x402::ManualClock::at(record.settling.unwrap().until + 3_600));
     let second =
-        stage.remote().clock(after_it.clone()).upkeep_interval(Duration::from_millis(20)).ledger(ledger.clone());
+        stage.remote().clock(after_it.clone()).reconcile_interval(Duration::from_millis(20)).ledger(ledger.clone());
     let _second = second.build().await.unwrap();
     let without_echo = async || payloads(&stage.settles()).last().unwrap().get("resource").is_none();
     support::eventually::eventually("the second process asks", without_echo).await;
@@ -134,7 +134,7 @@ async fn extensions_that_were_changed_are_refused_before_the_work() {
     }
     assert_eq!((seller.handled(), stage.settles().len()), (0, 0));
     assert!(seller.record(&purchase).await.is_none(), "nothing in the ledger");
-    // What was bought is not lost when the seller offers something else.
+    // The purchase is not lost when the seller offers something else.
     assert_eq!(send(&seller.app, echoing(&purchase, RESOURCE, EXTENSIONS)).await.status, 200);
     let answer = send(&seller.app, echoing(&purchase, RESOURCE, r#"{"payment-status":{}}"#)).await;
     assert_eq!((answer.status.as_u16(), answer.text()), (200, "2 + 2 = 4"), "replayed");
@@ -160,7 +160,7 @@ async fn echo_of_another_resource_is_not_forwarded() {
     }
 }
 
-/// A facilitator may refuse what is no URL.
+/// A facilitator may refuse a resource that is no URL.
 #[tokio::test]
 async fn resource_with_only_a_path_is_not_forwarded() {
     let stage = Stage::open().await;

@@ -1,4 +1,4 @@
-//! What goes right.
+//! Honest facilitators.
 
 use futures_util::future::join_all;
 use http::{HeaderMap, header::AUTHORIZATION};

@@ -1,4 +1,4 @@
-//! Facilitators that lie, to a seller that asks the chain.
+//! Facilitators that report falsely, to a seller that confirms on the chain.
 
 use std::time::Duration;
 
@@ -47,9 +47,9 @@ async fn reported_success_that_the_chain_does_not_show_is_not_believed() {
         let purchase = customer.pay(&seller.app, evaluate("2 + 2 = 4")).await;
         stage.script([], Turn::Without(Reply::Json(200, success(&transaction))));
         stays_unknown(&seller, &purchase, what).await;
-        // No work for a lie.
+        // No work is done for a false report.
         break_even(&stage, &seller, bought).await;
-        // It is not a second purchase when the truth comes out.
+        // It is no second purchase when the transaction is found.
         stage.script([], Turn::Honest);
         assert_eq!(seller.insist(&purchase).await.status, 200, "{what}");
         break_even(&stage, &seller, bought + 1).await;

@@ -1,4 +1,4 @@
-//! What a seller's metrics say of its ledger while its facilitator is elsewhere.
+//! The ledger metrics of a seller with a remote facilitator.
 
 use std::{collections::BTreeMap, sync::Arc};
 

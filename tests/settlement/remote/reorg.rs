@@ -1,4 +1,4 @@
-//! What the chain does to settlements that somebody else made, and what the operator of a seller sees of it.
+//! Reorganizations of settlements by a remote facilitator, and what the seller's operator sees.
 
 use std::{
     sync::{
@@ -60,7 +60,7 @@ async fn paid(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase, B256) {
 
 /// A seller with a node of its own, and a payment for it that it has not seen yet.
 async fn charged(stage: &Stage, node: &RpcProxy) -> (Seller, Purchase) {
-    let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN).settle_timeout(OFTEN);
+    let remote = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN).settle_timeout(OFTEN);
     let seller = stage.seller(remote, PaymentFlow::Authorization).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
     (seller, purchase)
@@ -96,7 +96,7 @@ async fn deferred_payments_do_not_wait_for_settled_ones() {
     let chain = DevnetChain::start_with(None, 64).await;
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
-    let remote = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let remote = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN);
     let policy = DeferredPolicy { history: 1, ..DeferredPolicy::default() };
     let seller = stage.seller_with(remote, |layer| layer.deferred(policy)).await;
     let customer = stage.customer().await;
@@ -126,7 +126,7 @@ async fn facilitator_that_misses_a_reorganization_is_not_believed() {
     let (seller, purchase, transaction) = paid(&stage, &node).await;
     assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
     stage.chain.devnet.reorg(1, Orphans::Lost);
-    // It is asked again, and says that the transaction paid which is gone.
+    // It is asked again, and reports the transaction that is gone.
     let asked = stage.settles().len();
     until(async || stage.settles().len() > asked).await;
     until(async || matches!(settlement(&seller, &purchase).await, Settlement::Unknown | Settlement::Submitted)).await;
@@ -135,7 +135,7 @@ async fn facilitator_that_misses_a_reorganization_is_not_believed() {
     stage.assert_identical();
 }
 
-/// Its buyer was told of a failure, came again and was answered from the record: nothing was delivered anew, and all is owed.
+/// The buyer was told of a failure, presented the payment again and got the recorded response, so the payment is owed.
 #[tokio::test]
 async fn reorged_payment_of_a_replayed_response_is_asked_for_again() {
     let chain = DevnetChain::start_with(None, 64).await;
@@ -157,7 +157,7 @@ async fn settlement_is_final_only_with_a_node() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, OFTEN, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let (seller, purchase, transaction) = paid(&stage, &node).await;
-    let blind = stage.seller(stage.remote().upkeep_interval(OFTEN), PaymentFlow::Authorization).await;
+    let blind = stage.seller(stage.remote().reconcile_interval(OFTEN), PaymentFlow::Authorization).await;
     let trusted = stage.customer().await.pay(&blind.app, evaluate("2 + 2 = 4")).await;
     assert_eq!(blind.ask(&trusted).await.status, 200);
     assert!(matches!(settlement(&seller, &purchase).await, Settlement::Settled { .. }), "too young");
@@ -169,7 +169,7 @@ async fn settlement_is_final_only_with_a_node() {
     assert!(matches!(settlement(&blind, &trusted).await, Settlement::Settled { block: None, .. }));
 }
 
-/// What the ledger has of the block is wrong: it was replaced, and the transaction is in a later one.
+/// The block on record was replaced, and the transaction is in a later one.
 #[tokio::test]
 async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
@@ -178,7 +178,7 @@ async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
         stage.chain.devnet.mine();
     }
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
-    let quiet = stage.remote().confirm(NET, node.url()).upkeep_interval(HARDLY_EVER);
+    let quiet = stage.remote().confirm(NET, node.url()).reconcile_interval(HARDLY_EVER);
     let seller = stage.seller_on(ledger.clone(), quiet, |layer| layer).await;
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;
     let transaction = seller.ask(&purchase).await.transaction();
@@ -187,7 +187,7 @@ async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
     let moved = SettlementStep::Settle { transaction, block: Some(1), fee: None };
     ledger.settle(&support::scripted::key(&purchase), &moved).await.unwrap();
 
-    let diligent = stage.remote().confirm(NET, node.url()).upkeep_interval(OFTEN).ledger(ledger.clone());
+    let diligent = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN).ledger(ledger.clone());
     let _another = diligent.build().await.unwrap();
     until(async || settlement(&seller, &purchase).await.block() == Some(block)).await;
     until_followed(&node).await;
@@ -249,7 +249,7 @@ async fn failure_of_one_node_does_not_stop_another_chain() {
     let down = RpcProxy::start(port.url().to_string()).await;
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     settled_on(Network::BASE, &*ledger).await;
-    let remote = stage.remote().confirm(Network::BASE, down.url()).confirm(NET, node.url()).upkeep_interval(OFTEN);
+    let remote = stage.remote().confirm(Network::BASE, down.url()).confirm(NET, node.url()).reconcile_interval(OFTEN);
     let seller = stage.seller_on(ledger, remote, |layer| layer).await;
     down.judge(|_| Fate::Status(500));
     let purchase = stage.customer().await.pay(&seller.app, evaluate("2 + 2 = 4")).await;

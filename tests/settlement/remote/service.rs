@@ -1,4 +1,4 @@
-//! The service by itself.
+//! The facilitator service, asked directly.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What a seller makes of what its facilitator says about a payment with a past.
+//! How a seller reads its facilitator's answers about a payment that was delegated before.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ impl Case {
         let Reservation::New(lease) = ledger.reserve(&record).await.unwrap() else { panic!("known") };
         let funds = seen_unused.map(|block| Funds { balance: U256::from(PRICE), block });
         ledger.fulfil(&lease, &FulfilmentStep::Admit { funds, due: true }).await.unwrap();
-        let remote = remote.upkeep_interval(Duration::from_secs(3_600)).ledger(ledger.clone());
+        let remote = remote.reconcile_interval(Duration::from_secs(3_600)).ledger(ledger.clone());
         Self { purchase, payment, ledger, facilitator: remote.build().await.unwrap() }
     }
 
@@ -114,7 +114,7 @@ fn success(transaction: B256) -> Turn {
     Turn::Without(Reply::Json(200, json!({ "success": true, "transaction": transaction, "network": NET })))
 }
 
-/// It did not succeed, for this reason, and the transaction has to do with it.
+/// A refusal for this reason that names a transaction.
 fn named(reason: &str, transaction: B256) -> Turn {
     let said = json!({ "success": false, "errorReason": reason, "transaction": transaction, "network": NET });
     Turn::Without(Reply::Json(200, said))
@@ -132,7 +132,7 @@ fn fail() -> SettlementStep {
     SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }
 }
 
-/// It paid for something else: an authorization that was unused in a block is not used by what that block or an earlier one holds.
+/// It paid for something else: an authorization that was unused in a block was not used in that block or an earlier one.
 #[tokio::test]
 async fn transaction_from_before_the_payment_was_seen_unused_does_not_settle_it() {
     let stage = Stage::open().await;
@@ -207,7 +207,7 @@ async fn delegated_payment_stays_unknown_if_it_cannot_be_sent_again() {
     assert!(stage.settles().is_empty());
 }
 
-/// Nobody knows when the authorization was unused, so that only a transaction that is named can be credited.
+/// It is not known when the authorization was unused, so that only a named transaction counts.
 #[tokio::test]
 async fn transaction_named_in_a_refusal_is_looked_up() {
     let stage = Stage::open().await;

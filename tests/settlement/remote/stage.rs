@@ -1,4 +1,4 @@
-//! A seller whose facilitator is elsewhere, and what stands between the two.
+//! A seller with a remote facilitator, and a front between the two that misbehaves.
 
 use std::{
     collections::VecDeque,
@@ -40,7 +40,7 @@ use support::{
     shop::{Answer, App, Customer, PRICE, Purchase, evaluate, send},
 };
 
-/// What happens to one request for a settlement.
+/// The fate of one request for a settlement.
 #[derive(Clone)]
 pub enum Turn {
     /// It reaches the facilitator, and the answer the seller.
@@ -51,7 +51,7 @@ pub enum Turn {
     Without(Reply),
 }
 
-/// What a bad facilitator answers.
+/// The answer of a bad facilitator.
 #[derive(Clone)]
 pub enum Reply {
     Status(u16, &'static str),
@@ -110,7 +110,7 @@ impl Stage {
     /// On this chain, which the facilitator looks at every so often.
     pub async fn open_on(
         chain: DevnetChain,
-        upkeep: Duration,
+        reconcile_interval: Duration,
         configure: impl FnOnce(FacilitatorServiceBuilder) -> FacilitatorServiceBuilder,
     ) -> Self {
         let settler = PrivateKeySigner::random();
@@ -119,7 +119,7 @@ impl Stage {
             .rpc_url(chain.rpc_url())
             .network(Network::BASE_SEPOLIA)
             .signer(settler)
-            .upkeep_interval(upkeep)
+            .reconcile_interval(reconcile_interval)
             .build()
             .await
             .unwrap();

@@ -1,4 +1,4 @@
-//! Two processes on one ledger, whose facilitator is elsewhere.
+//! Two processes on one ledger, with a remote facilitator.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use support::{
     shop::{evaluate, send},
 };
 
-/// The upkeep of one process has seen that the payment is due when another one says that it failed.
+/// One process has found the payment due when another one reports its failure.
 #[tokio::test]
 async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let stage = Stage::open().await;
@@ -35,7 +35,7 @@ async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     asking.abort();
 
     let gated = GatedLedger::over(ledger.clone(), Held::Taking);
-    let remote = stage.remote().upkeep_interval(Duration::from_secs(3_600));
+    let remote = stage.remote().reconcile_interval(Duration::from_secs(3_600));
     let _seller = stage.seller_on(gated.clone(), remote, |layer| layer).await;
     gated.until_one_waits().await;
     let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9 };

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_laid_out_as_the_contract_says() {
+    fn batch_has_the_layout_of_the_contract() {
         let first = Entry::new(&authorization(), &signature(28)).unwrap();
         let calldata = encode(Address::repeat_byte(0xaa), 0x0001_86a0, &[first, entry(0x77, 0x88)]);
         let expected = [
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn payments_to_one_payee_share_its_address_and_keep_their_order() {
+    fn payments_to_one_payee_share_its_address_in_order() {
         let token = Address::repeat_byte(0xaa);
         let mixed = encode(token, 1, &[entry(1, 1), entry(2, 2), entry(1, 3), entry(2, 4)]);
         assert_eq!(mixed, encode(token, 1, &[entry(1, 1), entry(1, 3), entry(2, 2), entry(2, 4)]));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_cut_to_fit() {
+    fn payments_that_do_not_fit_the_layout_are_refused() {
         let with = |change: fn(&mut Authorization)| {
             let mut authorization = authorization();
             change(&mut authorization);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_full_before_the_chain_refuses_it() {
+    fn batch_is_full_before_the_chain_refuses_it() {
         let mut limit = GasLimit::new(120_000);
         let entries = (0..1_000).take_while(|_| limit.admit(Some(45_000))).count();
         assert!((250..345).contains(&entries), "{entries}");
@@ -302,7 +302,7 @@ mod on_devnet {
     }
 
     #[tokio::test]
-    async fn a_batch_within_its_gas_limit_pays_all() {
+    async fn batch_with_its_gas_limit_makes_all_payments() {
         let devnet = Devnet::start().await.unwrap();
         devnet.execute(Address::ZERO, BatchSettler::DEPLOYER, BatchSettler::deployment()).unwrap();
         let rpc = Rpc::new(devnet.rpc_client(), Duration::from_secs(5));
@@ -329,7 +329,7 @@ mod on_devnet {
     }
 
     #[tokio::test]
-    async fn a_signature_that_only_the_chain_can_judge_stays_out() {
+    async fn unproven_signature_stays_out_of_batches() {
         let devnet = Devnet::start().await.unwrap();
         let (payer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
         let payee = Address::repeat_byte(1);

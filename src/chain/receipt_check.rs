@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn paid_is_the_use_of_the_nonce_with_exactly_its_transfer() {
+    fn paid_means_used_with_exactly_the_transfer() {
         let (payee, router) = (expected().payee, Address::repeat_byte(9));
         let paid = |to, logs| expected().is_paid_by(&receipt(to, logs));
         assert!(paid(TOKEN, vec![used(), moved(payee, 1_000)]));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_batch_each_transfer_pays_once_in_the_tokens_order() {
+    fn transfer_in_a_batch_counts_for_one_payment() {
         let (payee, other) = (expected().payee, Address::repeat_byte(9));
         // Payments of one payer that differ in nothing but their nonce.
         let second = ExpectedTransfer { nonce: B256::repeat_byte(4), ..expected() };
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "client")]
-    fn only_a_cancellation_releases_a_nonce_that_is_used() {
+    fn only_a_cancellation_counts_as_cancelled() {
         let releases = |log| expected().is_cancelled_by(&receipt(TOKEN, vec![log]));
         let cancelled = || cancelled(expected().nonce);
         assert!(releases(cancelled()));

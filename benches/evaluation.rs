@@ -126,7 +126,7 @@ async fn paid(submission: &Submission, flow: Flow, far: bool, count: u64) -> (Ve
     let student = key.address();
     chain.mint(student, 10 * count * PRICE).await;
     let budget = Budget::builder().per_payment("$0.001".parse().unwrap()).total("$10".parse().unwrap()).build();
-    let payer = Payer::builder(key).asset(chain.asset()).flows([PaymentFlow::Authorization, PaymentFlow::Upfront]);
+    let payer = Payer::builder(key).asset(chain.asset());
     let client = EvaluationClient::new(payer.budget(budget).build()).unwrap();
     // A stranger has no credit, and connections are made once.
     for _ in 0..3 {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
     Usdc,
-    client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt as _},
+    client::{Budget, Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt as _},
     devnet::{BlockTime, Devnet},
     facilitator::{Facilitator, OnchainFacilitator},
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
@@ -177,7 +177,7 @@ async fn buy(client: &ClientWithMiddleware, url: &str, number: usize, work: &(&s
     let status = response.status();
     let receipt = response.receipt().cloned().context("an answer without a receipt")?;
     let verdict: Value = serde_json::from_slice(&response.bytes().await?)?;
-    let (Outcome::Settled, Some(transaction)) = (receipt.outcome, receipt.transaction) else {
+    let (PaymentOutcome::Settled, Some(transaction)) = (receipt.outcome, receipt.transaction) else {
         bail!("{status}, {}: {}", receipt.outcome, receipt.reason.unwrap_or_default());
     };
     println!("     signed   {} to {}", receipt.amount, receipt.pay_to);

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     Asset, Network, Usdc,
     client::{
-        Budget, Journal, JournalError, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt,
-        Reconciliation, key, reconcile, reconcile_with_servers,
+        Budget, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt,
+        Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers,
     },
 };
 
@@ -186,7 +186,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let paying =
         assets.iter().cloned().fold(Payer::builder(key).budget(budget.clone()), |payer, asset| payer.asset(asset));
     let client = PaymentMiddleware::new(paying.build())
-        .attempt_timeout(timeout)
+        .retry(RetryPolicy::default().attempt_timeout(timeout))
         .client(reqwest::Client::builder().timeout(timeout))?;
     let chain = match arguments.rpc_url {
         Some(ref url) => Some(Chain::connect(url.clone(), &assets, payer).await?),
@@ -201,14 +201,20 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         .map(|number| buy(&client, &endpoint, number, payer))
         .buffer_unordered(arguments.concurrency.into());
     let mut counts = BTreeMap::from(
-        [Outcome::Settled, Outcome::Accepted, Outcome::Failed, Outcome::Unknown, Outcome::Refused]
-            .map(|outcome| (outcome.as_str(), 0_usize)),
+        [
+            PaymentOutcome::Settled,
+            PaymentOutcome::Accepted,
+            PaymentOutcome::Failed,
+            PaymentOutcome::Unknown,
+            PaymentOutcome::Refused,
+        ]
+        .map(|outcome| (outcome.as_str(), 0_usize)),
     );
     let mut receipts = Vec::new();
     while let Some((line, receipt)) = purchases.next().await {
         println!("{}", serde_json::to_string(&line)?);
         *counts.entry(line.outcome.as_str()).or_default() += 1;
-        receipts.extend(receipt.filter(|receipt| receipt.outcome == Outcome::Settled));
+        receipts.extend(receipt.filter(|receipt| receipt.outcome == PaymentOutcome::Settled));
     }
 
     let mut all_paid = counts["settled"] + counts["accepted"] == arguments.count;
@@ -272,7 +278,7 @@ async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation
 #[derive(Serialize)]
 struct Line {
     status: Option<u16>,
-    outcome: Outcome,
+    outcome: PaymentOutcome,
     transaction: Option<B256>,
     amount: Option<Usdc>,
     payer: Address,
@@ -287,7 +293,7 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
     let request = client.post(endpoint.clone()).header(CONTENT_TYPE, "application/json").body(submission(number));
     let mut line = Line {
         status: None,
-        outcome: Outcome::Failed,
+        outcome: PaymentOutcome::Failed,
         transaction: None,
         amount: None,
         payer,
@@ -315,7 +321,7 @@ async fn buy(client: &ClientWithMiddleware, endpoint: &Url, number: usize, payer
         Err(error) => {
             line.error = Some(sentence(&error));
             let payment = PaymentError::of(&error);
-            line.outcome = payment.map_or(Outcome::Failed, PaymentError::outcome);
+            line.outcome = payment.map_or(PaymentOutcome::Failed, PaymentError::outcome);
             payment.and_then(PaymentError::receipt).cloned()
         }
     };

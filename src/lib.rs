@@ -78,6 +78,8 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "reqwest")]
+mod body;
 #[cfg(feature = "onchain")]
 pub mod chain;
 #[cfg(feature = "client")]

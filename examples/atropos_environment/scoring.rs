@@ -122,7 +122,7 @@ fn overrides(at: usize, problem: &Problem, answer: &Rollout, feedback: &[Option<
         }));
         for hire in &feedback.hires {
             // One payment covers the whole group.
-            payments.extend(hire.payments.iter().filter(|paid| paid.outcome != Outcome::Refused).map(|paid| {
+            payments.extend(hire.payments.iter().filter(|paid| paid.outcome != PaymentOutcome::Refused).map(|paid| {
                 json!({
                     "skill": skill,
                     "evaluator": hire.evaluator,

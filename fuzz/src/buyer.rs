@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower_x402::{
     Asset, ManualClock, Network, Nonces, RandomnessError, Usdc,
-    client::{Budget, Outcome, Payer, Payment, PaymentError},
+    client::{Budget, Payer, PaymentError, PaymentOutcome, SignedPayment},
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
     protocol::{
         ExactOffer, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, PaymentPayload, PaymentRequirements,
@@ -87,7 +87,7 @@ pub(super) fn asked(value: &[u8]) -> Depth {
 
     // Whatever a second 402 says, the money stays reserved: there is a signature.
     let outcome = buyer.conclude(payment, StatusCode::PAYMENT_REQUIRED, &headers, None);
-    assert!(matches!(outcome, Outcome::Failed | Outcome::Unknown));
+    assert!(matches!(outcome, PaymentOutcome::Failed | PaymentOutcome::Unknown));
     assert_eq!(U256::from(buyer.books().1), signed.value);
     Depth::Believed
 }
@@ -117,7 +117,7 @@ pub(super) fn asked_in_v1(body: &[u8]) -> Depth {
     assert_eq!((sent.scheme.as_str(), Network::from_v1_name(&sent.network)), ("exact", Some(signed_on(separator))));
     assert_eq!(signed.value, cheapest.amount, "the cheapest is taken");
     let outcome = buyer.conclude(payment, StatusCode::PAYMENT_REQUIRED, &headers, Some(body));
-    assert!(matches!(outcome, Outcome::Failed | Outcome::Unknown));
+    assert!(matches!(outcome, PaymentOutcome::Failed | PaymentOutcome::Unknown));
     assert_eq!(U256::from(buyer.books().1), signed.value);
     Depth::Believed
 }
@@ -154,7 +154,7 @@ pub(super) fn told(value: &[u8]) -> Depth {
             assert_eq!(response.network.parse(), Ok(Network::BASE_SEPOLIA));
             assert!(response.payer.as_ref().is_none_or(|payer| payer.parse() == Ok(PAYER)));
             assert!(response.amount.as_ref().is_none_or(|amount| amount.parse() == Ok(1_000_u64)));
-            assert_eq!(outcome == Outcome::Settled, response.transaction.parse::<B256>().is_ok());
+            assert_eq!(outcome == PaymentOutcome::Settled, response.transaction.parse::<B256>().is_ok());
             assert_eq!(buyer.books(), (1_000, 0));
             depth = Depth::Believed;
         } else {
@@ -201,7 +201,7 @@ impl Buyer {
         Self { payer, budget, signed }
     }
 
-    fn pay(&self, headers: &HeaderMap, body: Option<&[u8]>) -> Result<Option<Payment>, PaymentError> {
+    fn pay(&self, headers: &HeaderMap, body: Option<&[u8]>) -> Result<Option<SignedPayment>, PaymentError> {
         let url = Url::parse("https://api.example/evaluate").expect("a URL");
         wait(self.payer.pay(&Method::POST, &url, headers, body))
     }
@@ -231,7 +231,13 @@ impl Buyer {
         (signed, separator)
     }
 
-    fn conclude(&self, mut payment: Payment, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> Outcome {
+    fn conclude(
+        &self,
+        mut payment: SignedPayment,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+    ) -> PaymentOutcome {
         payment.answered(status, headers, body);
         let receipt = wait(payment.conclude());
         assert!(receipt.reason.is_none_or(|reason| reason.chars().count() <= 256), "a server fills no logs");

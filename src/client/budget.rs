@@ -1,29 +1,29 @@
-//! How much may be spent.
+//! Spending limits, and the sums that they are checked against.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use alloy_primitives::Address;
+use url::Url;
 
 use super::{
     Journal, Refusal,
-    books::{Books, Limits},
-    promise::Promise,
+    journal::{PaidTotals, Record},
 };
 use crate::usdc::Usdc;
 
-/// Spending limits, shared by everything that pays from them.
+/// Spending limits, shared by every payer that is built with a clone of this budget.
 ///
-/// Clones share one set of books. There are limits per payment and in total, and on request per payee, per host and in any
-/// period of time. All are cumulative: they cover the whole life of the budget and, with a [`Journal`] kept in a file,
-/// the lives of earlier processes too. An amount is *reserved* before anything is signed and becomes *spent* when a server
-/// says that it was paid. A payment whose outcome is not proven keeps its reservation, because whoever holds the signature
-/// may still use it: only the chain can
-/// tell (`reconcile`, with the feature `onchain`).
+/// There are limits per payment and in total, and optional ones per payee, per host and per period. They cover the whole life of
+/// the budget and, with a [`Journal`] in a file, the lives of earlier processes.
+///
+/// An amount is *reserved* before anything is signed, and becomes *spent* when a server reports that it was paid. A payment without
+/// a proven outcome stays reserved, because the server can still use the signature. Only the chain can release it: see
+/// `reconcile` (feature `onchain`).
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,16 +47,16 @@ struct Inner {
     limits: Limits,
     release_failed: bool,
     journal: Journal,
-    books: Mutex<Books>,
+    totals: Mutex<Totals>,
 }
 
 impl Budget {
-    /// The limit per payment unless another is set: $0.01.
+    /// The default limit per payment: $0.01.
     pub const DEFAULT_PER_PAYMENT: Usdc = Usdc::from_atomic(10_000);
-    /// The limit in total unless another is set: $1.00.
+    /// The default limit in total: $1.00.
     pub const DEFAULT_TOTAL: Usdc = Usdc::from_atomic(1_000_000);
 
-    /// Starts from the default limits.
+    /// Returns a builder with the default limits and a journal in memory.
     pub fn builder() -> BudgetBuilder {
         BudgetBuilder {
             limits: Limits {
@@ -71,83 +71,84 @@ impl Budget {
         }
     }
 
-    /// The most that one payment may be.
+    /// Returns the limit per payment.
     pub fn per_payment(&self) -> Usdc {
         self.0.limits.per_payment
     }
 
-    /// The most that may be spent in all.
+    /// Returns the limit in total.
     pub fn total(&self) -> Usdc {
         self.0.limits.total
     }
 
-    /// What servers, or the chain, have confirmed as paid.
+    /// Returns the sum of all payments that a server, or the chain, has confirmed.
     pub fn spent(&self) -> Usdc {
-        self.books().spent
+        self.totals().spent
     }
 
-    /// What each payee got of that; together it is what was [`spent`](Self::spent), once nothing is under way.
+    /// Returns the sum of confirmed payments by payee. The sums add up to [`spent`](Self::spent) while no payment is under way.
     pub fn spent_by_payee(&self) -> BTreeMap<Address, Usdc> {
         self.0.journal.paid().payees
     }
 
-    /// What payments under way or without a proven outcome hold back.
+    /// Returns the sum of payments that are under way or have no proven outcome.
     pub fn reserved(&self) -> Usdc {
-        self.books().reserved
+        self.totals().reserved
     }
 
-    /// What can still be promised: the total without what is spent and reserved.
+    /// Returns the limit in total without what is spent and reserved.
     pub fn remaining(&self) -> Usdc {
-        self.books().remaining(self.0.limits.total)
+        self.totals().remaining(self.0.limits.total)
     }
 
-    /// The record of what was signed under this budget.
+    /// Returns the journal of payments signed under this budget.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
     }
 
-    /// Sets an amount aside at time `now`, or says which limit forbids it.
-    pub(super) fn reserve(&self, promise: Promise, now: u64) -> Result<Reservation, Refusal> {
+    /// Reserves an amount at time `now`, or returns the limit that forbids it.
+    pub(super) fn reserve(&self, charge: Charge, now: u64) -> Result<Reservation, Refusal> {
         self.release_expired(now);
-        self.books().reserve(&self.0.limits, &promise, now)?;
-        Ok(Reservation { budget: self.clone(), promise, on_drop: OnDrop::Release })
+        self.totals().reserve(&self.0.limits, &charge, now)?;
+        Ok(Reservation { budget: self.clone(), charge, on_drop: OnDrop::Release })
     }
 
-    /// Gives back the amounts of payments that their server reported as failed and whose authorizations have expired by `now`, in seconds
-    /// since the Unix epoch; only if the budget [releases such payments](BudgetBuilder::release_failed).
+    /// Releases the amounts of payments that their server reported as failed and that have expired by `now`, in seconds since the
+    /// Unix epoch. Does nothing unless the budget was built with [`release_failed`](BudgetBuilder::release_failed).
     ///
-    /// Every reservation does this first. Call it before you read [`remaining`](Self::remaining) where no payment was made for a while.
+    /// Every reservation does this first. Call it before you read [`remaining`](Self::remaining) if no payment was made for a while.
     pub fn release_expired(&self, now: u64) {
         if !self.0.release_failed {
             return;
         }
         let expired = self.0.journal.take_expired(now);
-        let mut books = self.books();
-        expired.iter().for_each(|entry| books.release(&entry.promise()));
+        let mut totals = self.totals();
+        expired.iter().for_each(|entry| totals.release(&entry.charge()));
     }
 
-    /// Enters what is proven about a payment; `false` if it was closed in the meantime.
+    /// Records a proven outcome. Returns `false` if the payment was closed before.
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
-    pub(super) async fn resolve(&self, proven: super::journal_record::Record) -> bool {
-        let Some(entry) = self.0.journal.close(&proven) else { return false };
-        self.0.journal.note_fate(entry.nonce, !matches!(proven, super::journal_record::Record::Void { .. }));
-        match proven {
-            super::journal_record::Record::Void { .. } => self.books().release(&entry.promise()),
-            _ => self.books().spend(&entry.promise()),
+    pub(super) async fn resolve(&self, outcome: Record) -> bool {
+        let Some(entry) = self.0.journal.close(&outcome) else { return false };
+        let is_void = matches!(outcome, Record::Void { .. });
+        self.0.journal.remember_resolved(entry.nonce, !is_void);
+        match is_void {
+            true => self.totals().release(&entry.charge()),
+            false => self.totals().spend(&entry.charge()),
         }
-        if let Err(error) = self.0.journal.closed(proven).await {
-            tracing::warn!(%error, nonce = %entry.nonce, "what became of a payment could not be recorded");
+        if let Err(error) = self.0.journal.write_outcome(outcome).await {
+            tracing::warn!(%error, nonce = %entry.nonce, "the outcome of a payment could not be written to the journal");
         }
         true
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn totals(&self) -> MutexGuard<'_, Totals> {
+        self.0.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Default for Budget {
-    /// The default limits and a journal in memory.
+    /// Returns a budget with the default limits and a journal in memory.
     fn default() -> Self {
         Self::builder().build()
     }
@@ -155,17 +156,18 @@ impl Default for Budget {
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let books = self.books();
+        let totals = self.totals();
         f.debug_struct("Budget")
             .field("limits", &self.0.limits)
-            .field("spent", &books.spent)
-            .field("reserved", &books.reserved)
+            .field("spent", &totals.spent)
+            .field("reserved", &totals.reserved)
             .finish_non_exhaustive()
     }
 }
 
-/// Sets the limits of a [`Budget`].
+/// Builder of a [`Budget`].
 #[derive(Debug)]
+#[must_use]
 pub struct BudgetBuilder {
     limits: Limits,
     release_failed: bool,
@@ -173,76 +175,93 @@ pub struct BudgetBuilder {
 }
 
 impl BudgetBuilder {
-    /// The most that one payment may be.
+    /// Sets the most that one payment may cost. Default: $0.01.
     pub fn per_payment(mut self, limit: Usdc) -> Self {
         self.limits.per_payment = limit;
         self
     }
 
-    /// The most that may be spent over the life of the budget.
+    /// Sets the most that may be spent over the life of the budget. Default: $1.00.
     pub fn total(mut self, limit: Usdc) -> Self {
         self.limits.total = limit;
         self
     }
 
-    /// The most that any one payee (`payTo`) may get over the life of the budget, on all networks together.
+    /// Sets the most that each payee (`payTo`) may get over the life of the budget, on all networks together. Default: no limit.
     pub fn per_payee(mut self, limit: Usdc) -> Self {
         self.limits.per_payee = Some(limit);
         self
     }
 
-    /// The most that requests to any one host may cost over the life of the budget. Ports do not count as hosts of their
-    /// own; names of the same machine do.
+    /// Sets the most that requests to each host may cost over the life of the budget. Default: no limit.
+    ///
+    /// All ports of a host share its limit. Two names of one machine are two hosts.
     pub fn per_host(mut self, limit: Usdc) -> Self {
         self.limits.per_host = Some(limit);
         self
     }
 
-    /// The most that may be promised in any period of this length (in whole seconds, rounded up). May be set for several
-    /// lengths.
+    /// Adds a limit on what may be signed in any period of this length, in whole seconds, rounded up. Default: no limit.
     ///
-    /// A payment counts from its signature on, unless its amount is given back before. After a restart, payments of more
-    /// than a day ago may count for up to an hour longer.
+    /// A payment counts from its signature on, unless its amount is released earlier. After a restart, payments older than a day
+    /// may count for up to an hour longer.
     pub fn per_window(mut self, length: Duration, limit: Usdc) -> Self {
         self.limits.windows.push((length, limit));
         self
     }
 
-    /// Gives back what a server called failed once its authorization has expired, taking the server's word for it that it
-    /// did not execute it before.
+    /// Releases payments that their server reported as failed, as soon as they have expired. Default: they stay reserved.
     ///
-    /// Without this, and without a look at the chain, a failed payment stays reserved for good: a server that lies about
-    /// a failure could otherwise collect more than the limits allow.
+    /// This trusts the server. One that reports a failure and settles all the same collects more than the limits allow. Without it,
+    /// only the chain can release a failed payment.
     pub fn release_failed(mut self) -> Self {
         self.release_failed = true;
         self
     }
 
-    /// Records what is signed in `journal`, and starts from what it already holds: its paid entries count as spent and
-    /// its unresolved ones as reserved. A journal belongs to one budget.
+    /// Sets the journal that payments are recorded in. Default: one in memory.
+    ///
+    /// The budget starts from what the journal holds: paid entries are spent, unresolved ones are reserved. Use a journal for one
+    /// budget only.
     pub fn journal(mut self, journal: Journal) -> Self {
         self.journal = journal;
         self
     }
 
-    /// The budget.
+    /// Builds the budget.
     pub fn build(self) -> Budget {
-        let mut books = Books::new(&self.limits, self.journal.paid());
-        self.journal.unresolved().iter().for_each(|entry| books.add(&entry.promise()));
+        let mut totals = Totals::new(&self.limits, self.journal.paid());
+        self.journal.unresolved().iter().for_each(|entry| totals.add(&entry.charge()));
         Budget(Arc::new(Inner {
             limits: self.limits,
             release_failed: self.release_failed,
             journal: self.journal,
-            books: Mutex::new(books),
+            totals: Mutex::new(totals),
         }))
     }
 }
 
-/// An amount set aside. Dropped before [`hold`](Self::hold), it is given back; after, it stays set aside.
+/// The amount of one payment, with everything that limits are set on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Charge {
+    pub(super) amount: Usdc,
+    pub(super) payee: Address,
+    /// Without the port: all ports of a machine have one operator.
+    pub(super) host: String,
+    /// When it was signed, in seconds since the Unix epoch.
+    pub(super) signed_at: u64,
+}
+
+/// Returns the host that `per_host` counts a URL under.
+pub(super) fn host_of(url: &Url) -> String {
+    url.host_str().unwrap_or_default().to_owned()
+}
+
+/// A reserved amount. If dropped before [`hold`](Self::hold), it is released; afterwards it stays reserved.
 #[derive(Debug)]
 pub(super) struct Reservation {
     budget: Budget,
-    promise: Promise,
+    charge: Charge,
     on_drop: OnDrop,
 }
 
@@ -254,17 +273,17 @@ enum OnDrop {
 }
 
 impl Reservation {
-    /// From here on a signature exists, and losing sight of it must not free the money.
+    /// Keeps the amount reserved even if this is dropped: from here on a signature exists.
     pub(super) fn hold(&mut self) {
         self.on_drop = OnDrop::Keep;
     }
 
-    /// The signature never left this process.
+    /// Releases the amount: the signature never left this process.
     pub(super) fn release(mut self) {
         self.on_drop = OnDrop::Release;
     }
 
-    /// The money has moved, or is owed.
+    /// Counts the amount as spent.
     pub(super) fn spend(mut self) {
         self.on_drop = OnDrop::Spend;
     }
@@ -274,10 +293,162 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         match self.on_drop {
             OnDrop::Keep => {}
-            OnDrop::Release => self.budget.books().release(&self.promise),
-            OnDrop::Spend => self.budget.books().spend(&self.promise),
+            OnDrop::Release => self.budget.totals().release(&self.charge),
+            OnDrop::Spend => self.budget.totals().spend(&self.charge),
         }
     }
+}
+
+#[derive(Clone, Debug)]
+struct Limits {
+    per_payment: Usdc,
+    total: Usdc,
+    per_payee: Option<Usdc>,
+    per_host: Option<Usdc>,
+    windows: Vec<(Duration, Usdc)>,
+}
+
+/// The sums that the limits apply to. A charge is in all of them from its reservation until it is released.
+#[derive(Debug)]
+struct Totals {
+    spent: Usdc,
+    reserved: Usdc,
+    payees: HashMap<Address, Usdc>,
+    hosts: HashMap<String, Usdc>,
+    windows: Vec<RollingWindow>,
+}
+
+impl Totals {
+    fn new(limits: &Limits, paid: PaidTotals) -> Self {
+        let mut windows: Vec<_> =
+            limits.windows.iter().map(|(length, limit)| RollingWindow::new(*length, *limit)).collect();
+        for window in &mut windows {
+            for (signed_at, amount) in &paid.times {
+                window.add(*signed_at, *amount);
+            }
+        }
+        Self {
+            spent: paid.spent,
+            reserved: Usdc::ZERO,
+            payees: paid.payees.into_iter().collect(),
+            hosts: paid.hosts.into_iter().collect(),
+            windows,
+        }
+    }
+
+    fn reserve(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Result<(), Refusal> {
+        let asked = charge.amount;
+        if asked > limits.per_payment {
+            return Err(Refusal::AbovePaymentLimit { asked, limit: limits.per_payment });
+        }
+        let remaining = self.remaining(limits.total);
+        if asked > remaining {
+            return Err(Refusal::AboveTotalLimit { asked, remaining, limit: limits.total });
+        }
+        if let Some(limit) = limits.per_payee {
+            let remaining = remaining_of(limit, self.payees.get(&charge.payee));
+            if asked > remaining {
+                return Err(Refusal::AbovePayeeLimit { payee: charge.payee, asked, remaining, limit });
+            }
+        }
+        if let Some(limit) = limits.per_host {
+            let remaining = remaining_of(limit, self.hosts.get(&charge.host));
+            if asked > remaining {
+                return Err(Refusal::AboveHostLimit { host: charge.host.clone(), asked, remaining, limit });
+            }
+        }
+        for window in &mut self.windows {
+            window.remove_older(now);
+            let remaining = remaining_of(window.limit, Some(&window.sum));
+            if asked > remaining {
+                let (window, limit) = (Duration::from_secs(window.length), window.limit);
+                return Err(Refusal::AboveWindowLimit { window, asked, remaining, limit });
+            }
+        }
+        self.add(charge);
+        Ok(())
+    }
+
+    /// Adds a charge without checking limits, which may have been lowered since it was signed.
+    fn add(&mut self, charge: &Charge) {
+        add_to(&mut self.reserved, charge.amount);
+        add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
+        add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
+        for window in &mut self.windows {
+            window.add(charge.signed_at, charge.amount);
+        }
+    }
+
+    fn spend(&mut self, charge: &Charge) {
+        subtract_from(&mut self.reserved, charge.amount);
+        add_to(&mut self.spent, charge.amount);
+    }
+
+    fn release(&mut self, charge: &Charge) {
+        subtract_from(&mut self.reserved, charge.amount);
+        if let Some(sum) = self.payees.get_mut(&charge.payee) {
+            subtract_from(sum, charge.amount);
+        }
+        if let Some(sum) = self.hosts.get_mut(&charge.host) {
+            subtract_from(sum, charge.amount);
+        }
+        for window in &mut self.windows {
+            window.subtract(charge.signed_at, charge.amount);
+        }
+    }
+
+    fn remaining(&self, total: Usdc) -> Usdc {
+        remaining_of(remaining_of(total, Some(&self.spent)), Some(&self.reserved))
+    }
+}
+
+/// What was signed in the last `length` seconds.
+#[derive(Debug)]
+struct RollingWindow {
+    length: u64,
+    limit: Usdc,
+    sum: Usdc,
+    by_second: BTreeMap<u64, Usdc>,
+}
+
+impl RollingWindow {
+    fn new(length: Duration, limit: Usdc) -> Self {
+        let seconds = length.as_secs().saturating_add((length.subsec_nanos() > 0).into()).max(1);
+        Self { length: seconds, limit, sum: Usdc::ZERO, by_second: BTreeMap::new() }
+    }
+
+    fn add(&mut self, signed_at: u64, amount: Usdc) {
+        add_to(self.by_second.entry(signed_at).or_default(), amount);
+        add_to(&mut self.sum, amount);
+    }
+
+    fn subtract(&mut self, signed_at: u64, amount: Usdc) {
+        if let Some(sum) = self.by_second.get_mut(&signed_at) {
+            subtract_from(sum, amount);
+            subtract_from(&mut self.sum, amount);
+        }
+    }
+
+    fn remove_older(&mut self, now: u64) {
+        while let Some(oldest) = self.by_second.first_entry()
+            && oldest.key().saturating_add(self.length) <= now
+        {
+            subtract_from(&mut self.sum, oldest.remove());
+        }
+    }
+}
+
+fn remaining_of(limit: Usdc, used: Option<&Usdc>) -> Usdc {
+    limit.checked_sub(used.copied().unwrap_or_default()).unwrap_or(Usdc::ZERO)
+}
+
+/// Sums reach the bound only if journals of several lives are added up. Then nothing remains, which is the safe side.
+pub(super) fn add_to(sum: &mut Usdc, amount: Usdc) {
+    *sum = sum.checked_add(amount).unwrap_or(Usdc::MAX);
+}
+
+fn subtract_from(sum: &mut Usdc, amount: Usdc) {
+    *sum = sum.checked_sub(amount).unwrap_or(Usdc::ZERO);
 }
 
 #[cfg(test)]
@@ -296,16 +467,16 @@ mod tests {
         Budget::builder().per_payment(usdc(per_payment)).total(usdc(total)).build()
     }
 
-    fn promise(amount: u64, payee: u8, host: &str, at: u64) -> Promise {
-        Promise { amount: usdc(amount), payee: Address::repeat_byte(payee), host: host.into(), at }
+    fn charge(amount: u64, payee: u8, host: &str, signed_at: u64) -> Charge {
+        Charge { amount: usdc(amount), payee: Address::repeat_byte(payee), host: host.into(), signed_at }
     }
 
     fn reserve(budget: &Budget, amount: u64) -> Result<Reservation, Refusal> {
-        budget.reserve(promise(amount, 1, "host", 0), 0)
+        budget.reserve(charge(amount, 1, "host", 0), 0)
     }
 
     #[test]
-    fn refusals_name_the_limit() {
+    fn refusal_names_the_exceeded_limit() {
         let budget = budget(10, 15);
         assert_eq!(reserve(&budget, 11).unwrap_err(), Refusal::AbovePaymentLimit { asked: usdc(11), limit: usdc(10) });
         let _kept = reserve(&budget, 10).unwrap();
@@ -320,7 +491,7 @@ mod tests {
         let budget = Budget::builder().per_payee(usdc(10)).per_host(usdc(15)).build();
         let mut live = Vec::new();
         let mut reserve = |amount, payee, host| {
-            budget.reserve(promise(amount, payee, host, 0), 0).map(|reservation| live.push(reservation))
+            budget.reserve(charge(amount, payee, host, 0), 0).map(|reservation| live.push(reservation))
         };
         reserve(10, 1, "a").unwrap();
         assert_eq!(
@@ -339,14 +510,14 @@ mod tests {
         );
         reserve(5, 2, "b").unwrap();
         drop(live);
-        assert!(budget.reserve(promise(10, 1, "a", 0), 0).is_ok(), "given back everywhere");
+        assert!(budget.reserve(charge(10, 1, "a", 0), 0).is_ok(), "it is released in every sum");
     }
 
     #[test]
-    fn no_period_of_the_windows_length_sees_more_than_its_limit() {
+    fn no_period_of_the_length_of_a_window_exceeds_its_limit() {
         let budget = Budget::builder().per_window(Duration::from_secs(60), usdc(10)).build();
         let buy = |amount, now| {
-            let mut reservation = budget.reserve(promise(amount, 1, "a", now), now)?;
+            let mut reservation = budget.reserve(charge(amount, 1, "a", now), now)?;
             reservation.hold();
             reservation.spend();
             Ok::<(), Refusal>(())
@@ -368,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_together_never_overspend_by_a_unit() {
+    fn concurrent_reservations_never_exceed_the_total() {
         let budget = budget(7, 1_000);
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -387,7 +558,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_happens_every_limit_holds_to_the_unit(
+        fn every_limit_holds_to_the_unit_for_any_sequence_of_payments(
             total in 0_u64..500,
             steps in prop::collection::vec((0_u64..60, 0_u8..3, 0_u8..3, 0_u8..5, 0_u64..20), 0..100),
         ) {
@@ -400,7 +571,7 @@ mod tests {
                 .per_payment(usdc(50)).total(usdc(total)).per_payee(usdc(PAYEE)).per_host(usdc(HOST))
                 .per_window(Duration::from_secs(LENGTH), usdc(WINDOW))
                 .build();
-            // What was promised and not given back: amount, payee, host, time.
+            // What was reserved and not released: amount, payee, host, time.
             let mut kept: Vec<Kept> = Vec::new();
             let (mut spent, mut live, mut now) = (0, Vec::new(), 0);
             for (amount, payee, host, fate, pause) in steps {
@@ -410,9 +581,9 @@ mod tests {
                 };
                 let fits = amount <= 50 && sum(&|_| true) <= total && sum(&|kept| kept.1 == payee) <= PAYEE
                     && sum(&|kept| kept.2 == host) <= HOST && sum(&|kept| kept.3 + LENGTH > now) <= WINDOW;
-                // Only sums are refused: nothing is asked for nothing.
+                // An amount of zero exceeds no limit.
                 let fits = fits || amount == 0;
-                let answer = budget.reserve(promise(amount, payee, &host.to_string(), now), now);
+                let answer = budget.reserve(charge(amount, payee, &host.to_string(), now), now);
                 prop_assert_eq!(answer.is_ok(), fits);
                 if let Ok(mut reservation) = answer {
                     match fate {

@@ -1,110 +1,31 @@
-//! Finding out what can be paid for.
+//! Discovery: lists the resources that a facilitator knows.
 
 use std::{fmt, time::Duration};
 
 use ::reqwest::{Client, ClientBuilder, StatusCode, redirect};
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::{Map, Value, value::RawValue};
 use tokio::time::timeout;
 use url::Url;
 
-use super::ListedResource;
+use crate::{
+    body::{ReadBodyError, read_body},
+    protocol::{ExactOffer, OfferError, PaymentRequirements, Verbatim, timestamp, v1},
+};
 
 /// The largest page that is read, in bytes.
 const MAX_PAGE: usize = 4 << 20;
-/// How many items of a page are looked at.
+/// How many items of a page are read.
 const MAX_ITEMS: usize = 1_000;
 /// How many resources are collected, over all pages.
 const MAX_RESOURCES: usize = 20_000;
+/// How many offers of one resource are read.
+const MAX_OFFERS: usize = 64;
 
-/// Which resources to list. All that are set must be met; a facilitator may know nothing of some of these and ignore them, so look
-/// at what it answers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DiscoveryFilter {
-    /// What they are spoken with: `http`, `mcp`.
-    pub kind: Option<String>,
-    /// Who is paid.
-    pub pay_to: Option<String>,
-    /// How: `exact`.
-    pub scheme: Option<String>,
-    /// Where, as CAIP-2.
-    pub network: Option<String>,
-    /// An extension that they declare.
-    pub extension: Option<String>,
-}
-
-/// Some of a facilitator's resources.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DiscoveryPage {
-    /// Those that could be read, in the facilitator's order.
-    pub resources: Vec<ListedResource>,
-    /// How many items could not be read, or were beyond the first thousand.
-    pub skipped: usize,
-    /// How many items the page had.
-    pub items: usize,
-    /// How many there are in all, as the facilitator says.
-    pub total: Option<u64>,
-}
-
-/// What several pages had.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Discovered {
-    /// The resources that could be read, in the facilitator's order. One that moved while the pages were read may be twice in it, or
-    /// missing.
-    pub resources: Vec<ListedResource>,
-    /// How many items could not be read.
-    pub skipped: usize,
-    /// Why it ended.
-    pub end: DiscoveryEnd,
-}
-
-/// Why no further page was read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DiscoveryEnd {
-    /// There is none.
-    Complete,
-    /// As many pages or resources were read as may be.
-    Limit,
-    /// The facilitator answered the same again.
-    Repeated,
-    /// The next page could not be read.
-    Failed(DiscoveryError),
-}
-
-/// Why a facilitator's list could not be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DiscoveryError {
-    /// Not a URL that can be asked. It is not shown, since it may hold a key.
-    #[error("the facilitator's URL is not an http or https URL (not shown: it may hold a key)")]
-    Url,
-    /// No TLS configuration could be made.
-    #[error("the machine's TLS configuration, or the HTTP client's settings, cannot be used")]
-    Tls,
-    /// It could not be reached, or broke off.
-    #[error("the facilitator could not be reached, or its answer broke off")]
-    Unreachable,
-    /// It took too long.
-    #[error("the facilitator did not answer in time")]
-    Timeout,
-    /// It answered with another status than 200. With 404 it has no list.
-    #[error("the facilitator answered {0}")]
-    Status(StatusCode),
-    /// Its answer is too large.
-    #[error("the facilitator's answer is larger than {MAX_PAGE} bytes: ask for smaller pages")]
-    TooLarge,
-    /// Its answer is not a list of resources.
-    #[error("the facilitator's answer is not a list of resources: {0}")]
-    Unreadable(String),
-}
-
-/// Lists what can be paid for, as a facilitator knows it (`GET /discovery/resources`).
+/// Lists the resources that a facilitator knows (`GET /discovery/resources`).
 ///
-/// Bounded in every way: pages of 4 MiB, a time for each, a number of pages. Redirects are not followed. What cannot be read of a
-/// page is skipped and counted. Nothing is paid and none of the resources is asked; see [`ListedResource`] for what the list is worth.
+/// The size of a page, the time for it and the number of pages are bounded, and redirects are not followed. Items that cannot be
+/// read are skipped and counted. Nothing is paid and no resource is requested; see [`ListedResource`] for what a list proves.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tower_x402::client::DiscoveryError> {
@@ -127,7 +48,7 @@ pub struct DiscoveryClient {
 }
 
 impl DiscoveryClient {
-    /// Settings to start from, for the facilitator at `url`, below which `discovery/resources` is.
+    /// Returns a builder for the facilitator at `url`. Its list is at `discovery/resources` below this URL.
     pub fn builder(url: impl AsRef<str>) -> DiscoveryClientBuilder {
         DiscoveryClientBuilder {
             url: url.as_ref().to_owned(),
@@ -138,18 +59,18 @@ impl DiscoveryClient {
         }
     }
 
-    /// One page, from the item at `offset` on.
+    /// Reads one page, from the item at `offset` on.
     ///
     /// # Errors
-    /// [`DiscoveryError`].
+    /// See [`DiscoveryError`].
     pub async fn page(&self, filter: &DiscoveryFilter, offset: u64) -> Result<DiscoveryPage, DiscoveryError> {
         self.read_page(filter, offset).await.map(|(page, _)| page)
     }
 
-    /// One page after the other, until there is none, or as many were read as [may be](DiscoveryClientBuilder::max_pages).
+    /// Reads page after page, until there are no more, or up to [`max_pages`](DiscoveryClientBuilder::max_pages).
     ///
     /// # Errors
-    /// [`DiscoveryError`] if the first page cannot be read; what was read before another one failed is kept.
+    /// [`DiscoveryError`] if the first page cannot be read. If a later one cannot, the resources so far are returned.
     pub async fn list(&self, filter: &DiscoveryFilter) -> Result<Discovered, DiscoveryError> {
         let mut found = Discovered { resources: Vec::new(), skipped: 0, end: DiscoveryEnd::Limit };
         let (mut offset, mut previous) = (0_u64, Vec::new());
@@ -169,7 +90,7 @@ impl DiscoveryClient {
             offset += page.items as u64;
             found.skipped += page.skipped;
             found.resources.extend(page.resources);
-            // A page may be shorter than asked for; only an empty one, or the total, says that it was the last.
+            // A page may be shorter than asked for, so that only an empty one, or the total, marks the end.
             if page.items == 0 || page.total.is_some_and(|total| offset >= total) {
                 found.end = DiscoveryEnd::Complete;
                 break;
@@ -204,29 +125,31 @@ impl DiscoveryClient {
             }
             query.append_pair("limit", &self.page_size.to_string()).append_pair("offset", &offset.to_string());
         }
-        let body = timeout(self.request_timeout, self.read(url)).await.map_err(|_| DiscoveryError::Timeout)??;
+        let body = timeout(self.request_timeout, self.get(url)).await.map_err(|_| DiscoveryError::Timeout)??;
         Ok((read_items(&body)?, body))
     }
 
-    async fn read(&self, url: Url) -> Result<Vec<u8>, DiscoveryError> {
-        let unreachable = |_| DiscoveryError::Unreachable;
+    async fn get(&self, url: Url) -> Result<Vec<u8>, DiscoveryError> {
         let request = self.client.get(url).header(http::header::ACCEPT, "application/json");
-        let mut answer = request.send().await.map_err(unreachable)?;
-        if answer.status() != StatusCode::OK {
-            return Err(DiscoveryError::Status(answer.status()));
+        let response = request.send().await.map_err(|_| DiscoveryError::Unreachable)?;
+        if response.status() != StatusCode::OK {
+            return Err(DiscoveryError::Status(response.status()));
         }
-        let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
-            if body.len() + chunk.len() > MAX_PAGE {
-                return Err(DiscoveryError::TooLarge);
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body)
+        read_body(response, MAX_PAGE).await.map_err(|error| match error {
+            ReadBodyError::TooLarge => DiscoveryError::TooLarge,
+            ReadBodyError::Broken => DiscoveryError::Unreachable,
+        })
     }
 }
 
-/// Settings of a [`DiscoveryClient`]; all but the URL have defaults.
+impl fmt::Debug for DiscoveryClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Path, query and the client's headers may hold a key.
+        f.debug_struct("DiscoveryClient").field("host", &self.url.host_str()).finish_non_exhaustive()
+    }
+}
+
+/// Builder of a [`DiscoveryClient`].
 #[must_use]
 pub struct DiscoveryClientBuilder {
     url: String,
@@ -237,35 +160,34 @@ pub struct DiscoveryClientBuilder {
 }
 
 impl DiscoveryClientBuilder {
-    /// The HTTP client to build on, for proxies, roots of trust and headers that prove who asks. Redirects are not followed, whatever it
-    /// says.
+    /// Sets the HTTP client to build on, for proxies, root certificates and headers. Redirects are not followed, whatever it is set to.
     pub fn client(mut self, client: ClientBuilder) -> Self {
         self.client = client;
         self
     }
 
-    /// How long one page may take, body included; 10 seconds if not set.
+    /// Sets the timeout of one page, body included. Default: 10 seconds.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
         self
     }
 
-    /// How many resources a page should have; 100 if not set. A facilitator may give fewer.
+    /// Sets how many resources to ask for per page, 1 to 1,000. A facilitator may return fewer. Default: 100.
     pub fn page_size(mut self, resources: u32) -> Self {
         self.page_size = resources.clamp(1, 1_000);
         self
     }
 
-    /// How many pages [`list`](DiscoveryClient::list) reads at most; 20 if not set.
+    /// Sets how many pages [`list`](DiscoveryClient::list) reads at most. Default: 20.
     pub fn max_pages(mut self, pages: u32) -> Self {
         self.max_pages = pages;
         self
     }
 
-    /// The client.
+    /// Builds the client.
     ///
     /// # Errors
-    /// [`DiscoveryError::Url`], [`DiscoveryError::Tls`].
+    /// [`DiscoveryError::Url`] or [`DiscoveryError::Tls`].
     pub fn build(self) -> Result<DiscoveryClient, DiscoveryError> {
         let url = Url::parse(&self.url).map_err(|_| DiscoveryError::Url)?;
         let mut url = Some(url)
@@ -278,28 +200,185 @@ impl DiscoveryClientBuilder {
     }
 }
 
-impl fmt::Debug for DiscoveryClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The host alone: the rest, and the client's headers, may hold a key.
-        f.debug_struct("DiscoveryClient").field("host", &self.url.host_str()).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for DiscoveryClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiscoveryClientBuilder").field("max_pages", &self.max_pages).finish_non_exhaustive()
     }
 }
 
-/// Reads what is there of a page; the rest may be anything.
+/// A filter for resources, which must match every field that is set.
+///
+/// A facilitator may ignore fields that it does not know, so check what it returns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveryFilter {
+    /// The kind of resource: `http` or `mcp`.
+    pub kind: Option<String>,
+    /// The payee's address.
+    pub pay_to: Option<String>,
+    /// The payment scheme: `exact`.
+    pub scheme: Option<String>,
+    /// The network, as CAIP-2.
+    pub network: Option<String>,
+    /// An extension that the resource declares.
+    pub extension: Option<String>,
+}
+
+/// One page of a facilitator's list.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DiscoveryPage {
+    /// The resources that could be read, in the facilitator's order.
+    pub resources: Vec<ListedResource>,
+    /// The number of items that could not be read, or were beyond the first thousand.
+    pub skipped: usize,
+    /// The number of items of the page.
+    pub items: usize,
+    /// The number of items of all pages, if the facilitator reports it.
+    pub total: Option<u64>,
+}
+
+/// The result of [`DiscoveryClient::list`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Discovered {
+    /// The resources that could be read, in the facilitator's order. A resource that moved between two pages may be missing or be
+    /// there twice.
+    pub resources: Vec<ListedResource>,
+    /// The number of items that could not be read.
+    pub skipped: usize,
+    /// The reason why no further page was read.
+    pub end: DiscoveryEnd,
+}
+
+/// The reason why no further page was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiscoveryEnd {
+    /// There are no more pages.
+    Complete,
+    /// The limit on pages or resources was reached.
+    Limit,
+    /// The facilitator returned the same page again.
+    Repeated,
+    /// The next page could not be read.
+    Failed(DiscoveryError),
+}
+
+/// An error of a [`DiscoveryClient`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiscoveryError {
+    /// The URL is not one of http or https. It is not shown, since it may hold a key.
+    #[error("the facilitator's URL is not an http or https URL (not shown: it may hold a key)")]
+    Url,
+    /// The HTTP client could not be built. Check the machine's root certificates and the client's settings.
+    #[error("the machine's TLS configuration, or the HTTP client's settings, cannot be used")]
+    Tls,
+    /// The facilitator could not be reached, or the connection failed. Try again.
+    #[error("the facilitator could not be reached, or its answer broke off")]
+    Unreachable,
+    /// The facilitator did not answer in time. Try again, or raise the timeout.
+    #[error("the facilitator did not answer in time")]
+    Timeout,
+    /// The facilitator answered with another status than 200. A facilitator that answers 404 has no list.
+    #[error("the facilitator answered {0}")]
+    Status(StatusCode),
+    /// The answer is too large. Ask for smaller pages.
+    #[error("the facilitator's answer is larger than {MAX_PAGE} bytes: ask for smaller pages")]
+    TooLarge,
+    /// The answer is not a list of resources.
+    #[error("the facilitator's answer is not a list of resources: {0}")]
+    Unreadable(String),
+}
+
+/// A paid resource, as a facilitator lists it.
+///
+/// Nothing in it is proven, and all of it may be years old. Only the 402 of the resource itself tells its price and its payee.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ListedResource {
+    /// The absolute `http` or `https` URL, without credentials. Its path is a template (`/users/:id`) if the [`raw`](Self::raw) item has
+    /// a `routeTemplate`.
+    pub url: Url,
+    /// The kind of resource: `http`, `mcp`, ….
+    pub kind: String,
+    /// The version of x402 it was paid in.
+    pub x402_version: u64,
+    /// The offers under which it was paid, as they were received. Those of v1 have other fields; [`offers`](Self::offers) reads both.
+    pub accepts: Vec<Verbatim<PaymentRequirements>>,
+    /// A description for people.
+    pub description: Option<String>,
+    /// The media type of the response.
+    pub mime_type: Option<String>,
+    /// The name of the service.
+    pub service_name: Option<String>,
+    /// Labels.
+    pub tags: Vec<String>,
+    /// When the facilitator last updated it, in seconds since the Unix epoch.
+    pub last_updated: Option<u64>,
+    /// The item as it was received, with all of its fields.
+    pub raw: Verbatim<Map<String, Value>>,
+}
+
+impl ListedResource {
+    /// Returns the offers that can be read, of v2 and of v1. An offer that this crate cannot pay is an error.
+    pub fn offers(&self) -> Vec<Result<ExactOffer, OfferError>> {
+        let read = |offer: &Verbatim<PaymentRequirements>| match offer.read() {
+            Ok(offer) => Some(ExactOffer::try_from(&offer)),
+            Err(_) => {
+                let in_v1: v1::PaymentRequirements = serde_json::from_str(offer.text()).ok()?;
+                Some(ExactOffer::try_from(&in_v1))
+            }
+        };
+        self.accepts.iter().take(MAX_OFFERS).filter_map(read).collect()
+    }
+
+    /// Returns the `info` of the extension [`bazaar`](crate::protocol::bazaar), which describes input and output, if there is one.
+    pub fn info(&self) -> Option<Value> {
+        self.raw.read().ok()?.get("extensions")?.get("bazaar")?.get("info").cloned()
+    }
+
+    /// Reads an item. Returns `None` if it names no URL that could be requested.
+    fn read(item: &RawValue) -> Option<Self> {
+        let is_object = item.get().starts_with('{');
+        let read: Item = is_object.then(|| serde_json::from_str(item.get()).ok()).flatten()?;
+        let url = read.resource.or(read.url)?;
+        let url = Url::parse(&url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return None;
+        }
+        // In v1 the description is part of the offer.
+        let first: Option<Described> = read.accepts.first().and_then(|offer| serde_json::from_str(offer.text()).ok());
+        let first = first.unwrap_or_default();
+        let text = |own: Option<String>, of_offer: Option<String>| own.or(of_offer).filter(|text| !text.is_empty());
+        Some(Self {
+            url,
+            kind: read.kind.unwrap_or_else(|| "http".to_owned()),
+            x402_version: read.x402_version.unwrap_or(1),
+            accepts: read.accepts,
+            description: text(read.description, first.description),
+            mime_type: text(read.mime_type, first.mime_type),
+            service_name: read.service_name,
+            tags: read.tags.unwrap_or_default(),
+            last_updated: match read.last_updated {
+                Some(Value::String(text)) => timestamp::parse(&text),
+                Some(Value::Number(seconds)) => seconds.as_u64(),
+                _ => None,
+            },
+            raw: serde_json::from_str(item.get()).ok()?,
+        })
+    }
+}
+
+/// Reads the items of a page, as many as can be read.
 fn read_items(body: &[u8]) -> Result<DiscoveryPage, DiscoveryError> {
     #[derive(Deserialize)]
     struct Page<'a> {
-        // Some call them so.
+        // Some facilitators use the other name.
         #[serde(borrow, alias = "resources")]
         items: Vec<&'a RawValue>,
         #[serde(default)]
-        pagination: serde_json::Value,
+        pagination: Value,
     }
     if !body.trim_ascii_start().starts_with(b"{") {
         return Err(DiscoveryError::Unreadable("it is not an object".to_owned()));
@@ -307,6 +386,46 @@ fn read_items(body: &[u8]) -> Result<DiscoveryPage, DiscoveryError> {
     let page: Page<'_> = serde_json::from_slice(body).map_err(|error| DiscoveryError::Unreadable(error.to_string()))?;
     let items = page.items.len();
     let resources: Vec<_> = page.items.into_iter().take(MAX_ITEMS).filter_map(ListedResource::read).collect();
-    let total = page.pagination.get("total").and_then(serde_json::Value::as_u64);
+    let total = page.pagination.get("total").and_then(Value::as_u64);
     Ok(DiscoveryPage { skipped: items - resources.len(), resources, items, total })
+}
+
+/// Any field may be missing or of another type.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item {
+    #[serde(default, deserialize_with = "lenient")]
+    resource: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    url: Option<String>,
+    #[serde(default, rename = "type", deserialize_with = "lenient")]
+    kind: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    x402_version: Option<u64>,
+    accepts: Vec<Verbatim<PaymentRequirements>>,
+    #[serde(default, deserialize_with = "lenient")]
+    description: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    mime_type: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    service_name: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    tags: Option<Vec<String>>,
+    #[serde(default)]
+    last_updated: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Described {
+    #[serde(default, deserialize_with = "lenient")]
+    description: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    mime_type: Option<String>,
+}
+
+/// Reads a field of another type as missing.
+fn lenient<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
 }

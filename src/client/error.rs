@@ -1,10 +1,10 @@
-//! Why a purchase was not made, or cannot be accounted for.
+//! Errors of the paying client.
 
 use std::{error::Error, fmt, io, time::Duration};
 
 use alloy_primitives::Address;
 
-use super::{Outcome, Receipt};
+use super::{PaymentOutcome, Receipt};
 use crate::{
     clock::RandomnessError,
     eip3009::SignError,
@@ -13,11 +13,11 @@ use crate::{
     usdc::Usdc,
 };
 
-/// Why the client did not pay. Nothing was signed.
+/// The reason why the client refused to pay. Nothing was signed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The best payable offer costs more than one payment may, and the budget covers no other.
+    /// The price is above the limit per payment. Raise [`BudgetBuilder::per_payment`](super::BudgetBuilder::per_payment) to pay it.
     #[error("the price is {asked}, above the limit of {limit} per payment")]
     AbovePaymentLimit {
         /// The price.
@@ -25,121 +25,112 @@ pub enum Refusal {
         /// The limit per payment.
         limit: Usdc,
     },
-    /// The budget does not cover the price.
+    /// The price is above what remains of the limit in total.
     #[error("the price is {asked}, but {remaining} remains of the total limit of {limit}")]
     AboveTotalLimit {
         /// The price.
         asked: Usdc,
-        /// What is neither spent nor reserved.
+        /// The limit without what is spent and reserved.
         remaining: Usdc,
         /// The limit in total.
         limit: Usdc,
     },
-    /// This payee has had, or may yet collect, what one payee may have.
+    /// The price is above what remains of the limit per payee.
     #[error("the price is {asked}, but {remaining} remains of the limit of {limit} for payee {payee}")]
     AbovePayeeLimit {
-        /// Whom the offer pays.
+        /// The payee of the offer.
         payee: Address,
         /// The price.
         asked: Usdc,
-        /// What this payee may still have.
+        /// The limit without what this payee got or may still collect.
         remaining: Usdc,
         /// The limit per payee.
         limit: Usdc,
     },
-    /// This host has had, or may yet collect, what one host may have.
+    /// The price is above what remains of the limit per host.
     #[error("the price is {asked}, but {remaining} remains of the limit of {limit} for host {host}")]
     AboveHostLimit {
-        /// The host that asks, without its port.
+        /// The host of the request, without the port.
         host: String,
         /// The price.
         asked: Usdc,
-        /// What this host may still have.
+        /// The limit without what this host got or may still collect.
         remaining: Usdc,
         /// The limit per host.
         limit: Usdc,
     },
-    /// Too much was promised recently.
+    /// The price is above what remains of a limit per period. Try again later.
     #[error("the price is {asked}, but {remaining} remains of the limit of {limit} in {window:?}")]
     AboveWindowLimit {
-        /// How far back the limit looks.
+        /// The length of the period.
         window: Duration,
         /// The price.
         asked: Usdc,
-        /// What may still be promised now.
+        /// The limit without what was signed in the last period.
         remaining: Usdc,
-        /// The limit in any such time.
+        /// The limit in any such period.
         limit: Usdc,
     },
-    /// None of the offers is one that this client pays; one reason for each offer it looked at.
-    #[error("none of the offers can be paid: {}", Listed(reasons))]
+    /// The client accepts none of the offers.
+    #[error("none of the offers can be paid: {}", Reasons(reasons))]
     NoPayableOffer {
-        /// Why not, in the order of the offers.
+        /// One reason per offer, in the server's order.
         reasons: Vec<OfferRefusal>,
     },
-    /// The request's body is a stream that could not be sent a second time with the payment.
+    /// The request's body is a stream, which cannot be sent a second time with the payment. Give it as bytes.
     #[error("the request's body is a stream and cannot be sent again with a payment; give it as bytes")]
     BodyNotReplayable,
-    /// The request's URI is relative, so that nobody can tell whom the payment would go to.
+    /// The request's URI is relative, so that limits per host cannot be checked. Give requests absolute URIs.
     #[error("the request's URI names no host; give requests absolute URIs")]
     NoHost,
-    /// The 402 came from another address than the one the request was for.
+    /// The 402 came from another URL than that of the request. Send the request to that URL if you want to pay there.
     #[error("the request was redirected to {to}; a payment is made only where the caller asked")]
     Redirected {
-        /// Where the 402 came from, without its query.
+        /// The URL of the 402, without its query.
         to: String,
     },
 }
 
-/// Why one offer is not payable.
+/// The reason why the client does not accept an offer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferRefusal {
-    /// Not an offer in the protocol's form.
+    /// The offer does not have the fields of the protocol.
     #[error("the offer cannot be read")]
     Unreadable,
-    /// A scheme, chain or flow that is not implemented.
+    /// The scheme, network or flow is not supported.
     #[error(transparent)]
     Unsupported(#[from] OfferError),
-    /// A token that the client was not told to trust.
+    /// The token is not one that this client pays with. Add it with [`PayerBuilder::asset`](super::PayerBuilder::asset).
     #[error("token {asset} on {network} is not one this client pays with")]
     UnknownAsset {
         /// The chain.
         network: Network,
-        /// The token.
+        /// The token's address.
         asset: Address,
     },
-    /// A trusted token under another name or version: a signature for it would be void.
+    /// The offer gives a known token another EIP-712 name or version. A signature for it would be invalid.
     #[error("the offer gives token {asset} another EIP-712 name or version than it has")]
     WrongDomain {
-        /// The token.
+        /// The token's address.
         asset: Address,
     },
-    /// Zero, or more than any amount of USDC.
+    /// The amount is zero, or larger than [`Usdc`] can hold.
     #[error("the amount is zero or not an amount of USDC")]
     Amount,
-    /// No time to pay in.
+    /// The offer's `maxTimeoutSeconds` is zero.
     #[error("maxTimeoutSeconds is zero")]
     NoTime,
-    /// Less time than this client wants.
-    #[error("maxTimeoutSeconds is {offered}, below this client's least of {least}")]
-    Window {
-        /// What the offer allows, in seconds.
-        offered: u64,
-        /// The least that is accepted, in seconds.
-        least: u64,
-    },
-    /// The money would move when this client does not want it to.
+    /// The client does not pay in this flow. See [`PayerBuilder::flows`](super::PayerBuilder::flows).
     #[error("this client does not pay in the flow \"{0}\"")]
     Flow(PaymentFlow),
 }
 
-/// Several reasons as one sentence.
-struct Listed<'a>(&'a [OfferRefusal]);
+/// Shows several reasons as one sentence.
+struct Reasons<'a>(&'a [OfferRefusal]);
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for Reasons<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Enough to see what is wrong; the rest is in the variant.
         const SHOWN: usize = 4;
         if self.0.is_empty() {
             return f.write_str("there are none");
@@ -154,39 +145,39 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// Why a request that had to be paid for has no response.
+/// An error of a request that had to be paid for.
 ///
-/// All but [`Unanswered`](Self::Unanswered) mean that no payment left this process.
+/// After all errors but [`Unanswered`](Self::Unanswered), no payment was sent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PaymentError {
-    /// The client may not, or cannot, pay what is asked.
+    /// The client refused to pay.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The 402's `PAYMENT-REQUIRED`, or its body if it says that it is of v1, cannot be read.
-    #[error("the server's demand for payment cannot be read")]
+    /// The header `PAYMENT-REQUIRED` of the 402, or its body of x402 v1, cannot be read.
+    #[error("the server's payment requirements cannot be read")]
     Unreadable(#[source] DecodeError),
-    /// No nonce.
+    /// The operating system gave no randomness for a nonce.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
-    /// The key refused or failed.
+    /// The signer refused or failed.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// The payment could not be written as a header, or not as one of at most
-    /// [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes.
+    /// The payment could not be written as a header of at most [`MAX_PAYMENT_HEADER`](crate::protocol::MAX_PAYMENT_HEADER) bytes. The
+    /// server's 402 is too long, or has values that a header cannot have.
     #[error("the payment could not be encoded; it was not sent")]
     Encode(#[source] Box<dyn Error + Send + Sync>),
-    /// The journal could not record the payment, so it was not sent.
+    /// The journal could not record the payment, so it was not sent. Check the disk.
     #[error("the journal could not record the payment; it was not sent")]
     Journal(#[source] io::Error),
-    /// The payment was sent and no answer came, however often it was presented.
+    /// The payment was sent and no answer came. Its amount stays reserved; reconciliation finds out whether it was settled.
     #[error("a payment of {} was sent and not answered in {attempts} attempts; it may still be executed", receipt.amount)]
     Unanswered {
-        /// What was signed; its outcome is whatever earlier answers proved, otherwise unknown.
+        /// What was signed. The outcome is unknown unless an earlier attempt was answered.
         receipt: Box<Receipt>,
-        /// How often it was presented.
+        /// The number of attempts.
         attempts: u32,
-        /// The last failure.
+        /// The error of the last attempt.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
@@ -197,12 +188,12 @@ impl PaymentError {
         Self::Encode(Box::new(source))
     }
 
-    /// The outcome to keep books by: refused if nothing left this process.
-    pub fn outcome(&self) -> Outcome {
-        self.receipt().map_or(Outcome::Refused, |receipt| receipt.outcome)
+    /// Returns the outcome of the payment, which is [`Refused`](PaymentOutcome::Refused) if none was sent.
+    pub fn outcome(&self) -> PaymentOutcome {
+        self.receipt().map_or(PaymentOutcome::Refused, |receipt| receipt.outcome)
     }
 
-    /// What was signed, if a payment was sent.
+    /// Returns the receipt of the payment, if one was sent.
     pub fn receipt(&self) -> Option<&Receipt> {
         match self {
             Self::Unanswered { receipt, .. } => Some(receipt),
@@ -210,7 +201,7 @@ impl PaymentError {
         }
     }
 
-    /// The payment error inside a middleware error, if that is what it is.
+    /// Returns the payment error inside an error of a reqwest client with middlewares, if it is one.
     #[cfg(feature = "reqwest")]
     pub fn of(error: &reqwest_middleware::Error) -> Option<&Self> {
         match error {

@@ -1,4 +1,4 @@
-//! The record of what was signed.
+//! The record of signed payments, in memory or in a file.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -7,136 +7,131 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
+use serde::{Deserialize, Serialize};
+use url::Url;
 
 use super::{
-    JournalEntry, Outcome, budget::Reservation, journal_file::JournalFile, journal_record::Record, promise::Tally,
+    JournalFile, PaymentOutcome, Receipt,
+    budget::{Charge, Reservation, add_to, host_of},
 };
+use crate::{network::Network, protocol::Version, usdc::Usdc};
 
-/// A file is folded when it is this long, or four times as long as after the last time.
-const FOLD_AT: u64 = 1 << 20;
-/// How many fates are remembered.
-const FATES: usize = 1 << 12;
+/// The file is compacted at this length, in bytes, or at four times its length after the last time.
+const COMPACT_AT: u64 = 1 << 20;
+/// How many resolved payments are remembered for [`Journal::was_paid`].
+const MAX_RESOLVED: usize = 1 << 12;
+/// How long after `validBefore` an authorization is taken to be void, in seconds: the clocks of client and chain may differ by this.
+const EXPIRY_MARGIN: u64 = 60;
 
-/// Every payment that was signed, recorded before it is sent.
+/// The record of every signed payment. Each is recorded before it is sent.
 ///
-/// In memory it knows what this process has left open. In a file, one JSON object a line, it also survives the process: a
-/// [`Budget`](super::Budget) built on an existing journal starts with its paid entries as spent, and with its open ones
-/// as reserved. Each signature is on disk (`fsync`) before its payment is sent. An outcome is written without waiting for
-/// the disk; a lost one leaves its payment open, which is the safe side.
+/// A journal in memory knows what this process has left open. A journal in a file survives the process: a
+/// [`Budget`](super::Budget) built on it counts its paid entries as spent and its open ones as reserved. Each signature is on disk
+/// (`fsync`) before its payment is sent. Outcomes are written without waiting for the disk; a lost outcome leaves its payment open,
+/// which is the safe side.
 ///
-/// The file holds payments as they were sent, so that an open one can be presented again. Until it has expired such a
-/// payment is money: the file is created readable by its owner only (on Unix), is locked against a second process, and
-/// `Debug` shows none of it. Payments that were made are folded into sums when the file is opened and when it has grown,
-/// so that it is as long as what is open, plus a line. The sums are by payee, by host and by time: to the second for a day,
-/// by the hour before that.
+/// # The file
+///
+/// The file has one JSON object per line. It holds open payments as they were sent, so that they can be presented again. Such a
+/// payment is money until it expires: the file is readable by its owner only (on Unix), a second process cannot open it, and `Debug`
+/// shows no payment.
+///
+/// Paid entries are summed up when the file is opened and when it has grown, so that it holds what is open and one more line. The
+/// sums are by payee, by host and by time: to the second for the last day, by the hour before that.
 #[derive(Clone)]
 pub struct Journal(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Locked while the disk is waited for, and only ever on a thread that may wait. Locked before `state`.
+    /// Held while the disk is written, so it is only locked on threads that may block. Locked before `state`.
     file: Option<Mutex<OpenFile>>,
     state: Mutex<State>,
 }
 
 struct OpenFile {
     file: JournalFile,
-    fold_at: u64,
-}
-
-/// What the lines so far add up to.
-#[derive(Clone, Default)]
-struct State {
-    /// Payments without a proven outcome.
-    open: BTreeMap<B256, JournalEntry>,
-    /// Those of them that a server called failed, by the time at which they are certainly void.
-    failed: BTreeSet<(u64, B256)>,
-    /// Of the last payments that were open and were closed by something else than their answer: whether they were made.
-    fates: VecDeque<(B256, bool)>,
-    paid: Tally,
+    compact_at: u64,
 }
 
 impl Journal {
-    /// A journal that ends with the process.
+    /// Creates a journal that ends with the process.
     pub fn in_memory() -> Self {
         Self(Arc::default())
     }
 
     /// Opens or creates the journal at `path`.
     ///
-    /// An incomplete last line is a record that was being written when a process died. Its payment was not sent yet, so the
-    /// line is removed.
+    /// An incomplete last line is removed: it was being written when a process died, and its payment was not sent yet.
     ///
     /// # Errors
     /// See [`JournalError`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, JournalError> {
         let path = path.as_ref();
         let (file, text) = JournalFile::open(path).map_err(|source| JournalError::Io { path: path.into(), source })?;
-        let mut read = State::default();
+        let mut state = State::default();
         for (index, line) in text.lines().enumerate() {
             let record = serde_json::from_str(line).map_err(|source| JournalError::Line {
                 path: path.into(),
                 line: index + 1,
                 column: source.column(),
             })?;
-            read.apply(record);
+            state.apply(record);
         }
-        let mut file = OpenFile { fold_at: FOLD_AT.max(4 * file.length()), file };
-        let is_foldable = text.lines().count() > read.lines();
-        let state = Mutex::new(read);
-        if is_foldable {
-            file.fold(&state);
+        let mut file = OpenFile { compact_at: COMPACT_AT.max(4 * file.length()), file };
+        let is_compactable = text.lines().count() > state.lines();
+        let state = Mutex::new(state);
+        if is_compactable {
+            file.compact(&state);
         }
         Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state })))
     }
 
-    /// Payments that were signed and of which nobody has proven that they were made or never will be, in the order of
-    /// their nonces. Those that are just being made are among them.
+    /// Returns the payments without a proven outcome, ordered by nonce. Payments under way are among them.
     pub fn unresolved(&self) -> Vec<JournalEntry> {
         self.state().open.values().cloned().collect()
     }
 
-    /// What was paid so far, for a budget to start from.
-    pub(super) fn paid(&self) -> Tally {
+    /// Returns whether the payment with this authorization nonce was made, if its outcome was found out after its answer: by
+    /// `reconcile`, by `reconcile_with_servers`, or because a failed payment expired.
+    ///
+    /// Returns `None` for payments that their answer closed and for [unresolved](Self::unresolved) ones. Only the last 4,096 results
+    /// of this process are kept.
+    pub fn was_paid(&self, nonce: B256) -> Option<bool> {
+        self.state().resolved.iter().find(|(known, _)| *known == nonce).map(|(_, paid)| *paid)
+    }
+
+    /// Returns the sums of paid entries, for a budget to start from.
+    pub(super) fn paid(&self) -> PaidTotals {
         self.state().paid.clone()
     }
 
-    /// Takes out payments that a server called failed and that have expired since.
+    /// Removes and returns payments that a server called failed and that have expired since.
     pub(super) fn take_expired(&self, now: u64) -> Vec<JournalEntry> {
         let mut state = self.state();
         let valid = state.failed.split_off(&(now.saturating_add(1), B256::ZERO));
         let expired = std::mem::replace(&mut state.failed, valid);
         let entries: Vec<_> = expired.iter().filter_map(|(_, nonce)| state.open.remove(nonce)).collect();
-        entries.iter().for_each(|entry| state.note_fate(entry.nonce, false));
+        entries.iter().for_each(|entry| state.remember_resolved(entry.nonce, false));
         entries
     }
 
-    /// Returns whether the payment with this authorization nonce was made, if its answer did not tell and this process found out since
-    /// (by `reconcile` or `reconcile_with_servers`, or because a failed payment has expired).
-    ///
-    /// `None` for all other payments: those that their answer closed, and those that are still [unresolved](Self::unresolved). Only
-    /// the last 4,096 results are kept, and none of them in the file.
-    pub fn was_paid(&self, nonce: B256) -> Option<bool> {
-        self.state().fates.iter().find(|(known, _)| *known == nonce).map(|(_, paid)| *paid)
-    }
-
-    /// Remembers what became of a payment that its answer did not close.
+    /// Remembers the outcome of a payment that its answer did not close.
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
-    pub(super) fn note_fate(&self, nonce: B256, paid: bool) {
-        self.state().note_fate(nonce, paid);
+    pub(super) fn remember_resolved(&self, nonce: B256, paid: bool) {
+        self.state().remember_resolved(nonce, paid);
     }
 
-    /// Returns when the payment is recorded and may be sent. What is set aside for it is held from then on; if it cannot be
-    /// recorded, it is given back, also if nobody waits any more to hear of it.
-    pub(super) async fn signed_for(
+    /// Records a payment; when this returns, it may be sent. The reservation is held from then on. If the payment cannot be recorded,
+    /// its amount is released, even if the caller was cancelled in the meantime.
+    pub(super) async fn record_signed(
         &self,
         entry: JournalEntry,
         mut reservation: Reservation,
     ) -> io::Result<Reservation> {
         let this = self.clone();
         let write = move || {
-            // From here on the signature may survive this process; losing sight of it must not free the money.
+            // From here on the signature may survive this process: dropping the reservation must not free the amount.
             reservation.hold();
             match this.write_signed(entry) {
                 Ok(()) => Ok(reservation),
@@ -146,12 +141,12 @@ impl Journal {
                 }
             }
         };
-        self.wherever_it_may_wait(write).await
+        self.run_blocking(write).await
     }
 
     fn write_signed(&self, entry: JournalEntry) -> io::Result<()> {
         let record = Record::Signed(entry);
-        // The file stays locked until the state knows the payment: folding writes what the state knows.
+        // The file stays locked until the state has the payment, since compaction writes what the state has.
         let _file = match &self.0.file {
             Some(file) => {
                 let mut file = lock(file);
@@ -164,24 +159,25 @@ impl Journal {
         Ok(())
     }
 
-    /// Enters an outcome, and returns the payment if this closed it.
+    /// Applies an outcome in memory, and returns the payment if this closed it.
     ///
-    /// Closing happens once, whoever finds out first: the answer to the request, or a look at the chain.
+    /// A payment is closed once, by the answer to its request or by the chain, whichever comes first.
     pub(super) fn close(&self, outcome: &Record) -> Option<JournalEntry> {
         self.state().apply(outcome.clone())
     }
 
-    /// Writes an outcome that was entered.
-    pub(super) async fn closed(&self, outcome: Record) -> io::Result<()> {
+    /// Writes an outcome that [`close`](Self::close) applied.
+    pub(super) async fn write_outcome(&self, outcome: Record) -> io::Result<()> {
         let this = self.clone();
         let write = move || match &this.0.file {
             Some(file) => lock(file).append(&outcome, false, &this.0.state),
             None => Ok(()),
         };
-        self.wherever_it_may_wait(write).await
+        self.run_blocking(write).await
     }
 
-    async fn wherever_it_may_wait<T: Send + 'static>(
+    /// Runs `write` on a thread that may block, if there is a file.
+    async fn run_blocking<T: Send + 'static>(
         &self,
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
@@ -196,7 +192,7 @@ impl Journal {
     }
 }
 
-/// Nothing in here panics halfway through a change, so a poisoned lock guards sound data.
+/// No code here panics halfway through a change, so a poisoned lock guards sound data.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -207,23 +203,273 @@ impl fmt::Debug for Journal {
     }
 }
 
+/// A signed payment, as the journal holds it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct JournalEntry {
+    /// When it was signed, in seconds since the Unix epoch.
+    pub signed_at: u64,
+    /// The method of the request it pays for.
+    pub method: String,
+    /// The URL of the request it pays for.
+    pub url: String,
+    /// The chain.
+    pub network: Network,
+    /// The token's address.
+    pub asset: Address,
+    /// The payer's address.
+    pub payer: Address,
+    /// The payee's address.
+    pub pay_to: Address,
+    /// The amount.
+    pub amount: Usdc,
+    /// When the authorization expires, in seconds since the Unix epoch.
+    pub valid_before: u64,
+    /// The authorization's nonce.
+    pub nonce: B256,
+    /// The version of x402 it is paid in; [`Version::payment_header`] is the header to present it in.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub version: Version,
+    /// Where the server reports the status of the payment. Always on the origin that is paid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_url: Option<String>,
+    /// The value of the payment header. It is money until the payment is settled or expired.
+    pub payment: String,
+}
+
+/// Journals of earlier versions of this crate do not name the version.
+fn is_default(version: &Version) -> bool {
+    *version == Version::default()
+}
+
+impl JournalEntry {
+    /// Returns what this payment takes out of a budget.
+    pub(super) fn charge(&self) -> Charge {
+        let host = Url::parse(&self.url).as_ref().map(host_of).unwrap_or_default();
+        Charge { amount: self.amount, payee: self.pay_to, host, signed_at: self.signed_at }
+    }
+
+    /// Returns when the authorization is void by any reasonable clock.
+    const fn void_at(&self) -> u64 {
+        self.valid_before.saturating_add(EXPIRY_MARGIN)
+    }
+}
+
+impl fmt::Debug for JournalEntry {
+    /// Leaves out the payment, and the URL, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JournalEntry")
+            .field("signed_at", &self.signed_at)
+            .field("network", &self.network)
+            .field("payer", &self.payer)
+            .field("pay_to", &self.pay_to)
+            .field("amount", &self.amount)
+            .field("valid_before", &self.valid_before)
+            .field("nonce", &self.nonce)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An error that prevents opening a journal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The file cannot be opened, read or locked. It is locked while another process uses it.
+    #[error("the journal {} cannot be opened, or is in use by another process", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the file system.
+        #[source]
+        source: io::Error,
+    },
+    /// A line was not written by this crate. Repair or move the file; without it the budget starts anew.
+    #[error("line {line} of the journal {} is not a journal record (column {column})", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from one.
+        line: usize,
+        /// The column of the first mistake. The text is not shown, since it may be secret.
+        column: usize,
+    },
+}
+
+/// One line of the file.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase")]
+pub(super) enum Record {
+    /// The sum of all lines before it. If there is one, it is the first line.
+    Paid(PaidTotals),
+    Signed(JournalEntry),
+    Outcome {
+        nonce: B256,
+        outcome: PaymentOutcome,
+        transaction: Option<B256>,
+    },
+    /// The chain proves that the payment can never be executed.
+    Void {
+        nonce: B256,
+    },
+}
+
+impl From<&Receipt> for Record {
+    fn from(receipt: &Receipt) -> Self {
+        let Receipt { nonce, outcome, transaction, .. } = *receipt;
+        Self::Outcome { nonce, outcome, transaction }
+    }
+}
+
+/// The sums of paid entries that a later process needs for its limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PaidTotals {
+    pub(super) spent: Usdc,
+    pub(super) payees: BTreeMap<Address, Usdc>,
+    pub(super) hosts: BTreeMap<String, Usdc>,
+    /// By second of the signature.
+    #[serde(with = "pairs")]
+    pub(super) times: BTreeMap<u64, Usdc>,
+}
+
+impl PaidTotals {
+    /// How long times are kept to the second, in seconds.
+    const EXACT: u64 = 24 * 60 * 60;
+    /// The length of the periods that older times are summed by, in seconds.
+    const COARSE: u64 = 60 * 60;
+
+    fn is_empty(&self) -> bool {
+        self.times.is_empty()
+    }
+
+    fn add(&mut self, charge: &Charge) {
+        add_to(&mut self.spent, charge.amount);
+        add_to(self.payees.entry(charge.payee).or_default(), charge.amount);
+        add_to(self.hosts.entry(charge.host.clone()).or_default(), charge.amount);
+        add_to(self.times.entry(charge.signed_at).or_default(), charge.amount);
+        // At most `EXACT` of these are of the last day, so that compacting removes at least half of them.
+        if self.times.len() as u64 > 2 * Self::EXACT {
+            self.compact();
+        }
+    }
+
+    /// Sums up times older than a day by the hour. Each hour counts as paid at its last payment, so that a rolling limit counts it for
+    /// too long rather than too short.
+    fn compact(&mut self) {
+        let Some((&newest, _)) = self.times.last_key_value() else { return };
+        let exact = self.times.split_off(&newest.saturating_sub(Self::EXACT));
+        let mut hours = BTreeMap::new();
+        for (at, amount) in std::mem::replace(&mut self.times, exact) {
+            let (last, sum) = hours.entry(at / Self::COARSE).or_insert((at, Usdc::ZERO));
+            *last = at.max(*last);
+            add_to(sum, amount);
+        }
+        self.times.extend(hours.into_values());
+    }
+}
+
+/// Writes a map as pairs: in a tagged enum, serde reads the keys of a JSON object as text only.
+mod pairs {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::usdc::Usdc;
+
+    pub(super) fn serialize<S: Serializer>(times: &BTreeMap<u64, Usdc>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(times)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u64, Usdc>, D::Error> {
+        Ok(Vec::deserialize(deserializer)?.into_iter().collect())
+    }
+}
+
+/// The result of applying all records so far.
+#[derive(Clone, Default)]
+struct State {
+    /// Payments without a proven outcome.
+    open: BTreeMap<B256, JournalEntry>,
+    /// Open payments that a server called failed, by the time at which they are certainly void.
+    failed: BTreeSet<(u64, B256)>,
+    /// The last payments that were not closed by their answer, and whether they were paid.
+    resolved: VecDeque<(B256, bool)>,
+    paid: PaidTotals,
+}
+
+impl State {
+    fn remember_resolved(&mut self, nonce: B256, paid: bool) {
+        if self.resolved.len() == MAX_RESOLVED {
+            self.resolved.pop_front();
+        }
+        self.resolved.push_back((nonce, paid));
+    }
+
+    /// Applies a record, and returns the payment that it closes.
+    fn apply(&mut self, record: Record) -> Option<JournalEntry> {
+        let (nonce, paid) = match record {
+            Record::Paid(totals) => {
+                self.paid = totals;
+                return None;
+            }
+            Record::Signed(entry) => {
+                self.open.insert(entry.nonce, entry);
+                return None;
+            }
+            Record::Outcome { outcome: PaymentOutcome::Unknown | PaymentOutcome::Refused, .. } => return None,
+            Record::Outcome { nonce, outcome: PaymentOutcome::Failed, .. } => {
+                let void_at = self.open.get(&nonce)?.void_at();
+                self.failed.insert((void_at, nonce));
+                return None;
+            }
+            Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, .. } => (nonce, true),
+            Record::Void { nonce } => (nonce, false),
+        };
+        let entry = self.open.remove(&nonce)?;
+        self.failed.remove(&(entry.void_at(), nonce));
+        if paid {
+            self.paid.add(&entry.charge());
+        }
+        Some(entry)
+    }
+
+    /// Returns the number of records that [`compacted`](Self::compacted) has.
+    fn lines(&self) -> usize {
+        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len()
+    }
+
+    /// Returns the fewest records that lead to this state.
+    fn compacted(&mut self) -> Vec<Record> {
+        self.paid.compact();
+        let paid = (!self.paid.is_empty()).then(|| Record::Paid(self.paid.clone()));
+        let open = self.open.values().cloned().map(Record::Signed);
+        let failed = self.failed.iter().map(|(_, nonce)| Record::Outcome {
+            nonce: *nonce,
+            outcome: PaymentOutcome::Failed,
+            transaction: None,
+        });
+        paid.into_iter().chain(open).chain(failed).collect()
+    }
+}
+
 impl OpenFile {
     fn append(&mut self, record: &Record, durable: bool, state: &Mutex<State>) -> io::Result<()> {
-        if self.file.length() >= self.fold_at {
-            self.fold(state);
+        if self.file.length() >= self.compact_at {
+            self.compact(state);
         }
         self.file.append(&line(record)?, durable)
     }
 
-    /// Rewrites the file as what it adds up to. One that cannot be rewritten goes on as it is. Nobody who asks for the state waits
-    /// for the disk: what is entered meanwhile is written when this is done, by whoever entered it.
-    fn fold(&mut self, state: &Mutex<State>) {
-        let records = lock(state).folded();
-        let folded = records.iter().map(line).collect::<io::Result<Vec<_>>>();
-        if let Err(error) = folded.and_then(|lines| self.file.replace(&lines.concat())) {
-            tracing::warn!(%error, "the journal could not be made shorter");
+    /// Rewrites the file as its compacted records. If that fails, the file is kept as it is.
+    ///
+    /// The state is not locked while the disk is written. Outcomes applied meanwhile are appended afterwards by their own callers.
+    fn compact(&mut self, state: &Mutex<State>) {
+        let records = lock(state).compacted();
+        let lines = records.iter().map(line).collect::<io::Result<Vec<_>>>();
+        if let Err(error) = lines.and_then(|lines| self.file.replace(&lines.concat())) {
+            tracing::warn!(%error, "the journal could not be compacted");
         }
-        self.fold_at = FOLD_AT.max(4 * self.file.length());
+        self.compact_at = COMPACT_AT.max(4 * self.file.length());
     }
 }
 
@@ -233,98 +479,12 @@ fn line(record: &Record) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-impl State {
-    fn note_fate(&mut self, nonce: B256, paid: bool) {
-        if self.fates.len() == FATES {
-            self.fates.pop_front();
-        }
-        self.fates.push_back((nonce, paid));
-    }
-
-    /// Returns the payment that the record closes.
-    fn apply(&mut self, record: Record) -> Option<JournalEntry> {
-        let (nonce, paid) = match record {
-            Record::Paid(tally) => {
-                self.paid = tally;
-                return None;
-            }
-            Record::Signed(entry) => {
-                self.open.insert(entry.nonce, entry);
-                return None;
-            }
-            Record::Outcome { outcome: Outcome::Unknown | Outcome::Refused, .. } => return None,
-            Record::Outcome { nonce, outcome: Outcome::Failed, .. } => {
-                let void_at = self.open.get(&nonce)?.void_at();
-                self.failed.insert((void_at, nonce));
-                return None;
-            }
-            Record::Outcome { nonce, outcome: Outcome::Settled | Outcome::Accepted, .. } => (nonce, true),
-            Record::Void { nonce } => (nonce, false),
-        };
-        let entry = self.open.remove(&nonce)?;
-        self.failed.remove(&(entry.void_at(), nonce));
-        if paid {
-            self.paid.add(&entry.promise());
-        }
-        Some(entry)
-    }
-
-    /// How many records it takes.
-    fn lines(&self) -> usize {
-        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len()
-    }
-
-    /// What it adds up to, as records.
-    fn folded(&mut self) -> Vec<Record> {
-        self.paid.thin();
-        let paid = (!self.paid.is_empty()).then(|| Record::Paid(self.paid.clone()));
-        let open = self.open.values().cloned().map(Record::Signed);
-        let failed = self.failed.iter().map(|(_, nonce)| Record::Outcome {
-            nonce: *nonce,
-            outcome: Outcome::Failed,
-            transaction: None,
-        });
-        paid.into_iter().chain(open).chain(failed).collect()
-    }
-}
-
-/// Why a journal could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum JournalError {
-    /// The file cannot be opened, read or locked; it is locked if another process uses it.
-    #[error("the journal {} cannot be opened, or is in use by another process", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// A complete line that no version of this crate wrote. Repair or move the file; without it the budget starts anew.
-    #[error("line {line} of the journal {} is not a journal record (column {column})", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Counted from one.
-        line: usize,
-        /// Where in the line it stops making sense; the text itself may be secret.
-        column: usize,
-    },
-}
-
 #[cfg(test)]
 mod tests {
-    use alloy_primitives::Address;
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::{
-        Network,
-        client::{Budget, Receipt},
-        protocol::Version,
-        usdc::Usdc,
-    };
+    use crate::client::Budget;
 
     struct TempPath(PathBuf);
 
@@ -360,7 +520,7 @@ mod tests {
         }
     }
 
-    async fn conclude(journal: &Journal, entry: &JournalEntry, outcome: Outcome) {
+    async fn conclude(journal: &Journal, entry: &JournalEntry, outcome: PaymentOutcome) {
         let receipt = Receipt {
             outcome,
             transaction: None,
@@ -374,24 +534,27 @@ mod tests {
         };
         let record = Record::from(&receipt);
         journal.close(&record);
-        journal.closed(record).await.unwrap();
+        journal.write_outcome(record).await.unwrap();
     }
 
     impl Journal {
         async fn signed(&self, entry: JournalEntry) -> io::Result<()> {
             let budget = Budget::builder().per_payment(entry.amount).build();
-            self.signed_for(entry.clone(), budget.reserve(entry.promise(), 0).unwrap()).await.map(drop)
+            self.record_signed(entry.clone(), budget.reserve(entry.charge(), 0).unwrap()).await.map(drop)
         }
     }
 
     #[tokio::test]
-    async fn a_budget_starts_where_its_journal_ended() {
+    async fn budget_starts_from_what_its_journal_holds() {
         let path = TempPath::new("restart");
         {
             let journal = Journal::open(&path.0).unwrap();
-            for (nonce, outcome) in
-                [(1, Outcome::Settled), (2, Outcome::Accepted), (3, Outcome::Failed), (4, Outcome::Unknown)]
-            {
+            for (nonce, outcome) in [
+                (1, PaymentOutcome::Settled),
+                (2, PaymentOutcome::Accepted),
+                (3, PaymentOutcome::Failed),
+                (4, PaymentOutcome::Unknown),
+            ] {
                 let entry = entry(nonce, 10_u64.pow(nonce.into()));
                 journal.signed(entry.clone()).await.unwrap();
                 conclude(&journal, &entry, outcome).await;
@@ -408,20 +571,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_paid_is_folded_into_one_line_when_the_file_is_opened() {
-        let path = TempPath::new("fold");
+    async fn paid_entries_become_one_line_when_the_file_is_opened() {
+        let path = TempPath::new("compact");
         let (mut sizes, mut spent) = (Vec::new(), 0);
         for life in 1..=3_u8 {
             let journal = Journal::open(&path.0).unwrap();
             for payment in 1..=20 {
                 let entry = entry(life * 30 + payment, 7);
                 journal.signed(entry.clone()).await.unwrap();
-                conclude(&journal, &entry, Outcome::Settled).await;
+                conclude(&journal, &entry, PaymentOutcome::Settled).await;
                 spent += 7;
             }
             let failed = entry(life, 1);
             journal.signed(failed.clone()).await.unwrap();
-            conclude(&journal, &failed, Outcome::Failed).await;
+            conclude(&journal, &failed, PaymentOutcome::Failed).await;
             drop(journal);
             let before = std::fs::read_to_string(&path.0).unwrap();
             let journal = Journal::open(&path.0).unwrap();
@@ -436,15 +599,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_has_grown_is_folded_while_it_is_open() {
+    async fn grown_file_is_compacted_while_it_is_open() {
         let path = TempPath::new("grown");
         let journal = Journal::open(&path.0).unwrap();
-        lock(journal.0.file.as_ref().unwrap()).fold_at = 4_000;
+        lock(journal.0.file.as_ref().unwrap()).compact_at = 4_000;
         for nonce in 0..30 {
             let entry = entry(nonce, 7);
             journal.signed(entry.clone()).await.unwrap();
-            conclude(&journal, &entry, if nonce < 28 { Outcome::Settled } else { Outcome::Unknown }).await;
-            lock(journal.0.file.as_ref().unwrap()).fold_at = 4_000;
+            conclude(&journal, &entry, if nonce < 28 { PaymentOutcome::Settled } else { PaymentOutcome::Unknown })
+                .await;
+            lock(journal.0.file.as_ref().unwrap()).compact_at = 4_000;
         }
         assert!(std::fs::metadata(&path.0).unwrap().len() < 6_000);
         drop(journal);
@@ -453,7 +617,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_of_before_there_were_versions_is_read_and_written_as_it_was() {
+    async fn file_without_versions_is_read_and_written_unchanged() {
         const LINE: &str = r#"{"event":"signed","signedAt":1000,"method":"POST","url":"http://h/","network":"eip155:8453","asset":"0x0000000000000000000000000000000000000000","payer":"0x0101010101010101010101010101010101010101","payTo":"0x0202020202020202020202020202020202020202","amount":"7","validBefore":2000,"nonce":"0x0303030303030303030303030303030303030303030303030303030303030303","payment":"p"}"#;
         let path = TempPath::new("older");
         std::fs::write(&path.0, format!("{LINE}\n")).unwrap();
@@ -469,7 +633,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_payment_that_the_disk_does_not_take_is_not_open_and_leaves_no_trace() {
+    async fn payment_that_cannot_be_written_is_not_open_and_leaves_no_trace() {
         let path = TempPath::new("full");
         let journal = Journal::open(&path.0).unwrap();
         let file = || lock(journal.0.file.as_ref().unwrap());
@@ -488,15 +652,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_recorded_is_given_back_also_if_nobody_waits_for_it() {
+    async fn unrecorded_payment_is_released_even_if_its_caller_is_cancelled() {
         let path = TempPath::new("given-up");
         let journal = Journal::open(&path.0).unwrap();
         let budget = Budget::builder().journal(journal.clone()).build();
         let good = {
             let mut file = lock(journal.0.file.as_ref().unwrap());
             let good = file.file.swap(std::fs::File::open(&path.0).unwrap());
-            let reservation = budget.reserve(entry(1, 5).promise(), 0).unwrap();
-            let recording = journal.signed_for(entry(1, 5), reservation);
+            let reservation = budget.reserve(entry(1, 5).charge(), 0).unwrap();
+            let recording = journal.record_signed(entry(1, 5), reservation);
             assert!(recording.now_or_never().is_none(), "the file is in use");
             assert_eq!(budget.reserved().atomic(), 5, "it may be recorded yet");
             good
@@ -510,18 +674,18 @@ mod tests {
         assert_eq!(budget.reserved(), Usdc::ZERO);
 
         lock(journal.0.file.as_ref().unwrap()).file.swap(good);
-        let reservation = budget.reserve(entry(2, 5).promise(), 0).unwrap();
-        drop(journal.signed_for(entry(2, 5), reservation).await.unwrap());
+        let reservation = budget.reserve(entry(2, 5).charge(), 0).unwrap();
+        drop(journal.record_signed(entry(2, 5), reservation).await.unwrap());
         assert_eq!((budget.reserved().atomic(), journal.unresolved().len()), (5, 1));
     }
 
     #[test]
-    fn a_device_is_not_a_journal() {
+    fn device_file_is_refused() {
         assert!(matches!(Journal::open("/dev/full"), Err(JournalError::Io { .. })));
     }
 
     #[tokio::test]
-    async fn a_line_cut_by_a_crash_is_dropped_and_a_foreign_line_is_not() {
+    async fn line_cut_by_a_crash_is_removed_and_a_foreign_line_is_an_error() {
         let path = TempPath::new("torn");
         Journal::open(&path.0).unwrap().signed(entry(1, 5)).await.unwrap();
         let whole = std::fs::read_to_string(&path.0).unwrap();
@@ -534,7 +698,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_is_private_and_used_by_one_process_at_a_time() {
+    async fn file_is_private_and_opened_once() {
         let path = TempPath::new("private");
         std::fs::write(&path.0, "").unwrap();
         let journal = Journal::open(&path.0).unwrap();
@@ -547,5 +711,21 @@ mod tests {
         journal.signed(entry(1, 5)).await.unwrap();
         let shown = format!("{journal:?} {:?}", journal.unresolved());
         assert!(!shown.contains("bearer-data") && !shown.contains("private"), "{shown}");
+    }
+
+    #[test]
+    fn compacting_times_keeps_every_unit_and_makes_none_older() {
+        let mut paid = PaidTotals::default();
+        let times = [0, 10, 3_599, 3_600, 90_000, 100_000, 100_001];
+        for at in times {
+            let charge = Charge { amount: Usdc::from_atomic(3), payee: Address::ZERO, host: "h".into(), signed_at: at };
+            paid.add(&charge);
+        }
+        paid.compact();
+        let kept: Vec<_> = paid.times.iter().map(|(at, amount)| (*at, amount.atomic())).collect();
+        assert_eq!(kept, [(3_599, 9), (3_600, 3), (90_000, 3), (100_000, 3), (100_001, 3)]);
+        assert_eq!(paid.spent.atomic(), 21);
+        let text = serde_json::to_string(&paid).unwrap();
+        assert_eq!(serde_json::from_str::<PaidTotals>(&text).unwrap(), paid);
     }
 }

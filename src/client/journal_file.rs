@@ -1,4 +1,4 @@
-//! A file of lines that is never left half written.
+//! An append-only file of lines that is never left half written.
 
 use std::{
     ffi::OsString,
@@ -7,11 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// An append-only file of lines that one process has locked, and that can be replaced as a whole: what a
-/// [`Journal`](super::Journal) is kept in, for logs of your own.
+/// An append-only file of lines, locked by one process. [`Journal`](super::Journal) uses it; use it for logs of your own.
 ///
-/// A crash leaves complete lines only: an incomplete last one is removed when the file is opened. The file is created readable by its
-/// owner only (on Unix). All methods may wait for the disk.
+/// After a crash there are only complete lines, since an incomplete last line is removed when the file is opened. The file is readable
+/// by its owner only (on Unix). All methods block on the disk.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -31,17 +30,17 @@ use std::{
 pub struct JournalFile {
     path: PathBuf,
     file: File,
-    /// Up to here it holds complete lines.
+    /// The length of its complete lines, in bytes.
     length: u64,
 }
 
 impl JournalFile {
-    /// Opens or creates the file, locks it, and returns its complete lines. An incomplete last line is removed.
+    /// Opens or creates the file, locks it, and returns its lines.
     ///
     /// # Errors
-    /// If it cannot be opened or read, is not a regular file or not UTF-8, or if another process (or this one) has it open.
+    /// The file cannot be opened or read, is not a regular file or not UTF-8, or is open already, here or in another process.
     pub fn open(path: &Path) -> io::Result<(Self, String)> {
-        // A process may go to another directory.
+        // The working directory may change.
         let path = std::path::absolute(path)?;
         let mut file = locked(&path)?;
         let mut text = String::new();
@@ -57,24 +56,24 @@ impl JournalFile {
         Ok((Self { path, file, length: complete as u64 }, text))
     }
 
-    /// Puts another file in its place, which need not be one that takes lines.
+    /// Replaces the open file, for tests of write errors.
     #[cfg(test)]
     pub(crate) fn swap(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// Returns how many bytes of lines it holds.
+    /// Returns the length of its lines, in bytes.
     pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// Adds complete lines, each of which ends with `\n`. If `durable`, they are on disk when this returns, in the file that has the name.
+    /// Appends complete lines, each of which ends with `\n`. If `durable`, they are on disk when this returns.
     ///
     /// # Errors
-    /// If they could not be written, or `durable` and the file was removed or replaced by another one. Lines that were written in
-    /// part are removed by the next call, or when the file is opened again.
+    /// The lines could not be written; or `durable` was asked for and the file was removed or replaced. Lines that were written in part
+    /// are removed by the next call, or when the file is opened again.
     pub fn append(&mut self, lines: &[u8], durable: bool) -> io::Result<()> {
-        // A file that was removed takes lines and loses them.
+        // Writing to a removed file succeeds, and the lines are lost.
         if durable && !is_at(&self.file, &self.path)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the file was replaced by another one"));
         }
@@ -88,15 +87,15 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Replaces all lines by these. A crash leaves the old file or the new one.
+    /// Replaces all lines by these. After a crash there is the old file or the new one.
     ///
     /// # Errors
-    /// If the new file could not be written or renamed. The old one is used further, unless only its directory could not be synced.
+    /// The new file could not be written or renamed, and the old one stays in use; or its directory could not be synced.
     pub fn replace(&mut self, lines: &[u8]) -> io::Result<()> {
         let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
         name.push(".new");
         let aside = self.path.with_file_name(name);
-        // Locked before it gets the name, so that no other process finds it free.
+        // Locked before it is renamed, so that no other process can open it in between.
         let mut file = locked(&aside)?;
         file.set_len(0)?;
         file.write_all(lines)?;
@@ -108,9 +107,9 @@ impl JournalFile {
     }
 }
 
-/// Opens a private file that no other process has open through here.
+/// Opens and locks a file that only its owner may read.
 fn locked(path: &Path) -> io::Result<File> {
-    // A device may never end, and must keep its permissions.
+    // Reading a device may never end, and its permissions must not change.
     if path.exists() && !path.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
@@ -124,7 +123,7 @@ fn locked(path: &Path) -> io::Result<File> {
     if !is_at(&file, path)? {
         return Err(TryLockError::WouldBlock.into());
     }
-    // The file may be older than this rule.
+    // The file may have been created with other permissions.
     #[cfg(unix)]
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     Ok(file)
@@ -142,7 +141,7 @@ fn is_at(_: &File, path: &Path) -> io::Result<bool> {
     Ok(path.exists())
 }
 
-/// A name is only found after a crash if its directory was written too.
+/// Makes a new name durable: it survives a crash only if its directory was synced too.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
     if cfg!(unix) {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,8 +1,7 @@
-//! Where a payer's private key comes from.
+//! Reads private keys from text, environment variables and keystore files.
 //!
-//! Any alloy signer can pay: a KMS, a hardware wallet, a key made elsewhere. These are for keys that are text, or a file.
-//! None of them repeats what it read, in errors or otherwise, and copies of the text are wiped after use. What is in the
-//! environment stays there for as long as the process lives; a keystore file does not need it for the key itself.
+//! Any alloy signer can pay, such as a KMS or a hardware wallet; these functions are for keys held in memory. Errors never show what was
+//! read, and copies of it are wiped. An environment variable stays readable while the process lives; a keystore file avoids that.
 //!
 //! ```no_run
 //! use tower_x402::client::{Payer, key};
@@ -19,7 +18,7 @@ use alloy_primitives::{B256, hex};
 use alloy_signer_local::PrivateKeySigner;
 use zeroize::{Zeroize, Zeroizing};
 
-/// Reads a private key: 32 bytes in hex, with or without `0x`; spaces around it do not matter.
+/// Reads a private key of 32 bytes in hex, with or without `0x`. Whitespace around it is ignored.
 ///
 /// ```
 /// use tower_x402::client::key;
@@ -31,7 +30,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// ```
 ///
 /// # Errors
-/// [`KeyError::Malformed`], which does not say what was given.
+/// [`KeyError::Malformed`], which does not show the text.
 pub fn from_hex(text: &str) -> Result<PrivateKeySigner, KeyError> {
     read(text, "the text given")
 }
@@ -45,10 +44,9 @@ pub fn from_env(variable: &str) -> Result<PrivateKeySigner, KeyError> {
     read(&Zeroizing::new(text), variable)
 }
 
-/// Decrypts a private key in an Ethereum keystore file (version 3, as geth, Foundry's `cast wallet` and many wallets
-/// write it).
+/// Decrypts the private key in an Ethereum keystore file (version 3), as geth, Foundry's `cast wallet` and many wallets write it.
 ///
-/// This is slow on purpose: about a second of computing. In async code, use `spawn_blocking`.
+/// This takes about a second of computing, by design. In async code, use `spawn_blocking`.
 ///
 /// # Errors
 /// [`KeyError::Keystore`] names the file.
@@ -69,29 +67,29 @@ fn read(text: &str, origin: &str) -> Result<PrivateKeySigner, KeyError> {
     key
 }
 
-/// Why there is no key. Never says what the key or the password is.
+/// An error while a key was read. It never shows the key or the password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The variable is not set, or not text.
+    /// The environment variable is not set, or is not text.
     #[error("set {variable} to a private key (32 bytes in hex)")]
     Missing {
-        /// Its name.
+        /// The name of the variable.
         variable: String,
     },
-    /// Something is there, but not a key.
+    /// The text is not a private key.
     #[error("{origin} is not a private key: expected 32 bytes in hex, not zero and below the order of the curve")]
     Malformed {
-        /// Where the text came from.
+        /// The source of the text, such as the name of the variable.
         origin: String,
     },
-    /// The file cannot be read, or not with this password.
+    /// The file cannot be read, or the password is wrong.
     #[cfg(feature = "keystore")]
     #[error("no key can be read from the keystore {} with this password", path.display())]
     Keystore {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the keystore.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -104,14 +102,14 @@ mod tests {
     const TEXT: &str = "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
 
     #[test]
-    fn a_key_is_read_from_text_with_and_without_prefix() {
+    fn key_is_read_with_and_without_prefix() {
         for text in [TEXT.to_owned(), format!("0x{TEXT}"), format!(" 0x{TEXT}\n")] {
             assert_eq!(from_hex(&text).unwrap().address().to_string(), "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
         }
     }
 
     #[test]
-    fn no_error_and_no_debug_output_shows_the_key() {
+    fn errors_and_debug_output_do_not_show_the_key() {
         let wrong = [format!("{TEXT}00"), TEXT.replace('a', "g"), "f".repeat(64), "0".repeat(64), String::new()];
         for text in wrong {
             let error = from_hex(&text).unwrap_err();
@@ -123,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_not_set_is_named() {
+    fn error_names_the_missing_variable() {
         let error = from_env("X402_NO_SUCH_VARIABLE").unwrap_err();
         assert_eq!(error.to_string(), "set X402_NO_SUCH_VARIABLE to a private key (32 bytes in hex)");
     }
 
     #[cfg(feature = "keystore")]
     #[test]
-    fn the_test_vector_of_web3_secret_storage_is_decrypted_with_its_password_only() {
+    fn test_vector_of_web3_secret_storage_is_decrypted_with_its_password_only() {
         // https://ethereum.org/en/developers/docs/data-structures-and-encoding/web3-secret-storage/, PBKDF2.
         let text = r#"{"crypto":{"cipher":"aes-128-ctr","cipherparams":{"iv":"6087dab2f9fdbbfaddc31a909735c1e6"},
             "ciphertext":"5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46","kdf":"pbkdf2",

@@ -1,36 +1,52 @@
-//! The layer that makes an HTTP client pay.
+//! The payer as a tower layer, around any HTTP client.
 
-use std::time::Duration;
+use std::{
+    error::Error,
+    fmt,
+    future::poll_fn,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use bytes::Bytes;
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body;
 use tower_layer::Layer;
+use tower_service::Service;
+use url::Url;
 
-use super::{AddPayment, Budget, Payer, retry::Retry};
+use super::{
+    Budget, PaidResponseBody, Payer, PaymentError, Refusal, RetryPolicy,
+    exchange::{Exchange, is_passed_on, send_and_pay},
+};
+use crate::protocol::MAX_REQUIRED_BODY;
 
-/// Makes any tower HTTP client pay for requests that are answered 402, within its payer's budget.
+/// Makes a tower HTTP client pay for requests that are answered 402, within its payer's budget.
 ///
 /// The client is a `tower::Service<http::Request<B>, Response = http::Response<R>>` whose clones share their connections, such
-/// as hyper-util's `Client`. What happens to a request is what [`PaymentMiddleware`](super::PaymentMiddleware) does to one: it
-/// is sent unpaid first; on a 402 with an offer one payment is signed and the same request sent again with it; an unclear
-/// answer makes the *same* payment be presented again. The response carries its [`Receipt`](super::Receipt) (see
-/// [`ReceiptExt`](super::ReceiptExt)).
+/// as hyper-util's `Client`. Requests are treated as by [`PaymentMiddleware`](super::PaymentMiddleware): sent unpaid first, and on a
+/// 402 sent again with one payment. The response carries its [`Receipt`](super::Receipt), which
+/// [`ReceiptExt`](super::ReceiptExt) reads.
 ///
 /// # Bodies
 ///
-/// The request's body is sent at least twice, so `B` must be [`Clone`]: `Full<Bytes>`, `Empty`, `String` are; a body that
-/// streams is not, and does not compile here. Collect it first (`BodyExt::collect`, within a bound of your choice).
+/// The request's body is sent at least twice, so `B` must be [`Clone`], as `Full<Bytes>`, `Empty` and `String` are. Collect a body that
+/// streams first (`BodyExt::collect`, within a bound).
 ///
-/// The response's body is an [`http_body::Body`] of [`Bytes`](bytes::Bytes), as hyper's and axum's are, and comes out as a
-/// [`ResponseBody`](super::ResponseBody) of it: that of a 402 may have been read for offers of x402 v1.
+/// The response's body must be an [`http_body::Body`] of [`Bytes`](bytes::Bytes), as hyper's and axum's are. It is returned as a
+/// [`PaidResponseBody`](super::PaidResponseBody), since the body of a 402 may have been read for offers of x402 v1.
 ///
 /// # Redirects
 ///
-/// A 3xx is an answer like any other, and this layer follows none. Do not put one that does *below* it: the payment would
-/// go to wherever the server points.
+/// A 3xx is returned like any other answer. Do not put a layer that follows redirects *below* this one: it would send the payment to
+/// any server that the seller names.
 ///
 /// # Order of layers
 ///
-/// The request must have its absolute URI here: hosts have budgets of their own, and the journal says what was bought.
-/// A timeout above this layer cuts a purchase short, which leaves its outcome unknown; one below it is an unclear answer.
+/// Requests must have an absolute URI here, because limits per host and the journal need it. A timeout above this layer leaves the
+/// outcome of a payment unknown; a timeout below it counts as an unclear answer.
 ///
 /// ```no_run
 /// # #[cfg(feature = "local-signer")]
@@ -40,14 +56,13 @@ use super::{AddPayment, Budget, Payer, retry::Retry};
 /// #     C::Error: std::error::Error + Send + Sync + 'static,
 /// #     C::Future: Send,
 /// # {
-/// use alloy_signer_local::PrivateKeySigner;
 /// use tower_layer::Layer;
 /// use tower_service::Service;
-/// use tower_x402::client::{AddPaymentLayer, Budget, Payer, ReceiptExt};
+/// use tower_x402::client::{AddPaymentLayer, Budget, Payer, ReceiptExt, key};
 ///
-/// let key: PrivateKeySigner = std::env::var("STUDENT_PRIVATE_KEY")?.parse()?;
 /// let budget = Budget::builder().per_payment("$0.01".parse()?).total("$1.00".parse()?).build();
-/// let mut client = AddPaymentLayer::new(Payer::builder(key).budget(budget).build()).layer(http);
+/// let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).budget(budget).build();
+/// let mut client = AddPaymentLayer::new(payer).layer(http);
 ///
 /// let request = http::Request::post("https://api.example/evaluate").body("17 * 23 = 391".to_owned())?;
 /// std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
@@ -58,36 +73,25 @@ use super::{AddPayment, Budget, Payer, retry::Retry};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct AddPaymentLayer {
     payer: Payer,
-    retry: Retry,
+    retry: RetryPolicy,
 }
 
 impl AddPaymentLayer {
-    /// Pays as `payer`: five attempts of 30 seconds for each payment.
-    pub const fn new(payer: Payer) -> Self {
-        Self { payer, retry: Retry::DEFAULT }
+    /// Creates a layer that pays as `payer`, with the default [`RetryPolicy`].
+    pub fn new(payer: Payer) -> Self {
+        Self { payer, retry: RetryPolicy::default() }
     }
 
-    /// How often one payment is presented at most; at least once.
-    pub const fn max_attempts(mut self, attempts: u32) -> Self {
-        self.retry.max_attempts = attempts;
+    /// Sets how often a payment is sent again while its outcome is unclear.
+    pub const fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
         self
     }
 
-    /// How long each paid attempt waits for the inner service to be ready and for the head of its response.
-    pub const fn attempt_timeout(mut self, timeout: Duration) -> Self {
-        self.retry.attempt_timeout = timeout;
-        self
-    }
-
-    /// The pause before the second attempt, doubled for each further one, unless the server says how long to wait.
-    pub const fn first_pause(mut self, pause: Duration) -> Self {
-        self.retry.first_pause = pause;
-        self
-    }
-
-    /// The budget it pays from.
+    /// Returns the payer's budget.
     pub fn budget(&self) -> &Budget {
         self.payer.budget()
     }
@@ -97,6 +101,146 @@ impl<S> Layer<S> for AddPaymentLayer {
     type Service = AddPayment<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        AddPayment::new(inner, self.payer.clone(), self.retry)
+        AddPayment { inner, payer: self.payer.clone(), retry: self.retry }
+    }
+}
+
+/// An HTTP client that pays. Created by [`AddPaymentLayer`].
+#[derive(Clone, Debug)]
+pub struct AddPayment<S> {
+    inner: S,
+    payer: Payer,
+    retry: RetryPolicy,
+}
+
+impl<S> AddPayment<S> {
+    /// Returns the inner service.
+    pub const fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for AddPayment<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
+    S::Future: Send,
+    B: Clone + Send + 'static,
+    R: Body<Data = Bytes, Error: Send> + Send + 'static,
+{
+    type Response = Response<PaidResponseBody<R>>;
+    type Error = AddPaymentError<S::Error>;
+    type Future = AddPaymentFuture<R, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx).map_err(AddPaymentError::Inner)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The service that was polled ready must be the one that is called.
+        let clone = self.inner.clone();
+        let inner = mem::replace(&mut self.inner, clone);
+        let (payer, retry) = (self.payer.clone(), self.retry);
+        AddPaymentFuture(Box::pin(async move {
+            let is_passed_on = is_passed_on(request.method(), request.headers());
+            let mut exchange = TowerExchange { inner, request };
+            match is_passed_on {
+                true => exchange.send().await.map_err(AddPaymentError::Inner),
+                false => send_and_pay(&payer, &retry, exchange).await,
+            }
+        }))
+    }
+}
+
+struct TowerExchange<S, B> {
+    inner: S,
+    request: Request<B>,
+}
+
+impl<S, B, R> Exchange for TowerExchange<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>> + Send,
+    S::Error: Into<Box<dyn Error + Send + Sync>> + Send,
+    S::Future: Send,
+    B: Clone + Send,
+    R: Body<Data = Bytes, Error: Send> + Send,
+{
+    type Response = Response<PaidResponseBody<R>>;
+    type Error = S::Error;
+
+    async fn send(&mut self) -> Result<Self::Response, Self::Error> {
+        poll_fn(|cx| self.inner.poll_ready(cx)).await?;
+        let request = self.request.clone();
+        Ok(self.inner.call(request).await?.map(PaidResponseBody::unread))
+    }
+
+    fn target(&self, _: &Self::Response) -> Result<(Method, Url), Refusal> {
+        let url = Url::parse(&self.request.uri().to_string()).ok().filter(Url::has_host).ok_or(Refusal::NoHost)?;
+        Ok((self.request.method().clone(), url))
+    }
+
+    fn add_header(&mut self, name: HeaderName, value: HeaderValue) {
+        self.request.headers_mut().insert(name, value);
+    }
+
+    async fn read_body(response: Self::Response, timeout: Duration) -> (Option<Bytes>, Self::Response) {
+        let (parts, body) = response.into_parts();
+        let (bytes, body) = body.read(MAX_REQUIRED_BODY, timeout).await;
+        (bytes, Response::from_parts(parts, body))
+    }
+
+    fn head(response: &Self::Response) -> (StatusCode, &HeaderMap) {
+        (response.status(), response.headers())
+    }
+
+    fn extensions_mut(response: &mut Self::Response) -> &mut Extensions {
+        response.extensions_mut()
+    }
+}
+
+/// An error of [`AddPayment`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddPaymentError<E> {
+    /// The inner service failed before anything was paid.
+    #[error(transparent)]
+    Inner(E),
+    /// The request was not paid for, or its payment was not answered.
+    #[error(transparent)]
+    Payment(PaymentError),
+}
+
+impl<E> AddPaymentError<E> {
+    /// Returns the payment error, if it is one.
+    pub const fn payment(&self) -> Option<&PaymentError> {
+        match self {
+            Self::Inner(_) => None,
+            Self::Payment(error) => Some(error),
+        }
+    }
+}
+
+impl<E, P: Into<PaymentError>> From<P> for AddPaymentError<E> {
+    fn from(error: P) -> Self {
+        Self::Payment(error.into())
+    }
+}
+
+type PaidResult<R, E> = Result<Response<PaidResponseBody<R>>, AddPaymentError<E>>;
+
+/// The future of an [`AddPayment`]. If it is dropped while a payment is under way, the amount stays reserved.
+pub struct AddPaymentFuture<R: Body, E>(Pin<Box<dyn Future<Output = PaidResult<R, E>> + Send>>);
+
+impl<R: Body, E> Future for AddPaymentFuture<R, E> {
+    type Output = PaidResult<R, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl<R: Body, E> fmt::Debug for AddPaymentFuture<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddPaymentFuture").finish_non_exhaustive()
     }
 }

@@ -1,52 +1,61 @@
 //! One payment, from its signature to its receipt.
 
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
 
 use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use serde::{Deserialize, Serialize};
 
-use super::{Journal, JournalEntry, Outcome, Receipt, budget::Reservation, demand::Demand, journal_record::Record};
+use super::{Journal, JournalEntry, budget::Reservation, journal::Record, offer::Challenge};
 use crate::{
     clock::Clock,
     decimal::parse_decimal,
     network::Network,
     protocol::{MAX_PAYMENT_HEADER, Reason, SettlementResponse, Version, decode_header, v1},
+    usdc::Usdc,
 };
 
-/// A signed payment under way: what to send, and what the answers so far mean.
+/// How much of a server's reason is kept, in characters.
+const MAX_REASON: usize = 200;
+
+/// A signed payment that is under way.
 ///
-/// Send [`header`](Self::header) under [`header_name`](Self::header_name) with the very request that was answered 402. Report each answer with
-/// [`answered`](Self::answered), or its absence with [`unanswered`](Self::unanswered), present the same payment again while
-/// that says [`Next::Again`], and then [`conclude`](Self::conclude). A payment that is dropped without that, because the
-/// task was cancelled, keeps its amount reserved.
+/// 1. Send [`header`](Self::header) under [`header_name`](Self::header_name) with the request that was answered 402.
+/// 2. Report the response with [`answered`](Self::answered), or its absence with [`unanswered`](Self::unanswered).
+/// 3. If that returns [`NextStep::Retry`], send the same payment again. It can move money only once.
+/// 4. Call [`conclude`](Self::conclude), which records the outcome and returns the receipt.
+///
+/// If it is dropped before that, for example because the task was cancelled, its amount stays reserved.
 #[derive(Debug)]
-pub struct Payment {
+#[must_use = "the amount stays reserved until the payment is concluded"]
+pub struct SignedPayment {
     header: HeaderValue,
     entry: JournalEntry,
     reservation: Reservation,
     journal: Journal,
     clock: Arc<dyn Clock>,
-    /// The server may have executed it without having said so.
+    /// An earlier attempt may have settled it without a clear answer.
     in_doubt: bool,
     receipt: Receipt,
 }
 
-/// What to do after an answer.
+/// What to do after an answer, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// The answer stands.
-    Stop,
-    /// The same payment may be presented again, after the time the server asked for.
-    Again {
-        /// The server's `Retry-After`, if it sent one, in seconds or as a date.
+pub enum NextStep {
+    /// Conclude the payment: the answer is final.
+    Conclude,
+    /// Send the same payment again, after the pause that the server asked for.
+    Retry {
+        /// The server's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
 }
 
-impl Payment {
+impl SignedPayment {
     pub(super) fn new(
         header: HeaderValue,
         entry: JournalEntry,
@@ -55,7 +64,7 @@ impl Payment {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let receipt = Receipt {
-            outcome: Outcome::Unknown,
+            outcome: PaymentOutcome::Unknown,
             transaction: None,
             network: entry.network,
             asset: entry.asset,
@@ -68,132 +77,135 @@ impl Payment {
         Self { header, entry, reservation, journal, clock, in_doubt: false, receipt }
     }
 
-    /// The version of the protocol it is made in: that of the 402.
+    /// Returns the version of x402 that it is made in, which is that of the 402.
     pub const fn version(&self) -> Version {
         self.entry.version
     }
 
-    /// The name of the header to send: `PAYMENT-SIGNATURE`, or `X-PAYMENT` in v1.
+    /// Returns the name of the payment header: `PAYMENT-SIGNATURE`, or `X-PAYMENT` in v1.
     pub const fn header_name(&self) -> HeaderName {
         HeaderName::from_static(self.entry.version.payment_header())
     }
 
-    /// The value of that header, marked as sensitive.
+    /// Returns the value of the payment header, marked as sensitive.
     pub const fn header(&self) -> &HeaderValue {
         &self.header
     }
 
-    /// Unix time in seconds from which no block can execute the payment.
+    /// Returns when the authorization expires, in seconds since the Unix epoch.
     pub const fn valid_before(&self) -> u64 {
         self.entry.valid_before
     }
 
-    /// Judges the head of an answer. In v1, where another 402 says why in its body, that body is looked at too, if it is
-    /// given.
-    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> Next {
-        let claim = Claim::read(headers, &self.entry);
+    /// Interprets the status and headers of an answer.
+    ///
+    /// `body` is that of another 402, if it was read. Servers of v1 give their reason there.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> NextStep {
+        let report = SettlementReport::read(headers, &self.entry);
         let retry_after = retry_after(headers, self.clock.now());
-        let transient = status.is_server_error()
+        let is_transient = status.is_server_error()
             || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
-            || matches!(&claim, Claim::Failed { reason: Reason::SettlementPending, .. });
-        let refusal =
-            if status == StatusCode::PAYMENT_REQUIRED { Refused::read(headers, body) } else { Refused::default() };
-        self.note(claim, status, refusal);
-        if transient { Next::Again { after: retry_after } } else { Next::Stop }
+            || matches!(&report, SettlementReport::Failed { reason: Reason::SettlementPending, .. });
+        let rejection = match status {
+            StatusCode::PAYMENT_REQUIRED => Rejection::read(headers, body),
+            _ => Rejection::default(),
+        };
+        self.update(report, status, rejection);
+        if is_transient { NextStep::Retry { after: retry_after } } else { NextStep::Conclude }
     }
 
-    /// Notes that no answer came: it timed out, or the connection failed.
-    pub fn unanswered(&mut self) -> Next {
+    /// Notes that no answer came: the request timed out, or the connection failed.
+    pub fn unanswered(&mut self) -> NextStep {
         if !self.receipt.outcome.is_paid() {
-            self.receipt.outcome = Outcome::Unknown;
+            self.receipt.outcome = PaymentOutcome::Unknown;
         }
         self.in_doubt = true;
-        Next::Again { after: None }
+        NextStep::Retry { after: None }
     }
 
-    /// Enters the outcome in the budget and the journal.
+    /// Records the outcome in budget and journal, and returns the receipt.
     pub async fn conclude(self) -> Receipt {
         let Self { reservation, journal, receipt, .. } = self;
         let record = Record::from(&receipt);
-        // Only a payment that was made is closed by its answer, unless the chain told so before.
+        // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
         if journal.close(&record).is_some() {
             reservation.spend();
         }
-        if let Err(error) = journal.closed(record).await {
-            tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be recorded");
+        if let Err(error) = journal.write_outcome(record).await {
+            tracing::warn!(%error, nonce = %receipt.nonce, "the outcome of a payment could not be written to the journal");
         }
         receipt
     }
 
-    fn note(&mut self, claim: Claim, status: StatusCode, refusal: Refused) {
-        let (outcome, transaction, reason) = match claim {
-            Claim::Paid { transaction } => {
-                let outcome = if transaction.is_some() { Outcome::Settled } else { Outcome::Accepted };
-                (outcome, transaction, None)
+    fn update(&mut self, report: SettlementReport, status: StatusCode, rejection: Rejection) {
+        use PaymentOutcome::{Accepted, Failed, Settled, Unknown};
+        let (outcome, transaction, reason) = match report {
+            SettlementReport::Paid { transaction } => {
+                (if transaction.is_some() { Settled } else { Accepted }, transaction, None)
             }
-            Claim::Failed { reason, transaction } => (outcome_of(&reason), transaction, Some(reason.to_string())),
-            Claim::Contradiction(what) => {
+            SettlementReport::Failed { reason, transaction } => {
+                (outcome_of(&reason), transaction, Some(reason.to_string()))
+            }
+            SettlementReport::Contradiction(what) => {
                 tracing::warn!(nonce = %self.entry.nonce, what, "a payment response contradicts what was signed");
-                (Outcome::Unknown, None, Some(format!("the server's payment response {what}")))
+                (Unknown, None, Some(format!("the server's payment response {what}")))
             }
-            Claim::None if status == StatusCode::PAYMENT_REQUIRED => {
-                match refusal {
-                    Refused { reason: Some(reason), .. } => (outcome_of(&reason), None, Some(reason.to_string())),
-                    // Whoever asks again without a word about what it was given may have used it.
-                    Refused { error: Some(error), .. } => {
-                        (Outcome::Unknown, None, Some(format!("the server asked again: {error}")))
-                    }
-                    Refused { error: None, .. } => (Outcome::Unknown, None, Some("the server asked again".into())),
+            SettlementReport::None if status == StatusCode::PAYMENT_REQUIRED => match rejection {
+                Rejection { reason: Some(reason), .. } => (outcome_of(&reason), None, Some(reason.to_string())),
+                // Without a reason code, the server may have settled the payment.
+                Rejection { error: Some(error), .. } => {
+                    (Unknown, None, Some(format!("the server asked again: {error}")))
                 }
+                Rejection { error: None, .. } => (Unknown, None, Some("the server asked again".into())),
+            },
+            // In the flow `authorization` only a 2xx is charged. In the flow `upfront` the header is always there.
+            SettlementReport::None if status.is_redirection() || is_rejection(status) => {
+                (Failed, None, Some(format!("the server answered {status}")))
             }
-            // In a flow where work comes first only a 2xx is charged; where payment comes first the header is always there.
-            Claim::None if status.is_redirection() || is_rejection(status) => {
-                (Outcome::Failed, None, Some(format!("the server answered {status}")))
-            }
-            Claim::None => (Outcome::Unknown, None, Some(format!("the server answered {status} without a receipt"))),
+            SettlementReport::None => (Unknown, None, Some(format!("the server answered {status} without a receipt"))),
         };
-        // A server that lost its memory does not undo a transfer that it reported.
+        // A later answer does not undo a settlement that an earlier one reported.
         match (self.receipt.outcome, outcome) {
-            (Outcome::Settled, Outcome::Settled) | (Outcome::Accepted, Outcome::Settled | Outcome::Accepted) => {}
-            (Outcome::Settled | Outcome::Accepted, _) => return,
+            (Settled, Settled) | (Accepted, Settled | Accepted) => {}
+            (Settled | Accepted, _) => return,
             _ => {}
         }
-        // After an unclear attempt a failure may be the echo of its own success: a spent nonce, a balance that is now too small.
-        self.receipt.outcome = if outcome == Outcome::Failed && self.in_doubt { Outcome::Unknown } else { outcome };
+        // After an unclear attempt, a failure can be caused by that attempt's own success: a used nonce, a balance too low.
+        self.receipt.outcome = if outcome == Failed && self.in_doubt { Unknown } else { outcome };
         self.receipt.transaction = transaction;
         self.receipt.reason = reason;
-        self.in_doubt |= self.receipt.outcome == Outcome::Unknown;
+        self.in_doubt |= self.receipt.outcome == Unknown;
     }
 }
 
-/// Whether a status says by itself that nothing was charged. 408 and 409 do not: the work may have been done.
+/// Returns `true` if a status alone means that nothing was charged. 408 and 409 do not: the work may have been done.
 fn is_rejection(status: StatusCode) -> bool {
     status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
 }
 
-/// Some refusals are what a payment that did go through looks like the second time.
-fn outcome_of(reason: &Reason) -> Outcome {
+/// A settled payment that is presented again can be refused with some of the reasons.
+fn outcome_of(reason: &Reason) -> PaymentOutcome {
     match reason {
-        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => Outcome::Unknown,
-        _ => Outcome::Failed,
+        Reason::SettlementPending | Reason::NonceAlreadyUsed | Reason::DuplicateSettlement => PaymentOutcome::Unknown,
+        _ => PaymentOutcome::Failed,
     }
 }
 
-/// What a `PAYMENT-RESPONSE` claims, compared with what was signed.
-enum Claim {
+/// What `PAYMENT-RESPONSE` reports, checked against what was signed.
+enum SettlementReport {
     None,
     Paid { transaction: Option<B256> },
     Failed { reason: Reason, transaction: Option<B256> },
     Contradiction(&'static str),
 }
 
-impl Claim {
+impl SettlementReport {
     fn read(headers: &HeaderMap, signed: &JournalEntry) -> Self {
-        // Of what is paid in v1 some servers say in v2's header how it was settled.
-        let named = |version: Version| headers.get_all(version.response_header()).iter();
-        let mut values = named(signed.version).peekable();
+        let values_of = |version: Version| headers.get_all(version.response_header()).iter();
+        let mut values = values_of(signed.version).peekable();
+        // Some servers report a payment of v1 in the header of v2.
         if values.peek().is_none() && signed.version == Version::V1 {
-            values = named(Version::V2).peekable();
+            values = values_of(Version::V2).peekable();
         }
         let Some(value) = values.next() else { return Self::None };
         if values.next().is_some() {
@@ -226,31 +238,28 @@ impl Claim {
     }
 }
 
-/// What another 402 says of the payment.
+/// Why a 402 answers a payment.
 #[derive(Default)]
-struct Refused {
-    /// Its code, if it gives one.
+struct Rejection {
+    /// The reason code, if the server gives one.
     reason: Option<Reason>,
-    /// In its own words.
+    /// The error message.
     error: Option<String>,
 }
 
-impl Refused {
+impl Rejection {
     fn read(headers: &HeaderMap, body: Option<&[u8]>) -> Self {
-        let Ok(Some(demand)) = Demand::read(headers, body) else { return Self::default() };
+        let Ok(Some(challenge)) = Challenge::read(headers, body) else { return Self::default() };
         Self {
-            reason: demand.reason().map(shortened),
-            error: demand.error().map(|error| error.chars().take(LONGEST).collect()),
+            reason: challenge.reason().map(shortened),
+            error: challenge.error().map(|error| error.chars().take(MAX_REASON).collect()),
         }
     }
 }
 
-/// Receipts are kept and logged; a server does not decide how long they are.
-const LONGEST: usize = 200;
-
 fn shortened(reason: Reason) -> Reason {
     match reason {
-        Reason::Other(text) => Reason::Other(text.chars().take(LONGEST).collect()),
+        Reason::Other(text) => Reason::Other(text.chars().take(MAX_REASON).collect()),
         known => known,
     }
 }
@@ -261,8 +270,98 @@ fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let date = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
-    // A date that has passed means now; how long is too long is for the caller to say.
+    // A date in the past means now.
     Some(Duration::from_secs(date.as_secs().saturating_sub(now)))
+}
+
+/// The outcome of a payment, as far as the client can tell.
+///
+/// The client believes what a server reports about its own payment, but never counts an answer as a settlement that contradicts
+/// what was signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum PaymentOutcome {
+    /// The server names the transaction that settled the payment. The amount is spent.
+    Settled,
+    /// The server accepted the payment and will settle it later. The amount is spent.
+    Accepted,
+    /// The server reports that the payment failed. This is no proof: the server can use the signature until it expires, so the amount
+    /// stays reserved until the chain proves more.
+    Failed,
+    /// Whether the payment was or will be settled is not known. The amount stays reserved.
+    Unknown,
+    /// The client refused to pay. Nothing was signed.
+    Refused,
+}
+
+impl PaymentOutcome {
+    /// Returns the outcome as text, in lower case.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Settled => "settled",
+            Self::Accepted => "accepted",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Returns `true` if the server counts the payment as made.
+    pub const fn is_paid(self) -> bool {
+        matches!(self, Self::Settled | Self::Accepted)
+    }
+}
+
+impl fmt::Display for PaymentOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What the client signed, and the outcome.
+///
+/// A paid response carries its receipt in its extensions, where [`ReceiptExt`] reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Receipt {
+    /// The outcome.
+    pub outcome: PaymentOutcome,
+    /// The transaction that the server names.
+    pub transaction: Option<B256>,
+    /// The chain.
+    pub network: Network,
+    /// The token's address.
+    pub asset: Address,
+    /// The amount that was signed.
+    pub amount: Usdc,
+    /// The payer's address.
+    pub payer: Address,
+    /// The payee's address.
+    pub pay_to: Address,
+    /// The authorization's nonce. With network, asset and payer it identifies the payment.
+    pub nonce: B256,
+    /// Why the payment is not settled: the server's reason code, or what is wrong with its answer.
+    pub reason: Option<String>,
+}
+
+/// Reads the receipt of a response.
+pub trait ReceiptExt {
+    /// Returns the receipt of the payment for this response. Returns `None` if nothing was paid.
+    fn receipt(&self) -> Option<&Receipt>;
+}
+
+impl<B> ReceiptExt for http::Response<B> {
+    fn receipt(&self) -> Option<&Receipt> {
+        self.extensions().get()
+    }
+}
+
+#[cfg(feature = "reqwest")]
+impl ReceiptExt for ::reqwest::Response {
+    fn receipt(&self) -> Option<&Receipt> {
+        self.extensions().get()
+    }
 }
 
 #[cfg(test)]
@@ -270,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_says_in_seconds_or_by_date_when_to_come_back() {
+    fn retry_after_is_read_in_seconds_and_as_a_date() {
         // Sun, 06 Nov 1994 08:49:37 GMT
         const NOW: u64 = 784_111_777;
         for (text, seconds) in [

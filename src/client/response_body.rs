@@ -1,4 +1,4 @@
-//! A response body that may have been looked into.
+//! A response body of which the start may have been read.
 
 use std::{
     fmt,
@@ -16,11 +16,11 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, timeout_at};
 
 pin_project! {
-    /// The body of a response from [`AddPayment`](super::AddPayment): the inner service's, all of it.
+    /// The body of a response from [`AddPayment`](super::AddPayment), with the bytes of the inner service's.
     ///
-    /// The body of a 402 may be an offer of x402 v1. Where it turned out to be none, what was read of it comes first, then
-    /// the rest; the bytes are the same, the frames may be longer.
-    pub struct ResponseBody<R: Body> {
+    /// The body of a 402 may have been read for offers of x402 v1. If it had none, the bytes that were read come first, in one frame,
+    /// and then the rest.
+    pub struct PaidResponseBody<R: Body> {
         #[pin]
         kind: Kind<R, R::Error>,
     }
@@ -29,101 +29,102 @@ pin_project! {
 pin_project! {
     #[project = KindProjection]
     enum Kind<R, E> {
-        Untouched { #[pin] body: R },
-        Opened { opened: Opened<R, E> },
+        Unread { #[pin] body: R },
+        Read { read: ReadStart<R, E> },
     }
 }
 
-/// In the order in which it is given back; what ended the reading excludes what would come after it.
-struct Opened<R, E> {
-    start: Bytes,
+/// What was read of a body, and the rest of it. The fields are in the order in which they are returned.
+struct ReadStart<R, E> {
+    bytes: Bytes,
+    /// If there is an error, there is no rest.
     error: Option<E>,
     trailers: Option<HeaderMap>,
     rest: Option<Pin<Box<R>>>,
 }
 
-impl<R: Body<Data = Bytes>> ResponseBody<R> {
-    pub(super) fn untouched(body: R) -> Self {
-        Self { kind: Kind::Untouched { body } }
+impl<R: Body<Data = Bytes>> PaidResponseBody<R> {
+    pub(super) fn unread(body: R) -> Self {
+        Self { kind: Kind::Unread { body } }
     }
 
-    /// Reads an untouched body of at most `limit` bytes. Returns its bytes, if that is all of it and it came within `patience`, and a
-    /// body that is whole in any case.
-    pub(super) async fn open(self, limit: usize, patience: Duration) -> (Option<Bytes>, Self) {
+    /// Reads a body of at most `limit` bytes. Returns its bytes if it is complete and came within `timeout`; and, in any case, a body
+    /// with all bytes.
+    pub(super) async fn read(self, limit: usize, timeout: Duration) -> (Option<Bytes>, Self) {
         let body = match self.kind {
-            Kind::Untouched { body } if body.size_hint().lower() <= limit as u64 => body,
+            Kind::Unread { body } if body.size_hint().lower() <= limit as u64 => body,
             kind => return (None, Self { kind }),
         };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut rest = Box::pin(body);
-        let (mut text, mut error, mut trailers, mut is_whole) = (Vec::new(), None, None, false);
-        // Empty frames count, too: a body may have any number of them at hand.
+        let (mut bytes, mut error, mut trailers, mut is_complete) = (Vec::new(), None, None, false);
+        // Counts frames, not bytes, because a body may have any number of empty frames at hand.
         for _ in 0..=limit {
             match timeout_at(deadline, poll_fn(|cx| rest.as_mut().poll_frame(cx))).await {
                 Ok(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => text.extend_from_slice(&data),
+                    Ok(data) => bytes.extend_from_slice(&data),
                     Err(frame) => trailers = frame.into_trailers().ok(),
                 },
                 Ok(Some(Err(failure))) => error = Some(failure),
-                Ok(None) => is_whole = true,
+                Ok(None) => is_complete = true,
                 Err(_) => break,
             }
-            if is_whole || error.is_some() || text.len() > limit {
+            if is_complete || error.is_some() || bytes.len() > limit {
                 break;
             }
         }
-        let start = Bytes::from(text);
-        let ended = is_whole || error.is_some();
-        let opened = Opened { start: start.clone(), error, trailers, rest: (!ended).then_some(rest) };
-        (is_whole.then_some(start).filter(|text| text.len() <= limit), Self { kind: Kind::Opened { opened } })
+        let bytes = Bytes::from(bytes);
+        let has_ended = is_complete || error.is_some();
+        let read = ReadStart { bytes: bytes.clone(), error, trailers, rest: (!has_ended).then_some(rest) };
+        (is_complete.then_some(bytes).filter(|bytes| bytes.len() <= limit), Self { kind: Kind::Read { read } })
     }
 }
 
-impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
+impl<R: Body<Data = Bytes>> Body for PaidResponseBody<R> {
     type Data = Bytes;
     type Error = R::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
         match self.project().kind.project() {
-            KindProjection::Untouched { body } => body.poll_frame(cx),
-            KindProjection::Opened { opened } => opened.poll_frame(cx),
+            KindProjection::Unread { body } => body.poll_frame(cx),
+            KindProjection::Read { read } => read.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Untouched { body } => body.is_end_stream(),
-            Kind::Opened { opened: Opened { start, error, trailers, rest } } => {
+            Kind::Unread { body } => body.is_end_stream(),
+            Kind::Read { read: ReadStart { bytes, error, trailers, rest } } => {
                 let is_over = rest.as_ref().is_none_or(|rest| rest.is_end_stream());
-                start.is_empty() && error.is_none() && trailers.is_none() && is_over
+                bytes.is_empty() && error.is_none() && trailers.is_none() && is_over
             }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Untouched { body } => body.size_hint(),
-            Kind::Opened { opened } => {
-                let mut hint = match &opened.rest {
+            Kind::Unread { body } => body.size_hint(),
+            Kind::Read { read } => {
+                let mut hint = match &read.rest {
                     Some(rest) => rest.size_hint(),
-                    None if opened.error.is_some() => SizeHint::new(),
+                    None if read.error.is_some() => SizeHint::new(),
                     None => SizeHint::with_exact(0),
                 };
-                let start = opened.start.len() as u64;
+                let length = read.bytes.len() as u64;
                 if let Some(upper) = hint.upper() {
-                    hint.set_upper(upper.saturating_add(start));
+                    hint.set_upper(upper.saturating_add(length));
                 }
-                hint.set_lower(hint.lower().saturating_add(start));
+                hint.set_lower(hint.lower().saturating_add(length));
                 hint
             }
         }
     }
 }
 
-impl<R: Body<Data = Bytes>> Opened<R, R::Error> {
+impl<R: Body<Data = Bytes>> ReadStart<R, R::Error> {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
-        if !self.start.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(mem::take(&mut self.start)))));
+        if !self.bytes.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(mem::take(&mut self.bytes)))));
         }
         if let Some(error) = self.error.take() {
             return Poll::Ready(Some(Err(error)));
@@ -135,8 +136,8 @@ impl<R: Body<Data = Bytes>> Opened<R, R::Error> {
     }
 }
 
-impl<R: Body> fmt::Debug for ResponseBody<R> {
+impl<R: Body> fmt::Debug for PaidResponseBody<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseBody").finish_non_exhaustive()
+        f.debug_struct("PaidResponseBody").finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
     Asset, Network,
-    client::{Budget, Payer, PaymentMiddleware},
+    client::{Budget, Payer, PaymentMiddleware, RetryPolicy},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use x402_market::{
@@ -58,7 +58,11 @@ fn evaluation(score: &Value) -> Value {
 
 async fn student(stage: &Stage) -> (EvaluationClient, Payer) {
     let payer = stage.payer(100 * PRICE).await;
-    (EvaluationClient::with(PaymentMiddleware::new(payer.clone()).max_attempts(2)).unwrap(), payer)
+    (
+        EvaluationClient::with(PaymentMiddleware::new(payer.clone()).retry(RetryPolicy::default().max_attempts(2)))
+            .unwrap(),
+        payer,
+    )
 }
 
 #[tokio::test]
@@ -94,7 +98,9 @@ async fn a_card_that_lies_about_the_token_costs_nothing() {
     let dearer = Asset { address: Address::repeat_byte(0xd0), ..stage.chain.asset() };
     let both = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).asset(dearer.clone());
     let payer = both.budget(Budget::builder().per_payment("$1".parse().unwrap()).build()).build();
-    let student = EvaluationClient::with(PaymentMiddleware::new(payer.clone()).max_attempts(2)).unwrap();
+    let student =
+        EvaluationClient::with(PaymentMiddleware::new(payer.clone()).retry(RetryPolicy::default().max_attempts(2)))
+            .unwrap();
     // Alone, and beside what the card says.
     let alone =
         async |asset: Asset| liar(&stage, |paywall, key| paywall.pay_to_in(asset, key), evaluation(&json!(1))).await;

@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tower_x402::{
-    client::{Outcome, PaymentMiddleware, ReceiptExt as _},
+    client::{PaymentMiddleware, PaymentOutcome, ReceiptExt as _, RetryPolicy},
     protocol::{MAX_REQUIRED_HEADER, decode_header},
 };
 use x402_market::{
@@ -42,7 +42,7 @@ async fn an_evaluation_costs_its_price_and_nothing_else() {
     let submission = Submission::single(task(), "17 * 23 = 381, and 4 more is 385. Answer: 385").unwrap();
     let bought = student.evaluate(&card, &submission).await.unwrap();
     let receipt = bought.receipt.unwrap();
-    assert_eq!((receipt.outcome, receipt.amount.atomic()), (Outcome::Settled, PRICE));
+    assert_eq!((receipt.outcome, receipt.amount.atomic()), (PaymentOutcome::Settled, PRICE));
     assert_eq!(booth.income(&stage).await, PRICE);
     assert_eq!(stage.chain.balance(receipt.payer).await, 9 * PRICE);
     let verdict = &bought.evaluation.verdicts[0];
@@ -172,7 +172,7 @@ async fn a_judge_that_fails_is_not_paid() {
         _ => Ok(right()),
     });
     let booth = stage.open_with(judge, |card| card, |evaluator| evaluator.time_limit(Duration::from_millis(100))).await;
-    let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).max_attempts(1);
+    let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).retry(RetryPolicy::default().max_attempts(1));
     let student = x402_market::EvaluationClient::with(payments).unwrap();
     let card = booth.card().await;
     for (question, expected) in [
@@ -206,7 +206,7 @@ async fn a_judge_that_fails_is_not_paid() {
 async fn verdicts_for_other_outputs_are_not_sold() {
     let stage = Stage::set().await;
     let booth = stage.open(judge_fn(async |_| Ok(vec![right(), right()]))).await;
-    let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).max_attempts(1);
+    let payments = PaymentMiddleware::new(stage.payer(100 * PRICE).await).retry(RetryPolicy::default().max_attempts(1));
     let student = x402_market::EvaluationClient::with(payments).unwrap();
     let card = booth.card().await;
     let one = student.evaluate(&card, &Submission::single(task(), "").unwrap()).await;
@@ -241,7 +241,8 @@ async fn no_more_is_judged_at_once_than_there_are_places() {
     });
     let booth = stage.open_with(judge, |card| card, |evaluator| evaluator.max_judgements(1)).await;
     let card = booth.card().await;
-    let payments = PaymentMiddleware::new(stage.payer(STUDENTS * PRICE).await).max_attempts(1);
+    let payments =
+        PaymentMiddleware::new(stage.payer(STUDENTS * PRICE).await).retry(RetryPolicy::default().max_attempts(1));
     let students = x402_market::EvaluationClient::with(payments).unwrap();
     let submission = Submission::single(task(), "").unwrap();
     for bought in join_all((0..STUDENTS).map(|_| students.evaluate(&card, &submission))).await {

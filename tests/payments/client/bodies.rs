@@ -12,7 +12,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::watch;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_x402::client::{AddPaymentLayer, Outcome, ReceiptExt, ResponseBody};
+use tower_x402::client::{AddPaymentLayer, PaidResponseBody, PaymentOutcome, ReceiptExt, RetryPolicy};
 
 use support::script::*;
 
@@ -78,9 +78,10 @@ async fn a_slow_body_is_not_waited_for_and_not_lost() {
         async move { Ok::<_, std::convert::Infallible>(slow_402(told)) }
     });
     let budget = budget(10_000);
-    let layer = AddPaymentLayer::new(payer(&budget)).attempt_timeout(Duration::from_millis(100));
+    let layer =
+        AddPaymentLayer::new(payer(&budget)).retry(RetryPolicy::default().attempt_timeout(Duration::from_millis(100)));
     let request = || Request::post("http://evaluator.example/").body(String::new()).unwrap();
-    let response: Response<ResponseBody<Body>> = layer.layer(inner.clone()).oneshot(request()).await.unwrap();
+    let response: Response<PaidResponseBody<Body>> = layer.layer(inner.clone()).oneshot(request()).await.unwrap();
     assert_eq!((response.status().as_u16(), response.receipt(), budget.remaining()), (402, None, budget.total()));
     tell.send(true).unwrap();
     let body = response.into_body().collect().await.unwrap();
@@ -89,14 +90,16 @@ async fn a_slow_body_is_not_waited_for_and_not_lost() {
 
     // The same in time is an offer; this server is never satisfied.
     let response = layer.layer(inner).oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (402, Outcome::Unknown));
+    assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (402, PaymentOutcome::Unknown));
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), required_v1(&[offer(1_000)]).to_string());
 }
 
 type Framed = Result<Frame<Bytes>, std::io::Error>;
 
 /// What the tower layer makes of a 402 with these frames for a body, which is no offer.
-async fn through_the_layer(frames: impl futures_util::Stream<Item = Framed> + Send + 'static) -> ResponseBody<Body> {
+async fn through_the_layer(
+    frames: impl futures_util::Stream<Item = Framed> + Send + 'static,
+) -> PaidResponseBody<Body> {
     let answer = Response::builder().status(402).body(Body::new(StreamBody::new(frames))).unwrap();
     let answer = Arc::new(std::sync::Mutex::new(Some(answer)));
     let inner = service_fn(move |_: Request<String>| {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use alloy_primitives::Address;
 use tower_x402::{
     Usdc,
-    client::{Budget, BudgetBuilder, Outcome, PaymentError, ReceiptExt, Refusal},
+    client::{Budget, BudgetBuilder, PaymentError, PaymentOutcome, ReceiptExt, Refusal},
     protocol::ExactOffer,
 };
 
@@ -72,7 +72,7 @@ async fn rush(limits: BudgetBuilder) -> (Budget, Income) {
                     Ok(response) => response.receipt().unwrap().outcome,
                     Err(error) => {
                         let outcome = PaymentError::of(&error).unwrap().outcome();
-                        if outcome == Outcome::Refused {
+                        if outcome == PaymentOutcome::Refused {
                             assert!(!matches!(refusal(&error), Refusal::NoPayableOffer { .. }));
                         }
                         outcome

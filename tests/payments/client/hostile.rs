@@ -17,7 +17,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tower_x402::client::{Budget, Outcome, Payer, PaymentError, PaymentMiddleware, ReceiptExt, Refusal, reconcile};
+use tower_x402::client::{
+    Budget, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, Refusal, RetryPolicy, reconcile,
+};
 
 use super::middleware::{buy, client, refusal};
 use support::script::*;
@@ -40,7 +42,7 @@ fn too_late() -> Reply {
 }
 
 /// Buys for 1,000 from a server that replies so, and says how that ended.
-async fn ended(replies: Vec<Reply>) -> (Outcome, Budget, Server) {
+async fn ended(replies: Vec<Reply>) -> (PaymentOutcome, Budget, Server) {
     let server = Server::paid(required(&[offer(1_000)]), replies).await;
     let budget = budget(10_000);
     let outcome = match buy(&server, &budget).await {
@@ -60,7 +62,7 @@ async fn settled_and_then_lost_is_paid_once_and_known_when_the_server_comes_back
         let bank = Bank::default();
         let replies = vec![bank.then(failure()), bank.then(failure()), bank.then(settled())];
         let (outcome, budget, server) = ended(replies).await;
-        assert_eq!((outcome, books(&budget)), (Outcome::Settled, (1_000, 0)));
+        assert_eq!((outcome, books(&budget)), (PaymentOutcome::Settled, (1_000, 0)));
         assert_eq!((bank.taken(), server.payments().len()), (1_000, 3));
     }
 }
@@ -70,7 +72,7 @@ async fn settled_and_never_answered_is_unknown_and_stays_reserved() {
     for failure in failures() {
         let bank = Bank::default();
         let (outcome, budget, server) = ended((0..9).map(|_| bank.then(failure())).collect()).await;
-        assert_eq!((outcome, books(&budget)), (Outcome::Unknown, (0, 1_000)));
+        assert_eq!((outcome, books(&budget)), (PaymentOutcome::Unknown, (0, 1_000)));
         assert_eq!((bank.taken(), server.payments().len()), (1_000, 5));
         let open: Vec<_> = budget.journal().unresolved().iter().map(|entry| entry.nonce).collect();
         assert_eq!(open, Vec::from_iter(bank.nonces()));
@@ -89,7 +91,7 @@ async fn settled_and_then_denied_is_not_believed_to_have_failed() {
         for denial in denials.into_iter().map(|denial| denial()).chain([used()]) {
             let bank = Bank::default();
             let (outcome, budget, _) = ended(vec![bank.then(failure()), denial]).await;
-            assert_eq!((outcome, books(&budget)), (Outcome::Unknown, (0, 1_000)));
+            assert_eq!((outcome, books(&budget)), (PaymentOutcome::Unknown, (0, 1_000)));
             assert_eq!(bank.taken(), 1_000);
         }
     }
@@ -99,7 +101,7 @@ async fn settled_and_then_denied_is_not_believed_to_have_failed() {
 async fn a_server_that_asks_again_after_it_was_paid_gets_nothing_more() {
     let bank = Bank::default();
     let (outcome, budget, server) = ended((0..5).map(|_| bank.then(required_again(1_000))).collect()).await;
-    assert_eq!((outcome, books(&budget)), (Outcome::Unknown, (0, 1_000)));
+    assert_eq!((outcome, books(&budget)), (PaymentOutcome::Unknown, (0, 1_000)));
     assert_eq!((bank.taken(), server.payments().len()), (1_000, 1));
 }
 
@@ -116,7 +118,7 @@ async fn a_price_raised_on_retry_is_not_paid() {
     for raise in raises {
         let bank = Bank::default();
         let (outcome, budget, server) = ended(vec![bank.then(cut()), bank.then(raise()), settled()]).await;
-        assert_eq!((outcome, books(&budget)), (Outcome::Unknown, (0, 1_000)));
+        assert_eq!((outcome, books(&budget)), (PaymentOutcome::Unknown, (0, 1_000)));
         let payments = server.payments();
         assert_eq!(payments.len(), 2);
         assert_eq!(payments[0], payments[1]);
@@ -144,7 +146,7 @@ async fn the_body_of_a_402_is_not_read() {
         let (address, sent) = flood(header, "", chunked).await;
         let budget = budget(10_000);
         let response = client(&budget).post(format!("http://{address}/")).body("x").send().await.unwrap();
-        assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (200, Outcome::Settled));
+        assert_eq!((response.status().as_u16(), response.receipt().unwrap().outcome), (200, PaymentOutcome::Settled));
         assert_eq!(books(&budget), (1_000, 0));
         // The rest is what the sockets hold; none of it reached the client's memory.
         let sent = stands_still(&sent).await;
@@ -249,7 +251,7 @@ async fn broken_proxy(shop: &Shop, failure: Failure, times: usize) -> String {
 }
 
 /// Buys once from a shop whose first answers are lost; says how that ended and what the payee has.
-async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (Outcome, Budget, u64) {
+async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (PaymentOutcome, Budget, u64) {
     let shop = Shop::open(chain).await;
     let url = broken_proxy(&shop, failure, times).await;
     let key = PrivateKeySigner::random();
@@ -257,9 +259,12 @@ async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (Outc
     let budget = budget(10 * PRICE);
     let client =
         PaymentMiddleware::new(Payer::builder(key.clone()).asset(chain.asset()).budget(budget.clone()).build())
-            .max_attempts(3)
-            .attempt_timeout(Duration::from_secs(2))
-            .first_pause(Duration::from_millis(5))
+            .retry(
+                RetryPolicy::default()
+                    .max_attempts(3)
+                    .attempt_timeout(Duration::from_secs(2))
+                    .first_pause(Duration::from_millis(5)),
+            )
             .client(reqwest::Client::builder().no_proxy())
             .unwrap();
     let outcome = match client.post(url).body("my answer").send().await {
@@ -274,14 +279,14 @@ async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (Outc
 async fn a_shop_behind_a_broken_proxy_is_paid_once(chain: &dyn Chain) {
     for failure in [Failure::Silence, Failure::BadGateway, Failure::Cut] {
         let (outcome, budget, income) = buy_through(chain, failure, 2).await;
-        assert_eq!((outcome, books(&budget), income), (Outcome::Settled, (PRICE, 0), PRICE));
+        assert_eq!((outcome, books(&budget), income), (PaymentOutcome::Settled, (PRICE, 0), PRICE));
     }
 }
 
 async fn a_shop_that_is_never_heard_of_again_was_paid_once(chain: &dyn Chain) {
     for failure in [Failure::Silence, Failure::BadGateway, Failure::Cut] {
         let (outcome, budget, income) = buy_through(chain, failure, 9).await;
-        assert_eq!((outcome, books(&budget), income), (Outcome::Unknown, (0, PRICE), PRICE));
+        assert_eq!((outcome, books(&budget), income), (PaymentOutcome::Unknown, (0, PRICE), PRICE));
         // anvil takes the block two epochs ago for final.
         for _ in 0..65 {
             chain.mine().await;

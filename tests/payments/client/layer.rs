@@ -11,7 +11,8 @@ use hyper_util::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_x402::client::{
-    AddPayment, AddPaymentError, AddPaymentLayer, Budget, Outcome, PaymentError, ReceiptExt, Refusal,
+    AddPayment, AddPaymentError, AddPaymentLayer, Budget, PaymentError, PaymentOutcome, ReceiptExt, Refusal,
+    RetryPolicy,
 };
 
 use support::script::*;
@@ -20,8 +21,7 @@ type Hyper = Client<HttpConnector, Full<Bytes>>;
 
 fn client(budget: &Budget) -> AddPayment<Hyper> {
     AddPaymentLayer::new(payer(budget))
-        .attempt_timeout(Duration::from_millis(300))
-        .first_pause(Duration::from_millis(5))
+        .retry(RetryPolicy::default().attempt_timeout(Duration::from_millis(300)).first_pause(Duration::from_millis(5)))
         .layer(Client::builder(TokioExecutor::new()).build_http())
 }
 
@@ -36,7 +36,7 @@ async fn a_402_is_paid_and_the_response_carries_the_receipt() {
     let response = client(&budget).oneshot(post(&server)).await.unwrap();
     assert_eq!(response.status(), 200);
     let receipt = response.receipt().unwrap();
-    assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Settled, Some(transaction())));
+    assert_eq!((receipt.outcome, receipt.transaction), (PaymentOutcome::Settled, Some(transaction())));
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "the evaluation");
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
     let bodies: Vec<_> = server.seen().into_iter().map(|seen| seen.body).collect();
@@ -49,7 +49,7 @@ async fn unclear_answers_are_met_with_the_same_authorization() {
         let server = Server::paid(required(&[offer(1_000)]), vec![failure, settled()]).await;
         let budget = budget(10_000);
         let response = client(&budget).oneshot(post(&server)).await.unwrap();
-        assert_eq!(response.receipt().unwrap().outcome, Outcome::Settled);
+        assert_eq!(response.receipt().unwrap().outcome, PaymentOutcome::Settled);
         let payments = server.payments();
         assert_eq!(payments.len(), 2);
         assert_eq!(payments[0], payments[1]);
@@ -63,7 +63,9 @@ async fn a_server_that_never_answers_leaves_an_error_with_the_receipt() {
     let budget = budget(10_000);
     let error = client(&budget).oneshot(post(&server)).await.unwrap_err();
     match error.payment() {
-        Some(PaymentError::Unanswered { receipt, attempts: 5, .. }) => assert_eq!(receipt.outcome, Outcome::Unknown),
+        Some(PaymentError::Unanswered { receipt, attempts: 5, .. }) => {
+            assert_eq!(receipt.outcome, PaymentOutcome::Unknown)
+        }
         _ => panic!("{error:?}"),
     }
     assert_eq!(budget.reserved().atomic(), 1_000);
@@ -102,7 +104,7 @@ async fn a_redirect_of_the_paid_request_is_returned_and_not_followed() {
         let server = Server::paid(required(&[offer(1_000)]), vec![redirect(code, thief.url())]).await;
         let response = client(&budget(10_000)).oneshot(post(&server)).await.unwrap();
         assert_eq!(response.status().as_u16(), code);
-        assert_eq!(response.receipt().unwrap().outcome, Outcome::Failed);
+        assert_eq!(response.receipt().unwrap().outcome, PaymentOutcome::Failed);
     }
     assert!(thief.seen().is_empty());
 }

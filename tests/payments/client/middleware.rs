@@ -18,7 +18,8 @@ use serde_json::json;
 use tower_x402::{
     Asset, ManualClock, Network, Nonces, RandomnessError, Usdc,
     client::{
-        Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt, Refusal,
+        Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt,
+        Refusal, RetryPolicy,
     },
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
     protocol::{DecodeError, ExactOffer},
@@ -28,8 +29,7 @@ use support::script::*;
 
 pub fn middleware(budget: &Budget) -> PaymentMiddleware {
     PaymentMiddleware::new(payer(budget))
-        .attempt_timeout(Duration::from_millis(300))
-        .first_pause(Duration::from_millis(5))
+        .retry(RetryPolicy::default().attempt_timeout(Duration::from_millis(300)).first_pause(Duration::from_millis(5)))
 }
 
 pub fn client(budget: &Budget) -> ClientWithMiddleware {
@@ -52,7 +52,7 @@ pub async fn outcome(replies: Vec<Reply>) -> (u16, Receipt, Budget, Server) {
 pub fn refusal(error: &reqwest_middleware::Error) -> &Refusal {
     match PaymentError::of(error) {
         Some(error @ PaymentError::Refused(refusal)) => {
-            assert_eq!(error.outcome(), Outcome::Refused);
+            assert_eq!(error.outcome(), PaymentOutcome::Refused);
             refusal
         }
         _ => panic!("{error:?}"),
@@ -73,7 +73,7 @@ async fn refused(required: String) -> Refusal {
 async fn a_402_is_paid_and_the_response_carries_the_receipt() {
     let (status, receipt, budget, server) = outcome(vec![settled()]).await;
     assert_eq!(status, 200);
-    assert_eq!(receipt.outcome, Outcome::Settled);
+    assert_eq!(receipt.outcome, PaymentOutcome::Settled);
     assert_eq!(receipt.transaction, Some(transaction()));
     assert_eq!(receipt.amount.atomic(), 1_000);
     assert_eq!(receipt.payer.to_string(), PAYER);
@@ -173,7 +173,7 @@ async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
     for _ in 0..3 {
         let error = buy(&server, &budget).await.unwrap_err();
         match PaymentError::of(&error) {
-            Some(error @ PaymentError::Journal(_)) => assert_eq!(error.outcome(), Outcome::Refused),
+            Some(error @ PaymentError::Journal(_)) => assert_eq!(error.outcome(), PaymentOutcome::Refused),
             _ => panic!("{error:?}"),
         }
         assert_eq!((budget.spent(), budget.reserved()), (Usdc::ZERO, Usdc::ZERO));
@@ -185,7 +185,7 @@ async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
     std::fs::create_dir_all(&directory).unwrap();
     let budget = Budget::builder().journal(Journal::open(&path).unwrap()).total(Usdc::from_atomic(1_500)).build();
     let (_, receipt) = buy(&server, &budget).await.unwrap();
-    assert_eq!((receipt.outcome, budget.spent().atomic()), (Outcome::Settled, 1_000));
+    assert_eq!((receipt.outcome, budget.spent().atomic()), (PaymentOutcome::Settled, 1_000));
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
@@ -236,7 +236,7 @@ async fn the_best_offer_is_taken_that_the_budget_covers() {
     let buyer = |budget: &Budget| {
         let key: PrivateKeySigner = KEY.parse().unwrap();
         let payer = Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW));
-        let payer = payer.prefer_networks([base, sepolia]).build();
+        let payer = payer.prefer(move |offer| offer.network() != base).build();
         PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap()
     };
     for (on_base, on_sepolia, network) in
@@ -290,7 +290,7 @@ async fn a_redirect_never_carries_the_payment_to_another_origin() {
     for code in [301, 302, 303, 307, 308] {
         for location in [thief.url(), neighbour.url(), namesake.clone()] {
             let (status, receipt, budget, server) = outcome(vec![redirect(code, location)]).await;
-            assert_eq!((status, receipt.outcome), (code, Outcome::Failed));
+            assert_eq!((status, receipt.outcome), (code, PaymentOutcome::Failed));
             assert_eq!((budget.reserved().atomic(), server.payments().len()), (1_000, 1));
         }
     }
@@ -393,7 +393,7 @@ async fn an_authorization_is_not_presented_after_it_has_expired() {
     });
     let server = Server::paid(required(&[short]), vec![reply, settled()]).await;
     let (status, receipt) = buy(&server, &budget(10_000)).await.unwrap();
-    assert_eq!((status, receipt.outcome, server.payments().len()), (503, Outcome::Unknown, 1));
+    assert_eq!((status, receipt.outcome, server.payments().len()), (503, PaymentOutcome::Unknown, 1));
 }
 
 #[tokio::test]
@@ -429,8 +429,8 @@ async fn a_payment_is_in_the_journal_before_it_is_sent_and_survives_a_restart() 
     let server = Server::paid(required(&[offer(1_000)]), replies).await;
     {
         let budget = journalled(&path.0);
-        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, Outcome::Settled);
-        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, Outcome::Unknown);
+        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, PaymentOutcome::Settled);
+        assert_eq!(buy(&server, &budget).await.unwrap().1.outcome, PaymentOutcome::Unknown);
     }
     let budget = journalled(&path.0);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 1_000));

@@ -8,8 +8,8 @@ use serde_json::json;
 use tower_x402::{
     ManualClock, Usdc,
     client::{
-        Budget, Journal, Outcome, Payer, PaymentError, PaymentMiddleware, ReceiptExt, ReconcileError, Reconciliation,
-        reconcile,
+        Budget, Journal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, ReconcileError,
+        Reconciliation, RetryPolicy, reconcile,
     },
     devnet::Devnet,
     protocol::ExactPayload,
@@ -36,7 +36,7 @@ on_every_chain! {
 async fn a_failure_that_was_none_is_spent(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (outcome, payment) = buyer.buy(failed()).await;
-    assert_eq!(outcome, Outcome::Failed);
+    assert_eq!(outcome, PaymentOutcome::Failed);
     buyer.execute(&payment).await;
     let found = buyer.reconcile().await;
     assert_eq!((found.paid, found.void, found.open, found.spent), (1, 0, 0, Usdc::from_atomic(1_000)));
@@ -47,7 +47,7 @@ async fn a_failure_that_was_none_is_spent(chain: &dyn Chain) {
 async fn what_expired_unused_is_released_and_not_a_block_earlier(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (outcome, payment) = buyer.buy(vec![cut(), cut()]).await;
-    assert_eq!(outcome, Outcome::Unknown);
+    assert_eq!(outcome, PaymentOutcome::Unknown);
     let valid_before: u64 = payment.authorization.valid_before.to();
     chain.set_next_timestamp(valid_before - 1).await;
     chain.mine().await;
@@ -98,7 +98,7 @@ async fn what_the_server_answered_is_not_counted_twice(chain: &dyn Chain) {
     let (first, executed) = buyer.buy(vec![cut(), cut()]).await;
     buyer.execute(&executed).await;
     let (second, _) = buyer.buy(failed()).await;
-    assert_eq!((first, second), (Outcome::Unknown, Outcome::Failed));
+    assert_eq!((first, second), (PaymentOutcome::Unknown, PaymentOutcome::Failed));
     let (one, other) = tokio::join!(buyer.reconcile(), buyer.reconcile());
     assert_eq!(one.paid + other.paid, 1);
     assert_eq!(buyer.books(), (1_000, 1_000));
@@ -119,13 +119,12 @@ impl<'a> Buyer<'a> {
     }
 
     /// Buys from a server that replies so; returns the payment as the server has it.
-    async fn buy(&self, replies: Vec<Reply>) -> (Outcome, ExactPayload) {
+    async fn buy(&self, replies: Vec<Reply>) -> (PaymentOutcome, ExactPayload) {
         let attempts = u32::try_from(replies.len()).unwrap();
         let server = Server::paid(required(&[offer(1_000)]), replies).await;
         let payer = Payer::builder(self.key.clone()).budget(self.budget.clone()).build();
         let client = PaymentMiddleware::new(payer)
-            .max_attempts(attempts)
-            .first_pause(Duration::ZERO)
+            .retry(RetryPolicy::default().max_attempts(attempts).first_pause(Duration::ZERO))
             .client(reqwest::Client::builder().no_proxy())
             .unwrap();
         let outcome = match client.post(server.url()).send().await {
@@ -212,7 +211,7 @@ async fn where_no_block_is_final_nothing_is_decided() {
     let buyer = Buyer::new(&chain, Journal::in_memory()).await;
     let (outcome, executed) = buyer.buy(vec![cut(), cut()]).await;
     buyer.buy(failed()).await;
-    assert_eq!(outcome, Outcome::Unknown);
+    assert_eq!(outcome, PaymentOutcome::Unknown);
     buyer.execute(&executed).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let node = ProviderBuilder::new().connect_http(proxy.url().parse().unwrap());

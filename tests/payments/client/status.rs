@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
     Usdc,
-    client::{Budget, Journal, Payer, PaymentMiddleware, Reconciliation, reconcile_with_servers},
+    client::{Budget, Journal, Payer, PaymentMiddleware, Reconciliation, RetryPolicy, reconcile_with_servers},
     protocol::PaymentFlow,
     server::PaymentStatus,
 };
@@ -54,7 +54,10 @@ async fn server(url: &str, status: impl Fn() -> Response + Send + Sync + 'static
 /// A budget with one payment to that server left open.
 async fn left_open(server: &Server) -> Budget {
     let budget = budget(10_000);
-    let client = middleware(&budget).max_attempts(1).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let client = middleware(&budget)
+        .retry(RetryPolicy::default().max_attempts(1))
+        .client(reqwest::Client::builder().no_proxy())
+        .unwrap();
     client.post(server.url()).send().await.unwrap_err();
     assert_eq!(books(&budget), (0, 1_000));
     budget
@@ -155,7 +158,10 @@ async fn a_url_that_was_put_into_the_file_by_hand_is_not_followed_elsewhere() {
     let server = server("/status", || StatusCode::OK.into_response()).await;
     let path = TempPath::new("status-edited");
     let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
-    let client = middleware(&budget).max_attempts(1).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let client = middleware(&budget)
+        .retry(RetryPolicy::default().max_attempts(1))
+        .client(reqwest::Client::builder().no_proxy())
+        .unwrap();
     client.post(server.url()).send().await.unwrap_err();
     drop((client, budget));
     let ours = format!("http://{}/status", server.address);
@@ -195,7 +201,10 @@ async fn a_server_that_is_gone_leaves_its_payments_open_and_the_others_are_asked
     }
     proxy.abort();
     assert!(proxy.await.unwrap_err().is_cancelled());
-    let client = middleware(&budget).max_attempts(1).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let client = middleware(&budget)
+        .retry(RetryPolicy::default().max_attempts(1))
+        .client(reqwest::Client::builder().no_proxy())
+        .unwrap();
     client.post(alive.url()).send().await.unwrap_err();
 
     let found = asked(&budget).await;
@@ -254,7 +263,8 @@ async fn a_real_shop_tells_what_it_was_paid(chain: &dyn Chain) {
     {
         let budget = Budget::builder().journal(Journal::open(&path.0).unwrap()).build();
         let payer = Payer::builder(key).asset(chain.asset()).budget(budget.clone()).build();
-        let client = PaymentMiddleware::new(payer).max_attempts(2).first_pause(Duration::ZERO);
+        let client =
+            PaymentMiddleware::new(payer).retry(RetryPolicy::default().max_attempts(2).first_pause(Duration::ZERO));
         let client = client.client(reqwest::Client::builder().no_proxy()).unwrap();
         client.post(&url).body("my answer").send().await.unwrap_err();
         assert_eq!(books(&budget), (0, PRICE));

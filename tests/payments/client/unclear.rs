@@ -11,7 +11,7 @@ use axum::{
 use serde_json::json;
 use tower_x402::{
     Clock, ManualClock, Usdc,
-    client::{Budget, Outcome, Payer, PaymentError, PaymentMiddleware, ReceiptExt, Refusal},
+    client::{Budget, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, Refusal, RetryPolicy},
     protocol::ExactOffer,
 };
 
@@ -23,7 +23,7 @@ use super::middleware::{buy, client, middleware, outcome, refusal};
 async fn after_a_timeout_a_502_or_a_cut_connection_the_same_authorization_is_presented_again() {
     for failure in [silence(), status(502), cut(), later(503, None), later(409, None), later(429, None)] {
         let (status, receipt, budget, server) = outcome(vec![failure, settled()]).await;
-        assert_eq!((status, receipt.outcome), (200, Outcome::Settled));
+        assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Settled));
         let payments = server.payments();
         assert_eq!(payments.len(), 2);
         assert_eq!(payments[0], payments[1]);
@@ -39,11 +39,11 @@ async fn a_pending_settlement_is_asked_for_again() {
         "success": false, "errorReason": "settlement_pending", "transaction": transaction(), "network": "eip155:84532",
     });
     let (_, receipt, ..) = outcome(vec![later(503, Some(pending.clone())), settled()]).await;
-    assert_eq!(receipt.outcome, Outcome::Settled);
+    assert_eq!(receipt.outcome, PaymentOutcome::Settled);
 
     let replies = (0..5).map(|_| later(503, Some(pending.clone()))).collect();
     let (status, receipt, budget, server) = outcome(replies).await;
-    assert_eq!((status, receipt.outcome), (503, Outcome::Unknown));
+    assert_eq!((status, receipt.outcome), (503, PaymentOutcome::Unknown));
     assert_eq!(receipt.transaction, Some(transaction()));
     assert_eq!(receipt.reason.as_deref(), Some("settlement_pending"));
     assert_eq!(server.payments().len(), 5, "bounded");
@@ -69,12 +69,15 @@ async fn a_server_may_name_the_date_to_come_back_at() {
 async fn a_server_that_never_answers_leaves_the_outcome_unknown_and_the_amount_reserved() {
     let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| silence()).collect()).await;
     let budget = budget(10_000);
-    let client = middleware(&budget).max_attempts(2).client(reqwest::Client::builder().no_proxy()).unwrap();
+    let client = middleware(&budget)
+        .retry(RetryPolicy::default().max_attempts(2))
+        .client(reqwest::Client::builder().no_proxy())
+        .unwrap();
     let error = client.post(server.url()).body("x").send().await.unwrap_err();
     match PaymentError::of(&error) {
         Some(error @ PaymentError::Unanswered { receipt, attempts: 2, .. }) => {
-            assert_eq!(receipt.outcome, Outcome::Unknown);
-            assert_eq!(error.outcome(), Outcome::Unknown);
+            assert_eq!(receipt.outcome, PaymentOutcome::Unknown);
+            assert_eq!(error.outcome(), PaymentOutcome::Unknown);
         }
         _ => panic!("{error:?}"),
     }
@@ -89,7 +92,7 @@ async fn a_second_402_never_leads_to_a_second_signature() {
         "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532",
     });
     let (status, receipt, budget, server) = outcome(vec![with_settlement(402, failed)]).await;
-    assert_eq!((status, receipt.outcome), (402, Outcome::Failed));
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Failed));
     assert_eq!(receipt.reason.as_deref(), Some("insufficient_funds"));
     assert_eq!(server.payments().len(), 1);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
@@ -100,12 +103,12 @@ async fn a_second_402_never_leads_to_a_second_signature() {
     };
     for reply in [required_again(1_000), asked_again("Payment required"), asked_again("payment required")] {
         let (_, receipt, _, server) = outcome(vec![reply]).await;
-        assert_eq!(receipt.outcome, Outcome::Unknown, "it does not say that anything failed: {receipt:?}");
+        assert_eq!(receipt.outcome, PaymentOutcome::Unknown, "it does not say that anything failed: {receipt:?}");
         assert_eq!(server.payments().len(), 1);
     }
     for error in ["insufficient_funds", "Verification failed: insufficient_funds"] {
         let (_, receipt, ..) = outcome(vec![asked_again(error)]).await;
-        assert_eq!((receipt.outcome, receipt.reason.as_deref()), (Outcome::Failed, Some("insufficient_funds")));
+        assert_eq!((receipt.outcome, receipt.reason.as_deref()), (PaymentOutcome::Failed, Some("insufficient_funds")));
     }
 }
 
@@ -113,14 +116,14 @@ async fn a_second_402_never_leads_to_a_second_signature() {
 async fn a_failure_after_an_unclear_attempt_is_not_believed() {
     let failed = || json!({ "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532" });
     let (_, receipt, budget, _) = outcome(vec![cut(), with_settlement(402, failed())]).await;
-    assert_eq!(receipt.outcome, Outcome::Unknown);
+    assert_eq!(receipt.outcome, PaymentOutcome::Unknown);
     assert_eq!(budget.reserved().atomic(), 1_000);
 
     let used = json!({
         "success": false, "errorReason": "invalid_exact_evm_nonce_already_used", "transaction": "", "network": "eip155:84532",
     });
     let (_, receipt, ..) = outcome(vec![with_settlement(402, used)]).await;
-    assert_eq!(receipt.outcome, Outcome::Unknown);
+    assert_eq!(receipt.outcome, PaymentOutcome::Unknown);
 }
 
 #[tokio::test]
@@ -146,7 +149,7 @@ async fn a_failed_payment_expires(believed: bool) {
     let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
     let server = Server::paid(required(&[offer(1_000)]), vec![status(422), settled()]).await;
     let first = client.post(server.url()).send().await.unwrap();
-    assert_eq!((first.status().as_u16(), first.receipt().unwrap().outcome), (422, Outcome::Failed));
+    assert_eq!((first.status().as_u16(), first.receipt().unwrap().outcome), (422, PaymentOutcome::Failed));
 
     clock.advance(119);
     let error = client.post(server.url()).send().await.unwrap_err();
@@ -157,7 +160,7 @@ async fn a_failed_payment_expires(believed: bool) {
         assert_eq!((budget.reserved().atomic(), budget.journal().unresolved().len()), (1_000, 1));
         return;
     }
-    assert_eq!(client.post(server.url()).send().await.unwrap().receipt().unwrap().outcome, Outcome::Settled);
+    assert_eq!(client.post(server.url()).send().await.unwrap().receipt().unwrap().outcome, PaymentOutcome::Settled);
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (1_000, 0));
 }
 
@@ -167,7 +170,7 @@ async fn a_success_without_a_receipt_is_unknown_and_its_body_is_returned() {
         Server::paid(required(&[offer(1_000)]), vec![Box::new(|_| Answer::Response("text".into_response()))]).await;
     let budget = budget(10_000);
     let response = client(&budget).post(server.url()).send().await.unwrap();
-    assert_eq!(response.receipt().unwrap().outcome, Outcome::Unknown);
+    assert_eq!(response.receipt().unwrap().outcome, PaymentOutcome::Unknown);
     assert_eq!(response.text().await.unwrap(), "text");
     assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
 }
@@ -177,7 +180,7 @@ async fn a_success_without_a_transaction_is_accepted() {
     let mut accepted = settlement();
     accepted["transaction"] = "".into();
     let (_, receipt, budget, _) = outcome(vec![with_settlement(200, accepted)]).await;
-    assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Accepted, None));
+    assert_eq!((receipt.outcome, receipt.transaction), (PaymentOutcome::Accepted, None));
     assert_eq!(budget.spent().atomic(), 1_000);
 }
 
@@ -194,23 +197,23 @@ async fn a_receipt_that_contradicts_what_was_signed_is_unknown() {
         let mut wrong = settlement();
         wrong[field] = value.into();
         let (status, receipt, budget, _) = outcome(vec![with_settlement(200, wrong)]).await;
-        assert_eq!((status, receipt.outcome), (200, Outcome::Unknown), "{field} {value}");
+        assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Unknown), "{field} {value}");
         assert_eq!((budget.spent().atomic(), budget.reserved().atomic()), (0, 1_000));
     }
     let (_, receipt, ..) = outcome(vec![with_settlement(200, "not json")]).await;
-    assert_eq!(receipt.outcome, Outcome::Unknown);
+    assert_eq!(receipt.outcome, PaymentOutcome::Unknown);
 }
 
 #[tokio::test]
 async fn a_settled_payment_whose_work_failed_is_presented_again_and_stays_settled() {
     let (status, receipt, budget, server) = outcome(vec![with_settlement(500, settlement()), settled()]).await;
-    assert_eq!((status, receipt.outcome, server.payments().len()), (200, Outcome::Settled, 2));
+    assert_eq!((status, receipt.outcome, server.payments().len()), (200, PaymentOutcome::Settled, 2));
     assert_eq!(budget.spent().atomic(), 1_000);
 
     let mut replies: Vec<Reply> = vec![with_settlement(500, settlement())];
     replies.extend((0..4).map(|_| status_502()));
     let (status, receipt, budget, server) = outcome(replies).await;
-    assert_eq!((status, receipt.outcome, server.payments().len()), (502, Outcome::Settled, 5));
+    assert_eq!((status, receipt.outcome, server.payments().len()), (502, PaymentOutcome::Settled, 5));
     assert_eq!(receipt.transaction, Some(transaction()));
     assert_eq!(budget.spent().atomic(), 1_000);
 }

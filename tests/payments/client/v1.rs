@@ -17,8 +17,8 @@ use tower::{Layer, ServiceExt};
 use tower_x402::{
     Network, Usdc,
     client::{
-        AddPaymentLayer, Budget, Journal, OfferRefusal, Outcome, Payer, PaymentError, PaymentMiddleware, Receipt,
-        ReceiptExt, Refusal,
+        AddPaymentLayer, Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome,
+        Receipt, ReceiptExt, Refusal, RetryPolicy,
     },
     protocol::{DecodeError, ExactOffer, OfferError, PaymentFlow, Version, v1::PaymentPayload},
 };
@@ -32,7 +32,7 @@ use support::{
 
 /// What the reqwest middleware and the tower layer got for their money; both must get the same.
 struct Bought {
-    outcome: Outcome,
+    outcome: PaymentOutcome,
     reason: Option<String>,
     spent: u64,
     reserved: u64,
@@ -49,7 +49,8 @@ async fn bought(required: &Value, replies: impl Fn(&Bank) -> Vec<Reply>) -> (Bou
             false => through_reqwest(&server, &budget).await,
             true => through_hyper(&server, &budget).await,
         };
-        let (outcome, reason) = receipt.map_or((Outcome::Refused, None), |receipt| (receipt.outcome, receipt.reason));
+        let (outcome, reason) =
+            receipt.map_or((PaymentOutcome::Refused, None), |receipt| (receipt.outcome, receipt.reason));
         let (spent, reserved) = (budget.spent().atomic(), budget.reserved().atomic());
         all.push((Bought { outcome, reason, spent, reserved, status }, bank, server));
     }
@@ -69,9 +70,9 @@ async fn through_reqwest(server: &Server, budget: &Budget) -> (Option<u16>, Opti
 }
 
 async fn through_hyper(server: &Server, budget: &Budget) -> (Option<u16>, Option<Receipt>) {
-    let layer = AddPaymentLayer::new(payer(budget))
-        .attempt_timeout(Duration::from_millis(300))
-        .first_pause(Duration::from_millis(5));
+    let layer = AddPaymentLayer::new(payer(budget)).retry(
+        RetryPolicy::default().attempt_timeout(Duration::from_millis(300)).first_pause(Duration::from_millis(5)),
+    );
     let hyper: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let request = Request::post(server.url()).body(Full::from("my answer")).unwrap();
     match layer.layer(hyper).oneshot(request).await {
@@ -85,7 +86,7 @@ async fn a_402_of_v1_is_paid_in_its_headers_and_the_receipt_read_from_them() {
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
         let required = required_v1(&[ExactOffer { flow, ..offer(1_000) }]);
         let (bought, servers) = bought(&required, |bank| vec![bank.then(settled_in_v1())]).await;
-        assert_eq!((bought.outcome, bought.status), (Outcome::Settled, Some(200)));
+        assert_eq!((bought.outcome, bought.status), (PaymentOutcome::Settled, Some(200)));
         assert_eq!((bought.spent, bought.reserved), (1_000, 0));
         for (bank, server) in servers {
             assert_eq!(bank.taken(), 1_000);
@@ -106,7 +107,9 @@ async fn a_receipt_for_v1_is_read_from_the_header_of_v2_where_v1s_is_missing() {
     let required = required_v1(&[offer(1_000)]);
     let mut lie = settlement_v1();
     lie["network"] = json!("base");
-    for (settlement, outcome, spent) in [(settlement_v1(), Outcome::Settled, 1_000), (lie, Outcome::Unknown, 0)] {
+    for (settlement, outcome, spent) in
+        [(settlement_v1(), PaymentOutcome::Settled, 1_000), (lie, PaymentOutcome::Unknown, 0)]
+    {
         let replies = |bank: &Bank| vec![bank.then(with_settlement(200, settlement.clone()))];
         let (bought, _) = bought(&required, replies).await;
         assert_eq!((bought.outcome, bought.spent, bought.reserved), (outcome, spent, 1_000 - spent));
@@ -122,7 +125,7 @@ async fn a_server_that_speaks_both_versions_is_paid_in_v2() {
     };
     let (server, budget) = (Server::selling(both, vec![settled()]).await, budget(10_000));
     let (_, receipt) = through_reqwest(&server, &budget).await;
-    assert_eq!((receipt.unwrap().outcome, budget.spent().atomic()), (Outcome::Settled, 1_000));
+    assert_eq!((receipt.unwrap().outcome, budget.spent().atomic()), (PaymentOutcome::Settled, 1_000));
     assert_eq!(server.seen()[1].paid_in, Some("payment-signature"));
 
     // A header that cannot be read is not a reason to look elsewhere.
@@ -143,7 +146,7 @@ async fn unclear_answers_are_met_with_the_same_payment() {
     for failure in failures {
         let replies = |bank: &Bank| vec![bank.then(failure()), bank.then(settled_in_v1())];
         let (bought, servers) = bought(&required_v1(&[offer(1_000)]), replies).await;
-        assert_eq!((bought.outcome, bought.spent, bought.reserved), (Outcome::Settled, 1_000, 0));
+        assert_eq!((bought.outcome, bought.spent, bought.reserved), (PaymentOutcome::Settled, 1_000, 0));
         for (bank, server) in servers {
             let payments = server.payments();
             assert_eq!((payments.len(), &payments[0]), (2, &payments[1]));
@@ -155,11 +158,15 @@ async fn unclear_answers_are_met_with_the_same_payment() {
 #[tokio::test]
 async fn a_second_402_never_leads_to_a_second_signature() {
     for (error, outcome, reason) in [
-        (json!("insufficient_funds"), Outcome::Failed, Some("insufficient_funds")),
-        (json!("insufficient_funds: the payer has 7 units"), Outcome::Failed, Some("insufficient_funds")),
-        (json!("invalid_exact_evm_nonce_already_used"), Outcome::Unknown, Some("invalid_exact_evm_nonce_already_used")),
-        (json!({}), Outcome::Unknown, Some("the server asked again")),
-        (json!("Pay again"), Outcome::Unknown, Some("the server asked again: Pay again")),
+        (json!("insufficient_funds"), PaymentOutcome::Failed, Some("insufficient_funds")),
+        (json!("insufficient_funds: the payer has 7 units"), PaymentOutcome::Failed, Some("insufficient_funds")),
+        (
+            json!("invalid_exact_evm_nonce_already_used"),
+            PaymentOutcome::Unknown,
+            Some("invalid_exact_evm_nonce_already_used"),
+        ),
+        (json!({}), PaymentOutcome::Unknown, Some("the server asked again")),
+        (json!("Pay again"), PaymentOutcome::Unknown, Some("the server asked again: Pay again")),
     ] {
         for price in [1_000, 9_000] {
             let replies = |bank: &Bank| vec![bank.then(required_again_v1(price, error.clone())), settled_in_v1()];
@@ -181,7 +188,7 @@ async fn a_second_402_never_leads_to_a_second_signature() {
 async fn a_failure_after_an_unclear_attempt_is_not_believed() {
     let replies = |bank: &Bank| vec![bank.then(cut()), required_again_v1(1_000, json!("insufficient_funds"))];
     let (bought, _) = bought(&required_v1(&[offer(1_000)]), replies).await;
-    assert_eq!((bought.outcome, bought.reserved), (Outcome::Unknown, 1_000));
+    assert_eq!((bought.outcome, bought.reserved), (PaymentOutcome::Unknown, 1_000));
 }
 
 #[tokio::test]
@@ -196,7 +203,7 @@ async fn a_receipt_that_contradicts_what_was_signed_settles_nothing() {
         settlement[field] = value;
         let replies = |_: &Bank| vec![with_settlement_v1(200, settlement.clone())];
         let (bought, _) = bought(&required_v1(&[offer(1_000)]), replies).await;
-        assert_eq!((bought.outcome, bought.reserved), (Outcome::Unknown, 1_000), "{field}");
+        assert_eq!((bought.outcome, bought.reserved), (PaymentOutcome::Unknown, 1_000), "{field}");
     }
 }
 
@@ -315,12 +322,12 @@ async fn the_student_buys_from_a_shop_that_speaks_v1_only(chain: &dyn Chain) {
         let client = PaymentMiddleware::new(payer(&one)).client(reqwest::Client::builder().no_proxy()).unwrap();
         let response = client.post(&url).body("17 * 23").send().await.unwrap();
         let receipt = response.receipt().unwrap().clone();
-        assert_eq!((receipt.outcome, response.text().await.unwrap().as_str()), (Outcome::Settled, "17 * 23"));
+        assert_eq!((receipt.outcome, response.text().await.unwrap().as_str()), (PaymentOutcome::Settled, "17 * 23"));
 
         let hyper: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
         let request = Request::post(&url).body(Full::from("17 * 24")).unwrap();
         let response = AddPaymentLayer::new(payer(&other)).layer(hyper).oneshot(request).await.unwrap();
-        assert_eq!(response.receipt().unwrap().outcome, Outcome::Settled);
+        assert_eq!(response.receipt().unwrap().outcome, PaymentOutcome::Settled);
 
         let transfers = chain.token_transfers(shop.pay_to).await;
         assert_eq!(

@@ -17,7 +17,7 @@ use support::{
 };
 use tower_x402::{
     Usdc,
-    client::{Budget, Outcome, Payer, PaymentMiddleware, ReceiptExt},
+    client::{Budget, Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt},
     facilitator::Facilitator,
     ledger::{Record, Settlement, SettlementStep},
     payment::PaymentKey,
@@ -188,9 +188,9 @@ async fn our_client_takes_it_for_accepted_and_its_money_for_spent() {
         assert_eq!(response.text().await.unwrap(), "x");
         receipt
     };
-    assert_eq!(buy().await.outcome, Outcome::Settled);
+    assert_eq!(buy().await.outcome, PaymentOutcome::Settled);
     let receipt = buy().await;
-    assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Accepted, None));
+    assert_eq!((receipt.outcome, receipt.transaction), (PaymentOutcome::Accepted, None));
     assert_eq!((budget.spent(), budget.reserved()), (Usdc::from_atomic(2 * PRICE), Usdc::ZERO));
     let key = PaymentKey { network: receipt.network, asset: receipt.asset, payer: receipt.payer, nonce: receipt.nonce };
     let paid_by = until(&shop, &key, is_paid).await.settlement.paid_by();

@@ -21,7 +21,7 @@ use support::{
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_x402::{
     Network,
-    client::{AddPaymentLayer, Outcome, Payer, ReceiptExt},
+    client::{AddPaymentLayer, Payer, PaymentOutcome, ReceiptExt, RetryPolicy},
     facilitator::OnchainFacilitator,
     ledger::{Counts, SqliteLedger},
     protocol::{MAX_PAYMENT_HEADER, PaymentFlow, PaymentId, PaymentPayload, decode_header},
@@ -323,12 +323,13 @@ async fn our_client_names_its_payments() {
         })
     };
     let payer = Payer::builder(customer.signer.clone()).build();
-    let client = AddPaymentLayer::new(payer).first_pause(Duration::from_millis(1)).layer(lossy);
+    let client =
+        AddPaymentLayer::new(payer).retry(RetryPolicy::default().first_pause(Duration::from_millis(1))).layer(lossy);
     let request = || Request::get("http://shop.example/list").body(String::new()).unwrap();
     let mut ids = Vec::new();
     for _ in 0..2 {
         let response = client.clone().oneshot(request()).await.unwrap();
-        assert_eq!((response.status(), response.receipt().unwrap().outcome), (StatusCode::OK, Outcome::Settled));
+        assert_eq!((response.status(), response.receipt().unwrap().outcome), (StatusCode::OK, PaymentOutcome::Settled));
         let payments = std::mem::take(&mut *sent.lock().unwrap());
         assert_eq!(payments.len(), 2, "presented again");
         assert_eq!(payments[0], payments[1]);

@@ -24,7 +24,7 @@ use support::{
 use tower::ServiceExt as _;
 use tower_x402::{
     Clock, ManualClock, Network, Nonces, RandomnessError,
-    client::{Outcome, Payer},
+    client::{Payer, PaymentOutcome},
     facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
     protocol::PaymentFlow,
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
@@ -100,10 +100,10 @@ async fn our_client_pays_their_offers_as_they_accepted_it_and_reads_their_receip
             // Some say it in a sentence, of which only a code is believed.
             let (outcome, reason) = match why.strip_prefix("Verification failed: ") {
                 Some(sentence) if sentence.contains(' ') => {
-                    (Outcome::Unknown, format!("the server asked again: {why}"))
+                    (PaymentOutcome::Unknown, format!("the server asked again: {why}"))
                 }
-                Some(code) => (Outcome::Failed, code.to_owned()),
-                None => (Outcome::Failed, why.to_owned()),
+                Some(code) => (PaymentOutcome::Failed, code.to_owned()),
+                None => (PaymentOutcome::Failed, why.to_owned()),
             };
             assert_eq!((receipt.outcome, receipt.transaction), (outcome, None), "{file}");
             assert_eq!(receipt.reason, Some(reason), "{file}");
@@ -111,7 +111,7 @@ async fn our_client_pays_their_offers_as_they_accepted_it_and_reads_their_receip
         }
         let settlement = answered.get("payment-response").or_else(|| answered.get("x-payment-response")).unwrap();
         let transaction = text(&settlement["transaction"]).parse().unwrap();
-        assert_eq!((receipt.outcome, receipt.transaction), (Outcome::Settled, Some(transaction)), "{file}");
+        assert_eq!((receipt.outcome, receipt.transaction), (PaymentOutcome::Settled, Some(transaction)), "{file}");
     }
 }
 

@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::sync::{Semaphore, watch};
 use tower_x402::{
     Clock, Nonces, OsNonces, SystemClock,
-    client::{Payer, PaymentMiddleware},
+    client::{Payer, PaymentMiddleware, RetryPolicy},
 };
 
 use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
@@ -205,7 +205,8 @@ impl StudentBuilder {
             }
         };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let payments = PaymentMiddleware::new(self.payer.clone()).max_attempts(3).attempt_timeout(self.deadline);
+        let payments = PaymentMiddleware::new(self.payer.clone())
+            .retry(RetryPolicy::default().max_attempts(3).attempt_timeout(self.deadline));
         let http = |_| StudentError::Http;
         let patient = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
         let is_untrusted = |source: &Arc<dyn CardSource>| !self.private_hosts && source.is_untrusted();

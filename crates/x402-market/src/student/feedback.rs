@@ -103,7 +103,7 @@ pub struct CallPayment {
     /// How much.
     pub amount: Usdc,
     /// How it ended.
-    pub outcome: client::Outcome,
+    pub outcome: client::PaymentOutcome,
     /// The transaction that the evaluator names.
     pub transaction: Option<B256>,
     /// The chain.

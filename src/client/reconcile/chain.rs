@@ -1,4 +1,4 @@
-//! What the chain says about payments that nobody answered for.
+//! Reconciliation with the chain.
 
 use std::time::{Duration, Instant};
 
@@ -6,41 +6,38 @@ use alloy_primitives::U64;
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 
-use super::{
-    Budget, JournalEntry,
-    reconciliation::{Proof, Reconciliation},
-};
+use super::{Budget, JournalEntry, Proof, Reconciliation};
 use crate::chain::{
     authorization_use::{self, AuthorizationUse},
     receipt_check::ExpectedTransfer,
     rpc::{Block, Rpc, RpcFailure},
 };
 
-/// How long one request to the node may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How far the clock that signed may have been ahead of the chain's, in seconds.
-const SKEW: u64 = 900;
-/// After how many payments in a row for which the node was silent the others are left for another time.
-const MOST_SILENT: usize = 3;
-/// A block is looked up no more exactly than this: one request for logs covers as many.
-const CLOSE_ENOUGH: u64 = 500;
+/// The timeout of one request to the node.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How far the client's clock may have been ahead of the chain's when it signed, in seconds.
+const CLOCK_SKEW: u64 = 900;
+/// After this many timeouts in a row, the other payments are not looked up.
+const MAX_TIMEOUTS: usize = 3;
+/// How exactly a block is searched by its time, in blocks: one request for logs covers this many.
+const BLOCK_PRECISION: u64 = 500;
 
-/// Why the chain could not be looked at. Nothing is resolved then.
+/// An error that prevented every lookup. No payment was resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReconcileError {
-    /// No answer, or none that can be read; try again.
+    /// The node did not answer, or its answer could not be read. Try again.
     #[error("the node did not answer")]
     Silent,
-    /// The node refused a request that it must serve: blocks by number, calls at a final block, logs.
+    /// The node refused a request that reconciliation needs: blocks by number, calls at a final block, logs. Use another node.
     #[error("the node refused: {message} ({code})")]
     Refused {
-        /// The JSON-RPC code.
+        /// The JSON-RPC error code.
         code: i64,
-        /// Its words.
+        /// The JSON-RPC error message.
         message: String,
     },
-    /// The node knows no final block.
+    /// The node has no final block. Use another node.
     #[error("the node knows no final block")]
     NoFinality,
 }
@@ -54,14 +51,16 @@ impl From<RpcFailure> for ReconcileError {
     }
 }
 
-/// Resolves what is open in the budget's journal by what is final on the chain.
+/// Resolves the open payments of the budget's journal by what is final on the chain.
 ///
-/// Whatever a server said or did not say, the chain knows: a payment was made if the token's logs show its authorization used
-/// with the transfer to the payee, and is void if a final block past `validBefore` shows it unused (or cancelled). The
-/// first becomes spent, the second is no longer reserved, and both leave the journal. Everything else stays as it is, also an
-/// authorization that was used while the transfer cannot be told: this payer's signature can have paid nobody but the payee.
-/// It may be called at any time, also while payments are under way. A payment that cannot be looked at is left as it is and counted
-/// ([`unseen`](Reconciliation::unseen)); it does not keep the others open.
+/// - A payment was *made* if the token's logs show that its authorization was used, with the transfer to the payee. It becomes spent.
+/// - A payment is *void* if a final block past `validBefore` shows that its authorization is unused, or if it was cancelled. It is no
+///   longer reserved.
+/// - Any other payment stays open. This includes an authorization that was used by a transaction that cannot be found: the signature
+///   can have paid nobody but the payee.
+///
+/// Call it at any time, also while payments are under way. A payment that cannot be looked up is counted
+/// ([`unseen`](Reconciliation::unseen)) and does not prevent the others from being resolved.
 ///
 /// ```no_run
 /// # async fn example(budget: tower_x402::client::Budget) -> Result<(), Box<dyn std::error::Error>> {
@@ -75,7 +74,7 @@ impl From<RpcFailure> for ReconcileError {
 /// ```
 ///
 /// # Errors
-/// [`ReconcileError`] if no payment could be looked at.
+/// [`ReconcileError`] if no payment could be looked up.
 pub async fn reconcile<P, N>(budget: &Budget, provider: &P) -> Result<Reconciliation, ReconcileError>
 where
     P: Provider<N>,
@@ -87,32 +86,32 @@ where
         return Ok(found);
     }
     let client = provider.client();
-    let rpc = Rpc::new(RpcClient::new(client.transport().clone(), client.is_local()), PATIENCE);
+    let rpc = Rpc::new(RpcClient::new(client.transport().clone(), client.is_local()), REQUEST_TIMEOUT);
     let chain_id = rpc.chain_id().await?;
     let last = rpc.block("finalized").await?.ok_or(ReconcileError::NoFinality)?;
-    let (mut seen, mut silent, mut failure) = (0, 0, None);
+    let (mut seen, mut timeouts, mut failure) = (0, 0, None);
     for entry in entries {
         if entry.network.chain_id() != chain_id {
-            found.enter(budget, &entry, None).await;
+            found.record(budget, &entry, None).await;
             continue;
         }
-        if silent >= MOST_SILENT {
-            found.enter_unseen();
+        if timeouts >= MAX_TIMEOUTS {
+            found.count_unseen();
             continue;
         }
         let asked = Instant::now();
         match prove(&rpc, &entry, last).await {
             Ok(proof) => {
-                (seen, silent) = (seen + 1, 0);
-                found.enter(budget, &entry, proof).await;
+                (seen, timeouts) = (seen + 1, 0);
+                found.record(budget, &entry, proof).await;
             }
             Err(error) => {
-                tracing::debug!(?error, nonce = %entry.nonce, "a payment could not be looked at");
-                // A node that has forgotten something says so at once.
-                let is_late = matches!(error, RpcFailure::Silent) && asked.elapsed() >= PATIENCE;
-                silent = if is_late { silent + 1 } else { 0 };
+                tracing::debug!(?error, nonce = %entry.nonce, "a payment could not be looked up");
+                // A node that has pruned the block answers at once; other payments may be found.
+                let is_timeout = matches!(error, RpcFailure::Silent) && asked.elapsed() >= REQUEST_TIMEOUT;
+                timeouts = if is_timeout { timeouts + 1 } else { 0 };
                 failure.get_or_insert(error);
-                found.enter_unseen();
+                found.count_unseen();
             }
         }
     }
@@ -122,7 +121,7 @@ where
     }
 }
 
-/// What blocks up to `last`, the newest final one, prove about a payment.
+/// Returns what the blocks up to `last`, the newest final one, prove about a payment.
 async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Proof>, RpcFailure> {
     let expected = ExpectedTransfer {
         token: entry.asset,
@@ -138,7 +137,7 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
         let expired = last.timestamp.saturating_to::<u64>() >= entry.valid_before;
         return Ok(expired.then_some(Proof::Void));
     }
-    let (from, _) = around(rpc, entry.signed_at.saturating_sub(SKEW), last).await?;
+    let (from, _) = around(rpc, entry.signed_at.saturating_sub(CLOCK_SKEW), last).await?;
     let (_, to) = around(rpc, entry.valid_before, last).await?;
     Ok(match authorization_use::find(rpc, &expected, from, to).await? {
         AuthorizationUse::Paid { transaction, .. } => Some(Proof::Paid { transaction }),
@@ -151,9 +150,9 @@ async fn prove(rpc: &Rpc, entry: &JournalEntry, last: Block) -> Result<Option<Pr
     })
 }
 
-/// Two blocks that are close together, the first from before `time` and the second, if there is one yet, not from before it.
+/// Returns two blocks at most [`BLOCK_PRECISION`] apart: the first from before `time`, the second not, if there is one yet.
 async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFailure> {
-    let (mut high, mut step) = (last.number.saturating_to::<u64>(), CLOSE_ENOUGH);
+    let (mut high, mut step) = (last.number.saturating_to::<u64>(), BLOCK_PRECISION);
     if last.timestamp.saturating_to::<u64>() < time {
         return Ok((high, high));
     }
@@ -163,7 +162,7 @@ async fn around(rpc: &Rpc, time: u64, last: Block) -> Result<(u64, u64), RpcFail
         step = step.saturating_mul(4);
         low = low.saturating_sub(step);
     }
-    while high - low > CLOSE_ENOUGH {
+    while high - low > BLOCK_PRECISION {
         let middle = low + (high - low) / 2;
         match timestamp(rpc, middle).await? < time {
             true => low = middle,

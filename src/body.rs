@@ -1,0 +1,25 @@
+//! Reads the bodies of HTTP responses within a bound.
+
+#[cfg(feature = "onchain")]
+use alloy_transport_http::reqwest;
+
+/// An error while a body was read.
+#[derive(Debug)]
+pub(crate) enum ReadBodyError {
+    /// The body is longer than the bound.
+    TooLarge,
+    /// The connection failed.
+    Broken,
+}
+
+/// Reads a whole body of at most `limit` bytes. Wrap it in a timeout.
+pub(crate) async fn read_body(mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, ReadBodyError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|_| ReadBodyError::Broken)? {
+        if body.len() + chunk.len() > limit {
+            return Err(ReadBodyError::TooLarge);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}

@@ -1,0 +1,191 @@
+//! The paid request, written once for every HTTP client: send it, and if the answer is a 402, pay and send it again.
+
+use std::{error::Error, time::Duration};
+
+use bytes::Bytes;
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use tokio::time::{sleep, timeout};
+use url::Url;
+
+use super::{
+    AddPaymentError, NextStep, Payer, PaymentError, Refusal, SignedPayment,
+    offer::{Challenge, OfferLocation},
+};
+use crate::protocol::{
+    Version,
+    header_name::{PAYMENT_SIGNATURE, X_PAYMENT},
+};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// How often, and how fast, one payment is sent again while its outcome is unclear.
+///
+/// The outcome is unclear if no answer comes, or if the server is not done (5xx; 408, 409, 425 or 429 with `Retry-After`). Every
+/// attempt sends the same payment, which can move money only once, and none is made after it has expired.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_x402::client::RetryPolicy;
+///
+/// let policy = RetryPolicy::default().max_attempts(3).attempt_timeout(Duration::from_secs(10));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct RetryPolicy {
+    max_attempts: u32,
+    attempt_timeout: Duration,
+    first_pause: Duration,
+}
+
+impl Default for RetryPolicy {
+    /// Returns five attempts of 30 seconds, with pauses of 200 ms, 400 ms, 800 ms and 1.6 s.
+    fn default() -> Self {
+        Self { max_attempts: 5, attempt_timeout: Duration::from_secs(30), first_pause: Duration::from_millis(200) }
+    }
+}
+
+impl RetryPolicy {
+    /// The longest pause, whatever a server asks for.
+    const MAX_PAUSE: Duration = Duration::from_secs(30);
+    /// The longest time to wait for the body of a 402.
+    const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Sets how often a payment is sent at most; at least once. Default: 5.
+    pub const fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// Sets how long each attempt waits for the head of the response. Default: 30 seconds.
+    pub const fn attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = timeout;
+        self
+    }
+
+    /// Sets the pause before the second attempt. It doubles with each attempt, up to 30 seconds. A `Retry-After` takes its place.
+    /// Default: 200 ms.
+    pub const fn first_pause(mut self, pause: Duration) -> Self {
+        self.first_pause = pause;
+        self
+    }
+
+    fn body_timeout(&self) -> Duration {
+        self.attempt_timeout.min(Self::MAX_BODY_TIMEOUT)
+    }
+
+    /// Returns the pause before the next attempt, or `None` if there is to be none.
+    fn pause(&self, next: NextStep, attempts: u32, now: u64, payment: &SignedPayment) -> Option<Duration> {
+        let NextStep::Retry { after } = next else { return None };
+        if attempts >= self.max_attempts {
+            return None;
+        }
+        let backoff = self.first_pause.saturating_mul(1 << (attempts - 1).min(16));
+        let pause = after.unwrap_or(backoff).min(Self::MAX_PAUSE);
+        let is_in_time = now.saturating_add(pause.as_secs()) < payment.valid_before();
+        is_in_time.then_some(pause)
+    }
+}
+
+/// A request and the HTTP client that can send it, more than once.
+pub(super) trait Exchange: Send {
+    type Response: Send;
+    type Error: Into<BoxError> + Send;
+
+    /// Sends the request and waits for the head of the response.
+    fn send(&mut self) -> impl Future<Output = Result<Self::Response, Self::Error>> + Send;
+
+    /// Returns method and URL to pay for, or why the request that was answered so cannot be paid for.
+    fn target(&self, response: &Self::Response) -> Result<(Method, Url), Refusal>;
+
+    /// Adds the payment header to the request.
+    fn add_header(&mut self, name: HeaderName, value: HeaderValue);
+
+    /// Reads a short body within `timeout`, and returns the response with its whole body in any case.
+    fn read_body(
+        response: Self::Response,
+        timeout: Duration,
+    ) -> impl Future<Output = (Option<Bytes>, Self::Response)> + Send;
+
+    fn head(response: &Self::Response) -> (StatusCode, &HeaderMap);
+
+    fn extensions_mut(response: &mut Self::Response) -> &mut Extensions;
+}
+
+/// Returns `true` for requests that are passed on without paying: the caller pays itself, or the method is `HEAD`, for which no
+/// server charges.
+pub(super) fn is_passed_on(method: &Method, headers: &HeaderMap) -> bool {
+    method == Method::HEAD || [PAYMENT_SIGNATURE, X_PAYMENT].iter().any(|name| headers.contains_key(*name))
+}
+
+/// Sends a request and, if the answer is a 402 of x402, pays for it once and sends it again.
+///
+/// The response gets the receipt as an extension.
+pub(super) async fn send_and_pay<X: Exchange>(
+    payer: &Payer,
+    retry: &RetryPolicy,
+    mut exchange: X,
+) -> Result<X::Response, AddPaymentError<X::Error>> {
+    let response = exchange.send().await.map_err(AddPaymentError::Inner)?;
+    let (status, headers) = X::head(&response);
+    let (body, response) = match OfferLocation::of(status, headers) {
+        OfferLocation::None => return Ok(response),
+        OfferLocation::Header => (None, response),
+        OfferLocation::Body => X::read_body(response, retry.body_timeout()).await,
+    };
+    let challenge = Challenge::read(X::head(&response).1, body.as_deref()).map_err(PaymentError::Unreadable)?;
+    let Some(challenge) = challenge else { return Ok(response) };
+    let (method, url) = exchange.target(&response)?;
+    drop(response);
+    let payment = payer.sign(challenge, &method, &url).await?;
+    exchange.add_header(payment.header_name(), payment.header().clone());
+    Ok(send_paid(payer, retry, payment, exchange).await?)
+}
+
+/// Sends the paid request until the outcome is clear or another attempt makes no sense.
+async fn send_paid<X: Exchange>(
+    payer: &Payer,
+    retry: &RetryPolicy,
+    mut payment: SignedPayment,
+    mut exchange: X,
+) -> Result<X::Response, PaymentError> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let (response, next) = match timeout(retry.attempt_timeout, exchange.send()).await {
+            Ok(Ok(response)) => {
+                let (body, response) = read_rejection::<X>(response, payment.version(), retry).await;
+                let (status, headers) = X::head(&response);
+                let next = payment.answered(status, headers, body.as_deref());
+                (Ok(response), next)
+            }
+            Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
+            Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
+        };
+        if let Some(pause) = retry.pause(next, attempts, payer.now(), &payment) {
+            drop(response);
+            sleep(pause).await;
+            continue;
+        }
+        let receipt = payment.conclude().await;
+        return match response {
+            Ok(mut response) => {
+                X::extensions_mut(&mut response).insert(receipt);
+                Ok(response)
+            }
+            Err(source) => Err(PaymentError::Unanswered { receipt: Box::new(receipt), attempts, source }),
+        };
+    }
+}
+
+/// Reads the body of another 402 of v1, which has the reason for it.
+async fn read_rejection<X: Exchange>(
+    response: X::Response,
+    version: Version,
+    retry: &RetryPolicy,
+) -> (Option<Bytes>, X::Response) {
+    let (status, headers) = X::head(&response);
+    match OfferLocation::of(status, headers) == OfferLocation::Body && version == Version::V1 {
+        true => X::read_body(response, retry.body_timeout()).await,
+        false => (None, response),
+    }
+}

@@ -1,4 +1,4 @@
-//! Time and randomness, injected so that every expiry and every nonce can be tested.
+//! Time and randomness as parameters, so that tests control every expiry and every nonce.
 
 use std::{
     fmt,
@@ -8,13 +8,16 @@ use std::{
 
 use alloy_primitives::B256;
 
-/// Where the current time comes from.
+/// A source of the current time.
+///
+/// Everything that expires takes a clock: authorizations, leases, offers, records. The default is [`SystemClock`]; tests use a
+/// [`ManualClock`].
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// Whole seconds since the Unix epoch, as block timestamps count them.
+    /// Returns the time in whole seconds since the Unix epoch, the unit of block timestamps.
     fn now(&self) -> u64;
 }
 
-/// The machine's clock.
+/// The system clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -24,25 +27,29 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that a test sets by hand.
+/// A clock that stands still until a test advances it.
+///
+/// Builders take an `Arc<dyn Clock>`, so that the test keeps a handle.
 ///
 /// ```
+/// use std::sync::Arc;
 /// use tower_x402::{Clock, ManualClock};
 ///
-/// let clock = ManualClock::at(1_700_000_000);
+/// let clock = Arc::new(ManualClock::at(1_700_000_000));
+/// let injected: Arc<dyn Clock> = clock.clone();
 /// clock.advance(30);
-/// assert_eq!(clock.now(), 1_700_000_030);
+/// assert_eq!(injected.now(), 1_700_000_030);
 /// ```
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// A clock that stands at `seconds` since the Unix epoch.
+    /// Creates a clock that stands at `seconds` since the Unix epoch.
     pub const fn at(seconds: u64) -> Self {
         Self(AtomicU64::new(seconds))
     }
 
-    /// Moves the clock forward by `seconds`.
+    /// Advances the clock by `seconds`.
     pub fn advance(&self, seconds: u64) {
         self.0.fetch_add(seconds, Ordering::Relaxed);
     }
@@ -54,15 +61,25 @@ impl Clock for ManualClock {
     }
 }
 
-/// Where authorization nonces come from.
+/// A source of authorization nonces (32 bytes, EIP-3009).
 ///
-/// A nonce must be unpredictable and must never repeat for one payer.
+/// A nonce must be unpredictable, and must never repeat for one payer. The default is [`OsNonces`]; deterministic tests use their own.
+///
+/// ```
+/// use tower_x402::{Nonces, OsNonces};
+///
+/// assert_ne!(OsNonces.next()?, OsNonces.next()?);
+/// # Ok::<(), tower_x402::RandomnessError>(())
+/// ```
 pub trait Nonces: fmt::Debug + Send + Sync + 'static {
-    /// A fresh nonce, or an error if the source of randomness failed.
+    /// Returns a new nonce.
+    ///
+    /// # Errors
+    /// [`RandomnessError`] if the source of randomness failed.
     fn next(&self) -> Result<B256, RandomnessError>;
 }
 
-/// Nonces from the operating system's random number generator.
+/// A source of nonces that asks the operating system for random bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OsNonces;
 
@@ -74,7 +91,7 @@ impl Nonces for OsNonces {
     }
 }
 
-/// The operating system gave no randomness; nothing was signed.
+/// The operating system gave no randomness. Nothing was signed.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the operating system gave no randomness; nothing was signed")]
 pub struct RandomnessError;

@@ -1,17 +1,17 @@
-//! 256-bit integers as decimal strings, as x402 writes them on the wire.
+//! 256-bit integers as decimal strings, the form in which x402 writes amounts and times.
 
 use std::fmt;
 
 use alloy_primitives::U256;
 use serde::{Deserializer, Serializer, de};
 
-/// Reads an unsigned decimal integer and nothing else: no sign, no prefix, no spaces.
+/// Reads an unsigned decimal integer without sign, prefix or spaces.
 pub(crate) fn parse_decimal(text: &str) -> Option<U256> {
-    // 2^256 has 78 digits; the bound keeps hostile lengths cheap.
+    // 2^256 has 78 digits. The bound keeps long hostile texts cheap.
     if text.is_empty() || text.len() > 78 || !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    // Nearly all are small; the others take as long as a multiplication of 256 bits for each digit.
+    // Nearly all numbers fit 64 bits, which spares a 256-bit multiplication per digit.
     text.parse().map_or_else(|_| U256::from_str_radix(text, 10).ok(), |small: u64| Some(U256::from(small)))
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     deserializer.deserialize_str(Decimal)
 }
 
-/// Looks at the text where it is, so that nothing is allocated for it.
+/// Visits the text in place, so that nothing is allocated for it.
 struct Decimal;
 
 impl de::Visitor<'_> for Decimal {

@@ -1,11 +1,14 @@
-//! Chains and the USDC deployments on them.
+//! Networks, and the USDC on them.
 
 use std::{fmt, str::FromStr};
 
 use alloy_primitives::{Address, address};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// An EVM chain, written as CAIP-2 (`eip155:8453`).
+/// An EVM chain, identified by its chain id (EIP-155) and written as CAIP-2 (`eip155:8453`).
+///
+/// Any chain id is a network. [`usdc`](Self::usdc) knows Circle's USDC on [`BASE`](Self::BASE) and
+/// [`BASE_SEPOLIA`](Self::BASE_SEPOLIA); give the token of another network as an [`Asset`].
 ///
 /// ```
 /// use tower_x402::Network;
@@ -13,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// let network: Network = "eip155:8453".parse()?;
 /// assert_eq!(network, Network::BASE);
 /// assert_eq!("base-sepolia".parse(), Ok(Network::BASE_SEPOLIA));
-/// assert_eq!(Network::BASE_SEPOLIA.to_string(), "eip155:84532");
+/// assert_eq!(Network::eip155(10).to_string(), "eip155:10");
 /// # Ok::<(), tower_x402::ParseNetworkError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,17 +28,17 @@ impl Network {
     /// Base Sepolia, the test network, `eip155:84532`.
     pub const BASE_SEPOLIA: Self = Self(84532);
 
-    /// The EVM chain with this chain id (EIP-155).
+    /// Creates the network with this chain id (EIP-155).
     pub const fn eip155(chain_id: u64) -> Self {
         Self(chain_id)
     }
 
-    /// The chain id (EIP-155).
+    /// Returns the chain id (EIP-155).
     pub const fn chain_id(self) -> u64 {
         self.0
     }
 
-    /// What x402 v1 calls this chain; it has no name for most.
+    /// Returns the name of this network in x402 v1, such as `base`, if it has one.
     pub const fn v1_name(self) -> Option<&'static str> {
         match self {
             Self::BASE => Some("base"),
@@ -44,12 +47,20 @@ impl Network {
         }
     }
 
-    /// The chain that x402 v1 calls so.
+    /// Returns the network with this name in x402 v1.
     pub fn from_v1_name(name: &str) -> Option<Self> {
         [Self::BASE, Self::BASE_SEPOLIA].into_iter().find(|network| network.v1_name() == Some(name))
     }
 
-    /// Circle's USDC on this chain, if this crate knows it.
+    /// Returns Circle's USDC on this network, if this crate knows it.
+    ///
+    /// ```
+    /// use tower_x402::Network;
+    ///
+    /// let usdc = Network::BASE.usdc().expect("USDC on Base is known");
+    /// assert_eq!(usdc.address.to_string(), "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913");
+    /// assert_eq!(Network::eip155(1).usdc(), None);
+    /// ```
     pub fn usdc(self) -> Option<Asset> {
         let (address, name) = match self {
             Self::BASE => (address!("833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"), "USD Coin"),
@@ -69,7 +80,7 @@ impl fmt::Display for Network {
 impl FromStr for Network {
     type Err = ParseNetworkError;
 
-    /// Reads CAIP-2 (`eip155:8453`) and the names that x402 v1 uses (`base`, `base-sepolia`).
+    /// Reads CAIP-2 (`eip155:8453`) and the names of x402 v1 (`base`, `base-sepolia`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some(network) = Self::from_v1_name(text) {
             return Ok(network);
@@ -97,19 +108,35 @@ impl<'de> Deserialize<'de> for Network {
     }
 }
 
-/// The text names no EVM chain.
+/// An error while a network was read: the text is neither CAIP-2 of an EVM chain nor a name of x402 v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an EVM network: write CAIP-2 such as \"eip155:8453\", or \"base\" or \"base-sepolia\"")]
 pub struct ParseNetworkError;
 
-/// A token that implements EIP-3009, with the two fields of its EIP-712 domain that only its deployment knows.
+/// A token that implements EIP-3009, with the fields of its EIP-712 domain.
+///
+/// [`Network::usdc`] returns it for USDC. For another token, read `name` and `version` from its contract (`eip712Domain()`, EIP-5267,
+/// or `name()` and `version()`): a signature under other values is invalid.
+///
+/// ```
+/// use alloy_primitives::address;
+/// use tower_x402::{Asset, Network};
+///
+/// // USDC on Optimism.
+/// let asset = Asset {
+///     network: Network::eip155(10),
+///     address: address!("0b2C639c533813f4Aa9D7837CAf62653d097Ff85"),
+///     name: "USD Coin".into(),
+///     version: "2".into(),
+/// };
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Asset {
-    /// The chain it lives on.
+    /// The network of the contract.
     pub network: Network,
-    /// The token contract.
+    /// The address of the token contract.
     pub address: Address,
-    /// The EIP-712 domain's `name`; not the symbol and not always the ERC-20 name.
+    /// The EIP-712 domain's `name`, which is not the symbol and not always the ERC-20 name.
     pub name: String,
     /// The EIP-712 domain's `version`.
     pub version: String,
@@ -120,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_canonical_caip2_is_read() {
+    fn caip2_is_read_in_canonical_form_only() {
         for text in
             ["eip155:", "eip155:08453", "eip155:+1", "eip155:99999999999999999999", "solana:5eykt4", "8453", "BASE"]
         {

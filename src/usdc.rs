@@ -1,13 +1,13 @@
-//! Amounts of USDC.
+//! USDC amounts.
 
 use std::{fmt, str::FromStr};
 
 use alloy_primitives::U256;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// An exact amount of USDC, in atomic units (1 USDC = 1,000,000 units, so one unit is a micro-dollar).
+/// A USDC amount in atomic units. One USDC has 1,000,000 units, so a unit is a micro-dollar.
 ///
-/// Every operation is checked: nothing rounds and nothing wraps. The largest amount is `u64::MAX` units, about
+/// Amounts are exact. Arithmetic is checked, so it never rounds and never wraps. The largest amount is `u64::MAX` units, about
 /// 18 trillion USDC.
 ///
 /// ```
@@ -16,9 +16,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// let price: Usdc = "$0.001".parse()?;
 /// assert_eq!(price.atomic(), 1_000);
 /// assert_eq!(price.to_string(), "$0.001");
-/// assert_eq!(Usdc::from_atomic(2_500_000).to_string(), "$2.50");
-/// assert!("$0.0000001".parse::<Usdc>().is_err(), "finer than one unit");
+/// assert_eq!(price.checked_mul(250), Some("$0.25".parse()?));
 /// # Ok::<(), tower_x402::ParseUsdcError>(())
+/// ```
+///
+/// # As text
+///
+/// `FromStr` reads whole dollars: `$0.001`, `0.001`, `0.001 USDC` or `2`. `Display` writes them with at least two decimals. `serde`
+/// reads and writes atomic units as a decimal string (`"1000"`), as x402 does.
+///
+/// ```
+/// use tower_x402::{ParseUsdcError, Usdc};
+///
+/// assert_eq!("2.5 USDC".parse::<Usdc>()?.to_string(), "$2.50");
+/// assert_eq!("$0.0000001".parse::<Usdc>(), Err(ParseUsdcError::TooFine));
+/// assert_eq!(serde_json::to_string(&Usdc::from_atomic(1_000))?, r#""1000""#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Usdc(u64);
@@ -28,22 +41,22 @@ const DECIMALS: u32 = 6;
 const UNIT: u64 = 1_000_000;
 
 impl Usdc {
-    /// Nothing.
+    /// An amount of zero.
     pub const ZERO: Self = Self(0);
-    /// The largest amount that can be expressed.
+    /// The largest amount, `u64::MAX` units.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// An amount given in atomic units (millionths of a USDC).
+    /// Creates an amount from atomic units (millionths of a USDC).
     pub const fn from_atomic(units: u64) -> Self {
         Self(units)
     }
 
-    /// The amount in atomic units (millionths of a USDC).
+    /// Returns the amount in atomic units (millionths of a USDC).
     pub const fn atomic(self) -> u64 {
         self.0
     }
 
-    /// The sum, or `None` if it cannot be expressed.
+    /// Returns the sum, or `None` if it is larger than [`MAX`](Self::MAX).
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(units) => Some(Self(units)),
@@ -51,7 +64,7 @@ impl Usdc {
         }
     }
 
-    /// The difference, or `None` if it would be negative.
+    /// Returns the difference, or `None` if it is negative.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(units) => Some(Self(units)),
@@ -59,7 +72,7 @@ impl Usdc {
         }
     }
 
-    /// The product, or `None` if it cannot be expressed.
+    /// Returns the product, or `None` if it is larger than [`MAX`](Self::MAX).
     pub const fn checked_mul(self, factor: u64) -> Option<Self> {
         match self.0.checked_mul(factor) {
             Some(units) => Some(Self(units)),
@@ -99,7 +112,7 @@ impl TryFrom<U256> for Usdc {
 }
 
 impl fmt::Display for Usdc {
-    /// Dollars with at least two decimals and no superfluous ones: `$1.00`, `$0.001`.
+    /// Writes dollars with two decimals, or as many as needed: `$1.00`, `$0.001`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fraction = format!("{:06}", self.0 % UNIT);
         let mut shown = fraction.trim_end_matches('0');
@@ -119,8 +132,7 @@ impl fmt::Debug for Usdc {
 impl FromStr for Usdc {
     type Err = ParseUsdcError;
 
-    /// Reads `$0.001`, `0.001`, `0.001 USDC` or `2`. The unit is always whole dollars; atomic units go through
-    /// [`Usdc::from_atomic`].
+    /// Reads whole dollars: `$0.001`, `0.001`, `0.001 USDC` or `2`. For atomic units, use [`Usdc::from_atomic`].
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = text.trim();
         let number = number.strip_prefix('$').unwrap_or(number);
@@ -156,37 +168,38 @@ impl Serialize for Usdc {
 }
 
 impl<'de> Deserialize<'de> for Usdc {
-    /// Atomic units as a decimal string, as the protocol writes amounts.
+    /// Reads atomic units from a decimal string, as x402 writes amounts.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map(Self).map_err(|_| de::Error::custom("expected atomic units as a decimal string"))
     }
 }
 
-/// So that an amount can stand wherever a text that may be none can.
+/// Lets a function take `impl TryInto<Usdc, Error: Into<ParseUsdcError>>`: text or an amount.
 impl From<std::convert::Infallible> for ParseUsdcError {
     fn from(never: std::convert::Infallible) -> Self {
         match never {}
     }
 }
 
-/// Why a text is not an amount of USDC.
+/// An error while an amount was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseUsdcError {
-    /// Neither digits nor a single decimal point.
+    /// The text is not digits with at most one decimal point.
     #[error("not an amount: write dollars such as \"$0.001\"")]
     NotANumber,
-    /// More than six decimal places.
+    /// The text has more than six decimal places.
     #[error("finer than one atomic unit: USDC has six decimal places")]
     TooFine,
-    /// More than `u64::MAX` atomic units.
+    /// The amount is larger than [`Usdc::MAX`].
     #[error("larger than 18 trillion USDC")]
     TooLarge,
 }
 
-/// What an amount of wei is worth at a price per ether (10¹⁸ wei), rounded up to an atomic unit; `None` if that is more
-/// than a [`Usdc`] can hold.
+/// Converts wei to USDC at a price per ether (10¹⁸ wei), rounded up to an atomic unit.
+///
+/// Returns `None` if the result is larger than [`Usdc::MAX`].
 ///
 /// ```
 /// use alloy_primitives::U256;
@@ -208,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_dollars_exactly() {
+    fn dollars_are_read_exactly() {
         for (text, units) in [
             ("$0.001", 1_000),
             ("0.000001", 1),
@@ -223,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_hold_exactly() {
+    fn inexact_and_too_large_amounts_are_refused() {
         use ParseUsdcError::*;
         for (text, error) in [
             ("", NotANumber),
@@ -242,7 +255,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn display_and_parse_agree(units: u64) {
+        fn displayed_amount_is_read_back(units: u64) {
             let amount = Usdc(units);
             proptest::prop_assert_eq!(amount.to_string().parse(), Ok(amount));
         }

@@ -1,6 +1,6 @@
 //! Turns verdicts into a scored group for the trainer.
 
-use atropos_client::{Bytes, GroupError, GroupLimits, Message, ScoredGroup, Sequence};
+use atropos_client::{ByteTokenizer, ChatMessage, GroupError, GroupLimits, ScoredGroup, Sequence};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tower_x402::client::Outcome;
@@ -64,14 +64,14 @@ impl Scored {
         let Some(scores) = &self.scores else { return Ok(None) };
         let instruction = self.instruction.as_deref();
         let prompt = instruction.into_iter().chain([&*self.problem.prompt]).collect::<Vec<_>>().join("\n\n");
-        let prompt = Bytes::prompt(&prompt);
+        let prompt = ByteTokenizer::prompt(&prompt);
         let mut sequences = Vec::with_capacity(self.answers.len());
         for (at, (answer, advantage)) in self.answers.iter().zip(self.advantages()).enumerate() {
-            let sequence = Sequence::new(&prompt, &Bytes::completion(&answer.text), scores[at])?;
+            let sequence = Sequence::new(&prompt, &ByteTokenizer::completion(&answer.text), scores[at])?;
             let sequence = sequence.with_advantage(advantage)?.with_overrides(self.overrides[at].clone());
-            let asked = instruction.map(|text| Message::new("system", text)).into_iter();
-            let asked = asked.chain([Message::new("user", &*self.problem.prompt)]);
-            let sequence = sequence.with_messages(asked.chain([Message::new("assistant", &*answer.text)]));
+            let asked = instruction.map(|text| ChatMessage::new("system", text)).into_iter();
+            let asked = asked.chain([ChatMessage::new("user", &*self.problem.prompt)]);
+            let sequence = sequence.with_messages(asked.chain([ChatMessage::new("assistant", &*answer.text)]));
             sequences.push(match &answer.logprobs {
                 Some(logprobs) => sequence.with_inference_logprobs(logprobs)?,
                 None => sequence,

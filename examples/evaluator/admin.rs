@@ -16,14 +16,14 @@ use serde::Deserialize;
 use serde_json::json;
 use tower_x402::{
     ledger::{Ledger, LedgerError},
-    ops::{Entry, Export, ExportFormat, Operator, Search, Which},
+    ops::{Export, ExportEntry, ExportFormat, Operator, PaymentFilter, PaymentSearch},
 };
 
 /// How many payments a search returns at most.
 const MAX_FOUND: usize = 100;
 
 /// Writes these payments to standard output.
-pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: Which, format: ExportFormat) -> anyhow::Result<()> {
+pub(crate) async fn print(ledger: Arc<dyn Ledger>, which: PaymentFilter, format: ExportFormat) -> anyhow::Result<()> {
     let mut export = Operator::new(ledger).export(which, format);
     while let Some(lines) = export.next().await? {
         // The reader may close the pipe early.
@@ -57,12 +57,12 @@ async fn payments(State(operator): State<Operator>, Query(question): Query<Quest
         Some(_) => return refuse(StatusCode::BAD_REQUEST, "format: expected csv or jsonl"),
     };
     if let Some(text) = question.find {
-        let search: Search = match text.parse() {
+        let search: PaymentSearch = match text.parse() {
             Ok(search) => search,
             Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("find: {error}")),
         };
         return match operator.find(&search, MAX_FOUND).await {
-            Ok(found) => Json(found.iter().map(Entry::of).collect::<Vec<_>>()).into_response(),
+            Ok(found) => Json(found.iter().map(ExportEntry::of).collect::<Vec<_>>()).into_response(),
             Err(error) => failed(&error),
         };
     }

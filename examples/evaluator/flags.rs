@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
     ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
-    ops::Which,
+    ops::PaymentFilter,
     protocol::PaymentFlow,
     server::DeferredPolicy,
 };
@@ -147,7 +147,7 @@ pub(crate) struct Flags {
     /// Print payments from --ledger and exit: all, due, owed (settled but never delivered), open, deferred, or the name of a
     /// settlement state
     #[arg(long, value_name = "WHICH", requires = "ledger")]
-    payments: Option<Which>,
+    payments: Option<PaymentFilter>,
     /// The format to print payments in: csv for accounting, jsonl for programs; prints all without --payments [default: jsonl]
     #[arg(long, value_enum, requires = "ledger")]
     export: Option<Format>,
@@ -231,7 +231,7 @@ impl Flags {
     /// Returns what to print instead of serving.
     pub(crate) fn printing(&self) -> Option<(Which, Format)> {
         let is_asked = self.payments.is_some() || self.export.is_some();
-        is_asked.then(|| (self.payments.unwrap_or(Which::All), self.export.unwrap_or(Format::Jsonl)))
+        is_asked.then(|| (self.payments.unwrap_or(PaymentFilter::All), self.export.unwrap_or(Format::Jsonl)))
     }
 
     /// Opens the ledger.

@@ -195,7 +195,7 @@ impl Buyer {
         let budget = Budget::builder().per_payment(LIMIT).total("$0.01".parse().expect("an amount")).build();
         let payer = Payer::builder(Notary(signed.clone()))
             .budget(budget.clone())
-            .clock(ManualClock::at(NOW))
+            .clock(Arc::new(ManualClock::at(NOW)))
             .nonces(Numbered(AtomicU64::new(1)))
             .build();
         Self { payer, budget, signed }

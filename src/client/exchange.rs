@@ -18,7 +18,7 @@ use crate::protocol::{
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// How often, and how fast, one payment is sent again while its outcome is unclear.
+/// A policy for sending one payment again while its outcome is unclear.
 ///
 /// The outcome is unclear if no answer comes, or if the server is not done (5xx; 408, 409, 425 or 429 with `Retry-After`). Every
 /// attempt sends the same payment, which can move money only once, and none is made after it has expired.

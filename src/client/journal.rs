@@ -231,7 +231,7 @@ pub struct JournalEntry {
     /// The version of x402 it is paid in; [`Version::payment_header`] is the header to present it in.
     #[serde(default, skip_serializing_if = "is_default")]
     pub version: Version,
-    /// Where the server reports the status of the payment. Always on the origin that is paid.
+    /// The URL where the server reports the status of the payment. Always on the origin that is paid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_url: Option<String>,
     /// The value of the payment header. It is money until the payment is settled or expired.

@@ -29,9 +29,9 @@ const MAX_STATUS_URL: usize = 512;
 pub(super) enum OfferLocation {
     /// The response is not a 402, or not one of x402.
     None,
-    /// In its headers, as in v2.
+    /// The header `PAYMENT-REQUIRED` has them, as in v2.
     Header,
-    /// In its body, if that is one of v1.
+    /// The body may have them, if it is one of v1.
     Body,
 }
 

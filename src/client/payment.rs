@@ -43,7 +43,7 @@ pub struct SignedPayment {
     receipt: Receipt,
 }
 
-/// What to do after an answer, or without one.
+/// The next step after an answer, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Conclude the payment: the answer is final.
@@ -289,7 +289,7 @@ pub enum PaymentOutcome {
     /// The server reports that the payment failed. This is no proof: the server can use the signature until it expires, so the amount
     /// stays reserved until the chain proves more.
     Failed,
-    /// Whether the payment was or will be settled is not known. The amount stays reserved.
+    /// The outcome is not known: the payment may have been settled, or may yet be. The amount stays reserved.
     Unknown,
     /// The client refused to pay. Nothing was signed.
     Refused,
@@ -319,7 +319,7 @@ impl fmt::Display for PaymentOutcome {
     }
 }
 
-/// What the client signed, and the outcome.
+/// The record of a payment: what was signed, and its outcome.
 ///
 /// A paid response carries its receipt in its extensions, where [`ReceiptExt`] reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Settings of a devnet, and the making of blocks at an interval.
+//! Starts a devnet: its settings, and blocks at an interval.
 
 use std::{
     sync::{
@@ -13,23 +13,23 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::{Devnet, DevnetError, Faults, Inner, chain::Chain, token};
+use super::{Devnet, DevnetError, Faults, Inner, chain::Chain, genesis};
 use crate::{Clock, Network, SystemClock};
 
 /// Base's minimum base fee, in wei.
 const BASE_FEE: u64 = 5_000_000;
 
-/// When blocks are made.
+/// The time between blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockTime {
-    /// As soon as a transaction can run. No transaction, no block.
+    /// A block for each transaction, as soon as it can be executed. There are no empty blocks.
     #[default]
     Instant,
-    /// One per interval, empty or not. Base makes one every 200 ms.
+    /// A block per interval, which may be empty.
     Every(Duration),
 }
 
-/// Settings of a [`Devnet`].
+/// Builder of a [`Devnet`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DevnetBuilder {
@@ -53,41 +53,44 @@ impl Default for DevnetBuilder {
 }
 
 impl DevnetBuilder {
-    /// The chain to stand in for; Base Sepolia (84532) if not set.
+    /// Sets the chain id. Default: 84532, Base Sepolia.
     pub fn chain_id(mut self, chain_id: u64) -> Self {
         self.network = Network::eip155(chain_id);
         self
     }
 
-    /// When blocks are made; at once if not set.
+    /// Sets when blocks are made. Default: [`BlockTime::Instant`].
     pub fn block_time(mut self, block_time: BlockTime) -> Self {
         self.block_time = block_time;
         self
     }
 
-    /// How many blocks the `safe` and `finalized` ones are behind the newest; 0 if not set.
+    /// Sets how many blocks the `safe` and `finalized` block are behind the newest. Default: 0.
     pub fn finality_depth(mut self, blocks: u64) -> Self {
         self.finality_depth = blocks;
         self
     }
 
-    /// The base fee in wei; Base's minimum, 5,000,000, if not set.
+    /// Sets the base fee, in wei. Default: 5,000,000, the minimum of Base.
     pub fn base_fee(mut self, wei: u64) -> Self {
         self.base_fee = wei;
         self
     }
 
-    /// Where block timestamps come from; the machine's clock if not set. A clock that goes back makes blocks of the same second.
+    /// Sets the clock of block timestamps. Default: [`SystemClock`]. A clock that goes back makes blocks with the previous timestamp.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
     /// Starts the chain.
+    ///
+    /// # Errors
+    /// [`DevnetError::NoRuntime`] if blocks are made at an interval and there is no tokio runtime; [`DevnetError::Genesis`] in a broken build.
     pub async fn start(self) -> Result<Devnet, DevnetError> {
-        let asset = token::asset(self.network).ok_or_else(|| DevnetError::Genesis("no USDC to imitate".into()))?;
+        let asset = genesis::usdc_on(self.network).ok_or_else(|| DevnetError::Genesis("no USDC is known".into()))?;
         let mut chain = Chain::new(self.network.chain_id(), self.base_fee, self.finality_depth, self.clock);
-        token::plant(&mut chain, &asset)?;
+        genesis::deploy(&mut chain, &asset)?;
         let devnet = Devnet(Arc::new(Inner {
             asset,
             block_time: self.block_time,
@@ -104,7 +107,7 @@ impl DevnetBuilder {
     }
 }
 
-/// Makes a block per period, for as long as somebody has a handle to the chain.
+/// Makes a block per period while there is a handle to the chain.
 async fn make_blocks(chain: Weak<Inner>, period: Duration) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

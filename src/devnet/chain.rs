@@ -15,14 +15,13 @@ use revm::context::{BlockEnv, TxEnv, result::ExecutionResult};
 use super::{
     Orphans, Transaction,
     evm::{self, Rules},
-    failure::Failure,
     pool::{Pool, Sender},
-    state::{State, Undo},
-    view::View,
+    rpc::Failure,
+    state::{State, Undo, View},
 };
 use crate::Clock;
 
-/// All that a devnet remembers. Nothing is ever pruned.
+/// A chain with all of its blocks. Nothing is pruned.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) chain_id: u64,
@@ -39,7 +38,7 @@ pub(super) struct Chain {
     reorgs: u64,
 }
 
-/// A block and how to take it back.
+/// A block, and how to remove its changes.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) header: alloy_rpc_types_eth::Header,
@@ -52,11 +51,11 @@ pub(super) struct Block {
 pub(super) struct Mined {
     pub(super) tx: Recovered<Transaction>,
     pub(super) receipt: TransactionReceipt,
-    /// Not so if the devnet sent it in somebody's name.
+    /// `false` if the devnet executed it for an account without a signature.
     signed: bool,
 }
 
-/// A block in the making.
+/// A block that is being built.
 struct Draft {
     env: BlockEnv,
     undo: Undo,
@@ -104,7 +103,7 @@ impl Chain {
         self.block(*number)?.transactions.get(*index)
     }
 
-    /// The number of the block that a tag or number means, if it exists. `pending` is the newest block.
+    /// Returns the number of the block at a tag, if it exists. `pending` is the newest block.
     pub(super) fn number(&self, tag: BlockNumberOrTag) -> Option<u64> {
         let number = match tag {
             BlockNumberOrTag::Latest | BlockNumberOrTag::Pending => self.head(),
@@ -128,8 +127,8 @@ impl Chain {
         View::new(&self.state, &self.blocks, number)
     }
 
-    /// The state and the block that an `eth_call` sees. The newest block counts as made just now, so that time passes for
-    /// calls even while no block is made.
+    /// Returns the state and the block environment of an `eth_call`. The newest block has the current time, so that time passes for calls
+    /// even if no block is made.
     pub(super) fn call_context(&self, id: BlockId) -> Result<(View<'_>, BlockEnv), Failure> {
         let number = self.resolve(id)?;
         let block = self.block(number).ok_or_else(Failure::unknown_block)?;
@@ -141,7 +140,7 @@ impl Chain {
         Ok((self.view(number), evm::block_env(shown, timestamp, self.base_fee)))
     }
 
-    /// Puts a signed transaction into the pool.
+    /// Adds a signed transaction to the pool.
     pub(super) fn submit(&mut self, raw: TxEnvelope) -> Result<B256, Failure> {
         let hash = *raw.tx_hash();
         let tx = raw.try_into_recovered().map_err(|_| Failure::rejected("invalid sender"))?;
@@ -150,13 +149,13 @@ impl Chain {
         Ok(hash)
     }
 
-    /// Makes a block of what can run, be it nothing.
+    /// Makes a block of the transactions that can be executed, or an empty one.
     pub(super) fn mine(&mut self) {
         let draft = self.draft_from_pool();
         self.seal(draft);
     }
 
-    /// Makes a block of what can run, if there is anything.
+    /// Makes a block of the transactions that can be executed, if there are any.
     pub(super) fn mine_pending(&mut self) {
         let draft = self.draft_from_pool();
         if !draft.executed.is_empty() {
@@ -164,7 +163,7 @@ impl Chain {
         }
     }
 
-    /// Makes a block of one transaction that nobody signed and that pays no fee.
+    /// Makes a block of one unsigned transaction that pays no fee.
     pub(super) fn execute_as(
         &mut self,
         from: Address,
@@ -180,7 +179,7 @@ impl Chain {
             input,
             ..TxLegacy::default()
         };
-        // No signature, but one that tells senders apart: the transaction's hash depends on it.
+        // An invalid signature that depends on the sender, and so makes the transaction hash unique.
         let signature = Signature::new(U256::from_be_slice(from.as_slice()), U256::ONE, false);
         let tx = Recovered::new_unchecked(TxEnvelope::Legacy(Signed::new_unhashed(tx, signature)), from);
         let mut draft = self.draft();
@@ -192,7 +191,7 @@ impl Chain {
         receipt.map(|receipt| (receipt, result)).ok_or_else(|| Failure::internal("the block is gone"))
     }
 
-    /// Calls a contract before the first block: that leaves no trace but its effect.
+    /// Executes a call before the first block, without a transaction on the chain.
     pub(super) fn execute_at_genesis(&mut self, from: Address, to: Address, data: Bytes) -> Result<Bytes, Failure> {
         let chain_id = Some(self.chain_id);
         let tx = TxEnv { caller: from, kind: TxKind::Call(to), data, chain_id, ..TxEnv::default() };
@@ -200,7 +199,7 @@ impl Chain {
         self.run(&mut draft, tx, Rules::Lenient).and_then(evm::output)
     }
 
-    /// Takes back the newest `depth` blocks and makes as many others.
+    /// Replaces the newest `depth` blocks by as many others.
     pub(super) fn reorg(&mut self, depth: u64, orphans: Orphans) {
         self.reorgs += 1;
         let depth = depth.min(self.head());
@@ -235,7 +234,7 @@ impl Chain {
         let mut gas_left = evm::BLOCK_GAS_LIMIT;
         while gas_left >= evm::TX_GAS_LIMIT {
             let Some(tx) = self.pool.take_next(self.base_fee, |sender| self.state.account(sender).nonce) else { break };
-            // What cannot run any more, for lack of funds, leaves the pool, as in a node.
+            // A transaction without funds is dropped from the pool, as in a node.
             if let Ok(result) = self.run(&mut draft, evm::tx_env(&tx), Rules::Transaction) {
                 gas_left = gas_left.saturating_sub(result.tx_gas_used());
                 draft.executed.push((tx, true, result));
@@ -301,7 +300,7 @@ impl Block {
         self.transactions.iter().flat_map(|mined| mined.receipt.inner.logs())
     }
 
-    /// The transactions as JSON-RPC shows them.
+    /// Returns the transactions in the form of JSON-RPC.
     pub(super) fn rpc_transactions(&self) -> Vec<alloy_rpc_types_eth::Transaction> {
         self.transactions.iter().map(|mined| mined.rpc(&self.header)).collect()
     }

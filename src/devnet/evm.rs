@@ -1,4 +1,4 @@
-//! Running transactions and calls on revm.
+//! Executes transactions and calls on revm.
 
 use alloy_consensus::{Transaction as _, Typed2718 as _, transaction::Recovered};
 use alloy_primitives::{Address, Bytes, U256, address};
@@ -13,28 +13,28 @@ use revm::{
     primitives::{TxKind, eip7825::TX_GAS_LIMIT_CAP, hardfork::SpecId},
 };
 
-use super::{Transaction, failure::Failure, view::View};
+use super::{Transaction, rpc::Failure, state::View};
 
-/// Gas of a block: far more than the devnet's users need.
+/// The gas limit of a block.
 pub(super) const BLOCK_GAS_LIMIT: u64 = 400_000_000;
-/// Gas of an `eth_call`, if it asks for none or for more.
+/// The largest and the default gas limit of an `eth_call`.
 pub(super) const CALL_GAS_LIMIT: u64 = 50_000_000;
-/// Gas of one transaction at most (EIP-7825).
+/// The largest gas limit of a transaction (EIP-7825).
 pub(super) const TX_GAS_LIMIT: u64 = TX_GAS_LIMIT_CAP;
 
-/// Base's sequencer fee vault.
+/// The sequencer fee vault of Base.
 const BENEFICIARY: Address = address!("4200000000000000000000000000000000000011");
 
-/// Under which rules something runs.
+/// The checks before an execution.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rules {
     /// A transaction of a block.
     Transaction,
-    /// A simulation, or a transaction sent in somebody's name: nonce, gas cap and the sender's code are not looked at.
+    /// A simulation, or a transaction without a signature: nonce, gas cap and the sender's code are not checked.
     Lenient,
 }
 
-/// The block that a transaction runs in.
+/// Returns the block environment of an execution.
 pub(super) fn block_env(number: u64, timestamp: u64, base_fee: u64) -> BlockEnv {
     BlockEnv {
         number: U256::from(number),
@@ -46,7 +46,7 @@ pub(super) fn block_env(number: u64, timestamp: u64, base_fee: u64) -> BlockEnv 
     }
 }
 
-/// Runs a transaction and says what it changed, without changing it.
+/// Executes a transaction and returns its changes, without applying them.
 pub(super) fn run(
     chain_id: u64,
     view: View<'_>,
@@ -79,7 +79,7 @@ pub(super) fn run(
     })
 }
 
-/// What a successful run returned, or why it failed, as nodes report it.
+/// Returns the output of an execution, or its failure as nodes report it.
 pub(super) fn output(result: ExecutionResult) -> Result<Bytes, Failure> {
     match result {
         ExecutionResult::Success { output, .. } => Ok(output.into_data()),
@@ -88,7 +88,7 @@ pub(super) fn output(result: ExecutionResult) -> Result<Bytes, Failure> {
     }
 }
 
-/// What a signed transaction asks the EVM for.
+/// Converts a signed transaction for the EVM.
 pub(super) fn tx_env(tx: &Recovered<Transaction>) -> TxEnv {
     TxEnv {
         tx_type: tx.ty(),
@@ -107,7 +107,7 @@ pub(super) fn tx_env(tx: &Recovered<Transaction>) -> TxEnv {
     }
 }
 
-/// What an `eth_call` or `eth_estimateGas` asks the EVM for.
+/// Converts the request of an `eth_call` or `eth_estimateGas` for the EVM.
 pub(super) fn call_env(request: TransactionRequest, chain_id: u64, gas_limit: u64) -> TxEnv {
     let authorizations = request.authorization_list.unwrap_or_default();
     let tx_type = match (&request.access_list, request.max_fee_per_gas) {
@@ -132,7 +132,7 @@ pub(super) fn call_env(request: TransactionRequest, chain_id: u64, gas_limit: u6
     }
 }
 
-/// The gas that a transaction costs before it does anything.
+/// Returns the gas that a transaction costs before its execution.
 pub(super) fn intrinsic_gas(tx: &TxEnv) -> u64 {
     let gas = calculate_initial_tx_gas_for_tx(tx, SpecId::default(), None);
     gas.initial_regular_gas.max(gas.floor_gas)

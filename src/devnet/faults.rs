@@ -1,4 +1,4 @@
-//! Failures on demand.
+//! Fault injection for JSON-RPC calls.
 
 use std::{
     collections::BTreeMap,
@@ -17,40 +17,40 @@ pub struct RpcCall<'a> {
     pub method: &'a str,
     /// The positional parameters.
     pub params: &'a [Value],
-    /// How many calls of this method came before, since the last [`Faults::reset`].
+    /// The number of earlier calls of this method since the last [`Faults::reset`].
     pub index: u64,
 }
 
-/// What goes wrong with a call.
+/// A fault of a JSON-RPC call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// It is answered with an error and has no effect.
+    /// The call has no effect and is answered with an error.
     Error {
         /// The JSON-RPC error code.
         code: i64,
         /// The error message.
         message: String,
     },
-    /// It takes effect and is answered with an error.
+    /// The call takes effect and is answered with an error.
     ErrorAfter {
         /// The JSON-RPC error code.
         code: i64,
         /// The error message.
         message: String,
     },
-    /// It is lost: no effect, and a transport error for the caller.
+    /// The call is lost: it has no effect, and the caller gets a transport error.
     DropBefore,
-    /// It takes effect and the answer is lost: a transport error for the caller.
+    /// The answer is lost: the call takes effect, and the caller gets a transport error.
     DropAfter,
-    /// It takes effect, and is answered, later.
+    /// The call takes effect and is answered after a delay.
     Delay(Duration),
-    /// It takes effect at once and is answered later.
+    /// The call takes effect at once and is answered after a delay.
     DelayAfter(Duration),
-    /// It arrives twice, as if something on the way had repeated it: the caller gets the second answer.
+    /// The call arrives twice, as if a proxy had repeated it. The caller gets the second answer.
     Duplicate,
 }
 
@@ -59,13 +59,13 @@ pub const LONGEST_DELAY: Duration = Duration::from_millis(250);
 
 type Hook = Arc<dyn Fn(&RpcCall<'_>) -> Fault + Send + Sync>;
 
-/// The devnet's fault injection: one hook that decides about every JSON-RPC call, in-process and on ports alike.
+/// The fault injection of a devnet: a hook that decides about every JSON-RPC call, in the process and on ports.
 ///
 /// ```
 /// use tower_x402::devnet::{Devnet, Fault};
 ///
 /// # async fn example(devnet: &Devnet) {
-/// // The first broadcast reaches the chain, but the caller never learns.
+/// // The first transaction reaches the chain, but the answer is lost.
 /// devnet.faults().set(|call| match (call.method, call.index) {
 ///     ("eth_sendRawTransaction", 0) => Fault::DropAfter,
 ///     _ => Fault::None,
@@ -79,13 +79,14 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Lets `hook` decide about every call from now on, in place of the hook before.
+    /// Sets the hook that decides about every call.
     pub fn set(&self, hook: impl Fn(&RpcCall<'_>) -> Fault + Send + Sync + 'static) {
         *self.hook.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
     }
 
-    /// Lets this share of all calls, between 0 and 1, go wrong from now on: each in one of the ways of [`Fault`], the delays up to
-    /// [`LONGEST_DELAY`]. What happens to the n-th call of a method follows from the seed.
+    /// Sets a hook that injects random faults into a share of all calls, `rate` between 0 and 1. Delays are up to [`LONGEST_DELAY`].
+    ///
+    /// The fault of the n-th call of a method depends only on the seed.
     pub fn random(&self, seed: u64, rate: f64) {
         self.set(move |call| {
             let mut draws = Draws::of(seed, call);
@@ -93,22 +94,22 @@ impl Faults {
         });
     }
 
-    /// Removes the hook: nothing fails any more.
+    /// Removes the hook.
     pub fn clear(&self) {
         *self.hook.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How often each method was called.
+    /// Returns the number of calls per method.
     pub fn calls(&self) -> BTreeMap<String, u64> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts calls from zero again.
+    /// Resets the numbers of calls to zero.
     pub fn reset(&self) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Counts the call and decides about it.
+    /// Counts a call and returns its fault.
     pub(super) fn decide(&self, method: &str, params: &[Value]) -> Fault {
         let index = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +128,7 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// What chance has in store for one call: splitmix64.
+/// The random numbers of one call (splitmix64).
 struct Draws(u64);
 
 impl Draws {
@@ -147,14 +148,14 @@ impl Draws {
         mixed ^ (mixed >> 31)
     }
 
-    /// Between 0 and 1, 1 excluded.
+    /// Returns a number from 0 up to, but not including, 1.
     fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     fn fault(&mut self) -> Fault {
         let delay = LONGEST_DELAY.mul_f64(self.fraction());
-        // Words that say neither yes nor no.
+        // An error that leaves open whether the call took effect.
         let (code, message) = (-32005, "the upstream is overloaded".to_owned());
         match self.next() % 7 {
             0 => Fault::Error { code, message },

@@ -1,13 +1,14 @@
-//! A chain in the same process, for tests, examples and first runs.
+//! A chain in the same process, for tests, examples and first runs. Not for production.
 //!
-//! It has Base's chain id, with USDC at its canonical address under its EIP-712 domain, and speaks JSON-RPC as an alloy
-//! transport and on a port: what is configured for Base Sepolia runs here unchanged. The EVM is revm; the token is ours
-//! (`contracts/DevnetUsdc.sol`) and answers as Circle's does.
+//! Use it to run a seller and a buyer without a node, without a network and without money. Code that is configured for Base Sepolia
+//! runs on it unchanged: it has the chain id of Base Sepolia (or of Base), USDC at its address there with the same EIP-712 domain, and
+//! speaks JSON-RPC, as an alloy transport in the process and over HTTP on a port.
+//!
+//! The EVM is revm. The token is `contracts/DevnetUsdc.sol`, which behaves as Circle's USDC.
 //!
 //! ```
-//! use alloy_primitives::{U256, address};
 //! use alloy_provider::Provider as _;
-//! use tower_x402::devnet::Devnet;
+//! use tower_x402::{devnet::Devnet, primitives::{U256, address}};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,37 +20,38 @@
 //!
 //! // In the same process:
 //! assert_eq!(devnet.provider().get_chain_id().await?, 84532);
-//! // And for everybody else, until `port` is dropped:
+//! // For other processes, until `port` is dropped:
 //! let port = devnet.serve("127.0.0.1:0").await?;
 //! println!("{}", port.url());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Blocks** are made when a transaction arrives, or at an interval ([`BlockTime`]). What the devnet does in somebody's name
-//! ([`Devnet::mint`], [`Devnet::execute`], [`Devnet::deploy`]) is a block of its own at once, without a fee.
-//! [`Devnet::fund`], [`Devnet::delegate`] and [`Devnet::set_code`] change the state outside any block.
+//! # Blocks
 //!
-//! **What goes wrong** on request, or by chance: calls fail, stall, arrive twice or get lost before or after they took effect
-//! ([`Faults`]); blocks stop ([`Devnet::stall`]); the base fee rises ([`Devnet::set_base_fee`]); blocks are replaced ([`Devnet::reorg`]).
+//! A block is made for each transaction, or at an interval ([`BlockTime`]). [`Devnet::mint`], [`Devnet::execute`] and
+//! [`Devnet::deploy`] make a block of their own, without a fee. [`Devnet::fund`], [`Devnet::delegate`] and [`Devnet::set_code`] change the
+//! state outside any block.
 //!
-//! **Limits.** State roots are not computed, `pending` is the newest state, blob transactions are refused, and everything is
-//! kept in memory forever. Calls run one at a time. The base fee does not move by itself.
+//! # Faults
+//!
+//! A test can make calls fail, stall, arrive twice or get lost ([`Faults`]), stop blocks ([`Devnet::stall`]), raise the base fee
+//! ([`Devnet::set_base_fee`]), and replace blocks ([`Devnet::reorg`]).
+//!
+//! # Limits
+//!
+//! State roots are not computed, `pending` is the newest state, and blob transactions are refused. Everything stays in memory. Calls
+//! are executed one at a time. The base fee changes only if it is set.
 
 mod builder;
 mod chain;
-mod estimate;
 mod evm;
-mod failure;
 mod faults;
-mod http;
-mod logs;
+mod genesis;
 mod pool;
 mod rpc;
 mod state;
-mod token;
 mod transport;
-mod view;
 
 use std::{
     io,
@@ -72,48 +74,47 @@ use tokio::{net::ToSocketAddrs, sync::watch, time::timeout};
 pub use self::{
     builder::{BlockTime, DevnetBuilder},
     faults::{Fault, Faults, LONGEST_DELAY, RpcCall},
-    http::DevnetPort,
-    transport::DevnetTransport,
+    transport::{DevnetPort, DevnetTransport},
 };
 use self::{
     chain::Chain,
     evm::Rules,
-    failure::Failure,
-    token::{DevnetUsdc, OWNER},
+    genesis::{DevnetUsdc, OWNER},
+    rpc::Failure,
 };
 use crate::{Asset, Network, Usdc};
 
-/// How often alloy asks this node for receipts.
+/// The interval at which alloy polls this node for receipts.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What becomes of the transactions of replaced blocks.
+/// What happens to the transactions of replaced blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orphans {
-    /// They wait in the pool and are in the first of the new blocks, if they can still run.
+    /// They return to the pool and are in the first of the new blocks, if they can still be executed.
     Requeued,
-    /// They are gone, as if they had never been sent.
+    /// They are dropped, as if they had never been sent.
     Lost,
 }
 
-/// Why the devnet could not do what a test asked it for.
+/// An error of a [`Devnet`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevnetError {
-    /// A contract's committed artifact cannot be read: a broken build.
+    /// A compiled contract cannot be read. The build is broken.
     #[error("a contract of the devnet cannot be read: {0}")]
     Genesis(String),
-    /// Blocks at an interval need a tokio runtime to make them.
+    /// Blocks at an interval need a tokio runtime. Start the devnet inside of one.
     #[error("blocks at an interval need a tokio runtime")]
     NoRuntime,
-    /// The contract reverted, or the chain would not run the transaction.
+    /// The contract reverted, or the transaction could not be executed.
     #[error("{message}")]
     Execution {
-        /// The reason, as JSON-RPC words it.
+        /// The reason, as in the JSON-RPC error.
         message: String,
-        /// What the contract returned with its revert.
+        /// The return data of the revert.
         data: Option<Bytes>,
     },
-    /// The token holds more for this account than [`Usdc`] can express.
+    /// The balance is larger than [`Usdc::MAX`].
     #[error("the balance is larger than any amount of USDC")]
     Balance,
 }
@@ -124,7 +125,7 @@ impl From<Failure> for DevnetError {
     }
 }
 
-/// A running chain. A clone is a handle to the same chain, which ends with its last handle.
+/// A running chain. Clones are handles to the same chain, which stops when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Devnet(Arc<Inner>);
 
@@ -135,47 +136,50 @@ struct Inner {
     chain: Mutex<Chain>,
     faults: Faults,
     stalled: AtomicBool,
-    /// Told of every new block.
+    /// Notified of every new block.
     blocks: watch::Sender<()>,
 }
 
 impl Devnet {
-    /// Starts a chain with the default settings: Base Sepolia, blocks at once, the machine's clock.
+    /// Starts a chain with the default settings: the chain id of Base Sepolia, and a block for each transaction.
+    ///
+    /// # Errors
+    /// [`DevnetError::Genesis`] in a broken build.
     pub async fn start() -> Result<Self, DevnetError> {
         Self::builder().start().await
     }
 
-    /// A chain with other settings.
+    /// Returns a builder for a chain with other settings.
     pub fn builder() -> DevnetBuilder {
         DevnetBuilder::default()
     }
 
-    /// The chain id.
+    /// Returns the chain id.
     pub fn chain_id(&self) -> u64 {
         self.network().chain_id()
     }
 
-    /// The network that it stands in for.
+    /// Returns the network with this chain id.
     pub fn network(&self) -> Network {
         self.0.asset.network
     }
 
-    /// Its USDC.
+    /// Returns the USDC of this chain.
     pub fn asset(&self) -> Asset {
         self.0.asset.clone()
     }
 
-    /// The number of the newest block.
+    /// Returns the number of the newest block.
     pub fn block_number(&self) -> u64 {
         self.chain().head()
     }
 
-    /// Gives an account USDC that did not exist before.
+    /// Mints USDC for an account, in a block of its own.
     pub fn mint(&self, to: Address, amount: Usdc) -> Result<(), DevnetError> {
         self.mint_units(to, amount.into()).map(drop).map_err(DevnetError::from)
     }
 
-    /// An account's USDC.
+    /// Returns the USDC balance of an account.
     pub fn balance_of(&self, account: Address) -> Result<Usdc, DevnetError> {
         let data = self.call(self.0.asset.address, DevnetUsdc::balanceOfCall { account }.abi_encode())?;
         DevnetUsdc::balanceOfCall::abi_decode_returns(&data)
@@ -183,25 +187,26 @@ impl Devnet {
             .and_then(|units| Usdc::try_from(units).map_err(|_| DevnetError::Balance))
     }
 
-    /// Adds to an account's ether.
+    /// Adds ether to an account, in wei, outside any block.
     pub fn fund(&self, account: Address, wei: U256) {
         self.chain().state.edit(account, |info| info.balance = info.balance.saturating_add(wei));
     }
 
-    /// An account's ether, in wei.
+    /// Returns the ether balance of an account, in wei.
     pub fn eth_balance(&self, account: Address) -> U256 {
         self.chain().state.account(account).balance
     }
 
-    /// Deploys a contract, given its creation code with the arguments appended.
+    /// Deploys a contract, in a block of its own. `initcode` is its creation code with the arguments appended.
     pub fn deploy(&self, initcode: impl Into<Bytes>) -> Result<Address, DevnetError> {
         let receipt = self.execute_as(OWNER, TxKind::Create, initcode.into())?;
         receipt.contract_address.ok_or_else(|| Failure::internal("nothing was deployed").into())
     }
 
-    /// Calls a contract in anybody's name, in a block of its own.
+    /// Calls a contract as any account, without a signature, in a block of its own.
     ///
-    /// If it reverts the block is made all the same, and the reason returned.
+    /// # Errors
+    /// [`DevnetError::Execution`] with the reason if the call reverts. Its block is made all the same.
     pub fn execute(
         &self,
         from: Address,
@@ -211,12 +216,12 @@ impl Devnet {
         Ok(self.execute_as(from, TxKind::Call(to), data.into())?)
     }
 
-    /// Does on the token what only its owner may, such as `pause()` and `blacklist(address)`.
+    /// Calls the token as its owner, for `pause()`, `blacklist(address)` and the like.
     pub fn administer(&self, data: impl Into<Bytes>) -> Result<TransactionReceipt, DevnetError> {
         self.execute(OWNER, self.0.asset.address, data)
     }
 
-    /// Calls a contract without changing anything, and returns what it returns.
+    /// Calls a contract without changing the state, and returns the return data.
     pub fn call(&self, to: Address, data: impl Into<Bytes>) -> Result<Bytes, DevnetError> {
         let chain = self.chain();
         let request = TransactionRequest::default().to(to).input(data.into().into());
@@ -225,65 +230,66 @@ impl Devnet {
         Ok(evm::output(evm::run(chain.chain_id, view, env, tx, Rules::Lenient)?.result)?)
     }
 
-    /// Lets an account run the code at `target` (EIP-7702), as if it had signed that delegation.
+    /// Delegates an account to the code at `target` (EIP-7702), without a signature.
     pub fn delegate(&self, account: Address, target: Address) {
         self.set_code(account, [&[0xef, 0x01, 0x00], target.as_slice()].concat());
     }
 
-    /// Replaces the code at an address; none if empty.
+    /// Replaces the code at an address. Empty code removes it.
     pub fn set_code(&self, address: Address, code: impl Into<Bytes>) {
         self.chain().state.set_code(address, code.into());
     }
 
-    /// Makes a block now, even while blocks are stalled and even an empty one.
+    /// Makes a block now, even an empty one, and even while blocks are stalled.
     pub fn mine(&self) {
         self.chain().mine();
         self.0.blocks.send_replace(());
     }
 
-    /// Stops making blocks, or goes on. Transactions wait meanwhile; [`mine`](Self::mine) still works.
+    /// Stops or resumes the making of blocks. [`mine`](Self::mine) still makes one.
     pub fn stall(&self, stalled: bool) {
         self.0.stalled.store(stalled, Ordering::Relaxed);
         self.make_block_if_instant();
     }
 
-    /// Sets the base fee, in wei, from the next block on. Transactions that offer less wait.
+    /// Sets the base fee from the next block on, in wei. Transactions that offer less wait.
     pub fn set_base_fee(&self, wei: u64) {
         self.chain().base_fee = wei;
         self.make_block_if_instant();
     }
 
-    /// Replaces the newest `depth` blocks by as many others. What the devnet did in somebody's name there is undone.
+    /// Replaces the newest `depth` blocks by as many others. Calls of [`mint`](Self::mint), [`execute`](Self::execute) and the like in
+    /// these blocks are undone.
     pub fn reorg(&self, depth: u64, orphans: Orphans) {
         self.chain().reorg(depth, orphans);
         self.0.blocks.send_replace(());
     }
 
-    /// Fault injection for JSON-RPC calls.
+    /// Returns the fault injection for JSON-RPC calls.
     pub fn faults(&self) -> &Faults {
         &self.0.faults
     }
 
-    /// An alloy transport to this chain.
+    /// Returns an alloy transport to this chain.
     pub fn transport(&self) -> DevnetTransport {
         DevnetTransport(self.clone())
     }
 
-    /// A JSON-RPC client of this chain.
+    /// Returns a JSON-RPC client of this chain.
     pub fn rpc_client(&self) -> RpcClient {
         RpcClient::new(self.transport(), true).with_poll_interval(POLL_INTERVAL)
     }
 
-    /// An alloy provider on this chain.
+    /// Returns an alloy provider of this chain.
     pub fn provider(&self) -> RootProvider {
         RootProvider::new(self.rpc_client())
     }
 
-    /// Answers JSON-RPC over HTTP on `address` (port 0 for any free one) until the returned port is dropped.
+    /// Serves JSON-RPC over HTTP on `address` until the returned port is dropped. Port 0 takes any free one.
     ///
-    /// A dropped call ([`Fault::DropBefore`], [`Fault::DropAfter`]) is a 502 without a body here.
+    /// A lost call ([`Fault::DropBefore`], [`Fault::DropAfter`]) is answered with a 502 without a body.
     pub async fn serve(&self, address: impl ToSocketAddrs) -> io::Result<DevnetPort> {
-        http::serve(self.clone(), address).await
+        transport::serve(self.clone(), address).await
     }
 
     fn chain(&self) -> MutexGuard<'_, Chain> {
@@ -315,7 +321,7 @@ impl Devnet {
         Ok(receipt)
     }
 
-    /// The receipt as soon as there is one, unless that takes too long.
+    /// Returns the receipt as soon as there is one, or `None` after `limit`.
     async fn receipt_within(&self, hash: B256, limit: Duration) -> Option<TransactionReceipt> {
         let mut blocks = self.0.blocks.subscribe();
         let receipt = async {

@@ -1,18 +1,18 @@
-//! Transactions that wait for a block.
+//! The pool of transactions that wait for a block.
 
 use std::collections::{BTreeMap, HashMap};
 
 use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::{Address, B256, U256};
 
-use super::{Transaction, evm, failure::Failure};
+use super::{Transaction, evm, rpc::Failure};
 
-/// How many transactions of one sender wait at most. The one that all others wait for is let in all the same, as reth does.
+/// How many transactions of one sender may wait. The next one that can be executed is always accepted, as by reth.
 const MAX_PER_SENDER: usize = 16;
-/// By how much a replacement must raise both fees, in percent.
+/// The percentage by which a replacement must raise both fees.
 const PRICE_BUMP: u128 = 10;
 
-/// The mempool: per sender by nonce, gaps allowed.
+/// Transactions by sender and nonce, with gaps.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     senders: HashMap<Address, BTreeMap<u64, Pooled>>,
@@ -25,14 +25,14 @@ struct Pooled {
     arrival: u64,
 }
 
-/// What the chain knows about a sender when its transaction arrives.
+/// The sender's account when its transaction arrives.
 pub(super) struct Sender {
     pub(super) nonce: u64,
     pub(super) balance: U256,
 }
 
 impl Pool {
-    /// Admits a transaction, or says why not as nodes do.
+    /// Accepts a transaction, or rejects it with the error of a node.
     pub(super) fn add(&mut self, tx: Recovered<Transaction>, sender: &Sender, chain_id: u64) -> Result<(), Failure> {
         if tx.chain_id().is_some_and(|id| id != chain_id) {
             return Err(Failure::rejected("invalid sender: invalid chain id for signer"));
@@ -77,15 +77,15 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a transaction in without a look at it.
+    /// Adds a transaction without checks.
     pub(super) fn put(&mut self, tx: Recovered<Transaction>) {
         self.arrivals += 1;
         let pooled = Pooled { arrival: self.arrivals, tx };
         self.senders.entry(pooled.tx.signer()).or_default().insert(pooled.tx.nonce(), pooled);
     }
 
-    /// Takes out the transaction that can run next: of each sender the one with its account's nonce, of these the one
-    /// that came first. One that does not pay the base fee stays.
+    /// Removes and returns the next transaction to execute: among those with the nonce of their sender's account, the one that arrived
+    /// first. Transactions that do not pay the base fee stay.
     pub(super) fn take_next(
         &mut self,
         base_fee: u64,
@@ -105,7 +105,7 @@ impl Pool {
         self.senders.get_mut(&sender)?.remove(&nonce).map(|pooled| pooled.tx)
     }
 
-    /// The nonce after the sender's transactions that wait without a gap.
+    /// Returns the account nonce after the waiting transactions without a gap.
     pub(super) fn next_nonce(&self, sender: Address, account_nonce: u64) -> u64 {
         let Some(waiting) = self.senders.get(&sender) else { return account_nonce };
         let mut next = account_nonce;
@@ -120,7 +120,7 @@ impl Pool {
     }
 }
 
-/// What the transaction can cost its sender at most.
+/// Returns the most that a transaction can cost its sender, in wei.
 fn cost(tx: &Recovered<Transaction>) -> U256 {
     U256::from(tx.gas_limit()).saturating_mul(U256::from(tx.max_fee_per_gas())).saturating_add(tx.value())
 }

@@ -1,13 +1,17 @@
-//! JSON-RPC: from a method and its parameters to an answer.
+//! JSON-RPC: the methods of a node, and their errors in the words and codes of the nodes on Base.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use alloy_consensus::{Transaction as _, TxEnvelope};
 use alloy_eips::{BlockId, BlockNumberOrTag, Decodable2718 as _};
+use alloy_json_rpc::ErrorPayload;
 use alloy_primitives::{Address, B256, Bytes, U64, U256};
 use alloy_rpc_types_eth::{
-    Block as RpcBlock, BlockTransactions, FeeHistory, Filter, TransactionInfo, TransactionRequest,
+    Block as RpcBlock, BlockTransactions, FeeHistory, Filter, FilterBlockOption, Log, TransactionInfo,
+    TransactionRequest,
 };
+use alloy_sol_types::decode_revert_reason;
+use revm::context::result::ExecutionResult;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{
     Value,
@@ -17,22 +21,20 @@ use serde_json::{
 use super::{
     Devnet,
     chain::{Block, Chain},
-    estimate,
     evm::{self, Rules},
-    failure::Failure,
     faults::Fault,
 };
 
-/// What wallets are told to offer above the base fee.
+/// The suggested priority fee, in wei.
 const SUGGESTED_TIP: u64 = 1_000_000;
-/// How long `eth_sendRawTransactionSync` waits, unless it asks for less; Base's own cap.
+/// The longest wait of `eth_sendRawTransactionSync`, which is that of Base.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The connection breaks before an answer.
+/// The connection is closed without an answer.
 #[derive(Debug)]
 pub(super) struct Dropped;
 
-/// Answers a call, or fails to, as the fault hook decides.
+/// Answers a call, with the fault that the hook returns.
 pub(super) async fn serve(
     devnet: &Devnet,
     method: &str,
@@ -77,7 +79,7 @@ impl Params {
         self.optional()?.ok_or_else(|| Failure::invalid_params("missing value for required argument"))
     }
 
-    /// A trailing block, `latest` if absent.
+    /// Reads the block parameter. Default: `latest`.
     fn block(&mut self) -> Result<BlockId, Failure> {
         Ok(self.optional()?.unwrap_or_default())
     }
@@ -126,7 +128,7 @@ fn send(devnet: &Devnet, raw: Bytes) -> Result<B256, Failure> {
     devnet.submit(tx)
 }
 
-/// The methods that change nothing.
+/// Answers the methods that change nothing.
 fn read(chain: &Chain, method: &str, mut params: Params) -> Result<Box<RawValue>, Failure> {
     match method {
         "eth_chainId" => json(U64::from(chain.chain_id)),
@@ -173,10 +175,10 @@ fn read(chain: &Chain, method: &str, mut params: Params) -> Result<Box<RawValue>
             let tx = evm::call_env(request, chain.chain_id, gas);
             json(evm::output(evm::run(chain.chain_id, view, env, tx, Rules::Lenient)?.result)?)
         }
-        "eth_estimateGas" => json(U64::from(estimate::gas(chain, params.next()?, params.block()?)?)),
+        "eth_estimateGas" => json(U64::from(estimate_gas(chain, params.next()?, params.block()?)?)),
         "eth_getTransactionReceipt" => json(chain.mined(params.next()?).map(|mined| &mined.receipt)),
         "eth_getTransactionByHash" => json(transaction(chain, params.next()?)),
-        "eth_getLogs" => json(super::logs::matching(chain, &params.next::<Filter>()?)?),
+        "eth_getLogs" => json(matching_logs(chain, &params.next::<Filter>()?)?),
         _ => Err(Failure::method_not_found(method)),
     }
 }
@@ -236,4 +238,116 @@ fn fee_history(
         reward: (!percentiles.is_empty()).then(|| blocks.iter().map(rewards).collect()),
         ..FeeHistory::default()
     })
+}
+
+/// Returns the smallest gas limit with which a call succeeds. The balance of the sender is not checked.
+fn estimate_gas(chain: &Chain, request: TransactionRequest, block: BlockId) -> Result<u64, Failure> {
+    let cap = request.gas.unwrap_or(evm::TX_GAS_LIMIT).min(evm::TX_GAS_LIMIT);
+    let request =
+        TransactionRequest { gas_price: None, max_fee_per_gas: None, max_priority_fee_per_gas: None, ..request };
+    let run = |gas_limit: u64| -> Result<ExecutionResult, Failure> {
+        let (view, env) = chain.call_context(block)?;
+        let tx = evm::call_env(request.clone(), chain.chain_id, gas_limit);
+        Ok(evm::run(chain.chain_id, view, env, tx, Rules::Lenient)?.result)
+    };
+    let with_all = run(cap)?;
+    let used = with_all.tx_gas_used();
+    evm::output(with_all)?;
+    // It needs at least what it used, and more because of refunds and the 63/64 rule.
+    let (mut fails, mut succeeds) = (used.saturating_sub(1), cap);
+    while fails + 1 < succeeds {
+        // Most calls need little more than they use, so search there first.
+        let middle = (fails + (succeeds - fails) / 2).min(fails.saturating_mul(2));
+        // An intrinsic cost above the limit is an error of the EVM, and means too little gas, too.
+        match run(middle) {
+            Ok(result) if result.is_success() => succeeds = middle,
+            _ => fails = middle,
+        }
+    }
+    Ok(succeeds)
+}
+
+/// Returns the logs that match a filter, oldest first.
+fn matching_logs<'a>(chain: &'a Chain, filter: &Filter) -> Result<Vec<&'a Log>, Failure> {
+    let blocks = match filter.block_option {
+        FilterBlockOption::AtBlockHash(hash) => {
+            let block = chain.block_by_hash(hash).ok_or_else(|| Failure::rejected("unknown block"))?;
+            std::slice::from_ref(block)
+        }
+        FilterBlockOption::Range { from_block, to_block } => {
+            let bound = |tag: Option<BlockNumberOrTag>| match tag.unwrap_or_default() {
+                // A range may reach past the newest block.
+                BlockNumberOrTag::Number(number) => number,
+                tag => chain.number(tag).unwrap_or_default(),
+            };
+            let (from, to) = (bound(from_block), bound(to_block));
+            if from > to {
+                return Err(Failure::invalid_params("invalid block range params"));
+            }
+            let end = chain.blocks.len().min(usize::try_from(to).unwrap_or(usize::MAX).saturating_add(1));
+            let start = usize::try_from(from).unwrap_or(usize::MAX).min(end);
+            &chain.blocks[start..end]
+        }
+    };
+    Ok(blocks.iter().flat_map(|block| block.logs()).filter(|log| filter.matches(&log.inner)).collect())
+}
+
+/// A JSON-RPC error.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) code: i64,
+    pub(super) message: Cow<'static, str>,
+    pub(super) data: Option<Bytes>,
+}
+
+impl Failure {
+    pub(super) fn new(code: i64, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, message: message.into(), data: None }
+    }
+
+    /// The node rejects the transaction, or it could not be executed.
+    pub(super) fn rejected(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(-32000, message)
+    }
+
+    pub(super) fn invalid_params(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(-32602, message)
+    }
+
+    pub(super) fn method_not_found(method: &str) -> Self {
+        Self::new(-32601, format!("the method {method} does not exist/is not available"))
+    }
+
+    pub(super) fn internal(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(-32603, message)
+    }
+
+    pub(super) fn insufficient_funds(balance: U256, cost: U256) -> Self {
+        Self::rejected(format!("insufficient funds for gas * price + value: balance {balance}, tx cost {cost}"))
+    }
+
+    pub(super) fn unknown_block() -> Self {
+        Self::rejected("header not found")
+    }
+
+    pub(super) fn reverted(data: Bytes) -> Self {
+        let message = match decode_revert_reason(&data) {
+            Some(reason) => format!("execution reverted: {}", reason.trim_start_matches("revert: ")).into(),
+            None => Cow::Borrowed("execution reverted"),
+        };
+        Self { code: 3, message, data: Some(data) }
+    }
+
+    /// The transaction is in the pool, but was not included in time (EIP-7966).
+    pub(super) fn not_in_time(transaction: B256) -> Self {
+        let message = "the transaction was added to the mempool but was not processed in time";
+        Self { code: 4, message: message.into(), data: Some(transaction.into()) }
+    }
+}
+
+impl From<Failure> for ErrorPayload<Box<RawValue>> {
+    fn from(failure: Failure) -> Self {
+        let data = failure.data.and_then(|data| to_raw_value(&data).ok());
+        Self { code: failure.code, message: failure.message, data }
+    }
 }

@@ -1,21 +1,24 @@
-//! Accounts and storage, with an undo record per block so that the past can be read and a reorganization undone.
+//! Accounts and storage, with an undo record per block, so that past states can be read and blocks can be replaced.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, convert::Infallible};
 
-use alloy_primitives::{Address, Bytes, U256};
+use alloy_primitives::{Address, B256, Bytes, U256, keccak256};
 use revm::{
+    Database,
     bytecode::Bytecode,
     state::{AccountInfo, EvmState},
 };
 
-/// What the accounts hold at the head of the chain.
+use super::chain::Block;
+
+/// Accounts and storage after the newest block.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) accounts: HashMap<Address, AccountInfo>,
     pub(super) slots: HashMap<(Address, U256), U256>,
 }
 
-/// What the touched accounts and slots held before; `None` for an account that did not exist.
+/// The previous values of accounts and slots that a block changed. `None` is an account that did not exist.
 #[derive(Debug, Default)]
 pub(super) struct Undo {
     pub(super) accounts: HashMap<Address, Option<AccountInfo>>,
@@ -41,10 +44,9 @@ impl State {
         });
     }
 
-    /// Applies what a transaction changed, noting in `undo` what was there before.
+    /// Applies the changes of a transaction, and adds the previous values to `undo`.
     ///
-    /// A destroyed account needs no care for its slots: since Cancun only an account created in the same transaction
-    /// can be destroyed, and nothing of it was ever stored here.
+    /// A destroyed account has no slots here: since Cancun, only an account created in the same transaction can be destroyed.
     pub(super) fn commit(&mut self, changes: EvmState, undo: &mut Undo) {
         for (address, account) in changes.into_iter().filter(|(_, account)| account.is_touched()) {
             let before = self.accounts.get(&address).cloned();
@@ -64,7 +66,7 @@ impl State {
         }
     }
 
-    /// Takes a block back.
+    /// Removes the changes of the newest block.
     pub(super) fn revert(&mut self, undo: Undo) {
         for (address, before) in undo.accounts {
             match before {
@@ -73,5 +75,61 @@ impl State {
             };
         }
         self.slots.extend(undo.slots);
+    }
+}
+
+/// The state after a past block: the newest state without the changes of later blocks.
+pub(super) struct View<'a> {
+    state: &'a State,
+    blocks: &'a [Block],
+    accounts: HashMap<Address, &'a Option<AccountInfo>>,
+    slots: HashMap<(Address, U256), U256>,
+}
+
+impl<'a> View<'a> {
+    /// Creates a view of the state after block `number`. `state` is that after the last of `blocks`.
+    pub(super) fn new(state: &'a State, blocks: &'a [Block], number: u64) -> Self {
+        let (mut accounts, mut slots) = (HashMap::new(), HashMap::new());
+        // From the newest block down, so that older values replace newer ones.
+        for block in blocks.iter().rev().take_while(|block| block.header.number > number) {
+            accounts.extend(block.undo.accounts.iter().map(|(address, info)| (*address, info)));
+            slots.extend(&block.undo.slots);
+        }
+        Self { state, blocks, accounts, slots }
+    }
+
+    pub(super) fn account(&self, address: Address) -> Option<AccountInfo> {
+        match self.accounts.get(&address) {
+            Some(past) => (*past).clone(),
+            None => self.state.accounts.get(&address).cloned(),
+        }
+    }
+
+    pub(super) fn slot(&self, address: Address, key: U256) -> U256 {
+        let key = (address, key);
+        self.slots.get(&key).or_else(|| self.state.slots.get(&key)).copied().unwrap_or_default()
+    }
+}
+
+impl Database for View<'_> {
+    type Error = Infallible;
+
+    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, Infallible> {
+        Ok(self.account(address))
+    }
+
+    /// Called for accounts without code only, since the others have theirs.
+    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, Infallible> {
+        debug_assert_eq!(code_hash, keccak256([]));
+        Ok(Bytecode::default())
+    }
+
+    fn storage(&mut self, address: Address, key: U256) -> Result<U256, Infallible> {
+        Ok(self.slot(address, key))
+    }
+
+    fn block_hash(&mut self, number: u64) -> Result<B256, Infallible> {
+        let block = usize::try_from(number).ok().and_then(|index| self.blocks.get(index));
+        Ok(block.map(|block| block.header.hash).unwrap_or_default())
     }
 }

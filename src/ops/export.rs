@@ -1,37 +1,37 @@
-//! Payments for accounting: CSV and JSON Lines.
+//! Export of payments for accounting, as CSV and JSON Lines.
 
 use std::fmt::Write as _;
 
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
 
-use super::operator::Payments;
+use super::operator::PaymentPages;
 use crate::{
     ledger::{Fulfilment, LedgerError, Record},
     network::Network,
     protocol::timestamp,
 };
 
-/// The columns of an export, in their order; also the names in JSON.
+/// The columns of an export, in order. They are also the names in JSON.
 ///
-/// | column | what it is |
+/// | column | meaning |
 /// |---|---|
-/// | `time` | when the payment was first presented, RFC 3339 in UTC |
+/// | `time` | when the payment was first received, RFC 3339 in UTC |
 /// | `network` | the chain, CAIP-2 |
 /// | `asset` | the token's address |
 /// | `payer`, `payee` | addresses |
-/// | `nonce` | the authorization's nonce: with network, asset and payer it names the payment |
-/// | `amount_units` | atomic units |
-/// | `amount` | the same in whole tokens, with six decimal places |
-/// | `state` | of the money: `none`, `due`, `submitted`, `unknown`, `settled`, `final`, `dead` |
-/// | `work` | of the work: `reserved`, `working`, `produced`, `delivered`, `released` |
-/// | `transaction`, `block` | what paid, once it has |
-/// | `fee_wei` | this payment's share of what the transaction cost, where this ledger's facilitator paid for it |
-/// | `settled_at` | when it was first known to be paid, RFC 3339 in UTC |
-/// | `deferred` | whether the answer was released before it was paid for |
+/// | `nonce` | the authorization's nonce; with network, asset and payer it identifies the payment |
+/// | `amount_units` | the amount in atomic units |
+/// | `amount` | the amount in whole tokens, with six decimal places |
+/// | `state` | the state of the settlement: `none`, `due`, `submitted`, `unknown`, `settled`, `final`, `dead` |
+/// | `work` | the state of the work: `reserved`, `working`, `produced`, `delivered`, `released` |
+/// | `transaction`, `block` | what settled the payment, once it is settled |
+/// | `fee_wei` | this payment's share of the transaction's cost, if this ledger's facilitator sent it |
+/// | `settled_at` | when it was first known to be settled, RFC 3339 in UTC |
+/// | `deferred` | `true` if the response was sent before the payment was settled |
 ///
-/// Nothing in it is a text that a payer chose: a value begins with a digit or a letter, so that no spreadsheet takes it for a
-/// formula, and needs no quotes.
+/// No value is text that a payer chose. Every value begins with a digit or a letter, so that no spreadsheet reads it as a formula, and
+/// none needs quotes.
 pub const COLUMNS: [&str; 15] = [
     "time",
     "network",
@@ -50,10 +50,10 @@ pub const COLUMNS: [&str; 15] = [
     "deferred",
 ];
 
-/// One payment as accounting sees it; the fields are the [`COLUMNS`].
+/// One exported payment. Its fields are the [`COLUMNS`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the table at COLUMNS says it")]
-pub struct Entry {
+#[allow(missing_docs, reason = "documented at COLUMNS")]
+pub struct ExportEntry {
     pub time: String,
     pub network: Network,
     pub asset: Address,
@@ -71,8 +71,8 @@ pub struct Entry {
     pub deferred: bool,
 }
 
-impl Entry {
-    /// What a record says.
+impl ExportEntry {
+    /// Creates the entry of a record.
     pub fn of(record: &Record) -> Self {
         let value = record.authorization.value;
         Self {
@@ -100,13 +100,13 @@ impl Entry {
         }
     }
 
-    /// A line of CSV (RFC 4180), with its end; what is not known is empty.
+    /// Returns the entry as a line of CSV (RFC 4180), with its line break. Unknown values are empty.
     pub fn csv(&self) -> String {
         let or_empty = |value: Option<String>| value.unwrap_or_default();
         let values: [String; COLUMNS.len()] = [
             self.time.clone(),
             self.network.to_string(),
-            // Without the capitals of a checksum, as in JSON: what is compared is text.
+            // In lower case, as in JSON, so that both can be compared as text.
             format!("{:#x}", self.asset),
             format!("{:#x}", self.payer),
             format!("{:#x}", self.payee),
@@ -124,23 +124,23 @@ impl Entry {
         values.join(",") + "\r\n"
     }
 
-    /// A line of JSON, with its end; amounts are decimal strings, what is not known is `null`.
+    /// Returns the entry as a line of JSON, with its line break. Amounts are decimal strings, unknown values are `null`.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() + "\n"
     }
 }
 
-/// How payments are written down.
+/// The format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportFormat {
-    /// RFC 4180, with a line of [`COLUMNS`] first.
+    /// CSV (RFC 4180), with the [`COLUMNS`] in the first line.
     Csv,
-    /// An object per line.
+    /// JSON Lines: an object per line.
     JsonLines,
 }
 
 impl ExportFormat {
-    /// Its media type.
+    /// Returns the media type.
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::Csv => "text/csv; charset=utf-8; header=present",
@@ -149,32 +149,31 @@ impl ExportFormat {
     }
 }
 
-/// An export in the making: as much of it is in memory as a page of payments. Made by
-/// [`Operator::export`](super::Operator::export).
+/// An export, one page of payments at a time. Created by [`Operator::export`](super::Operator::export).
 #[derive(Debug)]
 pub struct Export {
-    payments: Payments,
+    payments: PaymentPages,
     format: ExportFormat,
-    is_begun: bool,
+    has_header: bool,
 }
 
 impl Export {
-    pub(super) const fn new(payments: Payments, format: ExportFormat) -> Self {
-        Self { payments, format, is_begun: false }
+    pub(super) const fn new(payments: PaymentPages, format: ExportFormat) -> Self {
+        Self { payments, format, has_header: false }
     }
 
-    /// Some more lines; `None` at the end.
+    /// Returns the next lines, or `None` at the end.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed; asking again goes on where it stopped.
+    /// [`LedgerError::Backend`] if the store failed. Call again to continue.
     pub async fn next(&mut self) -> Result<Option<String>, LedgerError> {
-        if self.format == ExportFormat::Csv && !std::mem::replace(&mut self.is_begun, true) {
+        if self.format == ExportFormat::Csv && !std::mem::replace(&mut self.has_header, true) {
             return Ok(Some(COLUMNS.join(",") + "\r\n"));
         }
         let Some(page) = self.payments.next().await? else { return Ok(None) };
         let mut lines = String::new();
         for record in &page {
-            let entry = Entry::of(record);
+            let entry = ExportEntry::of(record);
             // Writing to a string does not fail.
             let _ = match self.format {
                 ExportFormat::Csv => lines.write_str(&entry.csv()),
@@ -185,7 +184,7 @@ impl Export {
     }
 }
 
-/// USDC has six decimal places wherever this crate knows it.
+/// Writes units with six decimal places, as USDC has on every known network.
 fn six_places(units: U256) -> String {
     let (whole, fraction) = units.div_rem(U256::from(1_000_000));
     format!("{whole}.{fraction:0>6}", fraction = fraction.to_string())
@@ -196,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_exact() {
+    fn amounts_have_six_exact_decimals() {
         for (units, expected) in [(0, "0.000000"), (1, "0.000001"), (1_000, "0.001000"), (12_345_678, "12.345678")] {
             assert_eq!(six_places(U256::from(units)), expected);
         }

@@ -1,11 +1,12 @@
-//! What a seller asks of its ledger.
+//! The operator's view of a ledger: lists, searches, sums and exports payments.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
+use alloy_primitives::{Address, B256, hex};
+
 use super::{
     export::{Export, ExportFormat},
-    report::Report,
-    search::Search,
+    report::PeriodReport,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -14,19 +15,19 @@ use crate::{
     payment::{Outcome, PaymentKey},
 };
 
-/// Asks a ledger for its payments.
+/// Lists, finds, sums up and exports the payments of a ledger.
 ///
-/// Everything but [`reconcile`](Self::reconcile) only reads, a page at a time, beside whatever else the ledger does: what changes
-/// meanwhile may be seen before or after its change.
+/// Everything but [`reconcile`](Self::reconcile) only reads, one page at a time, while the ledger is in use. A payment that changes
+/// meanwhile is seen before or after the change.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_x402::ledger::LedgerError> {
 /// use std::sync::Arc;
-/// use tower_x402::{ledger::MemoryLedger, ops::{Operator, Which}};
+/// use tower_x402::{ledger::MemoryLedger, ops::{Operator, PaymentFilter}};
 ///
 /// let operator = Operator::new(Arc::new(MemoryLedger::new()));
-/// let mut owed = operator.payments(Which::Owed);
+/// let mut owed = operator.payments(PaymentFilter::Owed);
 /// while let Some(page) = owed.next().await? {
 ///     for record in page {
 ///         println!("{} paid {} and got nothing", record.key.payer, record.authorization.value);
@@ -42,47 +43,48 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Asks this ledger: that of the facilitator which payments are charged through.
+    /// Creates an operator of this ledger, which is that of the facilitator.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
         Self { ledger, clock: Arc::new(SystemClock) }
     }
 
-    /// Takes the time from `clock` instead of the machine's.
+    /// Sets the clock. Default: [`SystemClock`].
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// These payments, a page at a time.
-    pub fn payments(&self, which: Which) -> Payments {
+    /// Returns the payments that match a filter, one page at a time.
+    pub fn payments(&self, which: PaymentFilter) -> PaymentPages {
         let settlement = which.states();
-        Payments { operator: self.clone(), which, listing: Listing { settlement, ..Listing::default() } }
+        PaymentPages { operator: self.clone(), which, listing: Listing { settlement, ..Listing::default() } }
     }
 
-    /// Payments that fit, `limit` at most. Looks through the ledger until there are as many.
+    /// Returns up to `limit` payments that match a search. Reads the whole ledger if there are fewer.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
-    pub async fn find(&self, search: &Search, limit: usize) -> Result<Vec<Record>, LedgerError> {
+    /// [`LedgerError::Backend`] if the store failed.
+    pub async fn find(&self, search: &PaymentSearch, limit: usize) -> Result<Vec<Record>, LedgerError> {
         let mut found = Vec::new();
-        let mut payments = self.payments(Which::All);
+        let mut payments = self.payments(PaymentFilter::All);
         while found.len() < limit
             && let Some(page) = payments.next().await?
         {
-            found.extend(page.into_iter().filter(|record| search.fits(record)));
+            found.extend(page.into_iter().filter(|record| search.matches(record)));
         }
         found.truncate(limit);
         Ok(found)
     }
 
-    /// Asks the chain at once what became of a payment, records what it proves, and returns the record as it is then. That no
-    /// transaction has executed a payment so far is recorded only of one that was submitted and that nobody looks after
-    /// now.
+    /// Reconciles a payment with the chain now, and returns its record afterwards and the outcome.
+    ///
+    /// A settlement and a failure for good are recorded. That a payment was not executed *so far* is recorded only if it was
+    /// submitted and is not being settled now.
     ///
     /// # Errors
-    /// [`OperatorError::Unknown`] if the payment is not in the ledger; [`OperatorError::Facilitator`] if the chain could not be
-    /// asked; [`OperatorError::Ledger`] if the ledger failed.
+    /// [`OperatorError::Unknown`] if the payment is not in the ledger; [`OperatorError::Facilitator`] if the chain did not
+    /// answer; [`OperatorError::Ledger`] if the ledger failed.
     pub async fn reconcile(
         &self,
         facilitator: &dyn Facilitator,
@@ -93,16 +95,16 @@ impl Operator {
         let now = self.clock.now();
         let is_submitted = matches!(record.settlement, Settlement::Submitted | Settlement::Unknown);
         let is_idle = record.settling.is_none_or(|settling| settling.until < now);
-        let is_news = match &outcome {
+        let is_new = match &outcome {
             Outcome::Settled { .. } => !matches!(record.settlement, Settlement::Final { .. }),
             Outcome::Failed { dead: true, .. } => record.settlement.paid_by().is_none(),
             Outcome::Failed { dead: false, .. } => is_submitted && is_idle,
             Outcome::Unknown { .. } => false,
         };
-        tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_news, "reconciled by the operator");
-        if is_news {
+        tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_new, "reconciled by the operator");
+        if is_new {
             match self.ledger.settle(key, &SettlementStep::of(&outcome, facilitator.process_id())).await {
-                // Somebody else was faster.
+                // It was recorded in the meantime.
                 Ok(()) | Err(LedgerError::InvalidTransition(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -111,13 +113,13 @@ impl Operator {
         Ok((record, outcome))
     }
 
-    /// Sums up the whole ledger. Sets the numbers of what is owed and outstanding, too.
+    /// Sums up the whole ledger, and updates the metrics of owed and deferred payments.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
-    pub async fn report(&self) -> Result<Report, LedgerError> {
-        let mut report = Report::default();
-        let mut payments = self.payments(Which::All);
+    /// [`LedgerError::Backend`] if the store failed.
+    pub async fn report(&self) -> Result<PeriodReport, LedgerError> {
+        let mut report = PeriodReport::default();
+        let mut payments = self.payments(PaymentFilter::All);
         while let Some(page) = payments.next().await? {
             for record in page {
                 let is_owed = self.is_owed(&record).await?;
@@ -130,16 +132,17 @@ impl Operator {
         Ok(report)
     }
 
-    /// These payments for accounting, in pieces.
-    pub fn export(&self, which: Which, format: ExportFormat) -> Export {
+    /// Exports the payments that match a filter.
+    pub fn export(&self, which: PaymentFilter, format: ExportFormat) -> Export {
         Export::new(self.payments(which), format)
     }
 
-    /// Whether a payer paid and has nothing for it, nor gets it by presenting the payment again. What is being worked on just now
-    /// is not owed yet.
+    /// Returns `true` if a payment settled but its response was never delivered, and cannot be had by an idempotent retry: refund it.
+    ///
+    /// A payment that is being worked on is not owed yet.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     pub async fn is_owed(&self, record: &Record) -> Result<bool, LedgerError> {
         let is_in_progress = record.lease_until >= self.clock.now();
         Ok(record.settlement.paid_by().is_some()
@@ -147,7 +150,7 @@ impl Operator {
                 Fulfilment::Delivered => false,
                 Fulfilment::Released => true,
                 Fulfilment::Reserved | Fulfilment::Working => !is_in_progress,
-                // What was deferred left before it was paid.
+                // The response of a deferred payment was sent before it was settled.
                 Fulfilment::Produced => {
                     !record.deferred && !is_in_progress && self.ledger.response(&record.key).await?.is_none()
                 }
@@ -161,29 +164,29 @@ impl fmt::Debug for Operator {
     }
 }
 
-/// Which payments.
+/// A filter for payments. As text: `all`, `open`, `owed`, `deferred`, or the name of a settlement state.
 ///
 /// ```
-/// use tower_x402::{ledger::SettlementState, ops::Which};
+/// use tower_x402::{ledger::SettlementState, ops::PaymentFilter};
 ///
-/// assert_eq!("owed".parse(), Ok(Which::Owed));
-/// assert_eq!("due".parse(), Ok(Which::State(SettlementState::Due)));
+/// assert_eq!("owed".parse(), Ok(PaymentFilter::Owed));
+/// assert_eq!("due".parse(), Ok(PaymentFilter::State(SettlementState::Due)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// `all`.
+pub enum PaymentFilter {
+    /// `all`: every payment.
     All,
-    /// `open`: due, submitted, or out of sight.
+    /// `open`: payments that are due, submitted or unknown.
     Open,
-    /// `owed`: paid, and the payer got nothing.
+    /// `owed`: payments that settled but were never delivered.
     Owed,
-    /// `deferred`: answered on credit, and not paid.
+    /// `deferred`: payments that were delivered and are not settled yet.
     Deferred,
-    /// In this state of settlement, by its name: `none`, `due`, `submitted`, `unknown`, `settled`, `final` or `dead`.
+    /// Payments in this state of settlement: `none`, `due`, `submitted`, `unknown`, `settled`, `final` or `dead`.
     State(SettlementState),
 }
 
-impl Which {
+impl PaymentFilter {
     fn states(self) -> Vec<SettlementState> {
         use SettlementState::{Due, Final, Settled, Submitted, Unknown};
         match self {
@@ -195,8 +198,8 @@ impl Which {
     }
 }
 
-impl FromStr for Which {
-    type Err = ParseWhichError;
+impl FromStr for PaymentFilter {
+    type Err = ParsePaymentFilterError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         use SettlementState::{Dead, Due, Final, None, Settled, Submitted, Unknown};
@@ -206,29 +209,31 @@ impl FromStr for Which {
             "open" => Ok(Self::Open),
             "owed" => Ok(Self::Owed),
             "deferred" => Ok(Self::Deferred),
-            name => states.into_iter().find(|state| state.as_str() == name).map(Self::State).ok_or(ParseWhichError),
+            name => {
+                states.into_iter().find(|state| state.as_str() == name).map(Self::State).ok_or(ParsePaymentFilterError)
+            }
         }
     }
 }
 
-/// The text names no selection of payments.
+/// An error while a [`PaymentFilter`] was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected all, open, owed, deferred, none, due, submitted, unknown, settled, final or dead")]
-pub struct ParseWhichError;
+pub struct ParsePaymentFilterError;
 
-/// Payments, a page at a time, in the order of [`PaymentKey`].
+/// Pages of payments, in the order of [`PaymentKey`].
 #[derive(Debug)]
-pub struct Payments {
+pub struct PaymentPages {
     operator: Operator,
-    which: Which,
+    which: PaymentFilter,
     listing: Listing,
 }
 
-impl Payments {
-    /// Some more, at least one; `None` when there are no more.
+impl PaymentPages {
+    /// Returns the next page, which has at least one payment, or `None` at the end.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed; asking again asks for the same.
+    /// [`LedgerError::Backend`] if the store failed. Call again to retry.
     pub async fn next(&mut self) -> Result<Option<Vec<Record>>, LedgerError> {
         loop {
             let page = self.operator.ledger.list(&self.listing).await?;
@@ -237,9 +242,9 @@ impl Payments {
             let mut found = Vec::new();
             for record in page {
                 let belongs = match self.which {
-                    Which::Owed => self.operator.is_owed(&record).await?,
-                    Which::Deferred => !record.owed().is_zero(),
-                    Which::All | Which::Open | Which::State(_) => true,
+                    PaymentFilter::Owed => self.operator.is_owed(&record).await?,
+                    PaymentFilter::Deferred => !record.owed().is_zero(),
+                    PaymentFilter::All | PaymentFilter::Open | PaymentFilter::State(_) => true,
                 };
                 if belongs {
                     found.push(record);
@@ -253,17 +258,87 @@ impl Payments {
     }
 }
 
-/// Why a payment was not reconciled.
+/// An error of [`Operator::reconcile`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperatorError {
     /// The payment is not in the ledger.
     #[error("the payment is not in the ledger")]
     Unknown,
-    /// The chain could not be asked.
+    /// The facilitator could not reach the chain. Try again.
     #[error(transparent)]
     Facilitator(#[from] FacilitatorError),
-    /// The ledger failed.
+    /// The ledger failed. Try again.
     #[error("the ledger failed")]
     Ledger(#[from] LedgerError),
 }
+
+/// A search for payments by the identifiers that people have.
+///
+/// As text: `0x(payer):0x(nonce)`, or at least the first eight hex digits of a payer, a nonce or a transaction.
+///
+/// ```
+/// use tower_x402::ops::PaymentSearch;
+///
+/// assert!("0x70997970C51812dc".parse::<PaymentSearch>().is_ok());
+/// assert!("0x7099".parse::<PaymentSearch>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PaymentSearch {
+    /// The payment of this payer with this nonce, on any network and in any token.
+    Payment {
+        /// The payer's address.
+        payer: Address,
+        /// The authorization's nonce.
+        nonce: B256,
+    },
+    /// Payments that this transaction settled or was sent to settle.
+    Transaction(B256),
+    /// Payments whose payer, nonce or transaction has this prefix: hex digits in lower case, without `0x`.
+    Prefix(String),
+}
+
+/// A shorter prefix matches too many payments.
+const MIN_DIGITS: usize = 8;
+
+impl PaymentSearch {
+    /// Returns `true` if a payment matches.
+    pub fn matches(&self, record: &Record) -> bool {
+        let key = &record.key;
+        let mut transactions = record.transactions.iter().copied().chain(record.settlement.paid_by());
+        match self {
+            Self::Payment { payer, nonce } => key.payer == *payer && key.nonce == *nonce,
+            Self::Transaction(hash) => transactions.any(|transaction| transaction == *hash),
+            Self::Prefix(digits) => {
+                let has_prefix = |bytes: &[u8]| hex::encode(bytes).starts_with(digits);
+                has_prefix(key.payer.as_slice())
+                    || has_prefix(key.nonce.as_slice())
+                    || transactions.any(|transaction| has_prefix(transaction.as_slice()))
+            }
+        }
+    }
+}
+
+impl FromStr for PaymentSearch {
+    type Err = ParsePaymentSearchError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((payer, nonce)) = text.split_once(':') {
+            let payer = payer.parse().map_err(|_| ParsePaymentSearchError)?;
+            return Ok(Self::Payment { payer, nonce: nonce.parse().map_err(|_| ParsePaymentSearchError)? });
+        }
+        let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
+        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        match is_hex && (MIN_DIGITS..=64).contains(&digits.len()) {
+            true => Ok(Self::Prefix(digits)),
+            false => Err(ParsePaymentSearchError),
+        }
+    }
+}
+
+/// An error while a [`PaymentSearch`] was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected 0x(payer):0x(nonce), or 8 to 64 hexadecimal digits that a payer, a nonce or a transaction begins with"
+)]
+pub struct ParsePaymentSearchError;

@@ -1,4 +1,4 @@
-//! A ledger summed up.
+//! Sums over the payments of a ledger.
 
 use std::collections::BTreeMap;
 
@@ -10,45 +10,47 @@ use crate::{
     network::Network,
 };
 
-/// What is in a ledger, by token. Records age out some time after their authorizations have: what was forgotten is not in it.
+/// The sums of a ledger, by token.
+///
+/// They cover the period for which the ledger keeps records: a payment is removed some time after its authorization has expired.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// A part per token that anything was paid or to be paid in.
+pub struct PeriodReport {
+    /// The sums per token.
     pub assets: Vec<AssetReport>,
 }
 
-/// Payments in one token.
+/// The sums of payments in one token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AssetReport {
     /// The chain.
     pub network: Network,
-    /// The token.
+    /// The token's address.
     pub asset: Address,
-    /// Payments by state of settlement.
+    /// All payments, by state of settlement.
     #[serde(serialize_with = "by_name")]
-    pub states: BTreeMap<SettlementState, Sum>,
-    /// Those that are paid.
-    pub paid: Sum,
-    /// Of these, the ones whose payer has nothing for it: see [`Operator::is_owed`](super::Operator::is_owed).
-    pub owed: Sum,
-    /// Those that were answered on credit and are not paid.
-    pub deferred: Sum,
-    /// What settling the paid ones cost, in wei, where this ledger's facilitator paid for it.
+    pub states: BTreeMap<SettlementState, PaymentSum>,
+    /// Payments that are settled.
+    pub paid: PaymentSum,
+    /// Settled payments that were never delivered: see [`Operator::is_owed`](super::Operator::is_owed).
+    pub owed: PaymentSum,
+    /// Payments that were delivered and are not settled yet.
+    pub deferred: PaymentSum,
+    /// The cost of settling them, in wei, for transactions that this ledger's facilitator sent.
     #[serde(serialize_with = "decimal")]
     pub fees_wei: U256,
 }
 
-/// Some payments.
+/// A number of payments and their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sum {
-    /// How many.
+pub struct PaymentSum {
+    /// The number of payments.
     pub payments: u64,
-    /// What they are together, in atomic units.
+    /// Their sum, in atomic units.
     #[serde(serialize_with = "decimal")]
     pub units: U256,
 }
 
-impl Report {
+impl PeriodReport {
     pub(super) fn add(&mut self, record: &Record, is_owed: bool) {
         let key = &record.key;
         let place = |report: &AssetReport| (report.network, report.asset).cmp(&(key.network, key.asset));
@@ -87,18 +89,18 @@ impl AssetReport {
     }
 }
 
-impl Sum {
+impl PaymentSum {
     fn add(&mut self, value: U256) {
         self.payments += 1;
         self.units = self.units.saturating_add(value);
     }
 }
 
-/// JSON numbers are too small for it.
+/// Writes a decimal string, because JSON numbers lose precision.
 fn decimal<S: Serializer>(number: &U256, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(number)
 }
 
-fn by_name<S: Serializer>(states: &BTreeMap<SettlementState, Sum>, serializer: S) -> Result<S::Ok, S::Error> {
+fn by_name<S: Serializer>(states: &BTreeMap<SettlementState, PaymentSum>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(states.iter().map(|(state, sum)| (state.as_str(), sum)))
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::{offer::Demand, receipt::Receipt, response_body::ResponseBody};
 use crate::{
     protocol::{SettlementResponse, Version, header_name},
-    telemetry::{self, Ended},
+    telemetry::{self, RequestOutcome},
 };
 
 const PAYMENT_REQUIRED: HeaderName = HeaderName::from_static(header_name::PAYMENT_REQUIRED);
@@ -36,7 +36,7 @@ struct Content {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
-    ended: Ended,
+    ended: RequestOutcome,
 }
 
 #[derive(Serialize)]
@@ -52,10 +52,10 @@ impl Answer {
     pub(super) fn problem(status: StatusCode, error: &str, detail: &str, transaction: Option<B256>) -> Self {
         let body = serde_json::to_vec(&Problem { error, detail, transaction }).unwrap_or_default();
         let ended = match status {
-            StatusCode::CONFLICT => Ended::Conflict,
-            StatusCode::SERVICE_UNAVAILABLE => Ended::Unavailable,
-            status if status.is_client_error() => Ended::Malformed,
-            _ => Ended::Failed,
+            StatusCode::CONFLICT => RequestOutcome::Conflict,
+            StatusCode::SERVICE_UNAVAILABLE => RequestOutcome::Unavailable,
+            status if status.is_client_error() => RequestOutcome::Malformed,
+            _ => RequestOutcome::Failed,
         };
         Self(Box::new(Content { status, headers: HeaderMap::new(), body: body.into(), ended }))
     }
@@ -72,7 +72,7 @@ impl Answer {
             );
         };
         let headers = HeaderMap::from_iter([(PAYMENT_REQUIRED, header)]);
-        Self(Box::new(Content { status, headers, body, ended: Ended::Unpaid }))
+        Self(Box::new(Content { status, headers, body, ended: RequestOutcome::Unpaid }))
     }
 
     /// The same, said to a person: in another body, with the headers that go with it.
@@ -83,7 +83,7 @@ impl Answer {
     }
 
     /// How it is counted, where that does not follow from its status.
-    pub(super) fn counted(mut self, ended: Ended) -> Self {
+    pub(super) fn counted(mut self, ended: RequestOutcome) -> Self {
         self.0.ended = ended;
         self
     }

@@ -24,7 +24,7 @@ use crate::{
     ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Record, Settlement},
     payment::Verified,
     protocol::{PaymentFlow, Version, header_name},
-    telemetry::{self, Ended},
+    telemetry::{self, RequestOutcome},
 };
 
 /// How often it is looked whether a payer's other payments are settled.
@@ -96,7 +96,7 @@ where
                 let failed = match tokio::time::timeout_at(deadline, self.inner.oneshot(request)).await {
                     Ok(Ok(response)) => break 'worked response,
                     Ok(Err(error)) => {
-                        telemetry::request(Ended::Failed);
+                        telemetry::request(RequestOutcome::Failed);
                         Err(error)
                     }
                     Err(_elapsed) => {
@@ -109,7 +109,7 @@ where
             };
             let (parts, body) = response.into_parts();
             if !(self.purchase.sale.config.is_success)(&parts) {
-                telemetry::request(Ended::Unsuccessful);
+                telemetry::request(RequestOutcome::Unsuccessful);
                 Box::pin(self.held.release(read.digest())).await;
                 return Ok(self.held.unsuccessful(parts, body, &self.purchase.sale));
             }
@@ -228,7 +228,11 @@ where
             drop(delivery);
             return answer.into_response();
         }
-        telemetry::request(if held.record.settlement.paid_by().is_some() { Ended::Paid } else { Ended::Deferred });
+        telemetry::request(if held.record.settlement.paid_by().is_some() {
+            RequestOutcome::Paid
+        } else {
+            RequestOutcome::Deferred
+        });
         if let Some(receipt) = purchase.sale.receipt(&held.record) {
             mark_paid(&mut parts, receipt);
         }

@@ -32,7 +32,7 @@ use crate::{
     ledger::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, StoredResponse},
     payment::{PaymentKey, Prechecked, Rejection, Verified},
     protocol::{PaymentFlow, Reason},
-    telemetry::{self, Ended},
+    telemetry::{self, RequestOutcome},
 };
 
 /// How often a payment that another process works on is looked at.
@@ -81,7 +81,7 @@ where
                     }
                 }
                 Ok(Decision::Replay(response)) => {
-                    telemetry::request(Ended::Replayed);
+                    telemetry::request(RequestOutcome::Replayed);
                     Ok(*response)
                 }
                 Err(answer) => Ok(answer.into_response()),

@@ -21,7 +21,7 @@ use crate::{
     ledger::{LedgerError, Record},
     payment::Rejection,
     protocol::{Reason, Version},
-    telemetry::Ended,
+    telemetry::RequestOutcome,
 };
 
 /// When a client should come back to see what became of its payment.
@@ -64,7 +64,8 @@ impl Sale {
     /// The offer again, with what was wrong.
     pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
         let error = (rejection.reason.as_str(), rejection.detail.as_str());
-        let ended = if status == StatusCode::BAD_REQUEST { Ended::Malformed } else { Ended::Rejected };
+        let ended =
+            if status == StatusCode::BAD_REQUEST { RequestOutcome::Malformed } else { RequestOutcome::Rejected };
         Answer::demand(status, self.config.catalogue.demand(&self.target, &self.offers, Some(error))).counted(ended)
     }
 
@@ -175,7 +176,7 @@ impl Sale {
         Answer::problem(StatusCode::SERVICE_UNAVAILABLE, Reason::SettlementPending.as_str(), detail, transaction)
             .with_settlement(&settlement, self.version)
             .retry_after(RETRY_SOON)
-            .counted(Ended::Pending)
+            .counted(RequestOutcome::Pending)
     }
 }
 

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     protocol::header_name,
-    telemetry::{self, Ended},
+    telemetry::{self, RequestOutcome},
 };
 
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -149,7 +149,7 @@ where
         Err(error) => return Ok(sale::unpriced(&error).into_response()),
     };
     let Some(offers) = offers else {
-        telemetry::request(Ended::Free);
+        telemetry::request(RequestOutcome::Free);
         // What is not taken is still money until it expires; a handler that logs its headers must not log it. It may be for somebody
         // below.
         for name in [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT] {

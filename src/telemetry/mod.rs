@@ -1,9 +1,9 @@
-//! What is counted, a function per event. Without the feature `metrics` all of this is nothing.
+//! Metrics, with one function per event. Without the feature `metrics`, the functions do nothing.
 //!
-//! No label holds what a payer chose: neither addresses of payers nor nonces.
+//! No label holds a value that a payer chooses, such as its address or a nonce.
 
-#![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is counted"))]
-#![allow(dead_code, reason = "who counts what depends on the features")]
+#![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "the functions do nothing then"))]
+#![allow(dead_code, reason = "some events need other features")]
 
 pub(crate) mod names;
 
@@ -13,9 +13,9 @@ use alloy_primitives::{Address, U256};
 
 use crate::network::Network;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum RequestOutcome {
     Free,
     Unpaid,
     Rejected,
@@ -30,16 +30,16 @@ pub(crate) enum Ended {
     Replayed,
 }
 
-/// A request to what is charged for was answered.
+/// Counts an answered request to a charged route.
 #[inline]
-pub(crate) fn request(ended: Ended) {
+pub(crate) fn request(outcome: RequestOutcome) {
     #[cfg(feature = "metrics")]
     {
-        // Literals, so that nothing is allocated for those who do not pay.
+        // Literals, so that an unpaid request allocates nothing here.
         macro_rules! count {
             ($($ended:ident $label:literal)*) => {
-                match ended {
-                    $(Ended::$ended => ::metrics::counter!(names::REQUESTS, "outcome" => $label).increment(1),)*
+                match outcome {
+                    $(RequestOutcome::$ended => ::metrics::counter!(names::REQUESTS, "outcome" => $label).increment(1),)*
                 }
             };
         }
@@ -51,25 +51,25 @@ pub(crate) fn request(ended: Ended) {
     }
 }
 
-/// A facilitator service answered.
+/// Counts an answer of a facilitator service.
 pub(crate) fn served(endpoint: &'static str, status: u16) {
     #[cfg(feature = "metrics")]
     ::metrics::counter!(names::SERVED, "endpoint" => endpoint, "status" => status.to_string()).increment(1);
 }
 
-/// A payment was verified, or not.
+/// Records a verification.
 pub(crate) fn verified(network: Network, result: &'static str, took: Duration) {
     #[cfg(feature = "metrics")]
     ::metrics::histogram!(names::VERIFICATION, "network" => network.to_string(), "result" => result).record(took);
 }
 
-/// Somebody was told what became of a payment.
+/// Records a settlement that was answered.
 pub(crate) fn settled(network: Network, result: &'static str, took: Duration) {
     #[cfg(feature = "metrics")]
     ::metrics::histogram!(names::SETTLEMENT, "network" => network.to_string(), "result" => result).record(took);
 }
 
-/// A transaction of ours is in a block.
+/// Records a transaction that was included in a block.
 pub(crate) fn included(network: Network, succeeded: bool, gas: u64, cost: U256, took: Duration) {
     #[cfg(feature = "metrics")]
     {
@@ -81,79 +81,79 @@ pub(crate) fn included(network: Network, succeeded: bool, gas: u64, cost: U256, 
     }
 }
 
-/// It was to settle so many payments.
+/// Records how many payments a transaction was sent to settle.
 pub(crate) fn shared(network: Network, payments: usize) {
     #[cfg(feature = "metrics")]
     ::metrics::histogram!(names::PAYMENTS, "network" => network.to_string()).record(payments as f64);
 }
 
-/// So many payments brought in less than they cost.
+/// Counts payments whose fee exceeded their amount.
 pub(crate) fn lost(network: Network, payments: u64) {
     #[cfg(feature = "metrics")]
     ::metrics::counter!(names::LOSSES, "network" => network.to_string()).increment(payments);
 }
 
-/// A transaction was sent anew for a better price.
+/// Counts a transaction that was replaced at a higher fee.
 pub(crate) fn replaced(network: Network, cause: &'static str) {
     #[cfg(feature = "metrics")]
     ::metrics::counter!(names::REPLACEMENTS, "network" => network.to_string(), "cause" => cause).increment(1);
 }
 
-/// A gap in the nonces was filled.
+/// Counts a filled gap in account nonces.
 pub(crate) fn gap_filled(network: Network) {
     #[cfg(feature = "metrics")]
     ::metrics::counter!(names::GAPS, "network" => network.to_string()).increment(1);
 }
 
-/// A reorganization undid a settlement.
+/// Counts a settlement that a reorganization removed.
 pub(crate) fn undone(network: Network) {
     #[cfg(feature = "metrics")]
     ::metrics::counter!(names::UNDONE, "network" => network.to_string()).increment(1);
 }
 
-/// So many more nonces are in use.
+/// Changes the number of account nonces in use.
 pub(crate) fn in_flight(more: i8) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::IN_FLIGHT).increment(f64::from(more));
 }
 
-/// So many more payments are being settled.
+/// Changes the number of payments that are being settled.
 pub(crate) fn backlog(more: i8) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::BACKLOG).increment(f64::from(more));
 }
 
-/// What a settlement key has for gas.
+/// Sets the gas balance of a settlement key.
 pub(crate) fn gas_tank(network: Network, account: Address, wei: U256) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::TANK, "network" => network.to_string(), "account" => account.to_string()).set(float(wei));
 }
 
-/// Whether a facilitator is ready.
+/// Sets whether a facilitator is ready.
 pub(crate) fn ready(network: Network, is_ready: bool) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::READY, "network" => network.to_string()).set(if is_ready { 1.0 } else { 0.0 });
 }
 
-/// The SQLite ledger wrote.
+/// Records a commit of the SQLite ledger.
 pub(crate) fn committed(took: Duration) {
     #[cfg(feature = "metrics")]
     ::metrics::histogram!(names::COMMITS).record(took);
 }
 
-/// So many more bytes of responses are kept.
+/// Adds to the size of stored responses, in bytes.
 pub(crate) fn responses(more: usize) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::RESPONSES).increment(more as f64);
 }
 
-/// So many fewer.
+/// Subtracts from the size of stored responses, in bytes.
 pub(crate) fn responses_gone(fewer: usize) {
     #[cfg(feature = "metrics")]
     ::metrics::gauge!(names::RESPONSES).decrement(fewer as f64);
 }
 
-/// What is open between seller and buyers in one token.
+/// Sets the owed and the deferred payments in one token.
 pub(crate) fn outstanding(network: Network, asset: Address, owed_payments: u64, deferred_units: U256) {
     #[cfg(feature = "metrics")]
     {
@@ -163,7 +163,7 @@ pub(crate) fn outstanding(network: Network, asset: Address, owed_payments: u64, 
     }
 }
 
-/// To the nearest number that a gauge can hold.
+/// Converts to the nearest number that a gauge can hold.
 #[cfg(feature = "metrics")]
 fn float(number: U256) -> f64 {
     f64::from(number)

@@ -10,8 +10,8 @@ use std::{
 };
 
 use atropos_client::{
-    AtroposClient, AtroposError, Bytes, EnvRegistration, Environment, GroupError, GroupLimits, Message, ScoredGroup,
-    Sequence, TrainerRegistration,
+    AtroposClient, AtroposError, ByteTokenizer, ChatMessage, EnvRegistration, Environment, GroupError, GroupLimits,
+    ScoredGroup, Sequence, TrainerRegistration,
 };
 use axum::{
     Json, Router,
@@ -82,7 +82,7 @@ async fn once(answer: &'static str) -> (AtroposClient, tokio::task::JoinHandle<S
 }
 
 fn sequence(text: &str, score: f64) -> Sequence {
-    Sequence::new(&Bytes::prompt("1 + 1?"), &Bytes::completion(text), score).unwrap()
+    Sequence::new(&ByteTokenizer::prompt("1 + 1?"), &ByteTokenizer::completion(text), score).unwrap()
 }
 
 fn group() -> ScoredGroup {
@@ -281,7 +281,7 @@ fn what_a_trainer_could_not_learn_from_cannot_be_made() {
     assert!(ScoredGroup::new([sequence("2", 1.0), sequence(&"3".repeat(54), 0.0)], &LIMITS).is_ok());
 
     let [first, second] = two();
-    let first = first.with_messages([Message::new("user", "1 + 1?")]);
+    let first = first.with_messages([ChatMessage::new("user", "1 + 1?")]);
     assert_eq!(refused(vec![first, second]), GroupError::Incomplete("messages"));
 
     assert_eq!(Sequence::new(&[1], &[], 1.0), Err(GroupError::NothingToLearn));

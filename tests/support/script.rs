@@ -282,7 +282,7 @@ pub fn budget(total: u64) -> Budget {
 
 pub fn payer(budget: &Budget) -> Payer {
     let key: PrivateKeySigner = KEY.parse().unwrap();
-    Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW)).build()
+    Payer::builder(key).budget(budget.clone()).clock(Arc::new(ManualClock::at(NOW))).build()
 }
 
 /// Where authorizations are executed: each once, whoever presents it how often.

@@ -1,4 +1,4 @@
-//! Requests to the server, bounded in size and time.
+//! The HTTP client: requests that are bounded in size and time.
 
 use std::{fmt, time::Duration};
 
@@ -8,12 +8,10 @@ use url::Url;
 
 use super::AtroposError;
 
-/// How much of a server's explanation is kept, in characters.
+/// How much of an error message of the server is kept, in characters.
 const MAX_DETAIL: usize = 500;
 
-/// A connection to an Atropos API server. Clones share it.
-///
-/// Every request may take 30 seconds, its answer 64 MiB and its own body 32 MiB.
+/// A client of an Atropos API server. Clones share its connections.
 #[derive(Clone)]
 pub struct AtroposClient {
     http: Client,
@@ -24,7 +22,7 @@ pub struct AtroposClient {
 }
 
 impl AtroposClient {
-    /// A client of the server at this URL, `http://127.0.0.1:8000` unless it was told otherwise. Nothing is asked yet.
+    /// Creates a client of the server at this URL, by default `http://127.0.0.1:8000`. Sends no request.
     ///
     /// # Errors
     /// [`AtroposError::Url`] or [`AtroposError::Client`].
@@ -38,31 +36,31 @@ impl AtroposClient {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        // A redirected POST would be one that was sent twice, or a GET.
+        // A redirected POST would be sent twice, or become a GET.
         let http = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let http = http.build().map_err(AtroposError::Client)?;
         Ok(Self { http, base, timeout: Duration::from_secs(30), max_answer: 64 << 20, max_request: 32 << 20 })
     }
 
-    /// How long a request may take, with its answer.
+    /// Sets the timeout of a request, with its answer. Default: 30 seconds.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The longest answer, in bytes. Batches are long: token ids are numbers in JSON.
+    /// Sets the largest answer, in bytes. Default: 64 MiB. Batches are large, since token ids are numbers in JSON.
     pub const fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
         self
     }
 
-    /// The longest request, in bytes.
+    /// Sets the largest request body, in bytes. Default: 32 MiB.
     pub const fn max_request(mut self, bytes: usize) -> Self {
         self.max_request = bytes;
         self
     }
 
-    /// Calls the server with a body and reads its answer.
+    /// Sends a POST with a body.
     pub(super) async fn post<A: DeserializeOwned>(
         &self,
         call: &'static str,
@@ -71,12 +69,12 @@ impl AtroposClient {
         self.call(Method::POST, call, Some(self.body(call, body)?)).await
     }
 
-    /// Asks the server.
+    /// Sends a GET.
     pub(super) async fn get<A: DeserializeOwned>(&self, call: &'static str) -> Result<A, AtroposError> {
         self.call(Method::GET, call, None).await
     }
 
-    /// Asks the server with a body, as it wants to be asked about an environment.
+    /// Sends a GET with a body, which the server requires for environments.
     pub(super) async fn get_with<A: DeserializeOwned>(
         &self,
         call: &'static str,
@@ -120,7 +118,7 @@ impl AtroposClient {
             let detail = answer.map(|answer| detail(&answer)).unwrap_or_default();
             return Err(AtroposError::Refused { call, status: status.as_u16(), detail });
         }
-        // Straight from the bytes: by way of a `Value` a number of 128 bits would become a float.
+        // Not by way of a `Value`, in which a number of 128 bits would become a float.
         serde_json::from_slice(&answer?)
             .map_err(|error| AtroposError::Answer { call, problem: without_content(&error) })
     }
@@ -141,7 +139,7 @@ fn unanswered(call: &'static str, error: reqwest::Error) -> AtroposError {
     AtroposError::Unanswered { call, source: error.without_url().into() }
 }
 
-/// What is wrong and where, without the strings that serde_json quotes from the answer.
+/// Describes an error without the text that serde_json quotes from the answer.
 fn without_content(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         serde_json::error::Category::Data => "unexpected content",
@@ -151,7 +149,7 @@ fn without_content(error: &serde_json::Error) -> String {
     format!("{what} in line {}, column {}", error.line(), error.column())
 }
 
-/// What FastAPI says about a body that it did not like, without the body, which it repeats.
+/// Returns the error message of FastAPI about a body, without the parts of the body that it repeats.
 fn detail(answer: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Details {

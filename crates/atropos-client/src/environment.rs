@@ -1,4 +1,4 @@
-//! The environment's side.
+//! The environment: joins a run and pushes groups.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{AtroposClient, AtroposError, GroupLimits, RunInfo, ScoredGroup};
 
-/// How often the server is asked whether something has changed.
-const LOOK: Duration = Duration::from_millis(500);
+/// The interval at which the server is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const SCORED_DATA: &str = "scored_data";
 const SCORED_DATA_LIST: &str = "scored_data_list";
 
-/// What an environment says about itself.
+/// The registration of an environment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EnvRegistration {
-    /// The longest sequence it makes, in tokens.
+    /// The longest sequence that it makes, in tokens.
     pub max_token_length: u64,
-    /// What it wants to be called; the server adds a number.
+    /// Its name, to which the server adds a number.
     pub desired_name: String,
-    /// How much of the batches it wants to fill, relative to the others.
+    /// Its share of the batches, relative to the weights of other environments.
     pub weight: f64,
-    /// How many sequences its groups have. A batch is a multiple of it.
+    /// The number of sequences per group. It must divide the size of a batch.
     pub group_size: usize,
-    /// The least share of each batch that is to come from it, 0 to 1. Batches wait for it then.
+    /// The least share of each batch that comes from it, 0 to 1. Batches wait for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_batch_allocation: Option<f64>,
 }
 
 impl EnvRegistration {
-    /// An environment of weight 1 that makes groups of `group_size` sequences of less than `max_token_length` tokens.
+    /// Creates a registration of weight 1, for groups of `group_size` sequences of less than `max_token_length` tokens.
     pub fn new(name: impl Into<String>, group_size: usize, max_token_length: u64) -> Self {
         let desired_name = name.into();
         Self { max_token_length, desired_name, weight: 1.0, group_size, min_batch_allocation: None }
@@ -38,7 +38,7 @@ impl EnvRegistration {
 
 /// An environment that has joined a run.
 ///
-/// Dropping it says nothing to the server; [`disconnect`](Self::disconnect) does.
+/// Call [`disconnect`](Self::disconnect) at the end. Dropping it does not tell the server.
 #[derive(Debug)]
 pub struct Environment {
     client: AtroposClient,
@@ -50,44 +50,42 @@ pub struct Environment {
     num_steps: u64,
 }
 
-/// How the run looks from an environment.
+/// The status of the run, for an environment.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[non_exhaustive]
 pub struct EnvStatus {
-    /// How many batches were made, from the starting step on.
+    /// The number of batches so far, counted from the starting step.
     pub current_step: u64,
-    /// How many groups wait, of this environment and of others as far as they may be taken before its own.
+    /// The number of groups in the queue, of this environment and of others that may be taken before its own.
     pub queue_size: u64,
-    /// How many of its own groups wait.
+    /// The number of its own groups in the queue.
     #[serde(default)]
     pub self_queue_size: u64,
-    /// The share of batches that no environment has asked for.
+    /// The share of batches that is not allocated to an environment.
     #[serde(default)]
     pub unallocated_fraction: f64,
     /// The largest group in the queue.
     #[serde(default)]
     pub max_group_size: u64,
-    /// The share of this environment.
+    /// The weight of this environment.
     pub env_weight: f64,
 }
 
-/// What the server did with a group.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pushed {
-    /// It is in the queue.
+    /// The group is in the queue.
     Received,
-    /// It has another size than registered, and waits for others to be joined with.
+    /// The group has another size than registered, and waits to be joined with others.
     Buffered {
-        /// How many sequences wait so.
+        /// The number of sequences that wait.
         sequences: u64,
     },
 }
 
 impl AtroposClient {
-    /// Joins the run as soon as the trainer has begun, which is waited for. Dropping the future stops waiting.
-    ///
-    /// A server that cannot be reached or asked about the run yet is waited for too.
+    /// Joins the run, after waiting up to `patience` for the server and for the trainer to start. Dropping the future stops waiting.
     ///
     /// # Errors
     /// [`AtroposError::NotStarted`], [`AtroposError::Unreachable`] or [`AtroposError::NotSent`] when `patience` ends; [`AtroposError::GroupSize`] if
@@ -98,7 +96,7 @@ impl AtroposClient {
         environment: &EnvRegistration,
         patience: Duration,
     ) -> Result<Environment, AtroposError> {
-        // A patience beyond all time has no end.
+        // Without a deadline if `patience` is too long for an `Instant`.
         let deadline = Instant::now().checked_add(patience);
         loop {
             let late = match self.try_register_env(environment).await {
@@ -107,7 +105,7 @@ impl AtroposClient {
                 Err(error) if error.is_not_sent() => error,
                 Err(error) => return Err(error),
             };
-            let next = Instant::now() + LOOK;
+            let next = Instant::now() + POLL_INTERVAL;
             if deadline.is_some_and(|deadline| next > deadline) {
                 return Err(late);
             }
@@ -115,10 +113,10 @@ impl AtroposClient {
         }
     }
 
-    /// Joins the run if the trainer has begun; `None` if it has not.
+    /// Joins the run, or returns `None` if the trainer has not started.
     ///
     /// # Errors
-    /// As of [`register_env`](Self::register_env).
+    /// Those of [`register_env`](Self::register_env).
     pub async fn try_register_env(&self, environment: &EnvRegistration) -> Result<Option<Environment>, AtroposError> {
         #[derive(Deserialize)]
         #[serde(tag = "status")]
@@ -128,7 +126,7 @@ impl AtroposClient {
             #[serde(rename = "wait for trainer to start")]
             Wait {},
         }
-        // First, so that the server does not count an environment that could never deliver.
+        // Checked first, so that the server does not count an environment that can never fill a batch.
         let Some(info) = self.info().await.map_err(AtroposError::before)? else { return Ok(None) };
         let group_size = environment.group_size;
         if group_size == 0 || info.batch_size % group_size as u64 != 0 {
@@ -165,50 +163,50 @@ struct Push<'a> {
 }
 
 impl Environment {
-    /// What the server calls it: a number, counted from 0.
+    /// Returns its id on the server, a number counted from 0.
     pub const fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its name in Weights & Biases.
+    /// Returns its name in Weights & Biases.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What its groups must keep to.
+    /// Returns the limits on its groups.
     pub const fn limits(&self) -> &GroupLimits {
         &self.limits
     }
 
-    /// What the trainer takes.
+    /// Returns the description of the run.
     pub const fn info(&self) -> &RunInfo {
         &self.info
     }
 
-    /// The step that the run was at when it joined.
+    /// Returns the step of the run when it joined.
     pub const fn starting_step(&self) -> u64 {
         self.starting_step
     }
 
-    /// How many steps the run has.
+    /// Returns the number of steps of the run.
     pub const fn num_steps(&self) -> u64 {
         self.num_steps
     }
 
-    /// How the run looks from here. Not to be asked after [`disconnect`](Self::disconnect): the server divides by the weight of those
-    /// who are connected.
+    /// Returns the status of the run. Do not call it after [`disconnect`](Self::disconnect): the server divides by the weights of
+    /// connected environments.
     ///
     /// # Errors
-    /// [`AtroposError::UnknownEnvironment`] if the server has restarted, and others.
+    /// [`AtroposError::UnknownEnvironment`] if the server has restarted, and other errors.
     pub async fn status(&self) -> Result<EnvStatus, AtroposError> {
         match self.client.get_with("status-env", &Identified { env_id: self.id }).await {
-            // The server looks it up without a look whether it is there.
+            // The server fails with 500 if it does not have the environment.
             Err(AtroposError::Failed { status: 500, .. }) => Err(AtroposError::UnknownEnvironment),
             other => other,
         }
     }
 
-    /// Waits until fewer than `groups` groups wait for the trainer. Dropping the future stops waiting.
+    /// Waits up to `patience` until the queue has fewer than `groups` groups. Dropping the future stops waiting.
     ///
     /// # Errors
     /// [`AtroposError::QueueFull`] when `patience` ends, and those of [`status`](Self::status).
@@ -219,21 +217,21 @@ impl Environment {
             if status.queue_size < groups {
                 return Ok(status);
             }
-            if begun.elapsed() + LOOK > patience {
+            if begun.elapsed() + POLL_INTERVAL > patience {
                 return Err(AtroposError::QueueFull { queued: status.queue_size, waited: begun.elapsed() });
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Hands a group over, once. It is not sent again where no answer comes: the server would have it twice.
+    /// Pushes a group, once. It is not sent again if no answer comes, because the server would have it twice.
     ///
-    /// The server is asked before whether it still knows this environment. It knows it by a number only, and counts anew after a
-    /// restart: where another environment has this one's number by then, the group counts as that one's.
+    /// Checks first that the server still has this environment. After a restart, the server counts environments from 0 again. If another
+    /// environment has this one's id by then, the group counts as that one's.
     ///
     /// # Errors
-    /// [`AtroposError`]; whether the group may have arrived all the same, [`AtroposError::is_unknown`] says, and whether it was not
-    /// even sent, [`AtroposError::is_not_sent`].
+    /// See [`AtroposError`]. [`is_unknown`](AtroposError::is_unknown) tells whether the group may have arrived,
+    /// [`is_not_sent`](AtroposError::is_not_sent) whether it was not sent.
     pub async fn push(&self, group: &ScoredGroup) -> Result<Pushed, AtroposError> {
         #[derive(Deserialize)]
         struct Answer {
@@ -251,10 +249,10 @@ impl Environment {
         }
     }
 
-    /// Hands several groups over in one request, once.
+    /// Pushes several groups in one request, once.
     ///
     /// # Errors
-    /// [`AtroposError`], as of [`push`](Self::push). An answer that speaks of fewer groups than were sent is one.
+    /// Those of [`push`](Self::push), and [`AtroposError::Answer`] if the server took fewer groups than were sent.
     pub async fn push_all(&self, groups: &[ScoredGroup]) -> Result<(), AtroposError> {
         #[derive(Deserialize)]
         struct Answer {
@@ -273,20 +271,21 @@ impl Environment {
         Err(AtroposError::Answer { call: SCORED_DATA_LIST, problem })
     }
 
-    /// Whether the last group that the server has got is the one of this [id](ScoredGroup::with_id): then it has arrived. If not,
-    /// that says little: others may have pushed since, or the request is still on its way.
+    /// Returns `true` if the last group that the server received has this [id](ScoredGroup::with_id).
+    ///
+    /// `false` does not prove that a group is missing: others may have pushed since, or the request may still be under way.
     ///
     /// # Errors
-    /// [`AtroposError`].
+    /// See [`AtroposError`].
     pub async fn is_latest(&self, id: &str) -> Result<bool, AtroposError> {
         let latest = self.client.latest_example().await?;
         Ok(latest.is_some_and(|latest| latest.id() == Some(id)))
     }
 
-    /// Says goodbye: no batch is to wait for it. What it has pushed stays.
+    /// Leaves the run, so that no batch waits for this environment. Its groups stay in the queue.
     ///
     /// # Errors
-    /// [`AtroposError`]; asking again does no harm.
+    /// See [`AtroposError`]. It is safe to call this again.
     pub async fn disconnect(&self) -> Result<(), AtroposError> {
         #[derive(Deserialize)]
         struct Answer {
@@ -296,7 +295,7 @@ impl Environment {
         if status == "success" { Ok(()) } else { Err(AtroposError::UnknownEnvironment) }
     }
 
-    /// A server that has restarted would take the group, and no trainer after it.
+    /// A server that has restarted would accept the group, and could not register a trainer afterwards.
     async fn must_be_known(&self) -> Result<(), AtroposError> {
         self.status().await.map(drop).map_err(AtroposError::before)
     }

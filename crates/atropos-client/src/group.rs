@@ -1,29 +1,31 @@
-//! Groups that a trainer can learn from.
+//! Groups of scored sequences: those to push, which are checked, and those that were received, which are not.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Message, Sequence};
+use super::{ChatMessage, Sequence};
 
-/// Under which key of `group_overrides` a group's id is.
-pub(super) const ID: &str = "group_id";
+/// The key of a group's id in `group_overrides`.
+const ID: &str = "group_id";
 
-/// What a group must keep to.
+/// The limits on a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// How many sequences it has.
+    /// The number of sequences.
     pub group_size: usize,
-    /// Each has fewer tokens than this.
+    /// Each sequence must have fewer tokens than this.
     pub max_token_len: u64,
 }
 
-/// Several answers to one prompt, with scores that differ.
+/// Several answers to one prompt, with scores that are not all equal.
+///
+/// A trainer can learn from every group of this type.
 ///
 /// ```
-/// use atropos_client::{Bytes, GroupError, GroupLimits, ScoredGroup, Sequence};
+/// use atropos_client::{ByteTokenizer, GroupError, GroupLimits, ScoredGroup, Sequence};
 ///
 /// let limits = GroupLimits { group_size: 2, max_token_len: 64 };
-/// let answer = |text, score| Sequence::new(&Bytes::prompt("1 + 1?"), &Bytes::completion(text), score);
+/// let answer = |text, score| Sequence::new(&ByteTokenizer::prompt("1 + 1?"), &ByteTokenizer::completion(text), score);
 /// assert!(ScoredGroup::new([answer("2", 1.0)?, answer("3", 0.0)?], &limits).is_ok());
 /// assert_eq!(ScoredGroup::new([answer("2", 1.0)?, answer("II", 1.0)?], &limits), Err(GroupError::EqualScores));
 /// # Ok::<(), GroupError>(())
@@ -38,7 +40,7 @@ pub struct ScoredGroup {
     #[serde(skip_serializing_if = "Option::is_none")]
     inference_logprobs: Option<Vec<Vec<f64>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    messages: Option<Vec<Vec<Message>>>,
+    messages: Option<Vec<Vec<ChatMessage>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generation_params: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,53 +49,53 @@ pub struct ScoredGroup {
     group_overrides: Option<Map<String, Value>>,
 }
 
-/// Why a trainer could not learn from a group.
+/// An error of a group or a sequence that a trainer could not learn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The server keeps groups of another size back until they can be joined to one of the right size.
+    /// The group has another size than its environment registered. The server would keep it back.
     #[error("a group of {found} sequences, where the environment has announced groups of {expected}")]
     Size {
-        /// What the environment registered with.
+        /// The size that the environment registered.
         expected: usize,
-        /// What there is.
+        /// The size of the group.
         found: usize,
     },
-    /// A sequence is too long: leave the group out, or shorten the answers.
+    /// A sequence is too long. Leave the group out, or shorten the answers.
     #[error("sequence {at} has {tokens} tokens; fewer than {limit} are taken")]
     TooLong {
-        /// Which, from 0.
+        /// The index of the sequence.
         at: usize,
-        /// How many it has.
+        /// The number of its tokens.
         tokens: usize,
         /// The limit.
         limit: u64,
     },
-    /// All scores are the same, so that no answer is better than another: leave the group out.
+    /// All scores are equal, so that nothing can be learned. Leave the group out.
     #[error("all scores are equal: there is nothing to learn from the group")]
     EqualScores,
-    /// The masks are not those of the tokens.
+    /// The masks do not match the tokens.
     #[error("masks are the token's id where it is to be learned, and -100 elsewhere")]
     Masks,
-    /// No token is to be learned.
+    /// Every token is masked.
     #[error("a sequence without a completion has nothing to learn")]
     NothingToLearn,
-    /// Infinite, or not a number.
+    /// A number is infinite or NaN.
     #[error("a {0} is not a finite number")]
     NotFinite(&'static str),
-    /// More or fewer than there are tokens to learn.
+    /// There are more or fewer values than tokens to learn.
     #[error("{0} must be as many as tokens to learn")]
     Length(&'static str),
-    /// Some sequences have it and others do not.
+    /// Some sequences have this field and others do not.
     #[error("{0} must be there for all sequences or for none")]
     Incomplete(&'static str),
 }
 
 impl ScoredGroup {
-    /// Makes a group of the right size, of sequences that are short enough and whose scores are not all the same.
+    /// Creates a group within the limits.
     ///
     /// # Errors
-    /// [`GroupError`].
+    /// See [`GroupError`].
     pub fn new(sequences: impl IntoIterator<Item = Sequence>, limits: &GroupLimits) -> Result<Self, GroupError> {
         let sequences: Vec<Sequence> = sequences.into_iter().collect();
         check(&sequences, limits)?;
@@ -121,36 +123,36 @@ impl ScoredGroup {
         })
     }
 
-    /// With a name of its own, by which it is recognized should the server not answer when it is pushed; any text that no
-    /// other group has. It stands in `group_overrides` as `group_id`.
+    /// Sets an id that no other group has. [`Environment::is_latest`](super::Environment::is_latest) finds the group by it after a push
+    /// without an answer. It is sent as `group_id` in `group_overrides`.
     pub fn with_id(mut self, id: impl Into<String>) -> Self {
         self.group_overrides.get_or_insert_default().insert(ID.to_owned(), Value::String(id.into()));
         self
     }
 
-    /// With more to say about the group as a whole, beside its id.
+    /// Adds further fields of the group, beside its id.
     pub fn with_overrides(mut self, overrides: Map<String, Value>) -> Self {
         self.group_overrides.get_or_insert_default().extend(overrides);
         self
     }
 
-    /// With how the answers were made: temperature, model and the like.
+    /// Sets how the answers were generated: temperature, model and the like.
     pub fn with_generation_params(mut self, params: Map<String, Value>) -> Self {
         self.generation_params = Some(params);
         self
     }
 
-    /// Its own name, if it was given one.
+    /// Returns the id, if it has one.
     pub fn id(&self) -> Option<&str> {
         self.group_overrides.as_ref()?.get(ID)?.as_str()
     }
 
-    /// The scores, in order.
+    /// Returns the scores, in order.
     pub fn scores(&self) -> &[f64] {
         &self.scores
     }
 
-    /// Whether an environment with these limits may push it.
+    /// Checks the group against the limits of an environment.
     ///
     /// # Errors
     /// [`GroupError::Size`] or [`GroupError::TooLong`].
@@ -166,7 +168,7 @@ struct Columns {
     scores: Vec<f64>,
     advantages: Vec<Vec<f64>>,
     inference_logprobs: Vec<Vec<f64>>,
-    messages: Vec<Vec<Message>>,
+    messages: Vec<Vec<ChatMessage>>,
     overrides: Vec<Map<String, Value>>,
 }
 
@@ -197,5 +199,48 @@ fn all_or_none<T>(name: &'static str, column: Vec<T>, count: usize) -> Result<Op
         0 => Ok(None),
         found if found == count => Ok(Some(column)),
         _ => Err(GroupError::Incomplete(name)),
+    }
+}
+
+/// A group that an environment pushed. The server checks only the types of its fields, so anything may be in them.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ReceivedGroup {
+    /// The token ids of each sequence, prompt and completion.
+    pub tokens: Vec<Vec<i64>>,
+    /// The token ids of each sequence, with -100 for those that are not to be learned.
+    pub masks: Vec<Vec<i64>>,
+    /// The score of each sequence.
+    pub scores: Vec<f64>,
+    /// The advantage of each token of each sequence.
+    pub advantages: Option<Vec<Vec<f64>>>,
+    /// The log-probability with which each token of each sequence was sampled; 1 if masked.
+    pub inference_logprobs: Option<Vec<Vec<f64>>>,
+    /// The chat of each sequence.
+    pub messages: Option<Vec<Vec<Map<String, Value>>>>,
+    /// How the answers were generated.
+    pub generation_params: Option<Map<String, Value>>,
+    /// Further fields of each sequence.
+    pub overrides: Option<Vec<Map<String, Value>>>,
+    /// Further fields of the group.
+    pub group_overrides: Option<Map<String, Value>>,
+    /// The id of the environment that pushed it.
+    pub env_id: Option<u64>,
+}
+
+impl ReceivedGroup {
+    /// Returns the number of sequences.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Returns `true` if it has no sequences.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Returns its [id](ScoredGroup::id), if it has one.
+    pub fn id(&self) -> Option<&str> {
+        self.group_overrides.as_ref()?.get(ID)?.as_str()
     }
 }

@@ -1,54 +1,54 @@
-//! The trainer's side, and what anybody may ask.
+//! The trainer: registers a run and pulls batches. Also the requests that anybody may send.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{AtroposClient, AtroposError, ReceivedGroup};
 
-/// A run, as its trainer describes it.
+/// The registration of a trainer, which describes the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainerRegistration {
     /// The group of runs in Weights & Biases; any name.
     pub wandb_group: String,
     /// The project in Weights & Biases; any name.
     pub wandb_project: String,
-    /// How many sequences a batch has, over all its groups.
+    /// The number of sequences per batch, over all its groups.
     pub batch_size: u64,
     /// The longest sequence, in tokens, prompt and completion together.
     pub max_token_len: u64,
-    /// Where checkpoints are; may be empty.
+    /// The directory of checkpoints. May be empty.
     pub checkpoint_dir: String,
-    /// After how many steps there is a checkpoint.
+    /// The number of steps between checkpoints.
     pub save_checkpoint_interval: u64,
-    /// The step to begin with.
+    /// The first step.
     pub starting_step: u64,
-    /// How many steps there will be.
+    /// The number of steps.
     pub num_steps: u64,
 }
 
-/// What the server calls a trainer: a number of 128 bits.
+/// The id of a trainer on the server, a number of 128 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrainerId(pub u128);
 
-/// What the trainer takes.
+/// The limits of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunInfo {
-    /// How many sequences a batch has.
+    /// The number of sequences per batch.
     pub batch_size: u64,
     /// The longest sequence, in tokens.
     pub max_token_len: u64,
 }
 
-/// How far the run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct RunStatus {
-    /// How many batches were made, from the starting step on.
+    /// The number of batches so far, counted from the starting step.
     pub current_step: u64,
-    /// How many groups wait.
+    /// The number of groups in the queue.
     pub queue_size: u64,
 }
 
-/// Where the run reports to.
+/// The group and project of a run in Weights & Biases.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct WandbInfo {
     /// The group, if a trainer has registered.
@@ -58,7 +58,7 @@ pub struct WandbInfo {
 }
 
 impl TrainerRegistration {
-    /// A run of `num_steps` batches of `batch_size` sequences of less than `max_token_len` tokens, without checkpoints.
+    /// Creates a registration for `num_steps` batches of `batch_size` sequences of less than `max_token_len` tokens, without checkpoints.
     pub fn new(project: impl Into<String>, batch_size: u64, max_token_len: u64, num_steps: u64) -> Self {
         let project = project.into();
         Self {
@@ -75,10 +75,10 @@ impl TrainerRegistration {
 }
 
 impl AtroposClient {
-    /// Registers a trainer. The first one describes the run; what later ones say of it is ignored by the server.
+    /// Registers a trainer. The first one describes the run; the server ignores the descriptions of later ones.
     ///
     /// # Errors
-    /// [`AtroposError`]. Registering again after one does no harm.
+    /// See [`AtroposError`]. It is safe to register again after an error.
     pub async fn register(&self, run: &TrainerRegistration) -> Result<TrainerId, AtroposError> {
         #[derive(Deserialize)]
         struct Registered {
@@ -88,13 +88,13 @@ impl AtroposClient {
         Ok(TrainerId(uuid))
     }
 
-    /// Takes the next batch: groups of together as many sequences as were registered for. `None` while there are not enough; ask again
-    /// a little later. The first call also lets environments begin.
+    /// Pulls the next batch, with as many sequences as were registered. Returns `None` while there are not enough: call again later.
     ///
-    /// Not to be dropped before it is done: a batch that was made and does not arrive is lost.
+    /// The first call lets environments start. Do not drop the future before it is done, because a batch that does not arrive is
+    /// lost.
     ///
     /// # Errors
-    /// [`AtroposError::NoTrainer`] before a trainer has registered. After one that [`is_unknown`](AtroposError::is_unknown) a batch
+    /// [`AtroposError::NoTrainer`] before a trainer has registered. After an error that [`is_unknown`](AtroposError::is_unknown), a batch
     /// may be lost.
     pub async fn batch(&self) -> Result<Option<Vec<ReceivedGroup>>, AtroposError> {
         #[derive(Deserialize)]
@@ -109,10 +109,10 @@ impl AtroposClient {
         }
     }
 
-    /// What the trainer takes; `None` if none has registered.
+    /// Returns the limits of the run, or `None` if no trainer has registered.
     ///
     /// # Errors
-    /// [`AtroposError`].
+    /// See [`AtroposError`].
     pub async fn info(&self) -> Result<Option<RunInfo>, AtroposError> {
         #[derive(Deserialize)]
         struct Info {
@@ -125,33 +125,33 @@ impl AtroposClient {
         Ok(batch_size.zip(max_token_len).map(|(batch_size, max_token_len)| RunInfo { batch_size, max_token_len }))
     }
 
-    /// How far the run is; zeros if no trainer has registered.
+    /// Returns the progress of the run, with zeros if no trainer has registered.
     ///
     /// # Errors
-    /// [`AtroposError`].
+    /// See [`AtroposError`].
     pub async fn status(&self) -> Result<RunStatus, AtroposError> {
         self.get("status").await
     }
 
-    /// Where the run reports to.
+    /// Returns group and project of the run in Weights & Biases.
     ///
     /// # Errors
-    /// [`AtroposError`].
+    /// See [`AtroposError`].
     pub async fn wandb_info(&self) -> Result<WandbInfo, AtroposError> {
         self.get("wandb_info").await
     }
 
-    /// The group that the server got last, from whichever environment; `None` if it has got none.
+    /// Returns the group that the server received last, from any environment, or `None` if there is none.
     ///
     /// # Errors
-    /// [`AtroposError`].
+    /// See [`AtroposError`].
     pub async fn latest_example(&self) -> Result<Option<ReceivedGroup>, AtroposError> {
-        // Before the first group the server answers one whose fields are all empty lists, also where none belongs.
+        // Before the first group, the server answers one whose fields are all empty lists, even those that are not lists.
         let latest: Value = self.get("latest_example").await?;
         if latest.get("tokens").and_then(Value::as_array).is_some_and(Vec::is_empty) {
             return Ok(None);
         }
-        let problem = |_| AtroposError::Answer { call: "latest_example", problem: "it is no group".to_owned() };
+        let problem = |_| AtroposError::Answer { call: "latest_example", problem: "it is not a group".to_owned() };
         serde_json::from_value(latest).map(Some).map_err(problem)
     }
 }

@@ -1,30 +1,40 @@
-//! Who may ask, and how often.
+//! Who may call the service, and how often.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
+use alloy_primitives::Address;
 use http::{Extensions, HeaderMap, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 
-use super::rate::{Caller, RateLimit};
+/// How many callers have an allowance of their own. The others share one.
+const MAX_CALLERS: usize = 10_000;
 
-/// The address of the peer, put into a request's extensions by the server that accepted its connection, or by whoever stands in
-/// front of it and can be trusted with it.
+/// The address of the peer, in a request's extensions.
+///
+/// The server that accepted the connection inserts it, or a proxy layer that can be trusted to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
 
-/// Keys and allowances.
+/// Bearer keys and rate limit.
 pub(super) struct Access {
-    /// Digests, so that comparing takes the same time for all of them. Empty if everybody may ask.
+    /// SHA-256 digests, so that all keys have one length. Empty if no key is needed.
     keys: Vec<[u8; 32]>,
     rate: Option<RateLimit>,
 }
 
-/// Why a request is not worked on.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    Unknown,
-    TooMany(Duration),
+pub(super) enum AccessDenied {
+    UnknownKey,
+    TooManyRequests(TooManyRequests),
 }
 
 impl Access {
@@ -33,29 +43,33 @@ impl Access {
         Self { keys, rate }
     }
 
-    /// Counts the request, and finds its caller among the keys.
-    pub(super) fn admit(&self, headers: &HeaderMap, extensions: &Extensions, needs_key: bool) -> Result<(), Refusal> {
-        let key = self.key_of(headers);
-        // Who guesses keys is counted too.
+    /// Counts the request and checks its key.
+    pub(super) fn admit(
+        &self,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+        needs_key: bool,
+    ) -> Result<(), AccessDenied> {
+        let key = self.find_key(headers);
+        // Requests with a wrong key are counted too, so that guessing is limited.
         if let Some(rate) = &self.rate {
             let caller = key.map_or_else(|| Caller::of_peer(extensions), Caller::Key);
-            rate.count(caller, Instant::now()).map_err(|refused| Refusal::TooMany(refused.retry_after))?;
+            rate.count(caller, Instant::now()).map_err(AccessDenied::TooManyRequests)?;
         }
-        if needs_key && !self.keys.is_empty() && key.is_none() { Err(Refusal::Unknown) } else { Ok(()) }
+        if needs_key && !self.keys.is_empty() && key.is_none() { Err(AccessDenied::UnknownKey) } else { Ok(()) }
     }
 
-    /// All keys are compared, each in whole: the time tells nothing.
-    fn key_of(&self, headers: &HeaderMap) -> Option<usize> {
-        let presented = headers.get(AUTHORIZATION)?.as_bytes();
-        let (scheme, token) = presented.split_at_checked(7)?;
+    /// Returns the index of the request's key. Compares it with all keys, so that the time does not depend on which one it is.
+    fn find_key(&self, headers: &HeaderMap) -> Option<usize> {
+        let value = headers.get(AUTHORIZATION)?.as_bytes();
+        let (scheme, token) = value.split_at_checked(7)?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
             return None;
         }
         let digest: [u8; 32] = Sha256::digest(token).into();
         let mut found = None;
         for (index, key) in self.keys.iter().enumerate() {
-            let difference = key.iter().zip(digest).fold(0, |sum, (a, b)| sum | (a ^ b));
-            if difference == 0 {
+            if bool::from(key.ct_eq(&digest)) {
                 found = Some(index);
             }
         }
@@ -69,12 +83,130 @@ impl fmt::Debug for Access {
     }
 }
 
+/// A limit on requests per caller: a token bucket for each of up to 10,000 callers, and one for all others.
+///
+/// ```
+/// use std::net::IpAddr;
+/// use tower_x402::facilitator::service::{PeerAddress, RateLimit};
+///
+/// let limit = RateLimit::new(0.5, 2.0);
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(PeerAddress(IpAddr::from([192, 0, 2, 1])));
+/// assert!(limit.admit(request.extensions()).is_ok());
+/// assert!(limit.admit(request.extensions()).is_ok());
+/// let refused = limit.admit(request.extensions()).unwrap_err();
+/// println!("retry in {:?}", refused.retry_after);
+/// ```
+// Not `governor`: its keyed limiter has no bound on keys, rates below one per second only as a period, and a clock of its own in
+// place of tokio's, which tests pause.
+pub struct RateLimit {
+    per_second: f64,
+    burst: f64,
+    buckets: Mutex<HashMap<Caller, Bucket>>,
+}
+
+/// The caller has made too many requests. This one was not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many requests; retry in {} s", retry_after.as_secs_f64().ceil())]
+#[non_exhaustive]
+pub struct TooManyRequests {
+    /// The time until the caller's next request is admitted.
+    pub retry_after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Caller {
+    Key(usize),
+    /// The first 64 bits of an IPv6 address: one customer has the whole network.
+    Peer(u128),
+    Account(Address),
+    Others,
+}
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl RateLimit {
+    /// Creates a limit of `per_second` requests per second and caller, and up to `burst` at once after a pause.
+    ///
+    /// A `burst` below one counts as one, a negative `per_second` as zero.
+    pub fn new(per_second: f64, burst: f64) -> Self {
+        Self { per_second: per_second.max(0.0), burst: burst.max(1.0), buckets: Mutex::default() }
+    }
+
+    /// Counts a request of the peer whose [`PeerAddress`] is in the request's extensions.
+    ///
+    /// All requests without one share an allowance, and so do the addresses of one IPv6 network (64 bits).
+    ///
+    /// # Errors
+    /// [`TooManyRequests`] if the request must be refused.
+    pub fn admit(&self, extensions: &Extensions) -> Result<(), TooManyRequests> {
+        self.count(Caller::of_peer(extensions), Instant::now())
+    }
+
+    /// Counts a message that this account has signed.
+    ///
+    /// # Errors
+    /// [`TooManyRequests`] if the message must be refused.
+    pub fn admit_account(&self, account: Address) -> Result<(), TooManyRequests> {
+        self.count(Caller::Account(account), Instant::now())
+    }
+
+    fn count(&self, caller: Caller, now: Instant) -> Result<(), TooManyRequests> {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caller = caller;
+        if buckets.len() >= MAX_CALLERS && !buckets.contains_key(&caller) {
+            // A caller with a full bucket is like one without.
+            buckets.retain(|_, bucket| self.filled(bucket, now) < self.burst);
+            if buckets.len() >= MAX_CALLERS {
+                caller = Caller::Others;
+            }
+        }
+        let bucket = buckets.entry(caller).or_insert(Bucket { tokens: self.burst, at: now });
+        *bucket = Bucket { tokens: self.filled(bucket, now), at: now };
+        if bucket.tokens >= 1.0 {
+            bucket.tokens -= 1.0;
+            return Ok(());
+        }
+        let wait = (1.0 - bucket.tokens) / self.per_second;
+        Err(TooManyRequests { retry_after: Duration::try_from_secs_f64(wait).unwrap_or(Duration::from_secs(60)) })
+    }
+
+    fn filled(&self, bucket: &Bucket, now: Instant) -> f64 {
+        let since = now.saturating_duration_since(bucket.at).as_secs_f64();
+        (bucket.tokens + since * self.per_second).min(self.burst)
+    }
+}
+
+impl fmt::Debug for RateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { per_second, burst, .. } = self;
+        f.debug_struct("RateLimit").field("per_second", per_second).field("burst", burst).finish_non_exhaustive()
+    }
+}
+
+impl Caller {
+    fn of_peer(extensions: &Extensions) -> Self {
+        extensions.get().map_or(Self::Others, |PeerAddress(address)| Self::Peer(prefix(*address)))
+    }
+}
+
+fn prefix(address: IpAddr) -> u128 {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits() & !u128::from(u64::MAX),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_known_whole_or_not_at_all() {
+    fn bearer_key_must_match_exactly() {
         let access = Access::new(&["one".to_owned(), "two".to_owned()], None);
         let admit = |value: &str| {
             let headers = HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())]);
@@ -85,5 +217,52 @@ mod tests {
             assert!(!admit(wrong), "{wrong}");
         }
         assert!(access.admit(&HeaderMap::new(), &Extensions::new(), false).is_ok());
+    }
+
+    fn limit() -> RateLimit {
+        RateLimit::new(2.0, 3.0)
+    }
+
+    fn peer(address: &str) -> Caller {
+        Caller::Peer(prefix(address.parse().unwrap()))
+    }
+
+    #[test]
+    fn caller_above_its_limit_waits_and_others_do_not() {
+        let limit = limit();
+        let start = Instant::now();
+        for _ in 0..3 {
+            assert_eq!(limit.count(peer("192.0.2.1"), start), Ok(()));
+        }
+        let refused = TooManyRequests { retry_after: Duration::from_millis(500) };
+        assert_eq!(limit.count(peer("192.0.2.1"), start), Err(refused));
+        assert_eq!(refused.to_string(), "too many requests; retry in 1 s");
+        assert_eq!(limit.count(peer("192.0.2.2"), start), Ok(()));
+        assert_eq!(limit.count(peer("192.0.2.1"), start + Duration::from_millis(500)), Ok(()));
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_caller_and_callers_are_bounded() {
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::2"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_eq!(peer("192.0.2.1"), peer("::ffff:192.0.2.1"));
+        let limit = limit();
+        let start = Instant::now();
+        for caller in 0..(MAX_CALLERS as u128 + 100) {
+            let _ = limit.count(Caller::Peer(caller << 64), start);
+        }
+        assert!(limit.buckets.lock().unwrap().len() <= MAX_CALLERS + 1);
+    }
+
+    /// Numbers from a configuration file may be anything.
+    #[test]
+    fn limit_out_of_range_still_admits_one_request() {
+        for (per_second, burst) in [(0.0, 0.0), (-1.0, -1.0), (f64::NAN, f64::NAN)] {
+            let limit = RateLimit::new(per_second, burst);
+            let start = Instant::now();
+            assert_eq!(limit.count(Caller::Others, start), Ok(()));
+            let refused = TooManyRequests { retry_after: Duration::from_secs(60) };
+            assert_eq!(limit.count(Caller::Others, start + Duration::from_secs(3_600)), Err(refused));
+        }
     }
 }

@@ -1,29 +1,32 @@
-//! What was sold through this facilitator, for those who look for something to buy (`GET /discovery/resources`).
+//! The catalogue of paid resources (`GET /discovery/resources`).
 //!
-//! Nothing here is fetched. What sellers say of themselves comes with the payments that are settled, through the payers' hands.
+//! Nothing is fetched. Descriptions come with the payments that are settled, so a payer may have invented them.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use http::Uri;
 use serde_json::{Map, Value, json};
 
-use super::public_url::{is_public_url, public_url};
 use crate::{
     payment::{Echo, Prechecked},
     protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar, timestamp},
 };
 
-/// The most that all resources may take, in bytes of JSON.
+/// The most memory for all resources, in bytes of JSON.
 const MAX_BYTES: usize = 32 << 20;
-/// How many offers are shown for one resource, the newest first.
+/// How many offers are listed per resource, the newest first.
 const MAX_OFFERS: usize = 5;
-/// How many resources a page has, if nothing else is asked for, and at most.
+/// The default and the largest number of resources per page.
 const PAGE: usize = 20;
 const MAX_PAGE: usize = 100;
-/// Bounds of what sellers say of themselves, in characters.
+/// The longest URL that is listed, in bytes.
+const MAX_URL: usize = 2_048;
+/// Bounds of a seller's description, in characters.
 const MAX_DESCRIPTION: usize = 500;
 const MAX_MIME_TYPE: usize = 100;
 const MAX_NAME: usize = 32;
@@ -34,40 +37,40 @@ const MAX_TAGS: usize = 5;
 pub(super) struct Limits {
     pub(super) resources: usize,
     pub(super) max_age: Duration,
-    /// Whether hosts are listed that are not public.
+    /// List resources on local hosts, too.
     pub(super) local_hosts: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Catalogue {
     limits: Limits,
-    known: Mutex<Known>,
+    resources: Mutex<Resources>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    /// In the order in which they were learned of, so that pages do not shift.
+struct Resources {
+    /// In order of their first payment, so that pages do not shift.
     listed: BTreeMap<u64, Listed>,
     places: HashMap<Place, u64>,
     next: u64,
     bytes: usize,
 }
 
-/// What tells resources apart: the URL, and the method or the tool.
+/// Identifies a resource: the URL, and the method or the tool.
 type Place = (String, String);
 
 #[derive(Debug)]
 struct Listed {
     place: Place,
     kind: String,
-    /// All but the offers and the time.
+    /// The listed fields but for the offers and the time.
     item: Map<String, Value>,
     accepts: Vec<Verbatim<PaymentRequirements>>,
     size: usize,
     updated: u64,
 }
 
-/// What is asked for.
+/// A query of `GET /discovery/resources`.
 #[derive(Debug, Default)]
 pub(super) struct Query {
     kind: Option<String>,
@@ -80,7 +83,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// `None` if a number is none; what is not known is not looked at.
+    /// Returns `None` if `limit` or `offset` is not a number. Ignores unknown parameters.
     pub(super) fn read(query: &str) -> Option<Self> {
         let mut read = Self::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -99,28 +102,28 @@ impl Query {
     }
 
     fn includes(&self, listed: &Listed) -> bool {
-        let fits = |asked: &Option<String>, said: &str| asked.as_ref().is_none_or(|asked| asked == said);
+        let matches = |filter: &Option<String>, value: &str| filter.as_ref().is_none_or(|filter| filter == value);
         let is_payable = |offer: &Verbatim<PaymentRequirements>| {
             offer.read().is_ok_and(|offer| {
-                fits(&self.scheme, &offer.scheme)
-                    && fits(&self.network, &offer.network)
+                matches(&self.scheme, &offer.scheme)
+                    && matches(&self.network, &offer.network)
                     && self.pay_to.as_ref().is_none_or(|payee| payee.eq_ignore_ascii_case(&offer.pay_to))
             })
         };
         let is_any_offer = self.scheme.is_none() && self.network.is_none() && self.pay_to.is_none();
-        fits(&self.kind, &listed.kind)
-            && fits(&self.extension, bazaar::NAME)
+        matches(&self.kind, &listed.kind)
+            && matches(&self.extension, bazaar::NAME)
             && (is_any_offer || listed.accepts.iter().any(is_payable))
     }
 }
 
 impl Catalogue {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, known: Mutex::default() }
+        Self { limits, resources: Mutex::default() }
     }
 
-    /// Enters what was paid for, if the seller wants it to be found.
-    pub(super) fn learn(&self, payment: &Prechecked, now: u64) {
+    /// Adds or updates the resource of a payment, if its seller declares the extension `bazaar`.
+    pub(super) fn record(&self, payment: &Prechecked, now: u64) {
         let Some((place, kind, item)) = payment.echo().and_then(|echo| self.describe(echo)) else { return };
         let offer = payment.terms().text().clone();
         let mut known = self.lock(now);
@@ -142,7 +145,7 @@ impl Catalogue {
         }
     }
 
-    /// The answer to a query.
+    /// Returns the page that a query asks for.
     pub(super) fn list(&self, query: &Query, now: u64) -> Value {
         let known = self.lock(now);
         let limit = query.limit.unwrap_or(PAGE).min(MAX_PAGE);
@@ -155,9 +158,9 @@ impl Catalogue {
         })
     }
 
-    /// What is known, without what is too old.
-    fn lock(&self, now: u64) -> MutexGuard<'_, Known> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Locks the resources and removes those that are too old.
+    fn lock(&self, now: u64) -> MutexGuard<'_, Resources> {
+        let mut known = self.resources.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = now.saturating_sub(self.limits.max_age.as_secs());
         let gone: Vec<_> =
             known.listed.values().filter(|listed| listed.updated < oldest).map(|listed| listed.place.clone()).collect();
@@ -165,12 +168,12 @@ impl Catalogue {
         known
     }
 
-    /// `None` if it is not to be shown: the payer may have made it up.
+    /// Returns `None` for an invalid description. The payer may have invented it.
     fn describe(&self, echo: &Echo) -> Option<(Place, String, Map<String, Value>)> {
         let resource = echo.resource()?.read().ok()?;
         let extension = echo.extensions()?.read().ok()?.remove(bazaar::NAME)?;
         if let Err(error) = bazaar::check(&extension) {
-            tracing::debug!(%error, "a resource is not catalogued");
+            tracing::debug!(%error, "a resource is not listed: its description is invalid");
             return None;
         }
         let template = extension.get("routeTemplate").and_then(Value::as_str).filter(|text| is_template(text));
@@ -183,7 +186,7 @@ impl Catalogue {
             ("resource".to_owned(), url.into()),
             ("type".to_owned(), kind.clone().into()),
             ("x402Version".to_owned(), 2.into()),
-            // The others are not for everybody: an id that a payer gave to its payment is a secret.
+            // Not the other extensions: a payment id, for example, is a secret of the payer.
             ("extensions".to_owned(), json!({ bazaar::NAME: extension })),
         ]);
         item.extend(metadata(resource));
@@ -191,7 +194,7 @@ impl Catalogue {
     }
 }
 
-impl Known {
+impl Resources {
     fn insert(&mut self, number: u64, listed: Listed) {
         self.next = self.next.max(number + 1);
         self.bytes += listed.size;
@@ -217,7 +220,7 @@ impl Listed {
     }
 }
 
-/// Two prices, or windows, of one way to pay.
+/// Returns `true` if two offers differ at most in price or window.
 fn is_same_way(one: &Verbatim<PaymentRequirements>, other: &Verbatim<PaymentRequirements>) -> bool {
     let (Ok(one), Ok(other)) = (one.read(), other.read()) else { return false };
     let way = |offer: &PaymentRequirements| {
@@ -227,7 +230,7 @@ fn is_same_way(one: &Verbatim<PaymentRequirements>, other: &Verbatim<PaymentRequ
     way(&one) == way(&other)
 }
 
-/// What a seller says of itself, by the rules of the specification: what breaks one is left out.
+/// Returns the seller's description. Fields that break a rule of the specification are left out.
 fn metadata(resource: ResourceInfo) -> Map<String, Value> {
     let is_name =
         |name: &str| (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
@@ -237,23 +240,23 @@ fn metadata(resource: ResourceInfo) -> Map<String, Value> {
     let mut seen = HashSet::new();
     let is_new = |tag: &String| is_name(tag) && seen.insert(tag.to_ascii_lowercase());
     let tags: Vec<_> = resource.tags.into_iter().filter(is_new).take(MAX_TAGS).collect();
-    let said = [
+    let fields = [
         ("description", resource.description.filter(|text| is_prose(text, MAX_DESCRIPTION)).map(Value::from)),
         ("mimeType", resource.mime_type.filter(|text| is_prose(text, MAX_MIME_TYPE)).map(Value::from)),
         ("serviceName", resource.service_name.filter(|name| is_name(name)).map(Value::from)),
         ("tags", Some(tags).filter(|tags| !tags.is_empty()).map(Value::from)),
         ("iconUrl", resource.icon_url.filter(|url| is_public_url(url)).map(Value::from)),
     ];
-    said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// A path in which `:names` stand for what varies; the payer may have made it up.
+/// Returns `true` for a path with `:name` parameters that cannot leave its host. The payer may have invented it.
 fn is_template(text: &str) -> bool {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_/:.-~%".contains(&byte));
     if !text.starts_with('/') || text.len() < 2 || text.len() > 512 || !is_plain {
         return false;
     }
-    // However often it is encoded.
+    // It may be percent-encoded several times.
     let mut text = text.to_owned();
     for _ in 0..5 {
         let Some(decoded) = decoded(&text) else { return false };
@@ -265,7 +268,7 @@ fn is_template(text: &str) -> bool {
     false
 }
 
-/// Percent-decoded once.
+/// Percent-decodes a text once.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -283,12 +286,59 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// Returns scheme, host and path of an `http` or `https` URL, with the template in place of the path if there is one.
+///
+/// Returns `None` if it is not such a URL, holds credentials, or names a local host and `local_hosts` is not set.
+fn public_url(text: &str, template: Option<&str>, local_hosts: bool) -> Option<String> {
+    let (scheme, host, uri) = parts(text)?;
+    if !local_hosts && !is_public_host(&host) {
+        return None;
+    }
+    let port = uri.port().map(|port| format!(":{port}")).unwrap_or_default();
+    Some(format!("{scheme}://{host}{port}{}", template.unwrap_or(uri.path())))
+}
+
+/// Returns `true` if a URL that is listed as it is names a public host.
+fn is_public_url(text: &str) -> bool {
+    parts(text).is_some_and(|(_, host, _)| is_public_host(&host))
+}
+
+fn parts(text: &str) -> Option<(&'static str, String, Uri)> {
+    if text.len() > MAX_URL || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return None;
+    }
+    let uri: Uri = text.parse().ok()?;
+    let scheme = match uri.scheme_str()? {
+        "https" => "https",
+        "http" => "http",
+        _ => return None,
+    };
+    let host = uri.host()?.to_ascii_lowercase();
+    let is_plain = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte));
+    if host.is_empty() || !is_plain || uri.authority()?.as_str().contains('@') {
+        return None;
+    }
+    Some((scheme, host, uri))
+}
+
+/// Returns `true` for names of the public DNS, as far as can be told without a lookup: not for an address in any spelling, nor a name
+/// of this machine or network.
+fn is_public_host(host: &str) -> bool {
+    let host = host.trim_end_matches('.');
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let last = host.rsplit('.').next().unwrap_or_default();
+    // A last label of digits means an address, in hexadecimal and octal too.
+    let is_number = last.starts_with("0x") || last.bytes().all(|byte| byte.is_ascii_digit());
+    let is_local = ["localhost", "localdomain", "local", "internal", "ip6-localhost", "ip6-loopback"].contains(&last);
+    bare.parse::<IpAddr>().is_err() && !host.contains(['[', ':']) && !is_number && !is_local && host.contains('.')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_template_stays_on_its_host() {
+    fn template_stays_on_its_host() {
         for good in ["/users/:id", "/a%20b/:c", "/v1.0/x~y-z_"] {
             assert!(is_template(good), "{good}");
         }
@@ -313,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_seller_says_of_itself_is_kept_to_the_rules() {
+    fn invalid_metadata_is_left_out() {
         let resource = ResourceInfo {
             description: Some("Evaluates\u{7}".into()),
             mime_type: Some("application/json".into()),
@@ -322,7 +372,57 @@ mod tests {
             icon_url: Some("http://127.0.0.1/icon.png".into()),
             ..ResourceInfo::default()
         };
-        let said = Value::Object(metadata(resource));
-        assert_eq!(said, json!({ "mimeType": "application/json", "tags": ["a", "b", "c", "d", "e"] }));
+        let listed = Value::Object(metadata(resource));
+        assert_eq!(listed, json!({ "mimeType": "application/json", "tags": ["a", "b", "c", "d", "e"] }));
+    }
+
+    #[test]
+    fn url_is_listed_without_query_and_fragment() {
+        let shown = |text| public_url(text, None, false);
+        assert_eq!(shown("https://API.example/a/b?secret=1#c").as_deref(), Some("https://api.example/a/b"));
+        assert_eq!(shown("http://api.example:8080").as_deref(), Some("http://api.example:8080/"));
+        let template = public_url("https://api.example/users/7?a", Some("/users/:id"), false);
+        assert_eq!(template.as_deref(), Some("https://api.example/users/:id"));
+    }
+
+    #[test]
+    fn local_and_malformed_urls_are_not_listed() {
+        for bad in [
+            "",
+            "/path",
+            "api.example",
+            "ftp://api.example/",
+            "javascript:alert(1)",
+            "https://me:secret@api.example/",
+            "https://me@api.example/",
+            "https://api .example/",
+            "https://api\u{2024}example/",
+            "https://%6cocalhost.example/",
+            "https:///a",
+        ] {
+            assert_eq!(public_url(bad, None, true), None, "{bad}");
+        }
+        for local in [
+            "http://localhost/",
+            "http://LOCALHOST./",
+            "http://a.localhost/",
+            "http://printer.local/",
+            "http://metadata.google.internal/",
+            "http://intranet/",
+            "http://127.0.0.1/",
+            "http://10.0.0.1:8080/",
+            "http://[::1]/",
+            "http://[fe80::1]:80/",
+            "http://2130706433/",
+            "http://0x7f000001/",
+            "http://0x7f.0.0.0x1/",
+            "http://127.1/",
+        ] {
+            assert_eq!(public_url(local, None, false), None, "{local}");
+            assert!(public_url(local, None, true).is_some(), "{local}");
+            assert!(!is_public_url(local), "{local}");
+        }
+        let long = format!("https://api.example/{}", "a".repeat(MAX_URL));
+        assert_eq!(public_url(&long, None, true), None);
     }
 }

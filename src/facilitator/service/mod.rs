@@ -1,15 +1,11 @@
 //! A facilitator as an HTTP service: `POST /verify`, `POST /settle`, `GET /supported`, `GET /discovery/resources`, `GET /healthz`.
 //!
-//! [`FacilitatorService`] is a tower service over any request body; it serves those who charge and have no chain of their own.
-//! What is to be paid is stated by the caller, who is trusted with it; everything else is checked.
+//! [`FacilitatorService`] is a tower service for sellers that have no node of their own. The caller states what is to be paid and is
+//! trusted with it. Everything else is checked.
 
 mod access;
-mod answer;
-mod builder;
 mod catalogue;
-mod public_url;
-mod rate;
-mod read;
+mod messages;
 mod settle;
 
 use std::{
@@ -30,52 +26,51 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
-pub use access::PeerAddress;
-pub use builder::FacilitatorServiceBuilder;
-pub use rate::{RateLimit, TooManyRequests};
+pub use access::{PeerAddress, RateLimit, TooManyRequests};
 
-use access::Access;
-use answer::{Answer, Said};
-use catalogue::{Catalogue, Query};
-use read::{Asked, Purpose};
+use access::{Access, AccessDenied};
+use catalogue::{Catalogue, Limits, Query};
+use messages::{Answer, Operation, ParsedRequest, SettlementResult};
 
 use super::{Facilitator, FacilitatorError, VerifyError, single_flight::SingleFlight};
 use crate::{
-    clock::Clock,
-    network::Network,
+    clock::{Clock, SystemClock},
+    network::{Asset, Network},
     payment::{PaymentKey, Prechecked, Window, precheck},
     protocol::{Reason, SupportedKind, SupportedResponse, bazaar},
     telemetry,
 };
 
-/// The largest request body.
+/// The largest request body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 /// How long a request body may take to arrive.
-const BODY_DEADLINE: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a settlement waits for the payer's other payments.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Verifies and settles payments for others over HTTP, as `/verify`, `/settle` and `/supported` of the x402 specification, in v2
-/// and in v1.
+/// Verifies and settles payments for others over HTTP, as the x402 specification defines `/verify`, `/settle` and `/supported`, in v2
+/// and v1.
 ///
-/// - **`/verify` commits nothing**: nothing is recorded, nothing is sent.
-/// - **`/settle` is idempotent.** A payment has one record in the facilitator's ledger: the same settlement asked for again, at the
-///   same time or later, by whomever, makes no second transaction and gets the same answer. While it is not known it is
-///   `settlement_pending`, with the transaction's hash: ask again with the same body.
-/// - **A settlement that failed is not executed behind the caller's back**: only if it is asked for again.
-/// - **[A catalogue](FacilitatorServiceBuilder::catalogue)**, if it is turned on: what was paid for here and declares the extension
-///   [`bazaar`] is listed at `GET /discovery/resources`.
-/// - **Bounds**: bodies of 64 KiB, requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), bearer keys compared in constant
-///   time, tokens and payees allowed. A caller is a key, or an address where the server in front puts a
-///   [`PeerAddress`] into the request's extensions; all others share one allowance.
+/// - **`/verify` has no effect**: it records nothing and sends nothing.
+/// - **`/settle` is idempotent.** The facilitator's ledger has one record per payment. The same settlement requested again, by
+///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
+///   `settlement_pending` with the transaction's hash: send the same request again.
+/// - **A failed settlement is retried only if it is requested again.**
+/// - **A [catalogue](FacilitatorServiceBuilder::catalogue)**, if enabled, lists paid resources that declare the extension
+///   [`bazaar`] at `GET /discovery/resources`.
+/// - **Everything is bounded**: bodies (64 KiB), requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests,
+///   tokens and payees. Bearer keys are compared in constant time. A caller is a key, or the address in the request's
+///   [`PeerAddress`] extension; all others share one allowance.
 ///
 /// | status | when |
 /// |---|---|
-/// | 200 | an answer, `isValid: false` and `success: false` included |
-/// | 400 | the request or its query cannot be read |
-/// | 401 | no bearer key, or an unknown one |
-/// | 404, 405 | not one of these |
-/// | 408, 413 | the body came too slowly, or is too large |
-/// | 429 | more requests than allowed |
-/// | 503 | nobody could tell now; nothing was sent |
+/// | 200 | the request was processed; `isValid: false` and `success: false` are such answers |
+/// | 400 | the request body or query cannot be read |
+/// | 401 | the bearer key is missing or unknown |
+/// | 404, 405 | there is no such path, or not with this method |
+/// | 408, 413 | the body arrived too slowly, or is too large |
+/// | 429 | the caller exceeded its rate |
+/// | 503 | the payment could not be checked now; nothing was sent |
 ///
 /// ```
 /// # #[cfg(feature = "onchain")]
@@ -91,35 +86,157 @@ pub struct FacilitatorService {
     shared: Arc<Shared>,
 }
 
-/// What all handles share.
 struct Shared {
     facilitators: Vec<Arc<dyn Facilitator>>,
     access: Access,
     clock: Arc<dyn Clock>,
     window: Window,
-    /// Tokens that are served; empty for every network's USDC.
+    /// Tokens that are served. Empty for USDC on every network.
     assets: Vec<(Network, Address)>,
-    /// Payees that are served; empty for all.
+    /// Payees that are served. Empty for all.
     payees: Vec<Address>,
-    /// Settlements under way, each by all that was signed: one nonce may be in several payments, of which one can be paid.
-    flights: Arc<SingleFlight<B256, Said>>,
-    /// Requests being worked on.
-    places: Semaphore,
-    settle_patience: Duration,
-    /// What was sold, if it is to be listed.
+    settlements: Arc<SingleFlight<B256, SettlementResult>>,
+    slots: Semaphore,
+    admission_timeout: Duration,
     catalogue: Option<Catalogue>,
 }
 
 impl FacilitatorService {
-    /// Settings to start from, with the facilitator that does the work.
+    /// Returns a builder with the facilitator that verifies and settles.
     pub fn builder(facilitator: impl Facilitator) -> FacilitatorServiceBuilder {
-        FacilitatorServiceBuilder::new(Arc::new(facilitator))
+        FacilitatorServiceBuilder {
+            facilitators: vec![Arc::new(facilitator)],
+            keys: Vec::new(),
+            rate: None,
+            assets: Vec::new(),
+            payees: Vec::new(),
+            clock: Arc::new(SystemClock),
+            window: Window { remaining: 6, skew: 30 },
+            max_concurrent: 1_024,
+            catalogue: None,
+            local_hosts: false,
+        }
     }
 }
 
 impl fmt::Debug for FacilitatorService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FacilitatorService").field("facilitators", &self.shared.facilitators).finish_non_exhaustive()
+    }
+}
+
+/// Builder of a [`FacilitatorService`].
+#[must_use]
+pub struct FacilitatorServiceBuilder {
+    facilitators: Vec<Arc<dyn Facilitator>>,
+    keys: Vec<String>,
+    rate: Option<RateLimit>,
+    assets: Vec<Asset>,
+    payees: Vec<Address>,
+    clock: Arc<dyn Clock>,
+    window: Window,
+    max_concurrent: usize,
+    catalogue: Option<Limits>,
+    local_hosts: bool,
+}
+
+impl FacilitatorServiceBuilder {
+    /// Adds a facilitator for another network.
+    pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
+        self.facilitators.push(Arc::new(facilitator));
+        self
+    }
+
+    /// Adds a key that callers of `/verify` and `/settle` send as `Authorization: Bearer <key>`. Only its digest is kept.
+    /// Default: no key is needed.
+    pub fn bearer_key(mut self, key: impl Into<String>) -> Self {
+        self.keys.push(key.into());
+        self
+    }
+
+    /// Limits each caller to `requests` per `period`, all of which may come at once. Default: no limit.
+    pub fn rate(mut self, requests: u32, period: Duration) -> Self {
+        let burst = f64::from(requests.max(1));
+        self.rate = Some(RateLimit::new(burst / period.as_secs_f64().max(0.001), burst));
+        self
+    }
+
+    /// Adds a token that is served. The first call replaces the default, USDC on every network where it is known.
+    ///
+    /// Calls to the token cost the settlement key's gas, so serve no contract that a caller can choose.
+    pub fn asset(mut self, asset: Asset) -> Self {
+        self.assets.push(asset);
+        self
+    }
+
+    /// Adds a payee that is served. Default: all payees.
+    pub fn payee(mut self, payee: Address) -> Self {
+        self.payees.push(payee);
+        self
+    }
+
+    /// Sets the clock. Default: [`SystemClock`].
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets the window in which an authorization must be valid. Default: for 6 more seconds, with clocks up to 30 seconds apart.
+    pub fn window(mut self, window: Window) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Sets how many requests are processed at once. More are answered 503. Default: 1,024.
+    pub fn max_concurrent(mut self, requests: usize) -> Self {
+        self.max_concurrent = requests;
+        self
+    }
+
+    /// Lists paid resources at `GET /discovery/resources`, as the specification defines it. Default: off.
+    ///
+    /// A resource is listed when a payment for it is settled that came with the extension [`bazaar`](crate::protocol::bazaar). It is
+    /// removed when nothing was paid for it for `max_age`. If there are more than `resources`, the one paid for longest ago is removed.
+    /// The list is kept in memory.
+    ///
+    /// A payer can list what it likes by paying itself, since URL and description come with the payment. So nothing is fetched, and only
+    /// `http` and `https` URLs of public host names are listed, without query, with a description within bounds. Readers should
+    /// trust the 402 of a resource, not the list. The query takes `type`, `payTo`, `scheme`, `network`, `extensions`, `limit` (20, at most
+    /// 100) and `offset`.
+    pub fn catalogue(mut self, resources: usize, max_age: Duration) -> Self {
+        self.catalogue = Some(Limits { resources, max_age, local_hosts: false });
+        self
+    }
+
+    /// Sets whether resources on addresses and local names are listed, for private networks. Default: `false`.
+    pub fn catalogue_local_hosts(mut self, list: bool) -> Self {
+        self.local_hosts = list;
+        self
+    }
+
+    /// Builds the service.
+    pub fn build(self) -> FacilitatorService {
+        let catalogue = self.catalogue.map(|limits| Limits { local_hosts: self.local_hosts, ..limits });
+        FacilitatorService {
+            shared: Arc::new(Shared {
+                facilitators: self.facilitators,
+                access: Access::new(&self.keys, self.rate),
+                clock: self.clock,
+                window: self.window,
+                assets: self.assets.into_iter().map(|asset| (asset.network, asset.address)).collect(),
+                payees: self.payees,
+                settlements: Arc::default(),
+                slots: Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS)),
+                admission_timeout: ADMISSION_TIMEOUT,
+                catalogue: catalogue.map(Catalogue::new),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for FacilitatorServiceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FacilitatorServiceBuilder").field("keys", &self.keys.len()).finish_non_exhaustive()
     }
 }
 
@@ -130,24 +247,24 @@ where
 {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
-    type Future = FacilitatorFuture;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> FacilitatorFuture {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         let shared = self.shared.clone();
         let endpoint = endpoint(request.uri().path());
-        FacilitatorFuture(Box::pin(async move {
+        Box::pin(async move {
             let response = shared.answer(request).await.into_response();
             telemetry::served(endpoint, response.status().as_u16());
-            response
-        }))
+            Ok(response)
+        })
     }
 }
 
-/// What is counted under one name; whatever else is asked for is `other`.
+/// Returns the name of an endpoint in metrics.
 fn endpoint(path: &str) -> &'static str {
     match path {
         "/verify" => "verify",
@@ -159,23 +276,6 @@ fn endpoint(path: &str) -> &'static str {
     }
 }
 
-/// The answer of a [`FacilitatorService`].
-pub struct FacilitatorFuture(Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>);
-
-impl Future for FacilitatorFuture {
-    type Output = Result<Response<Full<Bytes>>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx).map(Ok)
-    }
-}
-
-impl fmt::Debug for FacilitatorFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FacilitatorFuture").finish_non_exhaustive()
-    }
-}
-
 impl Shared {
     async fn answer<B>(self: &Arc<Self>, request: Request<B>) -> Answer
     where
@@ -183,12 +283,12 @@ impl Shared {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (parts, body) = request.into_parts();
-        let purpose = match (parts.uri.path(), &parts.method) {
+        let operation = match (parts.uri.path(), &parts.method) {
             ("/healthz", &Method::GET | &Method::HEAD) => return Answer::healthy(),
             ("/supported", &Method::GET | &Method::HEAD) => None,
             ("/discovery/resources", &Method::GET | &Method::HEAD) if self.catalogue.is_some() => None,
-            ("/verify", &Method::POST) => Some(Purpose::Verify),
-            ("/settle", &Method::POST) => Some(Purpose::Settle),
+            ("/verify", &Method::POST) => Some(Operation::Verify),
+            ("/settle", &Method::POST) => Some(Operation::Settle),
             ("/healthz" | "/supported" | "/verify" | "/settle", _) => return Answer::wrong_method(),
             _ => {
                 return Answer::problem(
@@ -198,41 +298,41 @@ impl Shared {
                 );
             }
         };
-        if let Err(refusal) = self.let_in(&parts, purpose.is_some()) {
-            return refusal;
+        if let Err(denied) = self.check_access(&parts, operation.is_some()) {
+            return denied;
         }
-        let Some(purpose) = purpose else {
+        let Some(operation) = operation else {
             return match &self.catalogue {
                 Some(catalogue) if parts.uri.path() != "/supported" => self.discover(catalogue, &parts),
                 _ => self.supported().await,
             };
         };
-        let Ok(_place) = self.places.try_acquire() else {
-            return Answer::unavailable("too many requests are being worked on", Duration::from_secs(1));
+        let Ok(_slot) = self.slots.try_acquire() else {
+            return Answer::unavailable("too many requests are being processed", Duration::from_secs(1));
         };
-        let body = match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, MAX_BODY).collect()).await {
+        let body = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                return Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "64 KiB are read");
+                return Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "at most 64 KiB are accepted");
             }
-            Ok(Err(_)) => return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body broke off"),
+            Ok(Err(_)) => return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body is incomplete"),
             Err(_) => return Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long"),
         };
-        let asked = match Asked::read(&body) {
-            Ok(asked) => asked,
-            Err(unreadable) => return unreadable.into_answer(purpose),
+        let request = match ParsedRequest::read(&body) {
+            Ok(request) => request,
+            Err(invalid) => return invalid.into_answer(operation),
         };
-        match purpose {
-            Purpose::Verify => self.verify(&asked).await,
-            Purpose::Settle => self.settle(&asked).await,
+        match operation {
+            Operation::Verify => self.verify(&request).await,
+            Operation::Settle => self.settle(&request).await,
         }
     }
 
-    fn let_in(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
+    fn check_access(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
         match self.access.admit(&parts.headers, &parts.extensions, needs_key) {
             Ok(()) => Ok(()),
-            Err(access::Refusal::Unknown) => Err(Answer::unauthorized()),
-            Err(access::Refusal::TooMany(retry_after)) => Err(Answer::too_many(retry_after)),
+            Err(AccessDenied::UnknownKey) => Err(Answer::unauthorized()),
+            Err(AccessDenied::TooManyRequests(error)) => Err(Answer::too_many(error.retry_after)),
         }
     }
 
@@ -249,17 +349,17 @@ impl Shared {
             all.extensions.push(bazaar::NAME.to_owned());
         }
         for facilitator in &self.facilitators {
-            let Ok(said) = facilitator.supported().await else {
-                return Answer::unavailable("what is supported cannot be told now", Duration::from_secs(5));
+            let Ok(supported) = facilitator.supported().await else {
+                return Answer::unavailable("the facilitator is not reachable now", Duration::from_secs(5));
             };
-            for kind in said.kinds {
+            for kind in supported.kinds {
                 let in_v1 = kind.network.parse().ok().and_then(Network::v1_name);
                 if let Some(name) = in_v1.filter(|_| kind.x402_version == 2) {
                     all.kinds.push(SupportedKind { x402_version: 1, network: name.to_owned(), ..kind.clone() });
                 }
                 all.kinds.push(kind);
             }
-            for (pattern, mut addresses) in said.signers {
+            for (pattern, mut addresses) in supported.signers {
                 let known = all.signers.entry(pattern).or_default();
                 addresses.retain(|address| !known.contains(address));
                 known.extend(addresses);
@@ -268,14 +368,14 @@ impl Shared {
         Answer::json(StatusCode::OK, &all)
     }
 
-    async fn verify(&self, asked: &Asked) -> Answer {
-        let (facilitator, payment) = match self.check(asked) {
+    async fn verify(&self, request: &ParsedRequest) -> Answer {
+        let (facilitator, payment) = match self.precheck(request) {
             Ok(checked) => checked,
-            Err(rejection) => return asked.invalid(rejection.reason, &rejection.detail),
+            Err(rejection) => return request.invalid(rejection.reason, &rejection.detail),
         };
         match facilitator.verify(&payment).await {
-            Ok(_) => asked.valid(),
-            Err(VerifyError::Invalid(rejection)) => asked.invalid(rejection.reason, &rejection.detail),
+            Ok(_) => request.valid(),
+            Err(VerifyError::Invalid(rejection)) => request.invalid(rejection.reason, &rejection.detail),
             Err(VerifyError::Unavailable(error)) => {
                 tracing::warn!(%error, "a payment cannot be verified now");
                 Answer::unavailable("the payment cannot be verified now", error.retry_after())
@@ -283,15 +383,15 @@ impl Shared {
         }
     }
 
-    /// What can be told without asking anybody, and who settles it.
-    fn check(&self, asked: &Asked) -> Result<(Arc<dyn Facilitator>, Prechecked), super::Rejection> {
+    /// Checks a payment without I/O, and returns the facilitator that settles it.
+    fn precheck(&self, request: &ParsedRequest) -> Result<(Arc<dyn Facilitator>, Prechecked), super::Rejection> {
         let reject = |reason, detail: &str| Err(super::Rejection::new(reason, detail));
-        let offer = asked.terms.offer();
-        if !asked.is_accepted {
+        let offer = request.terms.offer();
+        if !request.is_accepted {
             return reject(Reason::InvalidPaymentRequirements, "the payment accepted other requirements than these");
         }
-        let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&asked.terms)) else {
-            return reject(Reason::InvalidNetwork, "this network is not served here");
+        let Some(facilitator) = self.facilitators.iter().find(|facilitator| facilitator.serves(&request.terms)) else {
+            return reject(Reason::InvalidNetwork, "this network is not supported here");
         };
         let is_usdc = || offer.network().usdc().is_some_and(|usdc| usdc.address == offer.asset.address);
         let is_allowed = match self.assets.as_slice() {
@@ -299,24 +399,27 @@ impl Shared {
             assets => assets.contains(&(offer.network(), offer.asset.address)),
         };
         if !is_allowed {
-            return reject(Reason::InvalidPaymentRequirements, "this asset is not served here");
+            return reject(Reason::InvalidPaymentRequirements, "this asset is not supported here");
         }
         if !self.payees.is_empty() && !self.payees.contains(&offer.pay_to) {
-            return reject(Reason::InvalidPaymentRequirements, "this payee is not served here");
+            return reject(Reason::InvalidPaymentRequirements, "this payee is not supported here");
         }
-        let payment = precheck(asked.terms.clone(), asked.payload.clone(), self.window, self.clock.now())?;
-        Ok((facilitator.clone(), payment.with_echo(asked.echo.clone())))
+        let payment = precheck(request.terms.clone(), request.payload.clone(), self.window, self.clock.now())?;
+        Ok((facilitator.clone(), payment.with_echo(request.echo.clone())))
     }
 
-    /// The record of a payment, where it is known: its window may have passed since.
-    async fn known(&self, asked: &Asked) -> Result<Option<(Arc<dyn Facilitator>, Prechecked)>, FacilitatorError> {
-        let key = PaymentKey::of(&asked.terms, &asked.payload.authorization);
-        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.serves(&asked.terms)) {
+    /// Finds a payment that is on record, since its window may have passed in the meantime.
+    async fn find_recorded(
+        &self,
+        request: &ParsedRequest,
+    ) -> Result<Option<(Arc<dyn Facilitator>, Prechecked)>, FacilitatorError> {
+        let key = PaymentKey::of(&request.terms, &request.payload.authorization);
+        for facilitator in self.facilitators.iter().filter(|facilitator| facilitator.serves(&request.terms)) {
             if let Some(record) = facilitator.ledger().get(&key).await?
-                && record.authorization == asked.payload.authorization
-                && record.signature == asked.payload.signature
-                && record.terms.offer().pay_to == asked.terms.offer().pay_to
-                && record.terms.offer().amount == asked.terms.offer().amount
+                && record.authorization == request.payload.authorization
+                && record.signature == request.payload.signature
+                && record.terms.offer().pay_to == request.terms.offer().pay_to
+                && record.terms.offer().amount == request.terms.offer().amount
             {
                 return Ok(Some((facilitator.clone(), record.payment())));
             }

@@ -1,4 +1,4 @@
-//! Settling what somebody else charges for, once.
+//! `/settle`: settles a payment for somebody else, once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,8 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Shared,
-    answer::{Answer, Said},
-    read::Asked,
+    messages::{Answer, ParsedRequest, SettlementResult},
 };
 use crate::{
     facilitator::{Facilitator, FacilitatorError, VerifyError, single_flight::NoResult},
@@ -20,52 +19,49 @@ use crate::{
     protocol::Reason,
 };
 
-/// How long one process may take for a settlement, in seconds.
+/// The lease of one process on a settlement, in seconds.
 const LEASE: u64 = 120;
-/// How often it is looked whether a payer's other payments are settled.
+/// The pause between two attempts to admit a payment while the payer's other payments are being settled.
 const ADMISSION_POLL: Duration = Duration::from_millis(20);
-/// How often the balance of a payer is read again that pays others all the time.
-const MAX_LOOKS: u32 = 5;
-/// When somebody should ask again who cannot be told now.
-const RETRY: Duration = Duration::from_secs(2);
+/// How often a payer's balance is read again because it changed in the meantime.
+const MAX_BALANCE_READS: u32 = 5;
+/// The `Retry-After` of answers without an outcome.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// The answer to `/settle`: of the settlement under way, or of one begun now. It goes on if the caller goes away.
-    pub(super) async fn settle(self: &Arc<Self>, asked: &Asked) -> Answer {
-        let checked = match self.check(asked) {
+    /// Answers `/settle` with the result of the settlement under way, or of a new one. It continues if the caller disconnects.
+    pub(super) async fn settle(self: &Arc<Self>, request: &ParsedRequest) -> Answer {
+        let checked = match self.precheck(request) {
             Ok(checked) => Ok(checked),
-            Err(rejection) => match self.known(asked).await {
-                Ok(Some(known)) => Ok(known),
+            Err(rejection) => match self.find_recorded(request).await {
+                Ok(Some(recorded)) => Ok(recorded),
                 Ok(None) => Err(failed(rejection)),
                 Err(error) => Err(unavailable(&error)),
             },
         };
         let (facilitator, payment) = match checked {
             Ok(checked) => checked,
-            Err(said) => return asked.settled(&said),
+            Err(result) => return request.settled(&result),
         };
-        let shared = self.clone();
-        let landed = self
-            .flights
-            .run(flight(&payment), || async move { shared.settle_alone(&*facilitator, &payment).await })
-            .await;
-        asked.settled(&landed.unwrap_or_else(|none| match none {
-            NoResult::Full => Said::Unavailable(RETRY),
-            NoResult::Lost => Said::Pending(None),
-        }))
+        let (id, shared) = (settlement_id(&payment), self.clone());
+        let settlement = async move {
+            shared.settle_once(&*facilitator, &payment).await.unwrap_or_else(|error| unavailable(&error))
+        };
+        let result = self.settlements.run(id, || settlement).await.unwrap_or_else(|none| match none {
+            NoResult::Full => SettlementResult::Unavailable(RETRY_AFTER),
+            NoResult::Lost => SettlementResult::Pending(None),
+        });
+        request.settled(&result)
     }
 
-    async fn settle_alone(&self, facilitator: &dyn Facilitator, payment: &Prechecked) -> Said {
-        match self.settle_once(facilitator, payment).await {
-            Ok(said) => said,
-            Err(error) => unavailable(&error),
-        }
-    }
-
-    async fn settle_once(&self, facilitator: &dyn Facilitator, payment: &Prechecked) -> Result<Said, FacilitatorError> {
+    async fn settle_once(
+        &self,
+        facilitator: &dyn Facilitator,
+        payment: &Prechecked,
+    ) -> Result<SettlementResult, FacilitatorError> {
         let ledger = facilitator.ledger().as_ref();
         let key = payment.key();
-        // Only the chain can judge some signatures: garbage is not recorded.
+        // Only the chain can verify some signatures, and an invalid one must not be recorded.
         if payment.authenticity() != Authenticity::Proven && ledger.get(&key).await?.is_none() {
             match facilitator.verify(payment).await {
                 Ok(_) => {}
@@ -74,10 +70,10 @@ impl Shared {
             }
         }
         let now = self.clock.now();
-        let record = Record::new(payment, of_this_service(), now, now + LEASE);
+        let record = Record::new(payment, service_fingerprint(), now, now + LEASE);
         let (lease, record) = match ledger.reserve(&record).await? {
             Reservation::New(lease) => (lease, record),
-            Reservation::Known(known) if known.request != of_this_service() || !is_same(&known, payment) => {
+            Reservation::Known(known) if known.request != service_fingerprint() || !is_same(&known, payment) => {
                 let detail = "another payment with this nonce, or this one for something else, is on record";
                 return Ok(failed(Rejection::new(Reason::NonceAlreadyUsed, detail)));
             }
@@ -85,43 +81,45 @@ impl Shared {
                 let was_settled = known.settlement.paid_by().is_some();
                 match self.resume(facilitator, *known, now).await? {
                     Ok(owned) => owned,
-                    Err(said) => {
+                    Err(result) => {
                         if !was_settled {
-                            self.catalogue(payment, &said);
+                            self.add_to_catalogue(payment, &result);
                         }
-                        return Ok(said);
+                        return Ok(result);
                     }
                 }
             }
         };
-        let said = self.fresh(facilitator, payment, lease, &record).await;
-        if let Ok(said) = &said {
-            self.catalogue(payment, said);
+        let result = self.verify_and_settle(facilitator, payment, lease, &record).await;
+        if let Ok(result) = &result {
+            self.add_to_catalogue(payment, result);
         }
-        if !matches!(said, Ok(Said::Paid(_) | Said::Pending(_))) {
+        if !matches!(result, Ok(SettlementResult::Settled(_) | SettlementResult::Pending(_))) {
             release(ledger, &lease, &record).await;
         }
-        said
+        result
     }
 
-    /// Notes what was sold, once for a payment: asking again must not change what is listed.
-    fn catalogue(&self, payment: &Prechecked, said: &Said) {
-        if let (Some(catalogue), Said::Paid(_)) = (&self.catalogue, said) {
-            catalogue.learn(payment, self.clock.now());
+    /// Lists the resource of a payment, once: a repeated request must not change the catalogue.
+    fn add_to_catalogue(&self, payment: &Prechecked, result: &SettlementResult) {
+        if let (Some(catalogue), SettlementResult::Settled(_)) = (&self.catalogue, result) {
+            catalogue.record(payment, self.clock.now());
         }
     }
 
-    /// A payment that is known: what became of it, or the right to settle it now.
+    /// Returns the result of a recorded payment, or the lease to settle it now.
     async fn resume(
         &self,
         facilitator: &dyn Facilitator,
         record: Record,
         now: u64,
-    ) -> Result<Result<(Lease, Record), Said>, FacilitatorError> {
+    ) -> Result<Result<(Lease, Record), SettlementResult>, FacilitatorError> {
         let ledger = facilitator.ledger().as_ref();
         let submitted = record.transactions.last().copied();
-        let said = match record.settlement {
-            Settlement::Settled { transaction, .. } | Settlement::Final { transaction, .. } => Said::Paid(transaction),
+        let result = match record.settlement {
+            Settlement::Settled { transaction, .. } | Settlement::Final { transaction, .. } => {
+                SettlementResult::Settled(transaction)
+            }
             Settlement::Dead => {
                 let reason = record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState);
                 failed(Rejection::new(reason, "this payment can never be settled"))
@@ -129,15 +127,14 @@ impl Shared {
             Settlement::Submitted | Settlement::Unknown => {
                 let outcome = facilitator.reconcile(&record).await?;
                 if matches!(outcome, Outcome::Unknown { .. }) {
-                    Said::Pending(submitted)
+                    SettlementResult::Pending(submitted)
                 } else {
-                    note(facilitator, &record.key, outcome).await
+                    record_outcome(facilitator, &record.key, outcome).await
                 }
             }
             Settlement::None | Settlement::Due => {
-                // Its window may have passed, which is told before it is tried in vain.
                 if record.is_leased(now) {
-                    return Ok(Err(Said::Pending(submitted)));
+                    return Ok(Err(SettlementResult::Pending(submitted)));
                 }
                 match ledger.take_over(&record.key, record.epoch, now, now + LEASE).await? {
                     Some(lease) => {
@@ -145,25 +142,25 @@ impl Shared {
                         record.lease_anew(now + LEASE);
                         return Ok(Ok((lease, record)));
                     }
-                    None => Said::Pending(submitted),
+                    None => SettlementResult::Pending(submitted),
                 }
             }
         };
-        Ok(Err(said))
+        Ok(Err(result))
     }
 
-    /// Verifies, admits, settles.
-    async fn fresh(
+    /// Verifies, admits and settles a payment.
+    async fn verify_and_settle(
         &self,
         facilitator: &dyn Facilitator,
         payment: &Prechecked,
         lease: Lease,
         record: &Record,
-    ) -> Result<Said, FacilitatorError> {
-        // Of what is due, a transaction may have been seen by others: whoever settles looks whether somebody executed it, and credits
-        // that, where a verification would only say that the nonce is used.
+    ) -> Result<SettlementResult, FacilitatorError> {
+        // A due payment may have been executed already, by an earlier transaction of ours or by somebody who saw it. Settling finds that out,
+        // while verifying would only report a used nonce.
         let verified = if record.settlement == Settlement::None {
-            let verified = match look(facilitator, payment).await? {
+            let verified = match verify(facilitator, payment).await? {
                 Ok(verified) => verified,
                 Err(rejection) => return Ok(failed(rejection)),
             };
@@ -174,13 +171,12 @@ impl Shared {
         } else {
             Verified::default()
         };
-        // Whoever asks again has heard of earlier failures.
+        // The caller knows of earlier failures, since it asks again.
         let outcome = facilitator.settle(&payment.clone().again(record.failures), &verified).await?;
-        Ok(note(facilitator, &lease.key, outcome).await)
+        Ok(record_outcome(facilitator, &lease.key, outcome).await)
     }
 
-    /// Counts the payment as in flight. Where that depends on what the payer's other payments are doing just now, looks again,
-    /// a while.
+    /// Admits the payment as covered by the payer's balance. Waits for a while if that depends on the payer's other payments.
     async fn admit(
         &self,
         facilitator: &dyn Facilitator,
@@ -188,22 +184,22 @@ impl Shared {
         lease: Lease,
         mut verified: Verified,
     ) -> Result<Result<Verified, Rejection>, FacilitatorError> {
-        let deadline = Instant::now() + self.settle_patience;
-        let mut looks = 0;
+        let deadline = Instant::now() + self.admission_timeout;
+        let mut reads = 0;
         loop {
             let step = FulfilmentStep::Admit { funds: verified.funds, due: true };
             match facilitator.ledger().fulfil(&lease, &step).await {
                 Ok(()) => return Ok(Ok(verified)),
-                Err(LedgerError::Stale) if looks < MAX_LOOKS => {
-                    looks += 1;
-                    verified = match look(facilitator, payment).await? {
+                Err(LedgerError::Stale) if reads < MAX_BALANCE_READS => {
+                    reads += 1;
+                    verified = match verify(facilitator, payment).await? {
                         Ok(verified) => verified,
                         Err(rejection) => return Ok(Err(rejection)),
                     };
                 }
                 Err(LedgerError::BalancePending) if Instant::now() < deadline => sleep(ADMISSION_POLL).await,
                 Err(LedgerError::InsufficientFunds | LedgerError::Stale | LedgerError::BalancePending) => {
-                    let detail = "the payer's balance does not cover this payment and what else it has in flight";
+                    let detail = "the payer's balance does not cover this payment and its other pending payments";
                     return Ok(Err(Rejection::new(Reason::InsufficientFunds, detail)));
                 }
                 Err(error) => return Err(error.into()),
@@ -212,7 +208,7 @@ impl Shared {
     }
 }
 
-async fn look(
+async fn verify(
     facilitator: &dyn Facilitator,
     payment: &Prechecked,
 ) -> Result<Result<Verified, Rejection>, FacilitatorError> {
@@ -223,46 +219,45 @@ async fn look(
     }
 }
 
-/// Gives a payment back that was not settled. It is forgotten if nothing was sent for it; otherwise it can be asked for again,
-/// and is not settled unasked.
+/// Releases a payment that was not settled. Its record is discarded if no transaction was sent for it; otherwise it is settled only if
+/// it is asked for again.
 async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
     let result = match if record.is_discardable() { ledger.discard(lease).await } else { Err(LedgerError::NotFound) } {
         Ok(()) => Ok(()),
         Err(_) => ledger.fulfil(lease, &FulfilmentStep::Release { body: None }).await,
     };
     if let Err(error) = result {
-        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a reservation was not given back");
+        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a reservation was not released");
     }
 }
 
-/// Records an outcome, and returns what is said of it: a failure that the ledger does not take may be none. A fact about the chain stays
-/// true if the ledger is slow to take it.
-async fn note(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> Said {
+/// Records an outcome and returns its result. A failure that cannot be recorded is answered as pending, since it may be retried and
+/// succeed; a settlement is a fact of the chain and is answered in any case.
+async fn record_outcome(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> SettlementResult {
     let step = SettlementStep::of(&outcome, facilitator.process_id());
     let recorded = settle_with_retries(&**facilitator.ledger(), key, &step).await;
     let is_recorded = matches!(recorded, Ok(true));
     match outcome {
         Outcome::Failed { dead: false, transaction, .. } if !is_recorded => {
-            tracing::warn!(payer = %key.payer, nonce = %key.nonce, "a failure was not recorded; it is not told");
-            Said::Pending(transaction)
+            tracing::warn!(payer = %key.payer, nonce = %key.nonce, "a failure was not recorded, so it is answered as pending");
+            SettlementResult::Pending(transaction)
         }
-        outcome => told(outcome),
+        outcome => result_of(outcome),
     }
 }
 
-/// What two payments have in common if they are one. A payer may sign several with one nonce, and nobody is told what became of another
-/// one than its own.
-fn flight(payment: &Prechecked) -> B256 {
+/// Identifies a settlement by everything that was signed, since a payer may sign several payments with one nonce.
+fn settlement_id(payment: &Prechecked) -> B256 {
     let mut all = payment.signing_hash().to_vec();
-    // Of two signatures that only the chain can judge, one may be nobody's.
+    // If only the chain can verify the signature, another one for the same message may be invalid.
     if payment.authenticity() != Authenticity::Proven {
         all.extend_from_slice(payment.signature().as_bytes());
     }
     keccak256(all)
 }
 
-/// Payments that were reserved here, and not by a layer on the same ledger.
-fn of_this_service() -> Fingerprint {
+/// The fingerprint of payments that were reserved here, and not by a `RequirePaymentLayer` on the same ledger.
+fn service_fingerprint() -> Fingerprint {
     Fingerprint { digest: keccak256("tower-x402 facilitator service"), names_caller: false }
 }
 
@@ -271,19 +266,19 @@ fn is_same(record: &Record, payment: &Prechecked) -> bool {
         && (payment.authenticity() == Authenticity::Proven || record.signature == *payment.signature())
 }
 
-fn told(outcome: Outcome) -> Said {
+fn result_of(outcome: Outcome) -> SettlementResult {
     match outcome {
-        Outcome::Settled { transaction, .. } => Said::Paid(transaction),
-        Outcome::Failed { reason, detail, transaction, .. } => Said::Failed { reason, detail, transaction },
-        Outcome::Unknown { transaction } => Said::Pending(transaction),
+        Outcome::Settled { transaction, .. } => SettlementResult::Settled(transaction),
+        Outcome::Failed { reason, detail, transaction, .. } => SettlementResult::Failed { reason, detail, transaction },
+        Outcome::Unknown { transaction } => SettlementResult::Pending(transaction),
     }
 }
 
-fn failed(rejection: Rejection) -> Said {
-    Said::Failed { reason: rejection.reason, detail: rejection.detail, transaction: None }
+fn failed(rejection: Rejection) -> SettlementResult {
+    SettlementResult::Failed { reason: rejection.reason, detail: rejection.detail, transaction: None }
 }
 
-fn unavailable(error: &FacilitatorError) -> Said {
+fn unavailable(error: &FacilitatorError) -> SettlementResult {
     tracing::warn!(%error, "a payment cannot be settled now");
-    Said::Unavailable(error.retry_after())
+    SettlementResult::Unavailable(error.retry_after())
 }

@@ -262,7 +262,7 @@ async fn what_failed_and_has_expired_is_money_again_for_a_student_that_believes_
     // One price, without money behind it.
     let budget = Budget::builder().total(Usdc::from_atomic(PRICE)).release_failed().build();
     let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).budget(budget);
-    let payer = payer.clock(clock.clone()).build();
+    let payer = payer.clock(Arc::new(clock.clone())).build();
     let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).clock(clock.clone());
     let student = student.build().unwrap();
     student.discover().await;

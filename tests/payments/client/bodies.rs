@@ -1,4 +1,4 @@
-//! Bodies of 402s that may be offers of v1 and are none: huge, slow, broken. The caller gets them as they came.
+//! Bodies of 402s that may have offers of v1 and have none: huge, slow, broken. The caller gets them unchanged.
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use super::{
 const START: &str = r#"{"x402Version":1,"#;
 
 #[tokio::test]
-async fn of_a_huge_body_a_little_is_read_and_nothing_is_paid() {
+async fn huge_402_body_is_read_in_part_and_not_paid() {
     for chunked in [false, true] {
         let (address, sent) = flood("content-type: application/json".into(), START, chunked).await;
         let budget = budget(10_000);
@@ -47,7 +47,7 @@ async fn of_a_huge_body_a_little_is_read_and_nothing_is_paid() {
     }
 }
 
-/// A 402 of v1 whose last byte waits for a word.
+/// A 402 of v1 whose last byte is sent only when `go_on` becomes true.
 fn slow_402(go_on: watch::Receiver<bool>) -> Response {
     let text = required_v1(&[offer(1_000)]).to_string();
     let (start, end) = text.split_at(text.len() - 1);
@@ -71,7 +71,7 @@ fn slow_402(go_on: watch::Receiver<bool>) -> Response {
 }
 
 #[tokio::test]
-async fn a_slow_body_is_not_waited_for_and_not_lost() {
+async fn slow_402_body_is_returned_whole_and_not_paid() {
     let (tell, told) = watch::channel(false);
     let inner = service_fn(move |_: Request<String>| {
         let told = told.clone();
@@ -96,7 +96,7 @@ async fn a_slow_body_is_not_waited_for_and_not_lost() {
 
 type Framed = Result<Frame<Bytes>, std::io::Error>;
 
-/// What the tower layer makes of a 402 with these frames for a body, which is no offer.
+/// Returns the body that the tower layer returns for a foreign 402 with these frames.
 async fn through_the_layer(
     frames: impl futures_util::Stream<Item = Framed> + Send + 'static,
 ) -> PaidResponseBody<Body> {
@@ -114,7 +114,7 @@ async fn through_the_layer(
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_breaks_off_for_the_caller_at_the_same_place() {
+async fn broken_402_body_breaks_for_the_caller_at_the_same_place() {
     let text = required_v1(&[offer(1_000)]).to_string();
     let cut = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut");
     let frames = [Ok(Frame::data(Bytes::from(text.clone()))), Err(cut)];
@@ -126,7 +126,7 @@ async fn a_body_that_breaks_off_breaks_off_for_the_caller_at_the_same_place() {
 }
 
 #[tokio::test]
-async fn a_body_of_nothing_without_end_is_given_up() {
+async fn endless_empty_402_body_is_given_up() {
     let nothing = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::new())));
     let mut body = through_the_layer(nothing).await;
     assert!(body.frame().await.unwrap().unwrap().into_data().unwrap().is_empty());

@@ -1,4 +1,4 @@
-//! Many purchases at once, at several hosts, from one budget.
+//! Concurrent payments to several hosts from one budget.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ use support::script::*;
 
 use super::middleware::{client, refusal};
 
-/// Where to buy: the name it has in the URL, its address, the payee and the price.
+/// A shop: its host name in the URL, its address, the payee and the price.
 const SHOPS: [(&str, &str, u8, u64); 5] = [
     ("127.0.0.1", "127.0.0.1", 1, 701),
     ("127.0.0.1", "127.0.0.1", 2, 997),
@@ -33,7 +33,7 @@ fn unlimited() -> BudgetBuilder {
     Budget::builder().per_payment(usdc(UNLIMITED)).total(usdc(UNLIMITED))
 }
 
-/// What arrived at the servers, as they count it.
+/// What the servers received, by their own count.
 #[derive(Default)]
 struct Income {
     total: u64,
@@ -41,7 +41,7 @@ struct Income {
     by_host: BTreeMap<&'static str, u64>,
 }
 
-/// 64 purchases at once, all shops in turn. Every third payment is executed and never answered for.
+/// Makes 64 concurrent requests to all shops in turn. Every third payment is settled and never answered.
 async fn rush(limits: BudgetBuilder) -> (Budget, Income) {
     let mut shops = Vec::new();
     for (name, ip, payee, price) in SHOPS {
@@ -100,40 +100,40 @@ async fn rush(limits: BudgetBuilder) -> (Budget, Income) {
     (budget, income)
 }
 
-/// Nothing above the limit, and nothing left that the cheapest price would have fit in.
+/// Asserts that the limit is kept and that the rest is below the cheapest price.
 fn is_used_up(sum: u64, limit: u64) {
     let dearest = SHOPS.iter().map(|shop| shop.3).max().unwrap();
     assert!(sum <= limit && sum + dearest > limit, "{sum} of {limit}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixty_four_at_several_hosts_keep_the_total() {
+async fn concurrent_payments_keep_the_total() {
     let (_, income) = rush(unlimited().total(usdc(LIMIT))).await;
     is_used_up(income.total, LIMIT);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixty_four_at_several_hosts_keep_the_window() {
+async fn concurrent_payments_keep_the_window() {
     let (_, income) = rush(unlimited().per_window(Duration::from_secs(60), usdc(LIMIT))).await;
     is_used_up(income.total, LIMIT);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixty_four_at_several_hosts_keep_the_limit_of_each_payee() {
+async fn concurrent_payments_keep_the_limit_per_payee() {
     let (_, income) = rush(unlimited().per_payee(usdc(LIMIT))).await;
     assert_eq!(income.by_payee.len(), 3);
     income.by_payee.values().for_each(|sum| is_used_up(*sum, LIMIT));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixty_four_at_several_hosts_keep_the_limit_of_each_host() {
+async fn concurrent_payments_keep_the_limit_per_host() {
     let (_, income) = rush(unlimited().per_host(usdc(LIMIT))).await;
     assert_eq!(income.by_host.len(), 3);
     income.by_host.values().for_each(|sum| is_used_up(*sum, LIMIT));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixty_four_at_several_hosts_keep_all_limits_together() {
+async fn concurrent_payments_keep_all_limits_together() {
     let limits = Budget::builder()
         .per_payment(usdc(1_008))
         .per_payee(usdc(8_000))

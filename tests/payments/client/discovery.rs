@@ -1,4 +1,4 @@
-//! A list of what can be paid for is read from facilitators as they are: honest, old, sloppy and hostile.
+//! Discovery with facilitators that are honest, old, sloppy or hostile.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use tower_x402::{
 
 const ALL: DiscoveryFilter = DiscoveryFilter { kind: None, pay_to: None, scheme: None, network: None, extension: None };
 
-/// A facilitator that answers like this; and how often it was asked.
+/// A facilitator with this handler, and the number of requests to it.
 async fn facilitator<F, R>(answer: F) -> (DiscoveryClientBuilder, Arc<AtomicU64>)
 where
     F: Fn(Request) -> R + Clone + Send + Sync + 'static,
@@ -42,7 +42,7 @@ where
     (DiscoveryClient::builder(url), asked)
 }
 
-/// One that answers this to everything.
+/// A facilitator that answers every request with this.
 async fn saying(status: u16, body: impl Into<String>) -> DiscoveryClientBuilder {
     let body = body.into();
     facilitator(move |_| {
@@ -71,7 +71,7 @@ fn resource(url: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_resource_is_read_with_its_offers_and_all_that_is_not_known_of() {
+async fn resource_is_read_with_its_offers_and_unknown_fields() {
     let client = saying(200, page(vec![resource("https://judge.example/evaluate")], Some(1)).to_string()).await;
     let found = client.build().unwrap().list(&ALL).await.unwrap();
     assert_eq!((found.end, found.skipped, found.resources.len()), (DiscoveryEnd::Complete, 0, 1));
@@ -90,7 +90,7 @@ async fn a_resource_is_read_with_its_offers_and_all_that_is_not_known_of() {
 }
 
 #[tokio::test]
-async fn a_list_of_v1_and_of_others_spelling_is_read_too() {
+async fn list_of_v1_and_with_other_field_names_is_read() {
     let in_v1 = json!({ "scheme": "exact", "network": "base-sepolia", "maxAmountRequired": "2000", "maxTimeoutSeconds": 60,
         "asset": "0x036CbD53842c5426634e7929541eC2318f3dCF7e", "payTo": "0x70997970C51812dc3A010C7d01b50e0d17dc79C8",
         "resource": "https://old.example/", "description": "Old", "mimeType": "text/plain",
@@ -113,7 +113,7 @@ async fn a_list_of_v1_and_of_others_spelling_is_read_too() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_skipped_and_counted() {
+async fn unreadable_items_are_skipped_and_counted() {
     let bad = [
         json!(null),
         json!("https://judge.example/"),
@@ -134,7 +134,7 @@ async fn what_cannot_be_read_is_skipped_and_counted() {
     assert_eq!((found.resources.len(), found.skipped, found.end), (1, bad.len(), DiscoveryEnd::Complete));
 }
 
-/// Answers by `limit` and `offset`, as one with so many resources, which gives at most so many at once.
+/// A facilitator with `total` resources that returns at most `most` per page.
 async fn shelf(total: u64, most: u64) -> (DiscoveryClientBuilder, Arc<AtomicU64>) {
     facilitator(move |request: Request| async move {
         assert_eq!(request.uri().path(), "/facilitator/discovery/resources");
@@ -151,7 +151,7 @@ async fn shelf(total: u64, most: u64) -> (DiscoveryClientBuilder, Arc<AtomicU64>
 }
 
 #[tokio::test]
-async fn pages_are_read_one_after_the_other_until_there_is_none() {
+async fn pages_are_read_until_there_are_no_more() {
     for (total, most, pages) in [(0, 10, 1), (1, 10, 1), (10, 10, 1), (25, 10, 3), (25, 7, 4)] {
         let (client, asked) = shelf(total, most).await;
         let found = client.page_size(10).build().unwrap().list(&ALL).await.unwrap();
@@ -166,7 +166,7 @@ async fn pages_are_read_one_after_the_other_until_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_list_without_an_end_ends() {
+async fn endless_list_is_read_up_to_the_limit() {
     // The offset is ignored, and no total is said.
     let (client, asked) = facilitator(|_| async {
         Response::new(Body::from(page(vec![resource("https://judge.example/")], None).to_string()))
@@ -186,7 +186,7 @@ async fn a_list_without_an_end_ends() {
 }
 
 #[tokio::test]
-async fn a_page_that_fails_costs_only_what_comes_after_it() {
+async fn failed_page_keeps_the_earlier_ones() {
     let (client, _) = facilitator(|request: Request| async move {
         match request.uri().query().unwrap().contains("offset=0") {
             true => Response::new(Body::from(page(vec![resource("https://judge.example/")], Some(9)).to_string())),
@@ -200,7 +200,7 @@ async fn a_page_that_fails_costs_only_what_comes_after_it() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_list_is_an_error() {
+async fn answer_that_is_not_a_list_is_an_error() {
     for status in [204, 302, 402, 404, 500] {
         let error = saying(status, "{}").await.build().unwrap().list(&ALL).await.unwrap_err();
         assert_eq!(error, DiscoveryError::Status(StatusCode::from_u16(status).unwrap()));
@@ -227,7 +227,7 @@ async fn an_answer_that_is_no_list_is_an_error() {
 }
 
 #[tokio::test]
-async fn what_is_looked_for_is_asked_for() {
+async fn filter_is_sent_as_query() {
     let (client, _) = facilitator(|request: Request| async move {
         let RawQuery(query) = RawQuery(request.uri().query().map(str::to_owned));
         let echoed = resource(&format!("https://judge.example/?{}", query.unwrap()));

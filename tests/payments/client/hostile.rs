@@ -1,4 +1,4 @@
-//! Servers that settle and misbehave, ask for more, or bury the client in data.
+//! Servers that settle and misbehave, ask for more, or send too much data.
 
 use std::{
     collections::VecDeque,
@@ -28,12 +28,12 @@ use support::{
     shop::{PRICE, Shop, try_send},
 };
 
-/// The ways not to answer.
+/// Replies without an answer.
 fn failures() -> [fn() -> Reply; 4] {
     [silence, too_late, || status(502), cut]
 }
 
-/// A good answer, when nobody waits for it any more.
+/// A good answer after the client has timed out.
 fn too_late() -> Reply {
     Box::new(|seen| match settled()(seen) {
         Answer::Response(response) => Answer::Late(Duration::from_millis(500), response),
@@ -41,7 +41,7 @@ fn too_late() -> Reply {
     })
 }
 
-/// Buys for 1,000 from a server that replies so, and says how that ended.
+/// Pays 1,000 units to a server with these replies, and returns the outcome.
 async fn ended(replies: Vec<Reply>) -> (PaymentOutcome, Budget, Server) {
     let server = Server::paid(required(&[offer(1_000)]), replies).await;
     let budget = budget(10_000);
@@ -57,7 +57,7 @@ fn books(budget: &Budget) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn settled_and_then_lost_is_paid_once_and_known_when_the_server_comes_back() {
+async fn lost_answer_is_settled_once_and_known_after_a_retry() {
     for failure in failures() {
         let bank = Bank::default();
         let replies = vec![bank.then(failure()), bank.then(failure()), bank.then(settled())];
@@ -68,7 +68,7 @@ async fn settled_and_then_lost_is_paid_once_and_known_when_the_server_comes_back
 }
 
 #[tokio::test]
-async fn settled_and_never_answered_is_unknown_and_stays_reserved() {
+async fn settled_but_unanswered_payment_is_unknown_and_stays_reserved() {
     for failure in failures() {
         let bank = Bank::default();
         let (outcome, budget, server) = ended((0..9).map(|_| bank.then(failure())).collect()).await;
@@ -80,7 +80,7 @@ async fn settled_and_never_answered_is_unknown_and_stays_reserved() {
 }
 
 #[tokio::test]
-async fn settled_and_then_denied_is_not_believed_to_have_failed() {
+async fn settlement_that_is_denied_later_is_not_counted_as_failed() {
     let used = || {
         let reason = "invalid_exact_evm_nonce_already_used";
         let denial = json!({ "success": false, "errorReason": reason, "transaction": "", "network": "eip155:84532" });
@@ -98,7 +98,7 @@ async fn settled_and_then_denied_is_not_believed_to_have_failed() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_again_after_it_was_paid_gets_nothing_more() {
+async fn second_402_after_a_settlement_is_not_paid() {
     let bank = Bank::default();
     let (outcome, budget, server) = ended((0..5).map(|_| bank.then(required_again(1_000))).collect()).await;
     assert_eq!((outcome, books(&budget)), (PaymentOutcome::Unknown, (0, 1_000)));
@@ -106,7 +106,7 @@ async fn a_server_that_asks_again_after_it_was_paid_gets_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_price_raised_on_retry_is_not_paid() {
+async fn price_raised_on_retry_is_not_paid() {
     let raises: [fn() -> Reply; 2] = [
         || required_again(9_000),
         || {
@@ -127,7 +127,7 @@ async fn a_price_raised_on_retry_is_not_paid() {
 }
 
 #[tokio::test]
-async fn a_price_above_the_limit_is_refused_each_time_it_is_asked_for() {
+async fn price_above_the_limit_is_refused_each_time() {
     let server = Server::paid(required(&[offer(10_001)]), vec![]).await;
     let budget = budget(100_000);
     for _ in 0..3 {
@@ -140,7 +140,7 @@ async fn a_price_above_the_limit_is_refused_each_time_it_is_asked_for() {
 pub const FLOOD: u64 = 50 << 20;
 
 #[tokio::test]
-async fn the_body_of_a_402_is_not_read() {
+async fn body_of_a_402_with_the_header_is_not_read() {
     for chunked in [false, true] {
         let header = format!("payment-required: {}", required(&[offer(1_000)]));
         let (address, sent) = flood(header, "", chunked).await;
@@ -154,8 +154,7 @@ async fn the_body_of_a_402_is_not_read() {
     }
 }
 
-/// Answers 402 with this header and a huge body that starts so, and counts what it could send of it; a request that is paid in
-/// v2 is answered well.
+/// A server that answers 402 with this header and a huge body, and counts the bytes that it could send. It serves requests paid in v2.
 pub async fn flood(header: String, start: &'static str, chunked: bool) -> (std::net::SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -215,8 +214,8 @@ pub async fn stands_still(count: &AtomicU64) -> u64 {
 }
 
 on_every_chain! {
-    a_shop_behind_a_broken_proxy_is_paid_once,
-    a_shop_that_is_never_heard_of_again_was_paid_once,
+    shop_behind_a_broken_proxy_is_paid_once,
+    shop_that_never_answers_is_paid_once,
 }
 
 #[derive(Clone, Copy)]
@@ -226,7 +225,7 @@ enum Failure {
     Cut,
 }
 
-/// A real shop behind a proxy that loses the answers to this many paid requests.
+/// A shop behind a proxy that loses the answers to the first `times` paid requests.
 async fn broken_proxy(shop: &Shop, failure: Failure, times: usize) -> String {
     let app = shop.app(shop.layer());
     let failures = Arc::new(Mutex::new(VecDeque::from(vec![failure; times])));
@@ -250,7 +249,7 @@ async fn broken_proxy(shop: &Shop, failure: Failure, times: usize) -> String {
     url
 }
 
-/// Buys once from a shop whose first answers are lost; says how that ended and what the payee has.
+/// Pays once through such a proxy, and returns the outcome and the balance of the payee.
 async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (PaymentOutcome, Budget, u64) {
     let shop = Shop::open(chain).await;
     let url = broken_proxy(&shop, failure, times).await;
@@ -276,14 +275,14 @@ async fn buy_through(chain: &dyn Chain, failure: Failure, times: usize) -> (Paym
     (outcome, budget, chain.balance(shop.pay_to).await)
 }
 
-async fn a_shop_behind_a_broken_proxy_is_paid_once(chain: &dyn Chain) {
+async fn shop_behind_a_broken_proxy_is_paid_once(chain: &dyn Chain) {
     for failure in [Failure::Silence, Failure::BadGateway, Failure::Cut] {
         let (outcome, budget, income) = buy_through(chain, failure, 2).await;
         assert_eq!((outcome, books(&budget), income), (PaymentOutcome::Settled, (PRICE, 0), PRICE));
     }
 }
 
-async fn a_shop_that_is_never_heard_of_again_was_paid_once(chain: &dyn Chain) {
+async fn shop_that_never_answers_is_paid_once(chain: &dyn Chain) {
     for failure in [Failure::Silence, Failure::BadGateway, Failure::Cut] {
         let (outcome, budget, income) = buy_through(chain, failure, 9).await;
         assert_eq!((outcome, books(&budget), income), (PaymentOutcome::Unknown, (0, PRICE), PRICE));

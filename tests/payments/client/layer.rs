@@ -1,4 +1,4 @@
-//! The tower layer around hyper's client: the same judgement, another carrier.
+//! The tower layer around hyper's client.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_402_is_paid_and_the_response_carries_the_receipt() {
 }
 
 #[tokio::test]
-async fn unclear_answers_are_met_with_the_same_authorization() {
+async fn unclear_answers_are_retried_with_the_same_authorization() {
     for failure in [silence(), status(502), cut(), later(503, None), later(409, None)] {
         let server = Server::paid(required(&[offer(1_000)]), vec![failure, settled()]).await;
         let budget = budget(10_000);
@@ -58,7 +58,7 @@ async fn unclear_answers_are_met_with_the_same_authorization() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_leaves_an_error_with_the_receipt() {
+async fn error_of_a_server_that_never_answers_has_the_receipt() {
     let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| cut()).collect()).await;
     let budget = budget(10_000);
     let error = client(&budget).oneshot(post(&server)).await.unwrap_err();
@@ -72,7 +72,7 @@ async fn a_server_that_never_answers_leaves_an_error_with_the_receipt() {
 }
 
 #[tokio::test]
-async fn what_is_free_not_x402s_or_paid_by_the_caller_passes_through() {
+async fn free_foreign_and_already_paid_requests_pass_through() {
     let budget = budget(10_000);
     let server = Server::start(|seen| match seen.method.as_str() {
         "GET" => Answer::Response(StatusCode::PAYMENT_REQUIRED.into_response()),
@@ -98,7 +98,7 @@ async fn what_is_free_not_x402s_or_paid_by_the_caller_passes_through() {
 }
 
 #[tokio::test]
-async fn a_redirect_of_the_paid_request_is_returned_and_not_followed() {
+async fn redirect_of_the_paid_request_is_returned_and_not_followed() {
     let thief = Server::start(|_| Answer::Response("thanks".into_response())).await;
     for code in [302, 307, 308] {
         let server = Server::paid(required(&[offer(1_000)]), vec![redirect(code, thief.url())]).await;
@@ -110,7 +110,7 @@ async fn a_redirect_of_the_paid_request_is_returned_and_not_followed() {
 }
 
 #[tokio::test]
-async fn refusals_and_failures_of_the_inner_service_are_told_apart() {
+async fn refusals_and_errors_of_the_inner_service_are_different_errors() {
     let server = Server::paid(required(&[offer(10_001)]), vec![settled()]).await;
     let budget = budget(20_000);
     let error = client(&budget).oneshot(post(&server)).await.unwrap_err();
@@ -122,7 +122,7 @@ async fn refusals_and_failures_of_the_inner_service_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_host_is_not_paid_for() {
+async fn request_without_a_host_is_not_paid() {
     let header = required(&[offer(1_000)]);
     let inner = service_fn(move |_: Request<String>| {
         let header = header.clone();

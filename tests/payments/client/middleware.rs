@@ -1,8 +1,9 @@
-//! The reqwest middleware against servers that behave as badly as needed.
+//! The reqwest middleware against scripted servers.
 
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -41,7 +42,7 @@ pub async fn buy(server: &Server, budget: &Budget) -> Result<(u16, Receipt), req
     Ok((response.status().as_u16(), response.receipt().expect("it was paid for").clone()))
 }
 
-/// Buys from a server that replies so to a payment of 1,000 units.
+/// Pays 1,000 units to a server with this reply.
 pub async fn outcome(replies: Vec<Reply>) -> (u16, Receipt, Budget, Server) {
     let server = Server::paid(required(&[offer(1_000)]), replies).await;
     let budget = budget(10_000);
@@ -59,7 +60,7 @@ pub fn refusal(error: &reqwest_middleware::Error) -> &Refusal {
     }
 }
 
-/// What a client without spare budget says to these offers; no payment may have arrived.
+/// Returns the refusal of these offers, and asserts that no payment arrived.
 async fn refused(required: String) -> Refusal {
     let server = Server::paid(required, vec![settled()]).await;
     let budget = budget(10_000);
@@ -129,7 +130,7 @@ async fn a_free_resource_costs_one_request() {
 }
 
 #[tokio::test]
-async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
+async fn failed_signer_or_randomness_leaves_nothing_reserved() {
     struct Locked;
     #[async_trait::async_trait]
     impl AuthorizationSigner for Locked {
@@ -163,7 +164,7 @@ async fn a_key_or_a_source_of_randomness_that_fails_leaves_the_budget_whole() {
 
 #[tokio::test]
 #[cfg(unix)]
-async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
+async fn payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
     let directory = std::env::temp_dir().join(format!("x402-gone-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let path = directory.join("journal.jsonl");
@@ -190,7 +191,7 @@ async fn a_payment_that_cannot_be_recorded_is_not_sent_and_not_reserved() {
 }
 
 #[tokio::test]
-async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
+async fn foreign_402_and_payment_of_the_caller_pass_through() {
     let server = Server::start(|_| Answer::Response((StatusCode::PAYMENT_REQUIRED, "call us").into_response())).await;
     let response = client(&budget(10_000)).get(server.url()).send().await.unwrap();
     assert_eq!(response.text().await.unwrap(), "call us");
@@ -202,7 +203,7 @@ async fn a_402_that_is_not_x402s_and_a_payment_of_the_callers_pass_through() {
 }
 
 #[tokio::test]
-async fn a_head_is_answered_402_and_not_paid_for() {
+async fn head_request_is_not_paid() {
     let server = Server::paid(required(&[offer(1_000)]), vec![settled()]).await;
     let budget = budget(10_000);
     let response = client(&budget).head(server.url()).send().await.unwrap();
@@ -230,12 +231,12 @@ async fn refusals_name_the_limit() {
 }
 
 #[tokio::test]
-async fn the_best_offer_is_taken_that_the_budget_covers() {
+async fn best_offer_that_the_budget_covers_is_paid() {
     let priced = |network: Network, amount| ExactOffer { asset: network.usdc().unwrap(), ..offer(amount) };
     let (base, sepolia) = (Network::BASE, Network::BASE_SEPOLIA);
     let buyer = |budget: &Budget| {
         let key: PrivateKeySigner = KEY.parse().unwrap();
-        let payer = Payer::builder(key).budget(budget.clone()).clock(ManualClock::at(NOW));
+        let payer = Payer::builder(key).budget(budget.clone()).clock(Arc::new(ManualClock::at(NOW)));
         let payer = payer.prefer(move |offer| offer.network() != base).build();
         PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap()
     };
@@ -243,7 +244,7 @@ async fn the_best_offer_is_taken_that_the_budget_covers() {
         [(9_000, 1_000, Some(base)), (10_001, 1_000, Some(sepolia)), (10_001, 10_002, None)]
     {
         let offers = required(&[priced(sepolia, on_sepolia), priced(base, on_base)]);
-        // Whatever happens, the server settles nothing: what counts is where the money was promised.
+        // The server settles nothing; the test is about the network of the payment.
         let server = Server::paid(offers, vec![status(400)]).await;
         let budget = budget(100_000);
         match (buyer(&budget).post(server.url()).send().await, network) {
@@ -261,7 +262,7 @@ async fn the_best_offer_is_taken_that_the_budget_covers() {
 }
 
 #[tokio::test]
-async fn sixty_four_at_once_do_not_overspend() {
+async fn sixty_four_concurrent_payments_do_not_overspend() {
     let server = Server::paid(required(&[offer(1_000)]), (0..64).map(|_| settled()).collect()).await;
     let budget = budget(10_500);
     let client = client(&budget);
@@ -283,7 +284,7 @@ async fn sixty_four_at_once_do_not_overspend() {
 }
 
 #[tokio::test]
-async fn a_redirect_never_carries_the_payment_to_another_origin() {
+async fn redirect_never_carries_the_payment_to_another_origin() {
     let thief = Server::start_at("127.0.0.2", |_| Answer::Response("thanks".into_response())).await;
     let neighbour = Server::start(|_| Answer::Response("thanks".into_response())).await;
     let namesake = format!("http://localhost:{}/", neighbour.address.port());
@@ -385,7 +386,7 @@ async fn the_window_is_capped_by_the_client() {
 }
 
 #[tokio::test]
-async fn an_authorization_is_not_presented_after_it_has_expired() {
+async fn authorization_is_not_sent_after_it_has_expired() {
     let short = ExactOffer { max_timeout_seconds: 1, ..offer(1_000) };
     let reply: Reply = Box::new(|_| {
         let response = Response::builder().status(503).header(header::RETRY_AFTER, "2");
@@ -397,7 +398,7 @@ async fn an_authorization_is_not_presented_after_it_has_expired() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_keeps_the_amount_reserved() {
+async fn cancelled_request_keeps_its_amount_reserved() {
     let server = Server::paid(required(&[offer(1_000)]), vec![silence()]).await;
     let budget = budget(10_000);
     let purchase = client(&budget).post(server.url()).send();
@@ -444,7 +445,7 @@ async fn a_payment_is_in_the_journal_before_it_is_sent_and_survives_a_restart() 
 }
 
 #[tokio::test]
-async fn secrets_are_in_no_debug_output_and_no_error() {
+async fn errors_and_debug_output_show_no_secrets() {
     let server = Server::paid(required(&[offer(1_000)]), (0..5).map(|_| cut()).collect()).await;
     let budget = budget(10_000);
     let middleware = middleware(&budget);

@@ -1,4 +1,4 @@
-//! What servers leave open, the chain decides.
+//! Reconciliation of open payments with the chain.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,14 +26,14 @@ use support::{
 };
 
 on_every_chain! {
-    a_failure_that_was_none_is_spent,
-    what_expired_unused_is_released_and_not_a_block_earlier,
-    a_cancelled_authorization_is_released,
-    a_restart_asks_the_chain_about_what_the_last_life_left_open,
-    what_the_server_answered_is_not_counted_twice,
+    settled_payment_that_was_reported_as_failed_is_spent,
+    unused_payment_is_released_when_it_expires_and_not_a_block_earlier,
+    cancelled_authorization_is_released,
+    open_payments_of_an_earlier_process_are_reconciled,
+    answered_payment_is_not_counted_twice,
 }
 
-async fn a_failure_that_was_none_is_spent(chain: &dyn Chain) {
+async fn settled_payment_that_was_reported_as_failed_is_spent(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (outcome, payment) = buyer.buy(failed()).await;
     assert_eq!(outcome, PaymentOutcome::Failed);
@@ -44,7 +44,7 @@ async fn a_failure_that_was_none_is_spent(chain: &dyn Chain) {
     assert!(buyer.budget.journal().unresolved().is_empty());
 }
 
-async fn what_expired_unused_is_released_and_not_a_block_earlier(chain: &dyn Chain) {
+async fn unused_payment_is_released_when_it_expires_and_not_a_block_earlier(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (outcome, payment) = buyer.buy(vec![cut(), cut()]).await;
     assert_eq!(outcome, PaymentOutcome::Unknown);
@@ -64,7 +64,7 @@ async fn what_expired_unused_is_released_and_not_a_block_earlier(chain: &dyn Cha
     assert_eq!(buyer.books(), (0, 0));
 }
 
-async fn a_cancelled_authorization_is_released(chain: &dyn Chain) {
+async fn cancelled_authorization_is_released(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (_, payment) = buyer.buy(failed()).await;
     let message = CancelAuthorization { authorizer: buyer.key.address(), nonce: payment.authorization.nonce };
@@ -74,7 +74,7 @@ async fn a_cancelled_authorization_is_released(chain: &dyn Chain) {
     assert_eq!(buyer.books(), (0, 0));
 }
 
-async fn a_restart_asks_the_chain_about_what_the_last_life_left_open(chain: &dyn Chain) {
+async fn open_payments_of_an_earlier_process_are_reconciled(chain: &dyn Chain) {
     let path = TempPath::new(&format!("reconcile-{}", chain.rpc_url().replace(['/', ':'], "")));
     let mut buyer = Buyer::new(chain, Journal::open(&path.0).unwrap()).await;
     let (_, executed) = buyer.buy(vec![cut(), cut()]).await;
@@ -93,7 +93,7 @@ async fn a_restart_asks_the_chain_about_what_the_last_life_left_open(chain: &dyn
     assert_eq!(buyer.books(), (1_000, 1_000), "what was found is in the journal");
 }
 
-async fn what_the_server_answered_is_not_counted_twice(chain: &dyn Chain) {
+async fn answered_payment_is_not_counted_twice(chain: &dyn Chain) {
     let buyer = Buyer::new(chain, Journal::in_memory()).await;
     let (first, executed) = buyer.buy(vec![cut(), cut()]).await;
     buyer.execute(&executed).await;
@@ -118,7 +118,7 @@ impl<'a> Buyer<'a> {
         Self { chain, key, budget: Budget::builder().journal(journal).build() }
     }
 
-    /// Buys from a server that replies so; returns the payment as the server has it.
+    /// Pays a server with these replies, and returns the outcome and the payment that it received.
     async fn buy(&self, replies: Vec<Reply>) -> (PaymentOutcome, ExactPayload) {
         let attempts = u32::try_from(replies.len()).unwrap();
         let server = Server::paid(required(&[offer(1_000)]), replies).await;
@@ -134,7 +134,7 @@ impl<'a> Buyer<'a> {
         (outcome, decode(&server.payments()[0]).payload.read().unwrap())
     }
 
-    /// Does with a payment what anybody can who has seen it.
+    /// Executes a payment on the chain, as anybody can who has it.
     async fn execute(&self, payment: &ExactPayload) {
         let authorization = payment.authorization.clone();
         let call = Token::transferWithAuthorization_1Call {
@@ -149,7 +149,7 @@ impl<'a> Buyer<'a> {
         assert!(self.chain.relayer().await.send(self.chain, call).await.status());
     }
 
-    /// Looks at the chain once all blocks so far are final.
+    /// Reconciles after all blocks so far are final.
     async fn reconcile(&self) -> Reconciliation {
         // anvil takes the block two epochs ago for final.
         for _ in 0..65 {
@@ -158,7 +158,7 @@ impl<'a> Buyer<'a> {
         reconcile(&self.budget, self.chain.provider()).await.unwrap()
     }
 
-    /// What is spent and what is reserved.
+    /// Returns what is spent and what is reserved.
     fn books(&self) -> (u64, u64) {
         (self.budget.spent().atomic(), self.budget.reserved().atomic())
     }
@@ -172,7 +172,7 @@ fn failed() -> Vec<Reply> {
 }
 
 #[tokio::test]
-async fn a_payment_that_cannot_be_looked_at_keeps_no_other_open() {
+async fn payment_that_cannot_be_looked_up_keeps_no_other_open() {
     let chain = DevnetChain::start(None).await;
     let buyer = Buyer::new(&chain, Journal::in_memory()).await;
     let (_, one) = buyer.buy(vec![cut()]).await;
@@ -204,9 +204,9 @@ async fn a_payment_that_cannot_be_looked_at_keeps_no_other_open() {
     assert_eq!(buyer.books(), (1_000, 0));
 }
 
-/// What was used and what was not: both may look otherwise in the block that is final at last.
+/// A used and an unused authorization: both may change until a block is final.
 #[tokio::test]
-async fn where_no_block_is_final_nothing_is_decided() {
+async fn nothing_is_resolved_without_a_final_block() {
     let chain = DevnetChain::start(None).await;
     let buyer = Buyer::new(&chain, Journal::in_memory()).await;
     let (outcome, executed) = buyer.buy(vec![cut(), cut()]).await;
@@ -230,7 +230,7 @@ async fn where_no_block_is_final_nothing_is_decided() {
 }
 
 #[tokio::test]
-async fn payments_that_a_node_has_forgotten_keep_no_other_open_however_many() {
+async fn payments_pruned_by_the_node_keep_no_other_open() {
     let chain = DevnetChain::start(None).await;
     let buyer = Buyer::new(&chain, Journal::in_memory()).await;
     let mut payments = Vec::new();
@@ -257,7 +257,7 @@ async fn payments_that_a_node_has_forgotten_keep_no_other_open_however_many() {
 }
 
 #[tokio::test]
-async fn nothing_is_decided_before_it_is_final_or_by_another_chain() {
+async fn nothing_is_resolved_before_it_is_final_or_by_another_chain() {
     let server = Server::paid(required(&[offer(1_000)]), failed()).await;
     let purse = purse(10_000);
     middleware::buy(&server, &purse).await.unwrap();

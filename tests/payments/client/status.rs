@@ -1,4 +1,4 @@
-//! What servers say about payments they did not answer for: believed against themselves only.
+//! Reconciliation with servers, which are believed only if they report that they were paid.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ fn books(budget: &Budget) -> (u64, u64) {
     (budget.spent().atomic(), budget.reserved().atomic())
 }
 
-/// A 402 that declares where the fate of a payment can be looked up.
+/// A 402 that declares a status URL.
 fn declaring(url: &str) -> String {
     let extensions = json!({ "payment-status": { "info": { "url": url } } });
     let accepts = [offer(1_000).to_requirements()];
     encode(json!({ "x402Version": 2, "resource": { "url": "u" }, "accepts": accepts, "extensions": extensions }))
 }
 
-/// A server that takes payments, answers none of them, and says of each what `status` says.
+/// A server that answers no payment, and reports `status` for each.
 async fn server(url: &str, status: impl Fn() -> Response + Send + Sync + 'static) -> Server {
     let required = declaring(url);
     Server::start(move |seen| match (&seen.payment, seen.path.starts_with("/status")) {
@@ -51,7 +51,7 @@ async fn server(url: &str, status: impl Fn() -> Response + Send + Sync + 'static
     .await
 }
 
-/// A budget with one payment to that server left open.
+/// A budget with one open payment to this server.
 async fn left_open(server: &Server) -> Budget {
     let budget = budget(10_000);
     let client = middleware(&budget)
@@ -73,7 +73,7 @@ fn says(status: Value) -> impl Fn() -> Response + Send + Sync + 'static {
 }
 
 #[tokio::test]
-async fn a_server_that_says_it_was_paid_is_believed() {
+async fn payment_that_its_server_reports_as_paid_is_spent() {
     for state in ["settled", "final"] {
         let status = json!({ "state": state, "transaction": transaction(), "block": 7 });
         let server = server("/status?of=payments", says(status)).await;
@@ -92,7 +92,7 @@ async fn a_server_that_says_it_was_paid_is_believed() {
 }
 
 #[tokio::test]
-async fn nothing_that_a_server_says_frees_money() {
+async fn no_answer_of_a_server_releases_an_amount() {
     let paid_by_nothing = json!({ "state": "settled" });
     let garbled = json!({ "state": "settled", "transaction": "0x12" });
     let mut answers = vec![paid_by_nothing, garbled, json!({ "state": "refunded", "transaction": transaction() })];
@@ -115,7 +115,7 @@ async fn nothing_that_a_server_says_frees_money() {
 }
 
 #[tokio::test]
-async fn a_huge_an_endless_and_a_redirected_answer_say_nothing() {
+async fn huge_endless_and_redirected_answers_resolve_nothing() {
     // 6 MB of space, and then good news.
     let good = json!({ "state": "settled", "transaction": transaction() }).to_string();
     let huge = format!("{}{good}", " ".repeat(6 << 20));
@@ -139,7 +139,7 @@ async fn a_huge_an_endless_and_a_redirected_answer_say_nothing() {
 }
 
 #[tokio::test]
-async fn no_other_origin_is_asked_than_the_one_that_was_paid() {
+async fn only_the_paid_origin_is_asked() {
     let settled = json!({ "state": "settled", "transaction": transaction() });
     let friend = Server::start(move |_| Answer::Response(axum::Json(settled.clone()).into_response())).await;
     for url in [friend.url(), format!("//{}/status", friend.address), "https://127.0.0.1/status".into()] {
@@ -152,7 +152,7 @@ async fn no_other_origin_is_asked_than_the_one_that_was_paid() {
 }
 
 #[tokio::test]
-async fn a_url_that_was_put_into_the_file_by_hand_is_not_followed_elsewhere() {
+async fn edited_status_url_on_another_origin_is_not_asked() {
     let settled = json!({ "state": "settled", "transaction": transaction() });
     let friend = Server::start(move |_| Answer::Response(axum::Json(settled.clone()).into_response())).await;
     let server = server("/status", || StatusCode::OK.into_response()).await;
@@ -174,7 +174,7 @@ async fn a_url_that_was_put_into_the_file_by_hand_is_not_followed_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_leaves_its_payments_open_and_the_others_are_asked() {
+async fn unreachable_server_leaves_its_payments_open_and_others_are_asked() {
     let status = json!({ "state": "settled", "transaction": transaction() });
     let alive = server("/status", says(status)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -212,7 +212,7 @@ async fn a_server_that_is_gone_leaves_its_payments_open_and_the_others_are_asked
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_not_asked_about_all_its_payments() {
+async fn silent_server_is_not_asked_about_all_its_payments() {
     let required = declaring("/status");
     let server = Server::start(move |seen| match seen.path.starts_with("/status") {
         true => Answer::Cut,
@@ -231,10 +231,10 @@ async fn a_server_that_does_not_answer_is_not_asked_about_all_its_payments() {
 }
 
 on_every_chain! {
-    a_real_shop_tells_what_it_was_paid,
+    shop_reports_what_it_was_paid,
 }
 
-async fn a_real_shop_tells_what_it_was_paid(chain: &dyn Chain) {
+async fn shop_reports_what_it_was_paid(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer().flow(PaymentFlow::Upfront).status_url("/payments/status"));
     let status = PaymentStatus::new(tower_x402::facilitator::Facilitator::ledger(&shop.facilitator).clone());

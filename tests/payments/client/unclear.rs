@@ -1,4 +1,4 @@
-//! Answers to a payment that say nothing, or not the truth: when it is presented again, and what is believed.
+//! Unclear and untrue answers to a payment: when it is sent again, and which outcome is reported.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::json;
 use tower_x402::{
-    Clock, ManualClock, Usdc,
+    ManualClock, Usdc,
     client::{Budget, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, Refusal, RetryPolicy},
     protocol::ExactOffer,
 };
@@ -20,7 +20,7 @@ use support::script::*;
 use super::middleware::{buy, client, middleware, outcome, refusal};
 
 #[tokio::test]
-async fn after_a_timeout_a_502_or_a_cut_connection_the_same_authorization_is_presented_again() {
+async fn same_authorization_is_sent_again_after_a_timeout_a_502_or_a_cut_connection() {
     for failure in [silence(), status(502), cut(), later(503, None), later(409, None), later(429, None)] {
         let (status, receipt, budget, server) = outcome(vec![failure, settled()]).await;
         assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Settled));
@@ -34,7 +34,7 @@ async fn after_a_timeout_a_502_or_a_cut_connection_the_same_authorization_is_pre
 }
 
 #[tokio::test]
-async fn a_pending_settlement_is_asked_for_again() {
+async fn pending_settlement_is_retried() {
     let pending = json!({
         "success": false, "errorReason": "settlement_pending", "transaction": transaction(), "network": "eip155:84532",
     });
@@ -51,7 +51,7 @@ async fn a_pending_settlement_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_server_may_name_the_date_to_come_back_at() {
+async fn retry_after_may_be_a_date() {
     // By the client's clock that is now, and a year from now.
     for (date, presented) in [("Fri, 15 Jan 2027 08:00:00 GMT", 2), ("Sat, 15 Jan 2028 08:00:00 GMT", 1)] {
         let reply: Reply = Box::new(move |_| {
@@ -66,7 +66,7 @@ async fn a_server_may_name_the_date_to_come_back_at() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_leaves_the_outcome_unknown_and_the_amount_reserved() {
+async fn unanswered_payment_is_unknown_and_stays_reserved() {
     let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| silence()).collect()).await;
     let budget = budget(10_000);
     let client = middleware(&budget)
@@ -113,7 +113,7 @@ async fn a_second_402_never_leads_to_a_second_signature() {
 }
 
 #[tokio::test]
-async fn a_failure_after_an_unclear_attempt_is_not_believed() {
+async fn failure_after_an_unclear_attempt_is_unknown() {
     let failed = || json!({ "success": false, "errorReason": "insufficient_funds", "transaction": "", "network": "eip155:84532" });
     let (_, receipt, budget, _) = outcome(vec![cut(), with_settlement(402, failed())]).await;
     assert_eq!(receipt.outcome, PaymentOutcome::Unknown);
@@ -127,7 +127,7 @@ async fn a_failure_after_an_unclear_attempt_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_failed_payment_frees_its_amount_on_expiry_only_if_the_server_is_to_be_believed() {
+async fn failed_payment_is_released_on_expiry_only_with_release_failed() {
     for believed in [false, true] {
         a_failed_payment_expires(believed).await;
     }
@@ -135,17 +135,10 @@ async fn a_failed_payment_frees_its_amount_on_expiry_only_if_the_server_is_to_be
 
 async fn a_failed_payment_expires(believed: bool) {
     let clock = Arc::new(ManualClock::at(NOW));
-    #[derive(Debug)]
-    struct Shared(Arc<ManualClock>);
-    impl Clock for Shared {
-        fn now(&self) -> u64 {
-            self.0.now()
-        }
-    }
     let budget = Budget::builder().total(Usdc::from_atomic(1_000));
     let budget = if believed { budget.release_failed() } else { budget }.build();
     let key: PrivateKeySigner = KEY.parse().unwrap();
-    let payer = Payer::builder(key).budget(budget.clone()).clock(Shared(clock.clone())).build();
+    let payer = Payer::builder(key).budget(budget.clone()).clock(clock.clone()).build();
     let client = PaymentMiddleware::new(payer).client(reqwest::Client::builder().no_proxy()).unwrap();
     let server = Server::paid(required(&[offer(1_000)]), vec![status(422), settled()]).await;
     let first = client.post(server.url()).send().await.unwrap();
@@ -165,7 +158,7 @@ async fn a_failed_payment_expires(believed: bool) {
 }
 
 #[tokio::test]
-async fn a_success_without_a_receipt_is_unknown_and_its_body_is_returned() {
+async fn success_without_a_receipt_is_unknown_and_its_body_is_returned() {
     let server =
         Server::paid(required(&[offer(1_000)]), vec![Box::new(|_| Answer::Response("text".into_response()))]).await;
     let budget = budget(10_000);
@@ -176,7 +169,7 @@ async fn a_success_without_a_receipt_is_unknown_and_its_body_is_returned() {
 }
 
 #[tokio::test]
-async fn a_success_without_a_transaction_is_accepted() {
+async fn success_without_a_transaction_is_accepted() {
     let mut accepted = settlement();
     accepted["transaction"] = "".into();
     let (_, receipt, budget, _) = outcome(vec![with_settlement(200, accepted)]).await;
@@ -185,7 +178,7 @@ async fn a_success_without_a_transaction_is_accepted() {
 }
 
 #[tokio::test]
-async fn a_receipt_that_contradicts_what_was_signed_is_unknown() {
+async fn receipt_that_contradicts_what_was_signed_is_unknown() {
     for (field, value) in [
         ("payer", "0x0000000000000000000000000000000000000001"),
         ("payer", "me"),
@@ -205,7 +198,7 @@ async fn a_receipt_that_contradicts_what_was_signed_is_unknown() {
 }
 
 #[tokio::test]
-async fn a_settled_payment_whose_work_failed_is_presented_again_and_stays_settled() {
+async fn settled_payment_whose_work_failed_is_retried_and_stays_settled() {
     let (status, receipt, budget, server) = outcome(vec![with_settlement(500, settlement()), settled()]).await;
     assert_eq!((status, receipt.outcome, server.payments().len()), (200, PaymentOutcome::Settled, 2));
     assert_eq!(budget.spent().atomic(), 1_000);

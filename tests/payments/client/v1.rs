@@ -1,4 +1,4 @@
-//! Servers that speak x402 v1 only, honest and otherwise.
+//! Servers of x402 v1, honest and hostile.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use support::{
     shop::{App, PRICE, Shop, send},
 };
 
-/// What the reqwest middleware and the tower layer got for their money; both must get the same.
+/// The result of a request, which must be the same for the reqwest middleware and the tower layer.
 struct Bought {
     outcome: PaymentOutcome,
     reason: Option<String>,
@@ -39,7 +39,7 @@ struct Bought {
     status: Option<u16>,
 }
 
-/// Buys with both clients from servers of v1 that reply so.
+/// Pays servers of v1 with these replies, with both clients.
 async fn bought(required: &Value, replies: impl Fn(&Bank) -> Vec<Reply>) -> (Bought, Vec<(Bank, Server)>) {
     let mut all = Vec::new();
     for through_tower in [false, true] {
@@ -82,7 +82,7 @@ async fn through_hyper(server: &Server, budget: &Budget) -> (Option<u16>, Option
 }
 
 #[tokio::test]
-async fn a_402_of_v1_is_paid_in_its_headers_and_the_receipt_read_from_them() {
+async fn v1_is_paid_and_its_receipt_read_in_the_headers_of_v1() {
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
         let required = required_v1(&[ExactOffer { flow, ..offer(1_000) }]);
         let (bought, servers) = bought(&required, |bank| vec![bank.then(settled_in_v1())]).await;
@@ -101,9 +101,9 @@ async fn a_402_of_v1_is_paid_in_its_headers_and_the_receipt_read_from_them() {
     }
 }
 
-/// Some servers of v1 settle in v1's words under v2's name.
+/// Some servers send the receipt of v1 in the header of v2.
 #[tokio::test]
-async fn a_receipt_for_v1_is_read_from_the_header_of_v2_where_v1s_is_missing() {
+async fn v1_receipt_is_read_from_the_header_of_v2_if_that_of_v1_is_missing() {
     let required = required_v1(&[offer(1_000)]);
     let mut lie = settlement_v1();
     lie["network"] = json!("base");
@@ -117,7 +117,7 @@ async fn a_receipt_for_v1_is_read_from_the_header_of_v2_where_v1s_is_missing() {
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_both_versions_is_paid_in_v2() {
+async fn server_of_both_versions_is_paid_in_v2() {
     let both = || {
         let mut response = required_402_v1(&required_v1(&[offer(1)]));
         response.headers_mut().insert("payment-required", required(&[offer(1_000)]).parse().unwrap());
@@ -141,7 +141,7 @@ async fn a_server_that_speaks_both_versions_is_paid_in_v2() {
 }
 
 #[tokio::test]
-async fn unclear_answers_are_met_with_the_same_payment() {
+async fn unclear_answers_are_retried_with_the_same_payment() {
     let failures: [fn() -> Reply; 4] = [silence, || status(502), cut, || later(409, None)];
     for failure in failures {
         let replies = |bank: &Bank| vec![bank.then(failure()), bank.then(settled_in_v1())];
@@ -185,14 +185,14 @@ async fn a_second_402_never_leads_to_a_second_signature() {
 }
 
 #[tokio::test]
-async fn a_failure_after_an_unclear_attempt_is_not_believed() {
+async fn failure_after_an_unclear_attempt_is_unknown() {
     let replies = |bank: &Bank| vec![bank.then(cut()), required_again_v1(1_000, json!("insufficient_funds"))];
     let (bought, _) = bought(&required_v1(&[offer(1_000)]), replies).await;
     assert_eq!((bought.outcome, bought.reserved), (PaymentOutcome::Unknown, 1_000));
 }
 
 #[tokio::test]
-async fn a_receipt_that_contradicts_what_was_signed_settles_nothing() {
+async fn receipt_that_contradicts_what_was_signed_settles_nothing() {
     for (field, value) in [
         ("network", json!("base")),
         ("network", json!("solana")),
@@ -207,7 +207,7 @@ async fn a_receipt_that_contradicts_what_was_signed_settles_nothing() {
     }
 }
 
-/// What a client says to this 402; nothing may have been signed.
+/// Returns the error for this 402, and asserts that nothing was signed.
 async fn refused(required: Value) -> Result<Refusal, PaymentError> {
     let (server, budget) = (Server::paid_in_v1(required, vec![settled_in_v1()]).await, budget(10_000));
     let request = client(&budget).post(server.url()).body("my answer").send();
@@ -224,7 +224,7 @@ async fn refused(required: Value) -> Result<Refusal, PaymentError> {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_paid_is_refused_before_anything_is_signed() {
+async fn unpayable_offers_are_refused_before_anything_is_signed() {
     assert_eq!(refused(required_v1(&[])).await.unwrap(), Refusal::NoPayableOffer { reasons: vec![] });
     let limit = Usdc::from_atomic(10_000);
     let above = Refusal::AbovePaymentLimit { asked: Usdc::from_atomic(10_001), limit };
@@ -255,7 +255,7 @@ async fn what_is_not_to_be_paid_is_refused_before_anything_is_signed() {
 }
 
 #[tokio::test]
-async fn a_stream_or_a_redirect_is_refused_and_a_foreign_402_is_not_kept_from_either() {
+async fn streaming_body_and_redirect_are_refused_unless_the_402_is_foreign() {
     let budget = budget(10_000);
     let stream = || reqwest::Body::wrap_stream(futures_util::stream::iter([Ok::<_, std::io::Error>("my answer")]));
     let server = Server::paid_in_v1(required_v1(&[offer(1_000)]), vec![]).await;
@@ -279,7 +279,7 @@ async fn a_stream_or_a_redirect_is_refused_and_a_foreign_402_is_not_kept_from_ei
 }
 
 #[tokio::test]
-async fn a_payment_of_the_callers_own_passes_through() {
+async fn payment_of_the_caller_passes_through() {
     let server = Server::paid_in_v1(required_v1(&[offer(1_000)]), vec![status(402)]).await;
     let budget = budget(10_000);
     let response = client(&budget).get(server.url()).header("x-payment", "mine").send().await.unwrap();
@@ -288,10 +288,10 @@ async fn a_payment_of_the_callers_own_passes_through() {
 
 on_every_chain! {
     the_student_buys_from_a_shop_that_speaks_v1_only,
-    what_was_left_open_in_v1_is_presented_in_v1_by_the_next_life,
+    open_v1_payment_is_sent_in_v1_by_the_next_process,
 }
 
-/// A shop whose 402s do not say how to pay in v2.
+/// A shop whose 402s have offers of v1 only.
 async fn shop_in_v1(chain: &dyn Chain, flow: PaymentFlow) -> (Shop, String) {
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer().public_origin("http://shop.example").flow(flow));
@@ -338,7 +338,7 @@ async fn the_student_buys_from_a_shop_that_speaks_v1_only(chain: &dyn Chain) {
     }
 }
 
-async fn what_was_left_open_in_v1_is_presented_in_v1_by_the_next_life(chain: &dyn Chain) {
+async fn open_v1_payment_is_sent_in_v1_by_the_next_process(chain: &dyn Chain) {
     let path = TempPath::new(&format!("v1-{}", chain.rpc_url().replace(['/', ':'], "")));
     let (shop, url) = shop_in_v1(chain, PaymentFlow::Authorization).await;
     let key = PrivateKeySigner::random();

@@ -82,7 +82,7 @@ async fn our_client_pays_their_offers_as_they_accepted_it_and_reads_their_receip
         assert!(signed_at.abs_diff(sale.at) <= 1, "{file}");
 
         let payer = Payer::builder(PrivateKeySigner::from_bytes(&BUYER).unwrap())
-            .clock(ManualClock::at(signed_at))
+            .clock(Arc::new(ManualClock::at(signed_at)))
             .nonces(Recorded(nonce))
             .build();
         let url = "http://127.0.0.1:4021/evaluate".parse().unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use atropos_client::{AtroposError, Bytes, EnvRegistration, Environment, Message, Pushed, RunInfo, ScoredGroup, Sequence, WandbInfo};
+use atropos_client::{AtroposError, ByteTokenizer, EnvRegistration, Environment, ChatMessage, Pushed, RunInfo, ScoredGroup, Sequence, WandbInfo};
 
 use super::server::{AtroposServer, PATIENCE, run};
 
@@ -21,12 +21,12 @@ fn object(value: Value) -> Map<String, Value> {
 fn group(id: &str, environment: &Environment) -> ScoredGroup {
     let sequences = (0..environment.limits().group_size).map(|number| {
         let (text, score) = (format!("Answer: {}", 391 - number), 1.0 - number as f64 / 10.0);
-        let completion = Bytes::completion(&text);
+        let completion = ByteTokenizer::completion(&text);
         let logprobs = vec![-0.5; completion.len()];
-        let sequence = Sequence::new(&Bytes::prompt(PROMPT), &completion, score).unwrap();
+        let sequence = Sequence::new(&ByteTokenizer::prompt(PROMPT), &completion, score).unwrap();
         let sequence = sequence.with_advantage(score - 0.9).unwrap().with_inference_logprobs(&logprobs).unwrap();
         sequence
-            .with_messages([Message::new("user", PROMPT), Message::new("assistant", text)])
+            .with_messages([ChatMessage::new("user", PROMPT), ChatMessage::new("assistant", text)])
             .with_overrides(object(json!({ "critique": "fine", "payments": [{ "amount": "1000" }] })))
     });
     let group = ScoredGroup::new(sequences, environment.limits()).unwrap().with_id(id);

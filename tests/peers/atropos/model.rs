@@ -58,7 +58,7 @@ async fn answers_of_a_model_behind_an_endpoint_are_judged_and_handed_over() {
                 ["system", "user", "assistant"]
             );
             let learned: Vec<u32> = group.masks[at].iter().filter_map(|mask| u32::try_from(*mask).ok()).collect();
-            assert_eq!(learned, Bytes::completion(content), "tokens are the bytes of the text");
+            assert_eq!(learned, ByteTokenizer::completion(content), "tokens are the bytes of the text");
         }
         assert_eq!(group.inference_logprobs, None, "nobody knows them");
     }

@@ -1,4 +1,4 @@
-//! Blocks, the pool and JSON-RPC behave as on a node.
+//! Blocks, the pool and JSON-RPC of the devnet behave as those of a node.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn broadcast(devnet: &Devnet, raw: &Bytes) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn it_is_base_sepolia_unless_told_otherwise() {
+async fn default_network_is_base_sepolia() {
     let (devnet, _) = devnet().await;
     assert_eq!(devnet.network(), Network::BASE_SEPOLIA);
     assert_eq!(Some(devnet.asset()), Network::BASE_SEPOLIA.usdc());
@@ -99,7 +99,7 @@ async fn transactions_of_every_type_run() {
 }
 
 #[tokio::test]
-async fn a_gap_waits_and_fills() {
+async fn transactions_after_a_nonce_gap_wait() {
     let (devnet, _) = devnet().await;
     let (provider, sender) = (devnet.provider(), sender(&devnet));
     let address = sender.address();
@@ -119,7 +119,7 @@ async fn a_gap_waits_and_fills() {
 }
 
 #[tokio::test]
-async fn replacing_needs_ten_percent_more() {
+async fn replacement_needs_ten_percent_more() {
     let (devnet, _) = devnet().await;
     let (provider, sender) = (devnet.provider(), sender(&devnet));
     devnet.stall(true);
@@ -141,7 +141,7 @@ async fn replacing_needs_ten_percent_more() {
 }
 
 #[tokio::test]
-async fn what_cannot_run_is_refused_as_nodes_do() {
+async fn invalid_transactions_are_rejected_as_by_nodes() {
     let (devnet, _) = devnet().await;
     let sender = sender(&devnet);
     let good = transaction(&devnet, 0);
@@ -170,7 +170,7 @@ async fn what_cannot_run_is_refused_as_nodes_do() {
 }
 
 #[tokio::test]
-async fn a_base_fee_above_the_offer_makes_it_wait() {
+async fn transaction_below_the_base_fee_waits() {
     let (devnet, _) = devnet().await;
     let sender = sender(&devnet);
     devnet.set_base_fee(10_000_001);
@@ -183,7 +183,7 @@ async fn a_base_fee_above_the_offer_makes_it_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn timed_blocks_come_by_themselves_and_share_seconds() {
+async fn blocks_at_an_interval_may_share_a_timestamp() {
     let (clock, period) = (std::sync::Arc::new(tower_x402::ManualClock::at(NOW)), Duration::from_millis(200));
     let devnet = Devnet::builder().block_time(BlockTime::Every(period)).clock(clock.clone()).start().await.unwrap();
     let (provider, sender) = (devnet.provider(), sender(&devnet));
@@ -203,7 +203,7 @@ async fn timed_blocks_come_by_themselves_and_share_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_synchronous_send_gives_up_but_the_transaction_stays() {
+async fn synchronous_send_times_out_and_the_transaction_stays() {
     let (devnet, _) = devnet().await;
     let (provider, sender) = (devnet.provider(), sender(&devnet));
     devnet.stall(true);
@@ -231,7 +231,7 @@ async fn time_passes_for_calls_without_blocks() {
 }
 
 #[tokio::test]
-async fn the_past_can_be_read() {
+async fn past_states_can_be_read() {
     let devnet = Devnet::builder().finality_depth(2).start().await.unwrap();
     let provider = devnet.provider();
     let holder = Address::repeat_byte(0x01);
@@ -288,7 +288,7 @@ async fn estimates_are_enough_and_reverts_are_explained() {
 }
 
 #[tokio::test]
-async fn a_reorganization_returns_or_loses_transactions() {
+async fn reorganization_requeues_or_drops_transactions() {
     let (devnet, _) = devnet().await;
     let (asset, payer, sender) = (devnet.asset(), payer(&devnet), sender(&devnet));
     let mut settling = transaction(&devnet, 0);
@@ -325,7 +325,7 @@ async fn contracts_deploy_at_the_same_address_everywhere() {
 }
 
 #[tokio::test]
-async fn everything_alloy_asks_of_a_node_is_answered() {
+async fn every_call_of_alloy_is_answered() {
     let (devnet, _) = devnet().await;
     let (provider, sender) = (devnet.provider(), sender(&devnet));
     broadcast(&devnet, &raw(transaction(&devnet, 0), &sender).1).await.unwrap();
@@ -346,7 +346,7 @@ async fn everything_alloy_asks_of_a_node_is_answered() {
 }
 
 #[tokio::test]
-async fn what_the_devnet_does_itself_is_on_the_chain_too() {
+async fn calls_of_the_devnet_itself_are_on_the_chain() {
     let (devnet, _) = devnet().await;
     let (payer, provider) = (payer(&devnet), devnet.provider());
     let block = provider.get_block_by_number(BlockNumberOrTag::Latest).full().await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Faults hit where they are aimed.
+//! Fault injection affects the calls that it is set for.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn once(devnet: &Devnet, method: &'static str, fault: Fault) {
 }
 
 #[tokio::test]
-async fn before_means_without_effect_and_after_means_with() {
+async fn faults_before_have_no_effect_and_faults_after_have_one() {
     let (devnet, _) = devnet().await;
     let (provider, sender) = (devnet.provider(), sender(&devnet));
     let send = "eth_sendRawTransaction";
@@ -85,7 +85,7 @@ async fn a_duplicate_arrives_twice_and_the_second_answer_counts() {
 }
 
 #[tokio::test]
-async fn chance_hits_the_share_it_was_given_and_the_same_calls_for_the_same_seed() {
+async fn random_faults_hit_their_share_of_calls_by_seed() {
     let (devnet, _) = devnet().await;
     let provider = devnet.provider();
     let failures = async |seed: u64, rate: f64| {
@@ -123,7 +123,7 @@ async fn the_hook_sees_the_parameters() {
 }
 
 #[tokio::test]
-async fn a_drop_on_the_port_is_a_bad_gateway() {
+async fn dropped_call_on_the_port_is_a_bad_gateway() {
     let (devnet, _) = devnet().await;
     let port = devnet.serve("127.0.0.1:0").await.unwrap();
     let provider: RootProvider = RootProvider::new_http(port.url().clone());

@@ -1,4 +1,4 @@
-//! What the tests share: keys, signed authorizations, signed transactions, the contracts' interfaces.
+//! Shared by the tests: keys, signed authorizations, signed transactions, contract interfaces.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ sol! {
     }
 }
 
-/// Of secp256k1.
+/// The order of the curve secp256k1.
 pub(crate) const CURVE_ORDER: U256 = uint!(0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141_U256);
 pub(crate) const NOW: u64 = 1_700_000_000;
 pub(crate) const PAYEE: Address = Address::repeat_byte(0x9a);
@@ -141,7 +141,7 @@ impl TransferWithAuthorization {
     }
 }
 
-/// Sends calldata to the token and gives the reason if it reverts.
+/// Sends calldata to the token and returns the reason if it reverts.
 pub(crate) fn send(devnet: &Devnet, calldata: Bytes) -> Result<alloy_rpc_types_eth::TransactionReceipt, String> {
     devnet.execute(RELAYER, devnet.asset().address, calldata).map_err(|error| error.to_string())
 }

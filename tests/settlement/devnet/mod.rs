@@ -1,4 +1,4 @@
-//! The devnet behaves as Base and its USDC do, and fails as asked.
+//! The devnet behaves as Base and its USDC, and injects faults.
 
 mod chain;
 mod faults;

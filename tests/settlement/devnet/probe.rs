@@ -1,4 +1,4 @@
-//! The payment probe tells in one call what a verification needs.
+//! The payment probe returns in one call everything that a verification needs.
 
 use alloy_eips::BlockId;
 use alloy_primitives::{Address, B256, Bytes, U256};

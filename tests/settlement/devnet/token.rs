@@ -1,4 +1,4 @@
-//! The token answers as USDC does.
+//! The token of the devnet behaves as USDC.
 
 use alloy_primitives::{Bytes, U256, b256};
 use alloy_signer::SignerSync as _;
@@ -21,7 +21,7 @@ async fn domains_are_those_of_usdc_on_base() {
 }
 
 #[tokio::test]
-async fn both_overloads_move_the_money_and_say_so() {
+async fn both_overloads_transfer_and_emit_events() {
     let (devnet, _) = devnet().await;
     let (asset, payer) = (devnet.asset(), payer(&devnet));
     let mut authorization = authorization(payer.address(), 1_000);
@@ -41,7 +41,7 @@ async fn both_overloads_move_the_money_and_say_so() {
 }
 
 #[tokio::test]
-async fn a_used_or_canceled_authorization_is_dead() {
+async fn used_or_cancelled_authorization_cannot_be_used() {
     let (devnet, _) = devnet().await;
     let (asset, payer) = (devnet.asset(), payer(&devnet));
     let mut authorization = authorization(payer.address(), 1_000);
@@ -112,7 +112,7 @@ async fn balance_pause_and_blacklist_are_respected() {
 }
 
 #[tokio::test]
-async fn a_contract_wallet_decides_for_itself() {
+async fn contract_wallet_verifies_its_own_signatures() {
     let (devnet, _) = devnet().await;
     let (asset, owner) = (devnet.asset(), key(0x44));
     let wallet = deploy_wallet(&devnet, owner.address());
@@ -133,7 +133,7 @@ async fn a_contract_wallet_decides_for_itself() {
 }
 
 #[tokio::test]
-async fn a_delegated_account_is_asked_not_recovered() {
+async fn delegated_account_verifies_its_own_signatures() {
     let (devnet, _) = devnet().await;
     let (asset, payer) = (devnet.asset(), payer(&devnet));
     let calldata = authorization(payer.address(), 1_000).signed(&asset, &payer);

@@ -1,4 +1,4 @@
-//! Settling at a loss is noticed, and refused where that is asked for.
+//! Settlements at a loss are counted, and refused if so configured.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ fn is_refused_as_a_loss(verified: &Result<tower_x402::payment::Verified, VerifyE
 }
 
 #[tokio::test]
-async fn a_payment_that_costs_more_than_it_brings_in_is_counted_and_settled_all_the_same() {
+async fn payment_below_its_fee_is_counted_and_settled() {
     let stage = Stage::with(|d| d, |b| b.native_price("$1".parse().unwrap())).await;
     let key = stage.payer(2);
     paid_by(&stage.admit_and_settle(&stage.payment(&key)).await);
@@ -39,7 +39,7 @@ async fn a_payment_that_costs_more_than_it_brings_in_is_counted_and_settled_all_
 }
 
 #[tokio::test]
-async fn a_loss_is_refused_before_the_work_while_it_would_be_one() {
+async fn loss_is_refused_before_the_work() {
     let stage = Stage::with(|d| d, |b| b.native_price("$1".parse().unwrap()).refuse_losses(true)).await;
     let payment = stage.payment(&stage.payer(1));
     stage.verify(&payment).await.unwrap();
@@ -52,7 +52,7 @@ async fn a_loss_is_refused_before_the_work_while_it_would_be_one() {
 }
 
 #[tokio::test]
-async fn what_batches_cost_decides_where_payments_share_transactions() {
+async fn loss_is_judged_by_the_cost_of_batches() {
     let blocks = Duration::from_millis(50);
     let stage = Stage::with(every(50), |b| {
         b.block_time(blocks).batch_size(10).native_price("$1".parse().unwrap()).refuse_losses(true)
@@ -83,7 +83,7 @@ async fn what_batches_cost_decides_where_payments_share_transactions() {
 }
 
 #[tokio::test]
-async fn without_a_price_nothing_can_be_told_to_be_a_loss() {
+async fn nothing_is_a_loss_without_a_native_price() {
     let stage = stage().await;
     let builder = OnchainFacilitator::builder()
         .network(stage.devnet.network())

@@ -1,4 +1,4 @@
-//! The numbers are those of what happened, and are all in the documentation.
+//! Metrics count what happens, and all of them are documented.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
 }
 
 #[tokio::test]
-async fn requests_are_counted_by_how_they_ended() {
+async fn requests_are_counted_by_outcome() {
     let recording = Recording::begin();
     let facilitator = Arc::new(Scripted::new().settle(|call, _| async move {
         match call {
@@ -98,7 +98,7 @@ async fn requests_are_counted_by_how_they_ended() {
 }
 
 #[tokio::test]
-async fn settlements_and_what_they_cost_are_counted_as_they_were() {
+async fn settlements_and_their_costs_are_counted() {
     let recording = Recording::begin();
     let stage = stage().await;
     let key = stage.payer(3);
@@ -138,7 +138,7 @@ async fn settlements_and_what_they_cost_are_counted_as_they_were() {
 }
 
 #[tokio::test]
-async fn what_is_kept_for_replays_is_weighed_in_and_out() {
+async fn stored_responses_are_measured_when_added_and_removed() {
     let recording = Recording::begin();
     let stage = stage().await;
     stage.produced(&stage.payment(&stage.payer(1))).await;
@@ -150,7 +150,7 @@ async fn what_is_kept_for_replays_is_weighed_in_and_out() {
     assert_eq!(more, 0.0, "one came, one of the same size went");
 }
 
-/// A key whose service fails once.
+/// A signer that fails once.
 struct FlakySigner(AtomicBool);
 
 #[async_trait::async_trait]
@@ -171,7 +171,7 @@ impl TxSigner<Signature> for FlakySigner {
     }
 }
 
-/// A gap in the nonces.
+/// Leaves a gap in the account nonces.
 async fn leave_a_gap() {
     let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
     let payments: Vec<Prechecked> = (0..3).map(|_| stage.payment(&stage.payer(1))).collect();
@@ -185,7 +185,7 @@ async fn leave_a_gap() {
     assert_eq!(stage.received(), 2);
 }
 
-/// A price that rises while a transaction waits.
+/// Raises the base fee while a transaction waits.
 async fn raise_a_price() {
     let stage = Stage::with(
         |d| d.block_time(BlockTime::Every(Duration::from_millis(50))),
@@ -206,7 +206,7 @@ async fn raise_a_price() {
     assert!(stage.facilitator.readiness().await.is_ready());
 }
 
-/// A settlement that a reorganization undoes.
+/// Removes a settlement by a reorganization.
 async fn reorganize() {
     let stage = Stage::with(|d| d.finality_depth(64), |b| b.reconcile_interval(Duration::from_millis(30))).await;
     let payment = stage.payment(&stage.payer(1));
@@ -230,7 +230,7 @@ async fn reorganize() {
     .await;
 }
 
-/// A facilitator that others ask, or try to.
+/// Sends requests to a facilitator service.
 async fn ask_a_facilitator() {
     let service = FacilitatorService::builder(Scripted::new()).rate(3, Duration::from_secs(3_600)).build();
     for (method, path) in [("GET", "/healthz"), ("GET", "/supported"), ("POST", "/verify"), ("POST", "/settle")] {
@@ -253,7 +253,7 @@ async fn requests_to_a_facilitator_are_counted_by_endpoint_and_status() {
     assert_eq!(statuses, BTreeMap::from([("200", 2), ("400", 2), ("404", 1)]));
 }
 
-/// A ledger on disk that is used, summed up, and fails.
+/// Uses a ledger on disk, sums it up, and makes it fail.
 async fn keep_books() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = Arc::new(SqliteLedger::open(directory.path().join("ledger.sqlite")).await.unwrap());
@@ -276,7 +276,7 @@ async fn keep_books() {
 }
 
 #[tokio::test]
-async fn every_number_that_is_documented_is_reported_and_the_other_way_round() {
+async fn documented_and_reported_metrics_are_the_same() {
     let (recording, of_threads) = (Recording::begin(), OfThreads::begin());
     leave_a_gap().await;
     raise_a_price().await;
@@ -305,7 +305,7 @@ async fn every_number_that_is_documented_is_reported_and_the_other_way_round() {
 }
 
 #[test]
-fn the_table_in_the_documentation_is_the_list() {
+fn documentation_lists_all_metrics() {
     let docs = include_str!("../../../src/ops/mod.rs");
     let rows: Vec<&str> = docs.lines().filter(|line| line.starts_with("//! | `x402_")).collect();
     let expected = METRICS.iter().map(|metric| {
@@ -320,7 +320,7 @@ fn the_table_in_the_documentation_is_the_list() {
 }
 
 #[test]
-fn names_follow_the_conventions_of_prometheus() {
+fn metric_names_follow_the_conventions_of_prometheus() {
     for metric in METRICS {
         let ends = |endings: &[&str]| endings.iter().any(|ending| metric.name.ends_with(ending));
         assert!(metric.name.starts_with("x402_"));

@@ -1,4 +1,4 @@
-//! What an operator sees of a service that charges.
+//! Metrics, spans, readiness, losses and the questions of an operator.
 
 mod losses;
 mod metrics;

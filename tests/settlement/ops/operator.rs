@@ -1,4 +1,4 @@
-//! What an operator asks of a ledger, and hands to accounting.
+//! The operator lists, finds, reconciles, sums up and exports payments.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tower_x402::{
         Fingerprint, FulfilmentStep, Lease, LedgerError, Record, Reservation, Settlement, SettlementState,
         SettlementStep,
     },
-    ops::{COLUMNS, ExportFormat, Operator, OperatorError, Search, Which},
+    ops::{COLUMNS, ExportFormat, Operator, OperatorError, PaymentFilter, PaymentSearch},
     payment::{Outcome, PaymentKey, Prechecked},
 };
 
@@ -20,7 +20,7 @@ fn operator(stage: &Stage) -> Operator {
     Operator::new(stage.ledger.clone()).clock(stage.clock.clone() as Arc<dyn Clock>)
 }
 
-async fn keys(operator: &Operator, which: Which) -> Vec<PaymentKey> {
+async fn keys(operator: &Operator, which: PaymentFilter) -> Vec<PaymentKey> {
     let mut payments = operator.payments(which);
     let mut keys = Vec::new();
     while let Some(page) = payments.next().await.unwrap() {
@@ -41,7 +41,7 @@ async fn reserve(stage: &Stage, payment: &Prechecked, until: u64) -> Lease {
 
 const TRANSACTION: B256 = B256::repeat_byte(0x7a);
 
-/// A payment that was reserved, went through these steps of work, and is paid.
+/// A payment that was reserved, went through these steps, and was settled.
 async fn paid_after(stage: &Stage, lease_until: u64, steps: Vec<FulfilmentStep>) -> PaymentKey {
     let payment = stage.payment(&new_key());
     let lease = reserve(stage, &payment, lease_until).await;
@@ -55,7 +55,7 @@ async fn paid_after(stage: &Stage, lease_until: u64, steps: Vec<FulfilmentStep>)
 }
 
 #[tokio::test]
-async fn who_paid_and_can_get_nothing_is_owed() {
+async fn settled_but_undeliverable_payment_is_owed() {
     let stage = stage().await;
     let now = stage.clock.now();
     let (start, release) = (FulfilmentStep::Start { until: 0 }, FulfilmentStep::Release { body: None });
@@ -79,10 +79,10 @@ async fn who_paid_and_can_get_nothing_is_owed() {
     reserve(&stage, &stage.payment(&new_key()), now - 1).await;
 
     let operator = operator(&stage);
-    let found: BTreeSet<_> = keys(&operator, Which::Owed).await.into_iter().collect();
+    let found: BTreeSet<_> = keys(&operator, PaymentFilter::Owed).await.into_iter().collect();
     assert_eq!(found, owed);
     stage.clock.advance(601);
-    assert!(keys(&operator, Which::Owed).await.contains(&kept.key()), "its answer is not kept any more");
+    assert!(keys(&operator, PaymentFilter::Owed).await.contains(&kept.key()), "its answer is not kept any more");
 
     let report = operator.report().await.unwrap();
     let [asset] = &report.assets[..] else { panic!("{report:?}") };
@@ -95,7 +95,7 @@ async fn who_paid_and_can_get_nothing_is_owed() {
 }
 
 #[tokio::test]
-async fn every_payment_is_listed_once_however_many_there_are() {
+async fn every_payment_is_listed_once() {
     let stage = stage().await;
     let mut reserved = BTreeSet::new();
     for index in 0..600 {
@@ -107,13 +107,13 @@ async fn every_payment_is_listed_once_however_many_there_are() {
         reserved.insert(payment.key());
     }
     let operator = operator(&stage);
-    let listed = keys(&operator, Which::All).await;
+    let listed = keys(&operator, PaymentFilter::All).await;
     assert_eq!(listed.len(), 600);
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), reserved);
     assert_eq!(keys(&operator, "due".parse().unwrap()).await.len(), 6);
-    assert_eq!(keys(&operator, Which::Open).await.len(), 6);
-    assert!(keys(&operator, Which::Owed).await.is_empty());
-    let mut csv = operator.export(Which::All, ExportFormat::Csv);
+    assert_eq!(keys(&operator, PaymentFilter::Open).await.len(), 6);
+    assert!(keys(&operator, PaymentFilter::Owed).await.is_empty());
+    let mut csv = operator.export(PaymentFilter::All, ExportFormat::Csv);
     let mut lines = 0;
     while let Some(piece) = csv.next().await.unwrap() {
         let held = piece.matches("\r\n").count();
@@ -124,7 +124,7 @@ async fn every_payment_is_listed_once_however_many_there_are() {
 }
 
 #[tokio::test]
-async fn payments_are_found_by_what_people_have_of_them() {
+async fn payments_are_found_by_prefix_and_transaction() {
     let stage = stage().await;
     let payer = stage.payer(2);
     let (first, second) = (stage.payment(&payer), stage.payment(&payer));
@@ -132,7 +132,7 @@ async fn payments_are_found_by_what_people_have_of_them() {
     reserve(&stage, &second, 0).await;
     let operator = operator(&stage);
     let find = async |text: String| {
-        let found = operator.find(&text.parse::<Search>().unwrap(), 10).await.unwrap();
+        let found = operator.find(&text.parse::<PaymentSearch>().unwrap(), 10).await.unwrap();
         found.into_iter().map(|record| record.key).collect::<BTreeSet<_>>()
     };
     let both = BTreeSet::from([first.key(), second.key()]);
@@ -146,12 +146,12 @@ async fn payments_are_found_by_what_people_have_of_them() {
     assert_eq!(find(second.key().nonce.to_string()[2..20].to_owned()).await, BTreeSet::from([second.key()]));
     assert_eq!(find(payer.to_string()).await, both);
     assert!(find(new_key().address().to_string()).await.is_empty());
-    assert_eq!(operator.find(&Search::Transaction(transaction), 10).await.unwrap().len(), 1);
+    assert_eq!(operator.find(&PaymentSearch::Transaction(transaction), 10).await.unwrap().len(), 1);
     assert_eq!(operator.find(&payer.to_string().parse().unwrap(), 1).await.unwrap().len(), 1, "no more than asked for");
 }
 
 #[tokio::test]
-async fn reconciling_records_what_the_chain_proves_and_nothing_else() {
+async fn reconciliation_records_only_what_the_chain_proves() {
     // What is due is settled at the start, when there is nothing, and from then on only in an hour.
     let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let operator = operator(&stage);
@@ -184,7 +184,7 @@ async fn reconciling_records_what_the_chain_proves_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_fee_that_is_looked_up_later_is_the_payments_share() {
+async fn fee_that_is_looked_up_later_is_the_share_of_the_payment() {
     let stage = Stage::with(every(50), |b| b.block_time(Duration::from_millis(50))).await;
     let stage = Arc::new(stage);
     stage.facilitator.deploy_batch_settler().await.unwrap().unwrap();
@@ -206,7 +206,7 @@ async fn a_fee_that_is_looked_up_later_is_the_payments_share() {
 }
 
 #[tokio::test]
-async fn an_export_says_in_csv_what_it_says_in_json_and_never_a_signature() {
+async fn csv_and_json_exports_agree_and_hold_no_signature() {
     let stage = stage().await;
     let payer = stage.payer(2);
     let (settled, open) = (stage.payment(&payer), stage.payment(&payer));
@@ -214,7 +214,7 @@ async fn an_export_says_in_csv_what_it_says_in_json_and_never_a_signature() {
     reserve(&stage, &open, 0).await;
     let operator = operator(&stage);
     let export = async |format| {
-        let mut export = operator.export(Which::All, format);
+        let mut export = operator.export(PaymentFilter::All, format);
         let mut text = String::new();
         while let Some(piece) = export.next().await.unwrap() {
             text += &piece;
@@ -257,11 +257,11 @@ async fn an_export_says_in_csv_what_it_says_in_json_and_never_a_signature() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_fails_is_an_error_and_no_end() {
+async fn failed_ledger_is_an_error_and_not_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = Arc::new(tower_x402::ledger::SqliteLedger::open(directory.path().join("l.sqlite")).await.unwrap());
     ledger.close().await;
     let operator = Operator::new(ledger);
-    assert!(matches!(operator.payments(Which::All).next().await, Err(LedgerError::Backend(_))));
+    assert!(matches!(operator.payments(PaymentFilter::All).next().await, Err(LedgerError::Backend(_))));
     assert!(matches!(operator.report().await, Err(LedgerError::Backend(_))));
 }

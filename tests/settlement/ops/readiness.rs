@@ -1,4 +1,4 @@
-//! A service that cannot be paid says so, and why, before it takes work.
+//! A service that cannot settle payments reports that it is not ready, and why.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ async fn until_it_says(facilitator: &OnchainFacilitator, reasons: &[NotReady]) {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_is_named_and_goes_when_it_has_gone() {
+async fn readiness_names_each_obstacle_until_it_is_gone() {
     let stage = stage().await;
     until_it_says(&stage.facilitator, &[]).await;
 
@@ -39,7 +39,7 @@ async fn what_is_in_the_way_is_named_and_goes_when_it_has_gone() {
 }
 
 #[tokio::test]
-async fn a_backlog_at_its_bound_and_gas_above_the_ceiling_are_reasons() {
+async fn full_backlog_and_gas_above_the_ceiling_are_reasons() {
     let full = Stage::with(|d| d, |b| b.backlog(0)).await;
     until_it_says(&full.facilitator, &[NotReady::Backlog { waiting: 0 }]).await;
     let dear = Stage::with(|d| d, |b| b.max_gas_price(1)).await;
@@ -47,7 +47,7 @@ async fn a_backlog_at_its_bound_and_gas_above_the_ceiling_are_reasons() {
 }
 
 #[tokio::test]
-async fn until_the_past_is_known_it_is_not_ready() {
+async fn not_ready_until_the_past_is_reconciled() {
     let stage = stage().await;
     // Without the ledger's past there is nothing to catch up with, so the node is asked, in vain, for a journalled nonce.
     let payment = stage.payment(&stage.payer(1));
@@ -69,7 +69,7 @@ async fn until_the_past_is_known_it_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_fails_is_a_reason_for_every_facilitator() {
+async fn failed_ledger_is_a_reason_for_every_facilitator() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = Arc::new(SqliteLedger::open(directory.path().join("ledger.sqlite")).await.unwrap());
     let mut facilitator = Scripted::new();
@@ -82,7 +82,7 @@ async fn a_ledger_that_fails_is_a_reason_for_every_facilitator() {
 }
 
 #[tokio::test]
-async fn who_asks_all_the_time_does_not_make_the_node_work() {
+async fn frequent_readiness_checks_do_not_load_the_node() {
     let stage = stage().await;
     until_it_says(&stage.facilitator, &[]).await;
     let before = stage.calls("eth_getBalance");

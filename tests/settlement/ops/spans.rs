@@ -1,4 +1,4 @@
-//! A paid request can be followed from its header to its transaction.
+//! Spans follow a paid request from its header to its transaction.
 
 use std::{
     collections::BTreeMap,
@@ -61,7 +61,7 @@ impl Spans {
 }
 
 #[tokio::test]
-async fn a_paid_request_is_one_span_and_its_settlement_another_within() {
+async fn paid_request_is_a_span_with_its_settlement_inside() {
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
     let chain = DevnetChain::start(None).await;

@@ -1,4 +1,4 @@
-//! The contracts that every devnet has from its first block, at their canonical addresses: USDC, the CREATE2 deployer, the escrow of
+//! The contracts that a devnet has from its first block, at their canonical addresses: USDC, the CREATE2 deployer, the escrow of
 //! payment channels with its collector, and Multicall3.
 
 use alloy_primitives::{Address, Bytes, address, bytes};
@@ -9,7 +9,7 @@ use super::{DevnetError, chain::Chain};
 use crate::{Asset, Network, vouchers::Escrow};
 
 sol! {
-    /// The calls that the devnet itself makes to its token.
+    /// The calls that the devnet makes to its token.
     interface DevnetUsdc {
         function initialize(string name, string version, address owner);
         function mint(address to, uint256 amount) returns (bool);
@@ -17,25 +17,25 @@ sol! {
     }
 }
 
-/// May mint, pause and blacklist. Nobody has its key: the devnet acts in its name.
+/// The owner of the token, who may mint, pause and blacklist. There is no key for it; the devnet sends its transactions.
 pub(super) const OWNER: Address = address!("00000000000000000000000000000000DE7Ae70a");
 
-/// The deterministic deployment proxy, at the address where it is on every chain.
+/// The deterministic deployment proxy, at the address that it has on every chain.
 const CREATE2_DEPLOYER: Address = address!("4e59b44847b379578588920cA78FbF26c0B4956C");
 const CREATE2_DEPLOYER_CODE: Bytes = bytes!(
     "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe03601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3"
 );
 
-/// Multicall3, at the address where it is on every chain. Other implementations read through it.
+/// Multicall3, at the address that it has on every chain. Other implementations read through it.
 const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a173976CA11");
 
-/// USDC as it is on `network`; on a chain without one as on Base Sepolia.
-pub(super) fn asset(network: Network) -> Option<Asset> {
+/// Returns USDC as it is on `network`, or as on Base Sepolia if it is not known there.
+pub(super) fn usdc_on(network: Network) -> Option<Asset> {
     network.usdc().or_else(|| Network::BASE_SEPOLIA.usdc().map(|asset| Asset { network, ..asset }))
 }
 
-/// Plants the contracts, before the first block.
-pub(super) fn plant(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError> {
+/// Deploys the contracts before the first block.
+pub(super) fn deploy(chain: &mut Chain, asset: &Asset) -> Result<(), DevnetError> {
     chain.state.set_code(CREATE2_DEPLOYER, CREATE2_DEPLOYER_CODE);
     for (address, artifact) in [
         (asset.address, include_str!("../../contracts/artifacts/DevnetUsdc.json")),

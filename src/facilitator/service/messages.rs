@@ -1,0 +1,285 @@
+//! The messages of the service, in v2 and v1: reads requests and writes answers.
+
+use std::{sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256};
+use bytes::Bytes;
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+};
+use http_body_util::Full;
+use serde::{Deserialize, Serialize};
+use serde_json::{json, value::RawValue};
+
+use crate::{
+    network::Network,
+    payment::{Echo, Terms},
+    protocol::{
+        ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, SettlementResponse,
+        Verbatim, VerifyResponse, Version, v1,
+    },
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Verify,
+    Settle,
+}
+
+/// The request body of `/verify` and `/settle`.
+pub(super) struct ParsedRequest {
+    pub(super) version: Version,
+    pub(super) terms: Arc<Terms>,
+    pub(super) payload: ExactPayload,
+    /// The payer accepted exactly these terms.
+    pub(super) is_accepted: bool,
+    /// The other parts of the 402 that the payer returned.
+    pub(super) echo: Option<Arc<Echo>>,
+}
+
+/// The reason why a request body cannot be read.
+#[derive(Debug)]
+pub(super) struct InvalidRequest {
+    reason: Reason,
+    detail: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope<'a> {
+    #[serde(default)]
+    x402_version: Option<u64>,
+    #[serde(borrow)]
+    payment_payload: &'a RawValue,
+    #[serde(borrow)]
+    payment_requirements: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(rename = "x402Version")]
+    x402_version: u64,
+}
+
+impl ParsedRequest {
+    pub(super) fn read(body: &[u8]) -> Result<Self, InvalidRequest> {
+        let invalid = |reason| move |error: serde_json::Error| InvalidRequest { reason, detail: error.to_string() };
+        let envelope: Envelope<'_> = serde_json::from_slice(body).map_err(invalid(Reason::InvalidPayload))?;
+        let payment = envelope.payment_payload.get();
+        let Versioned { x402_version } = serde_json::from_str(payment).map_err(invalid(Reason::InvalidX402Version))?;
+        if envelope.x402_version.is_some_and(|version| version != x402_version) {
+            return Err(InvalidRequest {
+                reason: Reason::InvalidX402Version,
+                detail: "the request and its payment are of different versions".to_owned(),
+            });
+        }
+        let requirements = envelope.payment_requirements.get();
+        match x402_version {
+            2 => {
+                let payment: PaymentPayload = serde_json::from_str(payment).map_err(invalid(Reason::InvalidPayload))?;
+                let offer: PaymentRequirements =
+                    serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
+                let terms = Terms::new(ExactOffer::try_from(&offer)?);
+                Ok(Self {
+                    version: Version::V2,
+                    is_accepted: terms.is_accepted_by(&payment.accepted),
+                    payload: read_payload(&payment.payload)?,
+                    terms: Arc::new(terms),
+                    echo: Echo::new(payment.resource, payment.extensions).map(Arc::new),
+                })
+            }
+            1 => {
+                let payment: v1::PaymentPayload =
+                    serde_json::from_str(payment).map_err(invalid(Reason::InvalidPayload))?;
+                let offer: v1::PaymentRequirements =
+                    serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
+                let terms = Terms::new(ExactOffer::try_from(&offer)?);
+                let network = Network::from_v1_name(&payment.network);
+                Ok(Self {
+                    version: Version::V1,
+                    is_accepted: payment.scheme == "exact" && network == Some(terms.offer().network()),
+                    payload: read_payload(&payment.payload)?,
+                    terms: Arc::new(terms),
+                    echo: None,
+                })
+            }
+            other => Err(InvalidRequest {
+                reason: Reason::InvalidX402Version,
+                detail: format!("x402Version {other} is not supported, only 1 and 2"),
+            }),
+        }
+    }
+
+    pub(super) fn valid(&self) -> Answer {
+        Answer::verdict(None, Some(self.payload.authorization.from))
+    }
+
+    pub(super) fn invalid(&self, reason: Reason, detail: &str) -> Answer {
+        Answer::verdict(Some((reason, detail)), Some(self.payload.authorization.from))
+    }
+
+    pub(super) fn settled(&self, result: &SettlementResult) -> Answer {
+        Answer::settlement(self, result)
+    }
+}
+
+impl InvalidRequest {
+    pub(super) fn into_answer(self, operation: Operation) -> Answer {
+        match operation {
+            Operation::Verify => Answer::invalid_verification(self.reason, &self.detail),
+            Operation::Settle => Answer::invalid_settlement(self.reason, &self.detail),
+        }
+    }
+}
+
+impl From<OfferError> for InvalidRequest {
+    fn from(error: OfferError) -> Self {
+        let reason = match error {
+            OfferError::Scheme(_) => Reason::UnsupportedScheme,
+            OfferError::Network(_) => Reason::InvalidNetwork,
+            OfferError::MissingDomain => Reason::MissingEip712Domain,
+            _ => Reason::InvalidPaymentRequirements,
+        };
+        Self { reason, detail: error.to_string() }
+    }
+}
+
+fn read_payload(payload: &Verbatim<ExactPayload>) -> Result<ExactPayload, InvalidRequest> {
+    payload.read().map_err(|error| InvalidRequest { reason: Reason::InvalidPayload, detail: error.to_string() })
+}
+
+/// An HTTP answer. Boxed, because it is the error of some functions.
+#[derive(Debug)]
+pub(super) struct Answer(Box<Response<Full<Bytes>>>);
+
+/// The result of a settlement, as it is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SettlementResult {
+    Settled(B256),
+    /// The outcome is not known yet.
+    Pending(Option<B256>),
+    Failed {
+        reason: Reason,
+        detail: String,
+        transaction: Option<B256>,
+    },
+    /// No transaction was sent.
+    Unavailable(Duration),
+}
+
+impl Answer {
+    pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
+        let body = serde_json::to_vec(body).unwrap_or_default();
+        let mut response = Response::new(Full::from(body));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Self(Box::new(response))
+    }
+
+    pub(super) fn problem(status: StatusCode, error: &str, detail: &str) -> Self {
+        Self::json(status, &json!({ "error": error, "detail": detail }))
+    }
+
+    pub(super) fn healthy() -> Self {
+        Self::json(StatusCode::OK, &json!({ "status": "ok" }))
+    }
+
+    pub(super) fn wrong_method() -> Self {
+        let mut answer = Self::problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "use another method");
+        answer.0.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
+        answer
+    }
+
+    pub(super) fn unauthorized() -> Self {
+        let detail = "send a key of this facilitator as Authorization: Bearer …";
+        let mut answer = Self::problem(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+        answer.0.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        answer
+    }
+
+    pub(super) fn too_many(retry_after: Duration) -> Self {
+        Self::problem(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "send fewer requests")
+            .retry_after(retry_after)
+    }
+
+    pub(super) fn unavailable(detail: &str, retry_after: Duration) -> Self {
+        Self::problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(retry_after)
+    }
+
+    pub(super) fn verdict(refusal: Option<(Reason, &str)>, payer: Option<Address>) -> Self {
+        Self::json(StatusCode::OK, &verdict(refusal, payer))
+    }
+
+    pub(super) fn invalid_verification(reason: Reason, detail: &str) -> Self {
+        Self::json(StatusCode::BAD_REQUEST, &verdict(Some((reason, detail)), None))
+    }
+
+    pub(super) fn invalid_settlement(reason: Reason, detail: &str) -> Self {
+        let body = json!({
+            "success": false, "errorReason": reason, "errorMessage": detail, "transaction": "", "network": "",
+        });
+        Self::json(StatusCode::BAD_REQUEST, &body)
+    }
+
+    pub(super) fn settlement(request: &ParsedRequest, result: &SettlementResult) -> Self {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct WithMessage<T> {
+            #[serde(flatten)]
+            response: T,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            error_message: Option<String>,
+        }
+        let (error_reason, error_message, transaction) = match result {
+            SettlementResult::Settled(transaction) => (None, None, Some(*transaction)),
+            SettlementResult::Pending(transaction) => {
+                let message = "the outcome is not known yet: send the same request again";
+                (Some(Reason::SettlementPending), Some(message.to_owned()), *transaction)
+            }
+            SettlementResult::Failed { reason, detail, transaction } => {
+                (Some(reason.clone()), Some(detail.clone()), *transaction)
+            }
+            SettlementResult::Unavailable(retry_after) => {
+                return Self::unavailable("the payment cannot be settled now; nothing was sent", *retry_after);
+            }
+        };
+        let offer = request.terms.offer();
+        let response = SettlementResponse {
+            success: error_reason.is_none(),
+            amount: error_reason.is_none().then(|| offer.amount.to_string()),
+            error_reason,
+            payer: Some(request.payload.authorization.from.to_string()),
+            transaction: transaction.map_or(String::new(), |hash| hash.to_string()),
+            network: offer.network().to_string(),
+            extensions: None,
+        };
+        let answer = match request.version {
+            Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
+            Version::V1 => Self::json(
+                StatusCode::OK,
+                &WithMessage { response: v1::SettlementResponse::from(&response), error_message },
+            ),
+        };
+        if let SettlementResult::Pending(_) = result { answer.retry_after(Duration::from_secs(1)) } else { answer }
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        *self.0
+    }
+
+    fn retry_after(mut self, delay: Duration) -> Self {
+        self.0.headers_mut().insert(RETRY_AFTER, delay.as_secs().max(1).into());
+        self
+    }
+}
+
+fn verdict(refusal: Option<(Reason, &str)>, payer: Option<Address>) -> VerifyResponse {
+    VerifyResponse {
+        is_valid: refusal.is_none(),
+        invalid_message: refusal.as_ref().map(|(_, detail)| (*detail).to_owned()),
+        invalid_reason: refusal.map(|(reason, _)| reason),
+        payer: payer.map(|payer| payer.to_string()),
+    }
+}

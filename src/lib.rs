@@ -101,6 +101,8 @@
 //!
 //! # Where to go next
 //!
+//! - The [guides](https://docs.rs/tower-x402/latest/tower_x402/guide/) start with a task and code that runs: charge, pay, production,
+//!   settlement through others, and what happens when something fails.
 //! - [`server`], [`client`] and [`facilitator`] explain how each side works, [`ledger`] what is recorded, [`ops`] what to monitor.
 //! - [Examples](https://github.com/tower-x402/tower-x402/tree/main/examples): a seller, a buyer, a facilitator, each as a program.
 //! - [DESIGN.md](https://github.com/tower-x402/tower-x402/blob/main/DESIGN.md) gives the reasons,

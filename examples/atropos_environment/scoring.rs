@@ -3,7 +3,7 @@
 use atropos_client::{ByteTokenizer, ChatMessage, GroupError, GroupLimits, ScoredGroup, Sequence};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tower_x402::client::Outcome;
+use tower_x402::client::PaymentOutcome;
 use x402_market::{Feedback, LengthError, Submission, Task};
 
 use crate::{

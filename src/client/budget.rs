@@ -402,7 +402,7 @@ impl Totals {
     }
 }
 
-/// What was signed in the last `length` seconds.
+/// The sum of what was signed in the last `length` seconds.
 #[derive(Debug)]
 struct RollingWindow {
     length: u64,

@@ -173,7 +173,7 @@ pub enum PaymentError {
     /// The payment was sent and no answer came. Its amount stays reserved; reconciliation finds out whether it was settled.
     #[error("a payment of {} was sent and not answered in {attempts} attempts; it may still be executed", receipt.amount)]
     Unanswered {
-        /// What was signed. The outcome is unknown unless an earlier attempt was answered.
+        /// The receipt of the payment. Its outcome is unknown unless an earlier attempt was answered.
         receipt: Box<Receipt>,
         /// The number of attempts.
         attempts: u32,

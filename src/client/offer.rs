@@ -24,7 +24,7 @@ const MAX_OFFERS: usize = 64;
 /// The longest status URL that is kept in the journal, in bytes.
 const MAX_STATUS_URL: usize = 512;
 
-/// Where a response may have offers.
+/// The part of a response that may have offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfferLocation {
     /// The response is not a 402, or not one of x402.
@@ -196,7 +196,7 @@ fn is_json(content_type: &HeaderValue) -> bool {
 
 type Comparison = Arc<dyn Fn(&ExactOffer, &ExactOffer) -> Ordering + Send + Sync>;
 
-/// Which offers a payer accepts, and which of them it prefers.
+/// The offers that a payer accepts, and the order in which it prefers them.
 #[derive(Clone, Default)]
 pub(super) struct OfferPolicy {
     pub(super) assets: Vec<Asset>,

@@ -191,7 +191,7 @@ fn outcome_of(reason: &Reason) -> PaymentOutcome {
     }
 }
 
-/// What `PAYMENT-RESPONSE` reports, checked against what was signed.
+/// The report in `PAYMENT-RESPONSE`, checked against what was signed.
 enum SettlementReport {
     None,
     Paid { transaction: Option<B256> },

@@ -34,7 +34,7 @@ pin_project! {
     }
 }
 
-/// What was read of a body, and the rest of it. The fields are in the order in which they are returned.
+/// The start of a body that was read, and the rest of it. The fields are in the order in which they are returned.
 struct ReadStart<R, E> {
     bytes: Bytes,
     /// If there is an error, there is no rest.

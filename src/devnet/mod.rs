@@ -87,7 +87,7 @@ use crate::{Asset, Network, Usdc};
 /// The interval at which alloy polls this node for receipts.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What happens to the transactions of replaced blocks.
+/// The fate of the transactions of replaced blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orphans {
     /// They return to the pool and are in the first of the new blocks, if they can still be executed.

@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt,
     future::poll_fn,
     mem,
     pin::Pin,
@@ -130,7 +129,8 @@ where
 {
     type Response = Response<PaidResponseBody<R>>;
     type Error = AddPaymentError<S::Error>;
-    type Future = AddPaymentFuture<R, S::Error>;
+    /// If it is dropped while a payment is under way, the amount stays reserved.
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx).map_err(AddPaymentError::Inner)
@@ -141,14 +141,14 @@ where
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
         let (payer, retry) = (self.payer.clone(), self.retry);
-        AddPaymentFuture(Box::pin(async move {
+        Box::pin(async move {
             let is_passed_on = is_passed_on(request.method(), request.headers());
             let mut exchange = TowerExchange { inner, request };
             match is_passed_on {
                 true => exchange.send().await.map_err(AddPaymentError::Inner),
                 false => send_and_pay(&payer, &retry, exchange).await,
             }
-        }))
+        })
     }
 }
 
@@ -223,24 +223,5 @@ impl<E> AddPaymentError<E> {
 impl<E, P: Into<PaymentError>> From<P> for AddPaymentError<E> {
     fn from(error: P) -> Self {
         Self::Payment(error.into())
-    }
-}
-
-type PaidResult<R, E> = Result<Response<PaidResponseBody<R>>, AddPaymentError<E>>;
-
-/// The future of an [`AddPayment`]. If it is dropped while a payment is under way, the amount stays reserved.
-pub struct AddPaymentFuture<R: Body, E>(Pin<Box<dyn Future<Output = PaidResult<R, E>> + Send>>);
-
-impl<R: Body, E> Future for AddPaymentFuture<R, E> {
-    type Output = PaidResult<R, E>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-impl<R: Body, E> fmt::Debug for AddPaymentFuture<R, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddPaymentFuture").finish_non_exhaustive()
     }
 }

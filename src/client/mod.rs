@@ -64,7 +64,7 @@ pub use error::{OfferRefusal, PaymentError, Refusal};
 pub use exchange::RetryPolicy;
 pub use journal::{Journal, JournalEntry, JournalError};
 pub use journal_file::JournalFile;
-pub use layer::{AddPayment, AddPaymentError, AddPaymentFuture, AddPaymentLayer};
+pub use layer::{AddPayment, AddPaymentError, AddPaymentLayer};
 #[cfg(feature = "reqwest")]
 pub use middleware::PaymentMiddleware;
 pub use payer::{Payer, PayerBuilder};

@@ -40,7 +40,7 @@ const BACKDATED: u64 = 600;
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Payer(Arc<Inner>);
 
 struct Inner {
@@ -55,15 +55,15 @@ struct Inner {
 impl Payer {
     /// Returns a builder with the default [`Budget`] and USDC on Base and Base Sepolia.
     pub fn builder(signer: impl AuthorizationSigner + 'static) -> PayerBuilder {
-        PayerBuilder {
+        let payer = Inner {
             signer: Box::new(signer),
-            budget: None,
-            assets: None,
+            budget: Budget::default(),
             policy: OfferPolicy::default(),
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
-        }
+        };
+        PayerBuilder { payer, assets: None }
     }
 
     /// Returns the budget.
@@ -177,32 +177,29 @@ impl Payer {
     }
 }
 
-impl fmt::Debug for Payer {
+impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Payer")
-            .field("address", &self.0.signer.address())
-            .field("budget", &self.0.budget)
-            .field("policy", &self.0.policy)
+        f.debug_struct("Inner")
+            .field("address", &self.signer.address())
+            .field("budget", &self.budget)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }
 
 /// Builder of a [`Payer`].
+#[derive(Debug)]
 #[must_use]
 pub struct PayerBuilder {
-    signer: Box<dyn AuthorizationSigner>,
-    budget: Option<Budget>,
+    payer: Inner,
+    /// `None` for the default tokens.
     assets: Option<Vec<Asset>>,
-    policy: OfferPolicy,
-    max_window: Duration,
-    clock: Arc<dyn Clock>,
-    nonces: Arc<dyn Nonces>,
 }
 
 impl PayerBuilder {
     /// Sets the budget. Default: [`Budget::default`], which allows $0.01 per payment and $1.00 in total.
     pub fn budget(mut self, budget: Budget) -> Self {
-        self.budget = Some(budget);
+        self.payer.budget = budget;
         self
     }
 
@@ -243,57 +240,39 @@ impl PayerBuilder {
     /// # }
     /// ```
     pub fn prefer<K: Ord>(mut self, rank: impl Fn(&ExactOffer) -> K + Send + Sync + 'static) -> Self {
-        self.policy.prefer(rank);
+        self.payer.policy.prefer(rank);
         self
     }
 
     /// Sets the flows to pay in. Default: all.
     pub fn flows(mut self, flows: impl IntoIterator<Item = PaymentFlow>) -> Self {
-        self.policy.flows = Some(flows.into_iter().collect());
+        self.payer.policy.flows = Some(flows.into_iter().collect());
         self
     }
 
     /// Sets the longest time that an authorization is valid, in whole seconds and at least one, even if the server asks for more.
     /// Default: one hour.
     pub fn max_window(mut self, window: Duration) -> Self {
-        self.max_window = window;
+        self.payer.max_window = window;
         self
     }
 
     /// Sets the clock. Default: [`SystemClock`].
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
+        self.payer.clock = clock;
         self
     }
 
     /// Sets the source of nonces and payment ids. Default: [`OsNonces`].
     pub fn nonces(mut self, nonces: impl Nonces) -> Self {
-        self.nonces = Arc::new(nonces);
+        self.payer.nonces = Arc::new(nonces);
         self
     }
 
     /// Builds the payer.
     pub fn build(mut self) -> Payer {
         let default = || [Network::BASE, Network::BASE_SEPOLIA].into_iter().filter_map(Network::usdc).collect();
-        self.policy.assets = self.assets.unwrap_or_else(default);
-        Payer(Arc::new(Inner {
-            signer: self.signer,
-            budget: self.budget.unwrap_or_default(),
-            policy: self.policy,
-            max_window: self.max_window,
-            clock: self.clock,
-            nonces: self.nonces,
-        }))
-    }
-}
-
-impl fmt::Debug for PayerBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PayerBuilder")
-            .field("address", &self.signer.address())
-            .field("budget", &self.budget)
-            .field("assets", &self.assets)
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
+        self.payer.policy.assets = self.assets.unwrap_or_else(default);
+        Payer(Arc::new(self.payer))
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use alloy_primitives::{Address, B256, U256};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::operator::PaymentPages;
 use crate::{
@@ -102,26 +103,13 @@ impl ExportEntry {
 
     /// Returns the entry as a line of CSV (RFC 4180), with its line break. Unknown values are empty.
     pub fn csv(&self) -> String {
-        let or_empty = |value: Option<String>| value.unwrap_or_default();
-        let values: [String; COLUMNS.len()] = [
-            self.time.clone(),
-            self.network.to_string(),
-            // In lower case, as in JSON, so that both can be compared as text.
-            format!("{:#x}", self.asset),
-            format!("{:#x}", self.payer),
-            format!("{:#x}", self.payee),
-            self.nonce.to_string(),
-            self.amount_units.clone(),
-            self.amount.clone(),
-            self.state.to_owned(),
-            self.work.to_owned(),
-            or_empty(self.transaction.map(|hash| hash.to_string())),
-            or_empty(self.block.map(|block| block.to_string())),
-            or_empty(self.fee_wei.clone()),
-            or_empty(self.settled_at.clone()),
-            self.deferred.to_string(),
-        ];
-        values.join(",") + "\r\n"
+        let entry = serde_json::to_value(self).unwrap_or_default();
+        let text = |column: &str| match &entry[column] {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        COLUMNS.map(text).join(",") + "\r\n"
     }
 
     /// Returns the entry as a line of JSON, with its line break. Amounts are decimal strings, unknown values are `null`.

@@ -97,29 +97,25 @@ impl ScoredGroup {
     /// # Errors
     /// See [`GroupError`].
     pub fn new(sequences: impl IntoIterator<Item = Sequence>, limits: &GroupLimits) -> Result<Self, GroupError> {
-        let sequences: Vec<Sequence> = sequences.into_iter().collect();
-        check(&sequences, limits)?;
-        let mut columns = Columns::default();
-        let count = sequences.len();
-        for sequence in sequences {
-            columns.tokens.push(sequence.tokens);
-            columns.masks.push(sequence.masks);
-            columns.scores.push(sequence.score);
-            columns.advantages.extend(sequence.advantages);
-            columns.inference_logprobs.extend(sequence.inference_logprobs);
-            columns.messages.extend(sequence.messages);
-            columns.overrides.extend(sequence.overrides);
+        let mut sequences: Vec<Sequence> = sequences.into_iter().collect();
+        check_limits(sequences.iter().map(Sequence::tokens), limits)?;
+        let mut scores = sequences.iter().map(Sequence::score);
+        let first = scores.next();
+        if scores.all(|score| Some(score) == first) {
+            return Err(GroupError::EqualScores);
         }
         Ok(Self {
-            tokens: columns.tokens,
-            masks: columns.masks,
-            scores: columns.scores,
-            advantages: all_or_none("advantages", columns.advantages, count)?,
-            inference_logprobs: all_or_none("inference_logprobs", columns.inference_logprobs, count)?,
-            messages: all_or_none("messages", columns.messages, count)?,
+            scores: sequences.iter().map(Sequence::score).collect(),
+            advantages: column("advantages", &mut sequences, |sequence| sequence.advantages.take())?,
+            inference_logprobs: column("inference_logprobs", &mut sequences, |sequence| {
+                sequence.inference_logprobs.take()
+            })?,
+            messages: column("messages", &mut sequences, |sequence| sequence.messages.take())?,
             generation_params: None,
-            overrides: all_or_none("overrides", columns.overrides, count)?,
+            overrides: column("overrides", &mut sequences, |sequence| sequence.overrides.take())?,
             group_overrides: None,
+            masks: sequences.iter_mut().map(|sequence| std::mem::take(&mut sequence.masks)).collect(),
+            tokens: sequences.into_iter().map(|sequence| sequence.tokens).collect(),
         })
     }
 
@@ -157,32 +153,11 @@ impl ScoredGroup {
     /// # Errors
     /// [`GroupError::Size`] or [`GroupError::TooLong`].
     pub fn check(&self, limits: &GroupLimits) -> Result<(), GroupError> {
-        fits(self.tokens.iter().map(Vec::len), limits)
+        check_limits(self.tokens.iter().map(Vec::len), limits)
     }
 }
 
-#[derive(Default)]
-struct Columns {
-    tokens: Vec<Vec<u32>>,
-    masks: Vec<Vec<i64>>,
-    scores: Vec<f64>,
-    advantages: Vec<Vec<f64>>,
-    inference_logprobs: Vec<Vec<f64>>,
-    messages: Vec<Vec<ChatMessage>>,
-    overrides: Vec<Map<String, Value>>,
-}
-
-fn check(sequences: &[Sequence], limits: &GroupLimits) -> Result<(), GroupError> {
-    fits(sequences.iter().map(Sequence::tokens), limits)?;
-    let mut scores = sequences.iter().map(Sequence::score);
-    let first = scores.next();
-    if scores.all(|score| Some(score) == first) {
-        return Err(GroupError::EqualScores);
-    }
-    Ok(())
-}
-
-fn fits(lengths: impl ExactSizeIterator<Item = usize>, limits: &GroupLimits) -> Result<(), GroupError> {
+fn check_limits(lengths: impl ExactSizeIterator<Item = usize>, limits: &GroupLimits) -> Result<(), GroupError> {
     if lengths.len() != limits.group_size {
         return Err(GroupError::Size { expected: limits.group_size, found: lengths.len() });
     }
@@ -194,10 +169,16 @@ fn fits(lengths: impl ExactSizeIterator<Item = usize>, limits: &GroupLimits) -> 
     Ok(())
 }
 
-fn all_or_none<T>(name: &'static str, column: Vec<T>, count: usize) -> Result<Option<Vec<T>>, GroupError> {
+/// Takes a field out of all sequences, which must all have it or all be without.
+fn column<T>(
+    name: &'static str,
+    sequences: &mut [Sequence],
+    take: impl FnMut(&mut Sequence) -> Option<T>,
+) -> Result<Option<Vec<T>>, GroupError> {
+    let column: Vec<T> = sequences.iter_mut().filter_map(take).collect();
     match column.len() {
         0 => Ok(None),
-        found if found == count => Ok(Some(column)),
+        found if found == sequences.len() => Ok(Some(column)),
         _ => Err(GroupError::Incomplete(name)),
     }
 }

@@ -63,10 +63,8 @@ impl Shared {
         let key = payment.key();
         // Only the chain can verify some signatures, and an invalid one must not be recorded.
         if payment.authenticity() != Authenticity::Proven && ledger.get(&key).await?.is_none() {
-            match facilitator.verify(payment).await {
-                Ok(_) => {}
-                Err(VerifyError::Invalid(rejection)) => return Ok(failed(rejection)),
-                Err(VerifyError::Unavailable(error)) => return Err(error),
+            if let Err(rejection) = verify(facilitator, payment).await? {
+                return Ok(failed(rejection));
             }
         }
         let now = self.clock.now();

@@ -229,7 +229,7 @@ impl FromStr for LedgerAt {
 
 impl Flags {
     /// Returns what to print instead of serving.
-    pub(crate) fn printing(&self) -> Option<(Which, Format)> {
+    pub(crate) fn printing(&self) -> Option<(PaymentFilter, Format)> {
         let is_asked = self.payments.is_some() || self.export.is_some();
         is_asked.then(|| (self.payments.unwrap_or(PaymentFilter::All), self.export.unwrap_or(Format::Jsonl)))
     }

@@ -1,4 +1,4 @@
-//! A ledger with something around every call: what watches the calls of another one, or makes them fail.
+//! A ledger that passes every call to another one, and lets a test do something around it: watch it, hold it back, make it fail.
 
 use std::{future::Future, sync::Arc};
 
@@ -11,14 +11,55 @@ use tower_x402::{
     payment::PaymentKey,
 };
 
+/// A call of a ledger, with the argument that tells it from others of its method.
+#[derive(Clone, Copy, Debug)]
+pub enum Call<'a> {
+    Fulfil(&'a FulfilmentStep),
+    Settle(&'a SettlementStep),
+    Submit(&'a Submission),
+    /// A call of any other method, by its name.
+    Other(&'static str),
+}
+
+impl Call<'_> {
+    /// Returns the name of the method, and of `fulfil` and `settle` the step.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fulfil(step) => fulfilling(step),
+            Self::Settle(step) => settling(step),
+            Self::Submit(_) => "submit",
+            Self::Other(method) => method,
+        }
+    }
+}
+
 /// Does something before a call of a ledger, after it, or in its place.
 pub trait Around: Send + Sync + 'static {
-    /// Makes the call named `call`, or does not.
+    /// Awaits `work`, which makes the call, or returns an answer without it.
     fn around<T: Send>(
         &self,
-        call: &'static str,
+        call: Call<'_>,
         work: impl Future<Output = Result<T, LedgerError>> + Send,
     ) -> impl Future<Output = Result<T, LedgerError>> + Send;
+}
+
+/// Refuses the calls for which a function returns an error.
+pub struct Refusing<F>(pub F);
+
+impl<F> Around for Refusing<F>
+where
+    F: Fn(Call<'_>) -> Option<LedgerError> + Send + Sync + 'static,
+{
+    async fn around<T: Send>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> Result<T, LedgerError> {
+        match (self.0)(call) {
+            Some(error) => Err(error),
+            None => work.await,
+        }
+    }
 }
 
 /// The methods of [`Ledger`] that can fail.
@@ -40,15 +81,21 @@ pub const METHODS: [&str; 15] = [
     "counts",
 ];
 
-/// The method that a call is one of.
+/// Returns the method of a call with this name.
 pub fn method_of(call: &str) -> &str {
     call.split(' ').next().unwrap_or(call)
 }
 
-/// Passes every call to another ledger, through an [`Around`].
+/// A ledger that passes every call to another one, through an [`Around`].
 pub struct AroundLedger<A> {
     pub ledger: Arc<dyn Ledger>,
     pub around: A,
+}
+
+impl<A: Around> AroundLedger<A> {
+    pub fn new(ledger: Arc<dyn Ledger>, around: A) -> Arc<Self> {
+        Arc::new(Self { ledger, around })
+    }
 }
 
 /// Without a wildcard, so that a new step does not compile until it has a name here.
@@ -80,63 +127,64 @@ fn settling(step: &SettlementStep) -> &'static str {
 #[async_trait]
 impl<A: Around> Ledger for AroundLedger<A> {
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        self.around.around("reserve", self.ledger.reserve(record)).await
+        self.around.around(Call::Other("reserve"), self.ledger.reserve(record)).await
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        self.around.around("get", self.ledger.get(key)).await
+        self.around.around(Call::Other("get"), self.ledger.get(key)).await
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        self.around.around("take_over", self.ledger.take_over(key, seen, now, until)).await
+        self.around.around(Call::Other("take_over"), self.ledger.take_over(key, seen, now, until)).await
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.around.around(fulfilling(step), self.ledger.fulfil(lease, step)).await
+        self.around.around(Call::Fulfil(step), self.ledger.fulfil(lease, step)).await
     }
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.around.around(settling(step), self.ledger.settle(key, step)).await
+        self.around.around(Call::Settle(step), self.ledger.settle(key, step)).await
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.around.around("discard", self.ledger.discard(lease)).await
+        self.around.around(Call::Other("discard"), self.ledger.discard(lease)).await
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.around.around("store_response", self.ledger.store_response(key, response)).await
+        self.around.around(Call::Other("store_response"), self.ledger.store_response(key, response)).await
     }
 
     async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.around.around("response", self.ledger.response(key)).await
+        self.around.around(Call::Other("response"), self.ledger.response(key)).await
     }
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.around.around("count_replay", self.ledger.count_replay(key)).await
+        self.around.around(Call::Other("count_replay"), self.ledger.count_replay(key)).await
     }
 
     async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.around.around("submit", self.ledger.submit(submission)).await
+        let call = Call::Submit(&submission);
+        self.around.around(call, self.ledger.submit(submission.clone())).await
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.around.around("free_nonce", self.ledger.free_nonce(sender, nonce, by)).await
+        self.around.around(Call::Other("free_nonce"), self.ledger.free_nonce(sender, nonce, by)).await
     }
 
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.around.around("forget_nonces", self.ledger.forget_nonces(sender, below)).await
+        self.around.around(Call::Other("forget_nonces"), self.ledger.forget_nonces(sender, below)).await
     }
 
     async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        self.around.around("submissions", self.ledger.submissions(sender, from)).await
+        self.around.around(Call::Other("submissions"), self.ledger.submissions(sender, from)).await
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        self.around.around("list", self.ledger.list(listing)).await
+        self.around.around(Call::Other("list"), self.ledger.list(listing)).await
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
-        self.around.around("counts", self.ledger.counts()).await
+        self.around.around(Call::Other("counts"), self.ledger.counts()).await
     }
 
     fn response_limit(&self) -> usize {

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 use tower_x402::ledger::{Ledger, LedgerError};
 
-use super::around_ledger::{Around, AroundLedger};
+use super::around_ledger::{Around, AroundLedger, Call};
 
 /// Which call fails, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub type FaultyLedger = AroundLedger<Calls>;
 
 /// A ledger over another one, of which nothing fails and nothing is noted before it is [armed](Calls::arm).
 pub fn faulty(ledger: Arc<dyn Ledger>) -> Arc<FaultyLedger> {
-    Arc::new(AroundLedger { ledger, around: Calls::default() })
+    AroundLedger::new(ledger, Calls::default())
 }
 
 impl Calls {
@@ -106,9 +106,10 @@ impl Calls {
 impl Around for Calls {
     async fn around<T: Send>(
         &self,
-        call: &'static str,
+        call: Call<'_>,
         work: impl Future<Output = Result<T, LedgerError>> + Send,
     ) -> Result<T, LedgerError> {
+        let call = call.name();
         let [before, after] = self.enter(call);
         if before {
             return Err(failed(call));

@@ -9,13 +9,13 @@ use std::{
 };
 
 use alloy_primitives::{B256, Bytes as Hex};
-use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use support::{
+    around_ledger::{Around, AroundLedger, Call},
     authorization::unix_now,
     scripted::{Scripted, away, customer, echo, key, layer, not_yet, paid, record, serve},
     shop::{app, evaluate, send, try_send},
@@ -24,11 +24,8 @@ use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
     ManualClock, Network, Usdc,
-    ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, Sender,
-        Settlement, SettlementStep, StoredResponse, Submission,
-    },
-    payment::{Authenticity, Outcome, PaymentKey, Rejection, Verified},
+    ledger::{Ledger, LedgerError, MemoryLedger, Settlement, SettlementStep},
+    payment::{Authenticity, Outcome, Rejection, Verified},
     protocol::{PaymentFlow, Reason},
     server::{Quote, RequestBody},
 };
@@ -147,10 +144,10 @@ async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again()
 
 #[tokio::test]
 async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
-    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let ledger = slow_ledger(Duration::ZERO);
     let fails = ledger.clone();
     let mut scripted = Scripted::new().settle(move |call, _| {
-        fails.go_away(call > 0);
+        fails.around.go_away(call > 0);
         async move { Ok(if call == 0 { not_yet() } else { paid() }) }
     });
     scripted.ledger = ledger.clone();
@@ -165,10 +162,10 @@ async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
 
 #[tokio::test]
 async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_told() {
-    let ledger = Arc::new(BadLedger::late(Duration::ZERO));
+    let ledger = slow_ledger(Duration::ZERO);
     let fails = ledger.clone();
     let mut scripted = Scripted::new().settle(move |call, _| {
-        fails.go_away(call == 0);
+        fails.around.go_away(call == 0);
         async move { if call == 0 { Err(away()) } else { Ok(paid()) } }
     });
     scripted.ledger = ledger.clone();
@@ -176,7 +173,7 @@ async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_t
     let (app, handled) = serve(layer(&facilitator), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     let first = send(&app, purchase.on(evaluate("x"))).await;
-    ledger.go_away(false);
+    ledger.around.go_away(false);
     // Whoever looks after what is open settles such a one.
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.settlement, known.last_failure), (Settlement::Due, None));
@@ -360,7 +357,7 @@ async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
-    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
+    scripted.ledger = slow_ledger(Duration::from_millis(50));
     let facilitator = Arc::new(scripted);
     let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
@@ -372,7 +369,7 @@ async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind
 #[tokio::test(start_paused = true)]
 async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
     let mut scripted = Scripted::new();
-    scripted.ledger = Arc::new(BadLedger::late(Duration::from_millis(50)));
+    scripted.ledger = slow_ledger(Duration::from_millis(50));
     let facilitator = Arc::new(scripted);
     let (app, _) = serve(layer(&facilitator).max_wait(Duration::from_secs(2)), |run, request| async move {
         if run == 0 {
@@ -579,100 +576,38 @@ async fn a_replay_repeats_no_header_of_the_first_connection() {
     }
 }
 
-/// Answers as late as a database does, or not at all.
+/// Lets a ledger grant leases as late as a database does, and forget how to answer `reserve`, `get` and `settle`.
 #[derive(Debug)]
-struct BadLedger {
-    inner: MemoryLedger,
+struct Slow {
     delay: Duration,
-    /// Whether nobody can ask for a payment, or say what became of one.
     is_away: AtomicBool,
 }
 
-impl BadLedger {
-    fn late(delay: Duration) -> Self {
-        Self { inner: MemoryLedger::new(), delay, is_away: AtomicBool::new(false) }
-    }
+fn slow_ledger(delay: Duration) -> Arc<AroundLedger<Slow>> {
+    AroundLedger::new(Arc::new(MemoryLedger::new()), Slow { delay, is_away: AtomicBool::new(false) })
+}
 
+impl Slow {
     fn go_away(&self, is_away: bool) {
         self.is_away.store(is_away, Ordering::SeqCst);
     }
-
-    fn check(&self) -> Result<(), LedgerError> {
-        if self.is_away.load(Ordering::SeqCst) { Err(LedgerError::Backend("away".into())) } else { Ok(()) }
-    }
 }
 
-#[async_trait]
-impl Ledger for BadLedger {
-    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        self.check()?;
-        let reservation = self.inner.reserve(record).await;
-        tokio::time::sleep(self.delay).await;
-        reservation
-    }
-
-    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        self.check()?;
-        self.inner.get(key).await
-    }
-
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let lease = self.inner.take_over(key, seen, now, until).await;
-        tokio::time::sleep(self.delay).await;
-        lease
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.inner.fulfil(lease, step).await
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        self.check()?;
-        self.inner.settle(key, step).await
-    }
-
-    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.inner.discard(lease).await
-    }
-
-    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.inner.store_response(key, response).await
-    }
-
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.inner.response(key).await
-    }
-
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.inner.count_replay(key).await
-    }
-
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.inner.submit(submission).await
-    }
-
-    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.inner.free_nonce(sender, nonce, by).await
-    }
-
-    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.inner.forget_nonces(sender, below).await
-    }
-
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        self.inner.submissions(sender, from).await
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        self.inner.list(listing).await
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        self.inner.counts().await
-    }
-
-    fn response_limit(&self) -> usize {
-        self.inner.response_limit()
+impl Around for Slow {
+    async fn around<T: Send>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, LedgerError>> + Send,
+    ) -> Result<T, LedgerError> {
+        let fails = matches!(call, Call::Other("reserve" | "get") | Call::Settle(_));
+        if fails && self.is_away.load(Ordering::SeqCst) {
+            return Err(LedgerError::Backend("away".into()));
+        }
+        let answer = work.await;
+        if matches!(call, Call::Other("reserve" | "take_over")) {
+            tokio::time::sleep(self.delay).await;
+        }
+        answer
     }
 }
 

@@ -582,6 +582,11 @@ impl Reconcile for Engine {
             // No failure is recorded, of which the payer could be told before it is charged.
             return self.enqueue_unasked(&record);
         }
+        let has_failed_before = record.settlement == Settlement::Due && record.last_failure.is_some();
+        if has_failed_before && matches!(outcome, Outcome::Failed { dead: false, .. }) {
+            // One failure more would refuse the settlement of a payer who presents the payment again and knows of those on record.
+            return Ok(());
+        }
         self.journal.record_outcome(&record.key, &outcome).await;
         if matches!(outcome, Outcome::Unknown { .. }) && now.saturating_sub(record.reserved_at) < YOUNG {
             // The transaction may be in the next block.

@@ -292,6 +292,10 @@ pub struct Answer {
     pub body: Bytes,
 }
 
+/// Said in a 402 if a failure was recorded while the payment was being settled for this request: the settlement that it asked for is
+/// refused, and presenting it again asks for another one.
+pub const FAILED_ELSEWHERE: &str = "presenting it again tries anew";
+
 impl Answer {
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("text")

@@ -13,12 +13,12 @@ use tower_x402::{
 };
 
 use super::{
-    bank::{Bank, Cut},
+    buyers::Buyer,
+    facilitator_server::{Cut, FacilitatorServer},
     points::Point,
     process::Process,
     scene::{Ended, Life, Scene},
     server::{Flow, PRICE, Via},
-    shoppers::Shopper,
     store::Store,
 };
 use support::token::Token;
@@ -35,11 +35,11 @@ pub(crate) struct Wrong {
     pub(crate) doubled: usize,
     /// Payments with two different answers, or whose handler ran again after its answer was on record.
     pub(crate) reworked: usize,
-    /// Customers who came back and have no answer.
+    /// Buyers who came back and have no answer.
     pub(crate) unanswered: usize,
     /// Payments neither paid for good nor proven dead in the end, and a last life that did not come to its end.
     pub(crate) open: usize,
-    /// Customers who were told that a transaction paid which did not, or that a payment failed which did not.
+    /// Buyers who were told that a transaction paid which did not, or that a payment failed which did not.
     pub(crate) untrue: usize,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Report {
     /// How many of the stops were reached, and so kills made there; or connections cut.
     pub(crate) kills: usize,
     pub(crate) wrong: Wrong,
-    /// Customers of a streamed response who were told that their payment is used, and by what transaction, or not charged.
+    /// Buyers of a streamed response who were told that their payment is used, and by what transaction, or not charged.
     pub(crate) told: usize,
     /// Payments that were served and can never be paid, and are on record as owed.
     pub(crate) dead: usize,
@@ -83,7 +83,7 @@ impl Report {
 struct Kept(BTreeMap<B256, Bytes>);
 
 /// Kills the process at each of these points, one life after the other, lets the last life bring everything to an end, and
-/// judges it. To the lives before the last kill only half of the customers come, so that the one to be ended there sees new
+/// judges it. To the lives before the last kill only half of the buyers come, so that the one to be ended there sees new
 /// payments whatever became of the others.
 pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
     let mut scene = Scene::new(via, flow, store).await;
@@ -111,8 +111,8 @@ pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Poi
 
 /// One of the lives of a process that is killed so many times.
 pub(crate) fn life(number: usize, kills: usize) -> Life {
-    let customers = if number + 1 < kills { PAYMENTS / 2 } else { PAYMENTS };
-    Life { number: number as u64, customers, is_last: number == kills }
+    let buyers = if number + 1 < kills { PAYMENTS / 2 } else { PAYMENTS };
+    Life { number: number as u64, buyers, is_last: number == kills }
 }
 
 /// Cuts the connection to the facilitator once, and judges what comes of it. Nobody is killed.
@@ -120,10 +120,10 @@ pub(crate) async fn run_cut(via: Via, flow: Flow, store: Option<Store>, cut: Cut
     let mut scene = Scene::new(via, flow, store).await;
     let mut report = Report::default();
     let mut process = scene.open(PAYMENTS, None).await;
-    let bank = scene.bank.as_ref().expect("a facilitator elsewhere");
-    bank.cut(cut, occurrence);
+    let facilitator = scene.facilitator.as_ref().expect("a facilitator elsewhere");
+    facilitator.cut(cut, occurrence);
     end(&scene, &mut process, life(0, 0), &mut report).await;
-    report.kills = bank.cuts();
+    report.kills = facilitator.cuts();
     scene.kill(process).await;
     let mut kept = Kept::default();
     kept.look(&scene, &mut report).await;
@@ -143,7 +143,7 @@ async fn end(scene: &Scene, process: &mut Process, life: Life, report: &mut Repo
 impl Kept {
     /// Remembers the responses on record, which must not change. A payment that the facilitator was asked to settle must not be due.
     async fn look(&mut self, scene: &Scene, report: &mut Report) {
-        let mut entrusted = scene.bank.as_ref().map(Bank::entrusted).unwrap_or_default();
+        let mut entrusted = scene.facilitator.as_ref().map(FacilitatorServer::entrusted).unwrap_or_default();
         for (record, response) in scene.setup.store.remains(scene.clock.clone()).await {
             if !matches!(record.settlement.state(), SettlementState::None | SettlementState::Due) {
                 entrusted.remove(&record.key.nonce);
@@ -181,15 +181,15 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
         .map(|(record, _)| (record.key, record))
         .collect();
     let transfers = transfers(scene).await;
-    for shopper in &scene.shoppers {
-        judge_answers(scene, shopper, kept, records.get(&shopper.key()), report);
-        judge_receipts(shopper, &transfers, report);
+    for buyer in &scene.buyers {
+        judge_answers(scene, buyer, kept, records.get(&buyer.key()), report);
+        judge_receipts(buyer, &transfers, report);
     }
     let mut paid = 0;
-    for shopper in scene.shoppers.iter().chain(&scene.earlier) {
-        let nonce = shopper.key().nonce;
-        let Some(record) = records.get(&shopper.key()) else {
-            if scene.spends_elsewhere(shopper.key().payer) && shopper.answers().is_empty() {
+    for buyer in scene.buyers.iter().chain(&scene.earlier) {
+        let nonce = buyer.key().nonce;
+        let Some(record) = records.get(&buyer.key()) else {
+            if scene.spends_elsewhere(buyer.key().payer) && buyer.answers().is_empty() {
                 continue;
             }
             report.wrong.lost += 1;
@@ -210,9 +210,9 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
             }
             // Not to be charged: its answer is gone, which its payer was told.
             None if scene.setup.flow == Flow::Streamed
-                && shopper.refusal().is_some()
+                && buyer.refusal().is_some()
                 && record.settlement.state() == SettlementState::Due => {}
-            None if scene.spends_elsewhere(record.key.payer) && shopper.answers().is_empty() => {}
+            None if scene.spends_elsewhere(record.key.payer) && buyer.answers().is_empty() => {}
             None if scene.spends_elsewhere(record.key.payer)
                 && record.settlement.state() == SettlementState::Dead
                 && record.owed() == U256::from(PRICE) =>
@@ -236,14 +236,14 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
     }
 }
 
-fn judge_answers(scene: &Scene, shopper: &Arc<Shopper>, kept: &Kept, record: Option<&Record>, report: &mut Report) {
-    let (nonce, answers) = (shopper.key().nonce, shopper.answers());
+fn judge_answers(scene: &Scene, buyer: &Arc<Buyer>, kept: &Kept, record: Option<&Record>, report: &mut Report) {
+    let (nonce, answers) = (buyer.key().nonce, buyer.answers());
     let on_record = kept.0.get(&nonce);
     if answers.iter().chain(on_record).any(|answer| Some(answer) != answers.first()) && !answers.is_empty() {
         report.wrong.reworked += 1;
         report.note(format!("{nonce}: answered {answers:?}, on record {on_record:?}"));
     }
-    let Some((status, refusal)) = shopper.refusal() else {
+    let Some((status, refusal)) = buyer.refusal() else {
         if answers.is_empty() {
             report.wrong.unanswered += 1;
             report.note(format!("{nonce}: no answer"));
@@ -252,7 +252,7 @@ fn judge_answers(scene: &Scene, shopper: &Arc<Shopper>, kept: &Kept, record: Opt
     };
     // It cannot pay any more, and gets nothing more.
     let is_paid = record.is_some_and(|record| record.settlement.paid_by().is_some());
-    if scene.spends_elsewhere(shopper.key().payer) && status.as_u16() == 402 && !is_paid {
+    if scene.spends_elsewhere(buyer.key().payer) && status.as_u16() == 402 && !is_paid {
         return;
     }
     let names_transaction = record
@@ -268,16 +268,16 @@ fn judge_answers(scene: &Scene, shopper: &Arc<Shopper>, kept: &Kept, record: Opt
 
 /// Returns `true` if the payment is settled for good: by the shop's ledger, or by the facilitator's where the shop has no node to tell.
 async fn is_for_good(scene: &Scene, record: &Record) -> bool {
-    match &scene.bank {
-        Some(bank) if scene.setup.via == Via::Remote => bank.is_final(&record.key).await,
+    match &scene.facilitator {
+        Some(facilitator) if scene.setup.via == Via::Remote => facilitator.is_final(&record.key).await,
         _ => record.settlement.state() == SettlementState::Final,
     }
 }
 
-/// Every `PAYMENT-RESPONSE` that the customer got must be true.
-fn judge_receipts(shopper: &Shopper, transfers: &[(B256, Address)], report: &mut Report) {
-    let PaymentKey { payer, nonce, .. } = shopper.key();
-    for receipt in shopper.receipts() {
+/// Every `PAYMENT-RESPONSE` that the buyer got must be true.
+fn judge_receipts(buyer: &Buyer, transfers: &[(B256, Address)], report: &mut Report) {
+    let PaymentKey { payer, nonce, .. } = buyer.key();
+    for receipt in buyer.receipts() {
         let transaction = receipt["transaction"].as_str().and_then(|hash| hash.parse().ok());
         let paid = transaction.is_some_and(|by| transfers.contains(&(by, payer)));
         let is_true = match (receipt["success"].as_bool(), receipt["errorReason"].as_str()) {

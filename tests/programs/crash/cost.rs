@@ -29,7 +29,7 @@ async fn commits(via: Via, backend: Backend, flow: Flow, payments: usize) -> f64
             let mut process = scene.open(payments, None).await;
             let before = process.commits().await;
             assert_eq!(
-                scene.live(&mut process, Life { number: 0, customers: payments, is_last: true }).await,
+                scene.live(&mut process, Life { number: 0, buyers: payments, is_last: true }).await,
                 Ended::Quiet
             );
             let spent = process.commits().await - before;
@@ -54,10 +54,7 @@ async fn synced(via: Via, flow: Flow, payments: usize, goes_on: bool) -> u64 {
     let mut scene = Scene::new(via, flow, backend.store()).await;
     let mut process = scene.open(payments, None).await;
     if goes_on {
-        assert_eq!(
-            scene.live(&mut process, Life { number: 0, customers: payments, is_last: true }).await,
-            Ended::Quiet
-        );
+        assert_eq!(scene.live(&mut process, Life { number: 0, buyers: payments, is_last: true }).await, Ended::Quiet);
     }
     scene.kill(process).await;
     syncs().await.saturating_sub(before)

@@ -9,8 +9,8 @@ use std::{
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
 
 use super::{
-    bank::Cut,
     case::{self, PAYMENTS, Report, Wrong},
+    facilitator_server::Cut,
     points::Point,
     scene::{Ended, Scene},
     server::{Flow, Via},

@@ -3,9 +3,10 @@
 // The whole matrix is made on both ledgers only.
 #![cfg_attr(not(feature = "test-postgres"), allow(dead_code))]
 
-mod bank;
+mod buyers;
 mod case;
 mod cost;
+mod facilitator_server;
 mod ledger;
 mod matrix;
 mod node;
@@ -15,7 +16,6 @@ mod relay;
 mod report;
 mod scene;
 mod server;
-mod shoppers;
 mod store;
 
 use case::Wrong;

@@ -1,4 +1,4 @@
-//! A chain, a shop on it and its customers, through one life of the shop's process after the other.
+//! A chain, a seller on it and its buyers, through one life of the seller's process after the other.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use tower_x402::{
 };
 
 use super::{
-    bank::Bank,
+    buyers::{Buyer, Said, client},
+    facilitator_server::FacilitatorServer,
     points::Point,
     process::{PATIENCE, Process},
     server::{Ahead, Flow, PRICE, Setup, VALID, Via},
-    shoppers::{Said, Shopper, client},
     store::Store,
 };
 use support::{
@@ -49,11 +49,11 @@ pub(crate) struct Scene {
     pub(crate) devnet: Devnet,
     pub(crate) setup: Setup,
     /// The remote facilitator, if there is one.
-    pub(crate) bank: Option<Bank>,
-    pub(crate) shoppers: Vec<Arc<Shopper>>,
+    pub(crate) facilitator: Option<FacilitatorServer>,
+    pub(crate) buyers: Vec<Arc<Buyer>>,
     pub(crate) clock: Arc<Ahead>,
     /// Payments made before points count, by which payers become known.
-    pub(crate) earlier: Vec<Arc<Shopper>>,
+    pub(crate) earlier: Vec<Arc<Buyer>>,
     payers: Vec<Address>,
     client: Client,
     /// Told of every request to the node.
@@ -67,8 +67,8 @@ pub(crate) struct Scene {
 pub(crate) struct Life {
     /// How many were before it.
     pub(crate) number: u64,
-    /// How many of the customers come to it.
-    pub(crate) customers: usize,
+    /// How many of the buyers present their payments to it.
+    pub(crate) buyers: usize,
     /// Whether it is to bring everything to an end.
     pub(crate) is_last: bool,
 }
@@ -99,13 +99,13 @@ impl Scene {
             tower_x402::devnet::Fault::None
         });
         let port = devnet.serve("127.0.0.1:0").await.expect("a free port");
-        let bank = match via {
+        let facilitator = match via {
             Via::Chain => None,
-            Via::Remote | Via::Confirmed => Some(Bank::open(&devnet, clock.clone()).await),
+            Via::Remote | Via::Confirmed => Some(FacilitatorServer::open(&devnet, clock.clone()).await),
         };
         let setup = Setup {
             via,
-            bank: bank.as_ref().map(|bank| bank.url.clone()),
+            facilitator_url: facilitator.as_ref().map(|facilitator| facilitator.url.clone()),
             node: port.url().to_string(),
             store: store.unwrap_or_else(|| Store::Sqlite(directory.path().join("ledger.sqlite"))),
             flow,
@@ -119,8 +119,8 @@ impl Scene {
         Self {
             devnet,
             setup,
-            bank,
-            shoppers: Vec::new(),
+            facilitator,
+            buyers: Vec::new(),
             earlier: Vec::new(),
             payers: Vec::new(),
             clock,
@@ -138,16 +138,16 @@ impl Scene {
         self.payers = customers.iter().map(|customer| customer.from).collect();
         for number in 0..payments {
             let customer = &customers[number / 2];
-            self.shoppers.push(Shopper::new(&self.client, &process.url, customer, number).await);
+            self.buyers.push(Buyer::new(&self.client, &process.url, customer, number).await);
         }
         if matches!(self.setup.flow, Flow::Deferred | Flow::Spent) {
             for (number, customer) in customers.iter().enumerate() {
-                self.earlier.push(Shopper::new(&self.client, &process.url, customer, 1_000 + number).await);
+                self.earlier.push(Buyer::new(&self.client, &process.url, customer, 1_000 + number).await);
             }
             let mut known = JoinSet::new();
-            for shopper in &self.earlier {
-                let (shopper, client, url) = (shopper.clone(), self.client.clone(), process.url.clone());
-                known.spawn(async move { shopper.persist(&client, &url).await });
+            for buyer in &self.earlier {
+                let (buyer, client, url) = (buyer.clone(), self.client.clone(), process.url.clone());
+                known.spawn(async move { buyer.persist(&client, &url).await });
             }
             let known = timeout(PATIENCE, known.join_all()).await.expect("payers become known");
             assert!(known.iter().all(|said| *said == Said::Served));
@@ -197,13 +197,13 @@ impl Scene {
     pub(crate) async fn live(&self, process: &mut Process, life: Life) -> Ended {
         let restart = life.number > 0;
         let mut presenting = JoinSet::new();
-        let present = &self.shoppers[..life.customers];
-        for shopper in present {
-            let (shopper, client, url) = (shopper.clone(), self.client.clone(), process.url.clone());
+        let present = &self.buyers[..life.buyers];
+        for buyer in present {
+            let (buyer, client, url) = (buyer.clone(), self.client.clone(), process.url.clone());
             presenting.spawn(async move {
-                if shopper.persist(&client, &url).await == Said::Served && restart {
+                if buyer.persist(&client, &url).await == Said::Served && restart {
                     // Whoever has an answer gets the same one again.
-                    shopper.persist(&client, &url).await;
+                    buyer.persist(&client, &url).await;
                 }
             });
         }
@@ -222,7 +222,7 @@ impl Scene {
             let answered = presenting.is_empty();
             if answered && self.are_final(present, &process.url).await {
                 // Who was told that nothing is charged is given the time to be charged all the same.
-                if quiet_ticks == 0 || !present.iter().any(|shopper| is_refused(shopper)) {
+                if quiet_ticks == 0 || !present.iter().any(|buyer| is_refused(buyer)) {
                     return Ended::Quiet;
                 }
                 quiet_ticks -= 1;
@@ -255,8 +255,8 @@ impl Scene {
     pub(crate) async fn kill(&self, process: Process) {
         let at = process.stopped().borrow().clone().unwrap_or_default();
         if at.ends_with(": begun") && (at.starts_with("node ") || at.starts_with("facilitator ")) {
-            let mut asked = match &self.bank {
-                Some(bank) if at.starts_with("facilitator ") => bank.asked(),
+            let mut asked = match &self.facilitator {
+                Some(facilitator) if at.starts_with("facilitator ") => facilitator.asked(),
                 _ => self.asked.clone(),
             };
             asked.mark_unchanged();
@@ -268,17 +268,17 @@ impl Scene {
 
     /// Returns `true` if all of them that the shop is to be paid for are paid for good, or dead. What was refused unserved is neither,
     /// and may stay so, but not on its way.
-    async fn are_final(&self, shoppers: &[Arc<Shopper>], url: &str) -> bool {
-        for shopper in shoppers {
-            let is_final = match self.state(shopper, url).await {
+    async fn are_final(&self, buyers: &[Arc<Buyer>], url: &str) -> bool {
+        for buyer in buyers {
+            let is_final = match self.state(buyer, url).await {
                 Some(State::Final | State::Dead) => true,
                 // Its shop cannot tell more without a node; the facilitator can.
-                Some(State::Settled) if self.setup.via == Via::Remote => match &self.bank {
-                    Some(bank) => bank.is_final(&shopper.key()).await,
+                Some(State::Settled) if self.setup.via == Via::Remote => match &self.facilitator {
+                    Some(facilitator) => facilitator.is_final(&buyer.key()).await,
                     None => false,
                 },
                 Some(State::Settled | State::Submitted | State::Unknown) => false,
-                Some(State::Pending | State::Failed) | None => is_refused(shopper),
+                Some(State::Pending | State::Failed) | None => is_refused(buyer),
                 other => panic!("{other:?} is new"),
             };
             if !is_final {
@@ -289,13 +289,13 @@ impl Scene {
     }
 
     async fn others_have_paid(&self, url: &str) -> bool {
-        let others = self.shoppers.iter().filter(|shopper| !self.spends_elsewhere(shopper.key().payer));
+        let others = self.buyers.iter().filter(|buyer| !self.spends_elsewhere(buyer.key().payer));
         self.are_final(&others.cloned().collect::<Vec<_>>(), url).await
     }
 
     /// What the shop says of the payment; `None` if it does not know it.
-    async fn state(&self, shopper: &Shopper, url: &str) -> Option<State> {
-        let key = shopper.key();
+    async fn state(&self, buyer: &Buyer, url: &str) -> Option<State> {
+        let key = buyer.key();
         let (network, asset, payer, nonce) = (key.network, key.asset, key.payer, key.nonce);
         let url = format!("{url}/status?network={network}&asset={asset}&payer={payer}&nonce={nonce}");
         let answer = self.client.get(url).timeout(Duration::from_secs(1)).send().await;
@@ -317,8 +317,8 @@ impl Scene {
     }
 }
 
-fn is_refused(shopper: &Shopper) -> bool {
-    shopper.refusal().is_some() && shopper.answers().is_empty()
+fn is_refused(buyer: &Buyer) -> bool {
+    buyer.refusal().is_some() && buyer.answers().is_empty()
 }
 
 /// A contract that takes several payments in one transaction; anybody may put it there.

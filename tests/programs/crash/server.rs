@@ -22,6 +22,7 @@ use axum::{
 };
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
+use support::around_ledger::AroundLedger;
 use tokio::{net::TcpListener, task::yield_now};
 use tower_x402::{
     Clock, Network, SystemClock, Usdc,
@@ -102,7 +103,7 @@ pub(crate) struct Setup {
     pub(crate) via: Via,
     pub(crate) node: String,
     /// The URL of the remote facilitator, if there is one.
-    pub(crate) bank: Option<String>,
+    pub(crate) facilitator_url: Option<String>,
     pub(crate) store: Store,
     pub(crate) flow: Flow,
     pub(crate) settlement_key: B256,
@@ -151,8 +152,8 @@ async fn serve(setup: Setup) {
     let clock = Arc::new(Ahead::by(setup.ahead));
     let store = Arc::new(setup.store.open(clock.clone()).await);
     obey(points.clone(), clock.clone(), store.clone());
-    let watched = ledger::Watched { ledger: store.ledger.clone(), points: points.clone() };
-    let facilitator = facilitator(&setup, Arc::new(watched), clock.clone(), points.clone()).await;
+    let watched = AroundLedger::new(store.ledger.clone(), ledger::Watched(points.clone()));
+    let facilitator = facilitator(&setup, watched, clock.clone(), points.clone()).await;
     let app = app(&setup, &facilitator, clock, points);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     say(&format!("{LISTENING}{}", listener.local_addr().expect("it is bound")));
@@ -176,8 +177,8 @@ async fn facilitator(
             .reconcile_interval(UPKEEP);
         return Arc::new(facilitator.build().await.expect("the node answers"));
     }
-    let bank = setup.bank.as_deref().expect("a facilitator elsewhere");
-    let facilitator = RemoteFacilitator::builder(relay::to_facilitator(bank, points.clone()).await)
+    let url = setup.facilitator_url.as_deref().expect("a facilitator elsewhere");
+    let facilitator = RemoteFacilitator::builder(relay::to_facilitator(url, points.clone()).await)
         .ledger(ledger)
         .clock(clock)
         .settle_timeout(Duration::from_secs(5))

@@ -1,4 +1,4 @@
-//! Customers who present the same payment with the same request until they have their answer.
+//! Buyers who present the same payment with the same request until they have their answer.
 
 use std::{
     sync::{Arc, Mutex},
@@ -11,10 +11,10 @@ use reqwest::{Client, StatusCode};
 use serde_json::Value;
 use tower_x402::payment::PaymentKey;
 
-use support::shop::{Customer, Purchase};
+use support::shop::{Customer, FAILED_ELSEWHERE, Purchase};
 
 /// A signed payment and what was answered to it so far.
-pub(crate) struct Shopper {
+pub(crate) struct Buyer {
     purchase: Purchase,
     body: String,
     answers: Mutex<Vec<Bytes>>,
@@ -39,7 +39,7 @@ pub(crate) fn client() -> Client {
     builder.build().expect("an HTTP client")
 }
 
-impl Shopper {
+impl Buyer {
     /// Asks for the price and signs it.
     pub(crate) async fn new(client: &Client, url: &str, customer: &Customer, number: usize) -> Arc<Self> {
         let body = format!("question {number}");
@@ -69,17 +69,24 @@ impl Shopper {
         let request = client.post(format!("{url}/evaluate")).header("payment-signature", header);
         let Ok(response) = request.body(self.body.clone()).send().await else { return Said::Later };
         let status = response.status();
-        if let Some(receipt) = response.headers().get("payment-response") {
+        let receipt = response.headers().get("payment-response").map(|receipt| {
             let receipt = BASE64_STANDARD.decode(receipt).expect("base64");
-            self.receipts.lock().unwrap().push(serde_json::from_slice(&receipt).expect("JSON"));
+            serde_json::from_slice::<Value>(&receipt).expect("JSON")
+        });
+        let body = response.bytes().await;
+        let said: Value = body.as_ref().ok().and_then(|body| serde_json::from_slice(body).ok()).unwrap_or_default();
+        let error = said["error"].as_str().unwrap_or_default();
+        if error.contains(FAILED_ELSEWHERE) {
+            // It does as it is told, and so takes back that it need not pay: the receipt holds no longer.
+            return Said::Later;
         }
-        let Ok(body) = response.bytes().await else { return Said::Later };
+        self.receipts.lock().unwrap().extend(receipt);
+        let Ok(body) = body else { return Said::Later };
         if status.is_success() {
             self.answers.lock().unwrap().push(body);
             return Said::Served;
         }
-        let said: Value = serde_json::from_slice(&body).unwrap_or_default();
-        if status.is_server_error() || said["error"] == "payment_in_progress" {
+        if status.is_server_error() || error == "payment_in_progress" {
             return Said::Later;
         }
         *self.refusal.lock().unwrap() = Some((status, said.to_string()));

@@ -58,7 +58,7 @@ impl Cut {
     }
 }
 
-pub(crate) struct Bank {
+pub(crate) struct FacilitatorServer {
     pub(crate) url: String,
     ledger: Arc<dyn Ledger>,
     /// Told of every request.
@@ -89,7 +89,7 @@ impl Cutter {
     }
 }
 
-impl Bank {
+impl FacilitatorServer {
     pub(crate) async fn open(devnet: &Devnet, clock: Arc<Ahead>) -> Self {
         let signer = PrivateKeySigner::random();
         devnet.fund(signer.address(), U256::from(10).pow(U256::from(18)));
@@ -158,7 +158,7 @@ impl Bank {
     }
 }
 
-impl Drop for Bank {
+impl Drop for FacilitatorServer {
     fn drop(&mut self) {
         self.serving.abort();
     }

@@ -5,7 +5,7 @@
 
 use std::{future::Future, panic::Location, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, advance, pause, resume, sleep, timeout};
 
 /// How long anything may take that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,5 +43,19 @@ pub fn in_time<F: Future>(what: &str, future: F) -> impl Future<Output = F::Outp
             Ok(output) => output,
             Err(_) => panic!("waited in vain until {what}, at {caller}"),
         }
+    }
+}
+
+/// Lets so much of the runtime's time pass at once, in small steps, so that what comes over a socket meanwhile is not late.
+///
+/// # Panics
+/// If the runtime has several threads, or its time is paused.
+pub async fn skip(time: Duration) {
+    let step = Duration::from_millis(50);
+    for _ in 0..time.as_millis() / step.as_millis() {
+        pause();
+        advance(step).await;
+        resume();
+        sleep(Duration::from_millis(1)).await;
     }
 }

@@ -15,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{
     net::{TcpListener, TcpStream},
+    sync::Semaphore,
     task::JoinHandle,
 };
 
@@ -54,6 +55,8 @@ pub enum Fate {
     DropAfter,
     /// It is forwarded only after this time.
     Delay(Duration),
+    /// It is forwarded when the test [lets it go on](RpcProxy::release).
+    Hold,
     /// Every call in it is answered with this JSON-RPC error code, nothing was forwarded.
     Error(i64),
     /// Every call in it has this result, in JSON; nothing was forwarded.
@@ -64,6 +67,8 @@ pub enum Fate {
     Twice,
     /// It is forwarded, and every second answer of a batch is left out.
     Half,
+    /// A lone call is answered as the same call was answered first, as by a node that has fallen behind. Any other is forwarded.
+    Stale,
 }
 
 type Judge = dyn Fn(&[String]) -> Fate + Send + Sync;
@@ -72,12 +77,16 @@ struct Shared {
     upstream: String,
     client: reqwest::Client,
     state: Mutex<State>,
+    /// Closed when held requests may go on.
+    released: Semaphore,
 }
 
 struct State {
     latency: Duration,
     counts: Counts,
     judge: Arc<Judge>,
+    /// The first result of each call that came alone, by its method and parameters.
+    first: BTreeMap<String, Value>,
 }
 
 impl RpcProxy {
@@ -85,11 +94,17 @@ impl RpcProxy {
     pub async fn start(upstream: impl Into<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("a bound socket has an address"));
-        let state = State { latency: Duration::ZERO, counts: Counts::default(), judge: Arc::new(|_| Fate::Pass) };
+        let state = State {
+            latency: Duration::ZERO,
+            counts: Counts::default(),
+            judge: Arc::new(|_| Fate::Pass),
+            first: BTreeMap::new(),
+        };
         let shared = Arc::new(Shared {
             upstream: upstream.into(),
             client: reqwest::Client::builder().no_proxy().build().expect("an HTTP client"),
             state: Mutex::new(state),
+            released: Semaphore::new(0),
         });
         let listening = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { url, shared, listening }
@@ -108,6 +123,11 @@ impl RpcProxy {
     /// Decides the fate of each HTTP request by the methods it calls.
     pub fn judge(&self, judge: impl Fn(&[String]) -> Fate + Send + Sync + 'static) {
         self.shared.state().judge = Arc::new(judge);
+    }
+
+    /// Lets all held requests go on, those to come too.
+    pub fn release(&self) {
+        self.shared.released.close();
     }
 
     /// What passed since the start or the last [`Self::reset`], the failed requests included.
@@ -139,11 +159,24 @@ impl Shared {
         let (latency, fate) = self.count(&methods);
         tokio::time::sleep(latency).await;
         match fate {
-            Fate::Pass => self.forward(body).await,
+            Fate::Pass => self.forward_noting(&message, body).await,
+            Fate::Stale => {
+                let first = self.state().first.get(&subject(&message)).cloned();
+                match first {
+                    Some(result) => {
+                        Ok(respond(StatusCode::OK, answers(&message, "result", &result).to_string().into()))
+                    }
+                    None => self.forward_noting(&message, body).await,
+                }
+            }
             Fate::DropBefore => Err(closed()),
             Fate::DropAfter => self.forward(body).await.and(Err(closed())),
             Fate::Delay(time) => {
                 tokio::time::sleep(time).await;
+                self.forward(body).await
+            }
+            Fate::Hold => {
+                let _ = self.released.acquire().await;
                 self.forward(body).await
             }
             Fate::Twice => {
@@ -182,6 +215,17 @@ impl Shared {
         (latency, judge(methods))
     }
 
+    /// Forwards it, and keeps the result of a lone call if it is the first.
+    async fn forward_noting(&self, message: &Value, body: Bytes) -> io::Result<Response<Full<Bytes>>> {
+        let (parts, body) = self.forward(body).await?.into_parts();
+        let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let answer = serde_json::from_slice::<Value>(&bytes).ok();
+        if let Some(result) = answer.and_then(|answer| answer.get("result").cloned()) {
+            self.state().first.entry(subject(message)).or_insert(result);
+        }
+        Ok(Response::from_parts(parts, Full::new(bytes)))
+    }
+
     async fn forward(&self, body: Bytes) -> io::Result<Response<Full<Bytes>>> {
         let request = self.client.post(&self.upstream).header(CONTENT_TYPE, "application/json").body(body);
         let response = request.send().await.map_err(io::Error::other)?;
@@ -204,6 +248,11 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let service = service_fn(|request| shared.answer(request));
     // An error is a client that went away, or a connection that we were told to drop.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// What a lone call asks for.
+fn subject(message: &Value) -> String {
+    format!("{} {}", message["method"], message["params"])
 }
 
 fn methods(message: &Value) -> Vec<String> {

@@ -20,6 +20,7 @@ use support::{
     authorization::{authorization, random_address, random_nonce, unix_now},
     chain::Chain,
     devnet::DevnetChain,
+    eventually::eventually,
     rpc_proxy::{Fate, RpcProxy},
 };
 
@@ -27,16 +28,23 @@ use support::{
 async fn a_node_that_fails_or_is_slow_loses_nothing() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
-    let asked = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
-    let stage =
-        Stage::set_with(&chain, |directory| directory.payment_checker(asked.timeout(Duration::from_secs(1)))).await;
+    let asked = || PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(asked())).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
-    for fate in [Fate::DropBefore, Fate::Status(500), Fate::Error(-32000), Fate::Delay(Duration::from_secs(3))] {
+    let is_unavailable = async |stage: &Stage, fate| {
         proxy.judge(move |_| fate);
         assert_eq!(stage.post(&said).await, (503, "unavailable".into()), "{fate:?}");
         assert!(matches!(stage.client().publish_signed(&said).await.unwrap(), Publication::Busy { .. }));
+    };
+    for fate in [Fate::DropBefore, Fate::Status(500), Fate::Error(-32000)] {
+        is_unavailable(&stage, fate).await;
     }
+    // Another directory, which waits for its node no longer than this node takes.
+    let impatient = asked().timeout(Duration::from_millis(100));
+    let other = Stage::set_with(&chain, |directory| directory.payment_checker(impatient)).await;
+    other.client().list(&booth.url).await.unwrap();
+    is_unavailable(&other, Fate::Hold).await;
     // In the middle of a check, too.
     proxy.judge(|methods| match methods[0].as_str() {
         "eth_getTransactionReceipt" => Fate::DropAfter,
@@ -64,14 +72,18 @@ async fn nobody_waits_behind_a_node_that_hangs_and_requests_are_few() {
     stage.post(&garbage).await;
     assert_eq!(proxy.reset().calls, 0, "what is known or not signed costs none");
 
-    proxy.set_latency(Duration::from_secs(4));
     let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
     let other = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
-    let (first, second) = tokio::join!(stage.post(&next), stage.post(&other));
-    assert!(first.0 == 503 || second.0 == 503, "{first:?} {second:?}");
-    proxy.set_latency(Duration::ZERO);
-    assert_eq!(stage.post(&next).await.0 / 100, 2);
-    assert_eq!(stage.post(&other).await.0 / 100, 2);
+    proxy.judge(|_| Fate::Hold);
+    let behind = async {
+        eventually("the node is asked about the first one", async || proxy.counts().requests > 0).await;
+        let answer = stage.post(&other).await;
+        proxy.release();
+        answer
+    };
+    let (first, second) = tokio::join!(stage.post(&next), behind);
+    assert_eq!((first.0, second.0), (201, 503), "{first:?} {second:?}");
+    assert_eq!(stage.post(&other).await.0, 201);
 }
 
 #[tokio::test]

@@ -1,23 +1,28 @@
 //! Payments that are verified at about the same time share requests to the node, and nothing else.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{future::join_all, poll};
 use tower_x402::{
     devnet::DevnetPort,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
-    payment::Prechecked,
+    payment::{Prechecked, Verified},
     protocol::Reason,
 };
 
-use support::engine_stage::*;
-use support::rpc_proxy::{Fate, RpcProxy};
+use support::{
+    engine_stage::*,
+    eventually::in_time,
+    rpc_proxy::{Fate, RpcProxy},
+};
 
 /// A facilitator that reaches its devnet over HTTP, through a proxy.
 struct Remote {
@@ -28,8 +33,9 @@ struct Remote {
 }
 
 impl Remote {
+    /// Its node has as long as a busy machine may take.
     async fn new() -> Self {
-        Self::with_timeout(Duration::from_secs(5)).await
+        Self::with_timeout(Duration::from_secs(60)).await
     }
 
     async fn with_timeout(timeout: Duration) -> Self {
@@ -56,7 +62,19 @@ impl Remote {
 
     /// Verifies all at once, and returns how many could be.
     async fn verify(&self, payments: &[Prechecked]) -> usize {
-        join_all(payments.iter().map(|payment| self.facilitator.verify(payment))).await.iter().flatten().count()
+        self.verify_each(payments).await.iter().flatten().count()
+    }
+
+    /// Verifies all in one instant of the runtime's time, however long the machine takes to begin.
+    async fn verify_each(&self, payments: &[Prechecked]) -> Vec<Result<Verified, VerifyError>> {
+        let mut verifying = pin!(join_all(payments.iter().map(|payment| self.facilitator.verify(payment))));
+        tokio::time::pause();
+        let begun = poll!(&mut verifying);
+        tokio::time::resume();
+        match begun {
+            Poll::Ready(all) => all,
+            Poll::Pending => verifying.await,
+        }
     }
 
     /// Sets the outcome of batches, and counts them.
@@ -80,7 +98,8 @@ async fn two_hundred_at_once_share_a_few_requests() {
     assert_eq!(remote.verify(&remote.payments(200)).await, 200);
     let counts = remote.proxy.counts();
     assert_eq!(counts.of("eth_call"), 200);
-    assert!((5..=20).contains(&counts.requests), "{counts:?}");
+    // The first one alone, and the others by fifty.
+    assert_eq!(counts.requests, 5, "{counts:?}");
 }
 
 #[tokio::test]
@@ -100,7 +119,7 @@ async fn refused_call_in_a_batch_does_not_affect_others() {
     let used = payments.swap_remove(11);
     remote.stage.front_run(&used);
     payments.insert(17, used);
-    let answers = join_all(payments.iter().map(|payment| remote.facilitator.verify(payment))).await;
+    let answers = remote.verify_each(&payments).await;
     for (index, answer) in answers.into_iter().enumerate() {
         match (index, answer) {
             (17, Err(VerifyError::Invalid(rejection))) => assert_eq!(rejection.reason, Reason::NonceAlreadyUsed),
@@ -117,7 +136,7 @@ async fn node_that_refuses_batches_is_asked_one_by_one() {
         let batches = remote.judge_batches(refusal);
         assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{refusal:?}");
         let first = batches.load(Ordering::SeqCst);
-        assert!((1..=20).contains(&first), "{refusal:?}: {first}");
+        assert_eq!(first, 1, "{refusal:?}");
         assert_eq!(remote.verify(&remote.payments(40)).await, 40, "{refusal:?}");
         assert_eq!(batches.load(Ordering::SeqCst), first, "{refusal:?}: it is not asked so again");
     }
@@ -145,15 +164,14 @@ async fn calls_of_a_lost_batch_are_sent_one_by_one_and_the_next_is_a_batch_again
 #[tokio::test]
 async fn timeout_of_a_batch_fails_all_its_calls() {
     let remote = Remote::with_timeout(Duration::from_millis(300)).await;
-    let batches = remote.judge_batches(Fate::Delay(Duration::from_secs(60)));
-    let answers = tokio::time::timeout(Duration::from_secs(3), async {
-        let payments = remote.payments(40);
-        join_all(payments.iter().map(|payment| remote.facilitator.verify(payment))).await
-    });
-    let late = answers.await.expect("nobody waits for longer").into_iter().filter_map(Result::err);
-    let late: Vec<VerifyError> = late.collect();
-    assert!(batches.load(Ordering::SeqCst) > 0 && (20..40).contains(&late.len()), "{}", late.len());
-    for error in late {
+    let batches = remote.judge_batches(Fate::Hold);
+    let payments = remote.payments(40);
+    let mut answers = in_time("the batch is late", remote.verify_each(&payments)).await.into_iter();
+    // The first one is asked for alone: the node answers it, unless the machine is busy.
+    let _ = answers.next();
+    assert_eq!((batches.load(Ordering::SeqCst), answers.len()), (1, 39));
+    for answer in answers {
+        let error = answer.unwrap_err();
         assert!(matches!(error, VerifyError::Unavailable(FacilitatorError::Unreachable { .. })), "{error:?}");
     }
 }
@@ -176,6 +194,5 @@ async fn shutdown_of_one_runtime_does_not_block_callers_in_another() {
         });
     });
     shut_down.join().unwrap();
-    let verified = tokio::time::timeout(Duration::from_secs(30), remote.verify(&payments[3..])).await;
-    assert_eq!(verified, Ok(1));
+    in_time("the last one is verified", remote.facilitator.verify(&payments[3])).await.unwrap();
 }

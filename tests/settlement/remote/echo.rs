@@ -7,13 +7,17 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use http::Request;
 use serde_json::{Value, json};
 use tower_x402::{
-    ledger::{Ledger, MemoryLedger, Settlement},
+    Clock as _, ManualClock,
+    ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
 };
 
 use super::stage::{Reply, Seller, Stage, Turn, refusal, still_pending};
-use support::shop::{self, PRICE, Purchase, evaluate, send};
+use support::{
+    authorization::unix_now,
+    shop::{self, PRICE, Purchase, evaluate, send},
+};
 
 const ORIGIN: &str = "https://shop.example";
 /// As no serializer would write it.
@@ -83,7 +87,9 @@ async fn settlement_is_repeated_with_the_identical_echo() {
 #[tokio::test]
 async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     let stage = Stage::open().await;
-    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    // The ledger's, by which the first process's time is over when the second one comes.
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 10, clock.clone()));
     let first = stage.remote().settle_timeout(Duration::from_millis(1)).reconcile_interval(Duration::from_secs(3_600));
     let first = stage.seller_on(ledger.clone(), first, declared).await;
     let purchase = buy(&stage, &first).await;
@@ -91,8 +97,9 @@ async fn payment_is_the_same_after_a_restart_loses_its_echo() {
     assert_eq!(send(&first.app, echoing(&purchase, RESOURCE, EXTENSIONS)).await.status, 503);
 
     // Another process finds it in the ledger, long after the first one's time.
-    let record = first.record(&purchase).await.unwrap();
-    let after_it = Arc::new(tower_x402::ManualClock::at(record.settling.unwrap().until + 3_600));
+    let until = first.record(&purchase).await.unwrap().settling.unwrap().until;
+    clock.advance(until + 1 - clock.now());
+    let after_it = Arc::new(ManualClock::at(until + 3_600));
     let second =
         stage.remote().clock(after_it.clone()).reconcile_interval(Duration::from_millis(20)).ledger(ledger.clone());
     let _second = second.build().await.unwrap();

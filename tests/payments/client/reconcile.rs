@@ -42,6 +42,7 @@ async fn settled_payment_that_was_reported_as_failed_is_spent(chain: &dyn Chain)
     assert_eq!((found.paid, found.void, found.open, found.spent), (1, 0, 0, Usdc::from_atomic(1_000)));
     assert_eq!(buyer.books(), (1_000, 0));
     assert!(buyer.budget.journal().unresolved().is_empty());
+    assert_eq!(buyer.budget.journal().was_paid(payment.authorization.nonce), Some(true));
 }
 
 async fn unused_payment_is_released_when_it_expires_and_not_a_block_earlier(chain: &dyn Chain) {
@@ -72,6 +73,7 @@ async fn cancelled_authorization_is_released(chain: &dyn Chain) {
     assert!(chain.relayer().await.send(chain, cancel_vrs(&message, &signature)).await.status());
     assert_eq!(buyer.reconcile().await.void, 1);
     assert_eq!(buyer.books(), (0, 0));
+    assert_eq!(buyer.budget.journal().was_paid(payment.authorization.nonce), Some(false));
 }
 
 async fn open_payments_of_an_earlier_process_are_reconciled(chain: &dyn Chain) {

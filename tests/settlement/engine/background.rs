@@ -106,6 +106,29 @@ async fn failed_settlement_is_not_charged_in_the_background() {
     paid_by(&stage.settle(&payment, &Verified::default()).await);
 }
 
+/// A payer who asks again knows of the failure on record. With another one on record its settlement would be refused.
+#[tokio::test(start_paused = true)]
+async fn failure_is_recorded_once_in_the_background() {
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    journalled(&stage, &payment, 1).await;
+    // The transaction can be executed no more, and the payer was told so.
+    super::nonces::foreign(&stage, 0, 100_000_000).await;
+    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds, by: 0 };
+    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    for _ in 0..3 {
+        let looks = stage.calls("eth_call");
+        stage.clock.advance(31);
+        until(async || stage.calls("eth_call") > looks).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let record = stage.record(&payment).await;
+        assert_eq!((record.settlement, record.failures), (Settlement::Due, 1));
+    }
+    paid_by(&stage.settle(&payment, &Verified::default()).await);
+    assert_eq!(stage.received(), 1);
+}
+
 /// A second caller is not told that nothing is charged, neither because the queue is full nor because the process shuts down.
 #[tokio::test(start_paused = true)]
 async fn queued_payment_is_not_refused_to_a_second_caller() {
@@ -338,6 +361,72 @@ async fn payment_reorged_between_two_passes_is_settled_again() {
     until(async || stage.received() == 2).await;
 }
 
+/// No transaction of the seller's is undone with it: its nonces do not tell.
+#[tokio::test(start_paused = true)]
+async fn reorged_transaction_of_a_stranger_is_noticed() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let theirs = stage.front_run(&payment);
+    // What was verified long ago is looked at again, and settled by their transaction.
+    stage.clock.advance(10);
+    assert_eq!(paid_by(&stage.settle(&payment, &verified).await), theirs);
+    let calls = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+    assert_eq!(stage.next_nonce().await, 0, "it has sent nothing");
+    stage.devnet.reorg(1, Orphans::Lost);
+    until(async || settlement(&stage, &payment).await.paid_by().is_none()).await;
+    assert_eq!((stage.received(), stage.facilitator.stats().reorged), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_reorganization_nothing_is_requested_or_sent_again() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    paid_by(&stage.admit_and_settle(&stage.payment(&stage.payer(1))).await);
+    let calls = async |more: u64| {
+        let seen = stage.calls("eth_getBlockByNumber");
+        until(async || stage.calls("eth_getBlockByNumber") >= seen + more).await;
+    };
+    // After the first pass that knows the newest block and the newest final one.
+    calls(6).await;
+    stage.devnet.faults().reset();
+    for _ in 0..3 {
+        stage.devnet.mine();
+        calls(6).await;
+    }
+    for method in ["eth_getTransactionReceipt", "eth_sendRawTransaction", "eth_getLogs"] {
+        assert_eq!(stage.calls(method), 0, "{method}");
+    }
+    assert_eq!(stage.facilitator.stats().reorged, 0);
+}
+
+/// Its block was replaced, and a later one holds its transaction.
+#[tokio::test(start_paused = true)]
+async fn payment_that_moved_to_a_later_block_is_recorded_with_it() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    let transaction = paid_by(&stage.admit_and_settle(&payment).await);
+    let block = settlement(&stage, &payment).await.block().unwrap();
+    let calls = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    let raw = stage.ledger.submissions(&sender, 0).await.unwrap().remove(0).raw;
+    // The upkeep sees nothing until that is so.
+    stage.devnet.faults().set(|call| match call.method {
+        "eth_getBlockByNumber" => Fault::DropBefore,
+        _ => Fault::None,
+    });
+    stage.devnet.reorg(1, Orphans::Lost);
+    stage.devnet.mine();
+    let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+    let now = stage.devnet.block_number();
+    assert!(now > block && stage.received() == 1);
+    stage.devnet.faults().clear();
+    let moved = Settlement::Settled { transaction, block: Some(now) };
+    until(async || settlement(&stage, &payment).await == moved).await;
+    assert_eq!((stage.received(), stage.facilitator.stats().reorged), (1, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn payment_in_a_final_block_is_final() {
     let stage = Stage::with(|d| d.finality_depth(3), diligent).await;
@@ -351,6 +440,45 @@ async fn payment_in_a_final_block_is_final() {
     }
     until(async || matches!(settlement(&stage, &payment).await, Settlement::Final { .. })).await;
     until(async || stage.ledger.submissions(&sender, 0).await.unwrap().is_empty()).await;
+}
+
+/// Its transaction is sent again.
+#[tokio::test(start_paused = true)]
+async fn reorged_payment_is_not_signed_for_again_while_its_transaction_waits() {
+    let stage = Stage::with(|d| d.finality_depth(64), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    let transaction = until_settled(&stage, &payment).await;
+    let calls = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+    stage.devnet.stall(true);
+    stage.devnet.reorg(1, Orphans::Lost);
+    until(async || settlement(&stage, &payment).await.paid_by().is_none()).await;
+    // Many passes see it.
+    stage.clock.advance(31);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    stage.devnet.mine();
+    stage.clock.advance(31);
+    assert_eq!(until_settled(&stage, &payment).await, transaction);
+    assert_eq!(stage.record(&payment).await.transactions, [transaction]);
+    assert_eq!((stage.received(), stage.next_nonce().await), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn payment_settled_again_after_a_reorganization_becomes_final() {
+    let stage = Stage::with(|d| d.finality_depth(3), diligent).await;
+    let payment = stage.payment(&stage.payer(1));
+    stage.produced(&payment).await;
+    until_settled(&stage, &payment).await;
+    let calls = stage.calls("eth_getBlockByNumber");
+    until(async || stage.calls("eth_getBlockByNumber") >= calls + 4).await;
+    stage.devnet.reorg(1, Orphans::Lost);
+    until(async || stage.received() == 1).await;
+    until_settled(&stage, &payment).await;
+    for _ in 0..4 {
+        stage.devnet.mine();
+    }
+    until(async || matches!(settlement(&stage, &payment).await, Settlement::Final { .. })).await;
 }
 
 #[tokio::test(start_paused = true)]

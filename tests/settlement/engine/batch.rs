@@ -1,19 +1,30 @@
 //! Many payments in one transaction, through the engine.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use alloy_primitives::U256;
+use alloy_primitives::{Address, Bytes, U256};
 use alloy_provider::Provider as _;
+use alloy_sol_types::{SolCall as _, sol};
 use futures_util::future::join_all;
 use tower_x402::{
+    Asset, Clock as _,
     facilitator::{BatchSettler, Facilitator},
     ledger::{Settlement, SettlementStep},
-    payment::{Outcome, Prechecked},
-    protocol::Reason,
+    payment::{Outcome, Prechecked, Terms, Window, precheck},
+    protocol::{ExactOffer, ExactPayload, Reason},
 };
 
 use super::settle::bury_the_first_transaction;
 use support::engine_stage::*;
+
+sol! {
+    interface Minted {
+        function initialize(string name, string version, address owner);
+        function owner() returns (address);
+        function mint(address to, uint256 amount);
+        function balanceOf(address account) returns (uint256);
+    }
+}
 
 async fn with_settler(millis: u64) -> Arc<Stage> {
     let stage = Stage::with(every(millis), |b| b.block_time(Duration::from_millis(millis))).await;
@@ -52,6 +63,81 @@ async fn burst_shares_a_few_transactions_and_their_cost() {
     let spent = after.spent - before.spent;
     assert!(fees <= spent && spent - fees < U256::from(150), "what was spent, {spent}, is the payments': {fees}");
     assert_eq!((after.pending, after.in_flight), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_transaction_holds_more_payments_than_it_may() {
+    let stage = Stage::with(every(200), |b| b.block_time(Duration::from_millis(200)).batch_size(3)).await;
+    stage.facilitator.deploy_batch_settler().await.unwrap().expect("a new chain");
+    let stage = Arc::new(stage);
+    let outcomes = settle_at_once(&stage, &payments(&stage, 10)).await;
+    let mut by_transaction = BTreeMap::new();
+    for outcome in outcomes {
+        *by_transaction.entry(paid_by(&Ok(outcome))).or_insert(0) += 1;
+    }
+    assert_eq!(by_transaction.values().max(), Some(&3), "{by_transaction:?}");
+    assert_eq!(stage.received(), 10);
+}
+
+/// The contract takes signatures of keys only.
+#[tokio::test(start_paused = true)]
+async fn wallet_payment_is_signed_for_once_and_alone() {
+    let stage = with_settler(200).await;
+    let owner = new_key();
+    let wallet = stage.wallet(owner.address());
+    stage.devnet.mint(wallet, "$1".parse().unwrap()).unwrap();
+    let mut all = payments(&stage, 8);
+    for index in [0, 5] {
+        all.insert(index, stage.payment_from(&owner, wallet));
+    }
+    let outcomes = settle_at_once(&stage, &all).await;
+    let paid_by: Vec<_> = outcomes.into_iter().map(|outcome| paid_by(&Ok(outcome))).collect();
+    for (index, payment) in all.iter().enumerate() {
+        assert_eq!(stage.record(payment).await.transactions, [paid_by[index]], "{index}");
+        let together = paid_by.iter().filter(|transaction| **transaction == paid_by[index]).count();
+        assert_eq!(together == 1, [0, 5].contains(&index), "{index}: {paid_by:?}");
+    }
+}
+
+/// Puts a second token on the devnet, and returns the terms of payments in it.
+fn second_token(stage: &Stage) -> Arc<Terms> {
+    let artifact: serde_json::Value =
+        serde_json::from_str(include_str!("../../../contracts/artifacts/DevnetUsdc.json")).unwrap();
+    let (address, owner) = (Address::repeat_byte(0x70), new_key().address());
+    let code: Bytes = artifact["deployedBytecode"].as_str().unwrap().parse().unwrap();
+    stage.devnet.set_code(address, code);
+    let asset = Asset { address, name: "Second".into(), ..stage.devnet.asset() };
+    let (name, version) = (asset.name.clone(), asset.version.clone());
+    stage.devnet.execute(owner, address, Minted::initializeCall { name, version, owner }.abi_encode()).unwrap();
+    Arc::new(Terms::new(ExactOffer { asset, ..stage.terms.offer().clone() }))
+}
+
+/// A payment in that token, from a payer who has just enough of it.
+fn payment_in(stage: &Stage, terms: &Arc<Terms>) -> Prechecked {
+    let (payer, token) = (new_key(), terms.offer().asset.address);
+    let owner = stage.devnet.call(token, Minted::ownerCall {}.abi_encode()).unwrap();
+    let mint = Minted::mintCall { to: payer.address(), amount: U256::from(PRICE) };
+    stage.devnet.execute(Address::from_slice(&owner[12..]), token, mint.abi_encode()).unwrap();
+    let authorization = stage.authorization(payer.address());
+    let payload = ExactPayload { signature: sign(&payer, &authorization, terms), authorization };
+    precheck(terms.clone(), payload, Window { remaining: 0, skew: 5 }, stage.clock.now()).unwrap()
+}
+
+/// The contract calls one token for all: payments in another one would be left behind, and each take a transaction of its own.
+#[tokio::test(start_paused = true)]
+async fn only_payments_in_one_token_share_a_transaction() {
+    let stage = with_settler(200).await;
+    let terms = second_token(&stage);
+    let both = |_| [stage.payment(&stage.payer(1)), payment_in(&stage, &terms)];
+    let mixed: Vec<_> = (0..5).flat_map(both).collect();
+    let before = stage.facilitator.stats().transactions;
+    let outcomes = settle_at_once(&stage, &mixed).await;
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Settled { .. })), "{outcomes:?}");
+    let transactions = stage.facilitator.stats().transactions - before;
+    assert!(transactions <= 3, "{transactions} transactions for five payments in each of two tokens");
+    let balance = Minted::balanceOfCall { account: PAYEE }.abi_encode();
+    let received = stage.devnet.call(terms.offer().asset.address, balance).unwrap();
+    assert_eq!((stage.received(), U256::from_be_slice(&received)), (5, U256::from(5 * PRICE)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,17 +18,19 @@ use alloy_provider::Provider as _;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use serde_json::Value;
-use support::{engine_stage::*, eventually::eventually};
+use support::{
+    around_ledger::{AroundLedger, Call, Refusing},
+    engine_stage::*,
+    eventually::eventually,
+};
 use tokio::time::{Instant, sleep};
 use tower_x402::{
     Clock as _, ManualClock,
     devnet::{Fault, Orphans},
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
-    ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
-        Sender, Settlement, SettlementStep, Settling, StoredResponse, Submission,
-    },
-    payment::{Outcome, PaymentKey, Prechecked, Verified},
+    ledger::{LedgerError, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementStep, Settling, Submission},
+    payment::{Outcome, Prechecked, Verified},
+    protocol::Reason,
 };
 
 const SYNC: &str = "eth_sendRawTransactionSync";
@@ -332,103 +334,73 @@ async fn payment_has_not_failed_while_another_processes_transaction_may_pay_it()
     assert_eq!(paid_by(&stage.reconcile(&payment).await), *theirs.tx_hash());
 }
 
-/// A ledger some of whose answers are set by the test.
-struct Stubborn {
-    inner: MemoryLedger,
-    refuse: Box<Refuse>,
+/// A stage on a ledger that refuses the calls for which `refuse` returns an error.
+async fn stage_on_refusing_ledger(
+    refuse: impl Fn(Call<'_>) -> Option<LedgerError> + Send + Sync + 'static,
+    facilitator: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
+) -> Stage {
+    let clock = Arc::new(ManualClock::at(1_800_000_000));
+    let inner = Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone()));
+    let ledger = AroundLedger::new(inner, Refusing(refuse));
+    Stage::build(clock, ledger, |d| d, |b| rarely(facilitator(b.signer(settlement_key())))).await
 }
 
-type Refuse = dyn Fn(&Asked<'_>) -> Option<LedgerError> + Send + Sync;
-
-enum Asked<'a> {
-    Submit(&'a Submission),
-    Settle(&'a SettlementStep),
+/// The node refuses the transaction and the ledger keeps it in its journal, from where it is sent again and may pay. Before it is signed
+/// for anew, the payment is verified, and its payer has no money at that moment.
+#[tokio::test(start_paused = true)]
+async fn payment_whose_transaction_stays_in_the_journal_has_not_failed() {
+    let refuse = |call: Call<'_>| match call {
+        Call::Other("free_nonce") => Some(LedgerError::Backend("away".into())),
+        _ => None,
+    };
+    let stage = stage_on_refusing_ledger(refuse, |b| b).await;
+    let payer = stage.payer(1);
+    let payment = stage.payment(&payer);
+    let verified = stage.admit(&payment).await;
+    full_for(&stage, 1);
+    let meanwhile = async {
+        eventually("the node has refused it", async || stage.calls(SYNC) == 1).await;
+        stage.clock.advance(6);
+        stage.drain(payer.address());
+    };
+    let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), meanwhile);
+    let journalled = stage.record(&payment).await.transactions;
+    assert_eq!(journalled.len(), 1, "it is not signed for anew");
+    assert_eq!(outcome.unwrap(), Outcome::Unknown { transaction: Some(journalled[0]) });
 }
 
-impl Stubborn {
-    /// A stage on such a ledger.
-    async fn stage(
-        refuse: impl Fn(&Asked<'_>) -> Option<LedgerError> + Send + Sync + 'static,
-        facilitator: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
-    ) -> Stage {
-        let clock = Arc::new(ManualClock::at(1_800_000_000));
-        let inner = MemoryLedger::with(ResponseLimits::default(), 10_000, clock.clone());
-        let ledger = Arc::new(Self { inner, refuse: Box::new(refuse) });
-        Stage::build(clock, ledger, |d| d, |b| rarely(facilitator(b.signer(settlement_key())))).await
-    }
+/// It would pay without the other process's knowledge: the ledger shows a replacement only to whoever looks after its payments.
+#[tokio::test(start_paused = true)]
+async fn transaction_is_not_replaced_while_another_process_has_its_payment() {
+    let stage = Stage::with(|d| d, two_seconds_a_block).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let sent = bury_all(&stage);
+    let claimed = async {
+        eventually("it is sent", async || sent.all().len() == 1).await;
+        stage.clock.advance(3_600);
+        let settling = Settling { by: 1, until: stage.clock.now() + 3_600 };
+        stage.ledger.settle(&payment.key(), &SettlementStep::Claim(settling)).await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), claimed);
+    assert!(matches!(outcome, Ok(Outcome::Unknown { .. })), "{outcome:?}");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(sent.all().len(), 1);
+    let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+    assert_eq!(stage.ledger.submissions(&sender, 0).await.unwrap().len(), 1);
 }
 
-#[async_trait]
-impl Ledger for Stubborn {
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        match (self.refuse)(&Asked::Submit(&submission)) {
-            Some(error) => Err(error),
-            None => self.inner.submit(submission).await,
-        }
-    }
-
-    async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        match (self.refuse)(&Asked::Settle(step)) {
-            Some(error) => Err(error),
-            None => self.inner.settle(key, step).await,
-        }
-    }
-
-    async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        self.inner.reserve(record).await
-    }
-
-    async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        self.inner.get(key).await
-    }
-
-    async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        self.inner.take_over(key, seen, now, until).await
-    }
-
-    async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        self.inner.fulfil(lease, step).await
-    }
-
-    async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        self.inner.discard(lease).await
-    }
-
-    async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        self.inner.store_response(key, response).await
-    }
-
-    async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
-        self.inner.response(key).await
-    }
-
-    async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        self.inner.count_replay(key).await
-    }
-
-    async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.inner.free_nonce(sender, nonce, by).await
-    }
-
-    async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.inner.forget_nonces(sender, below).await
-    }
-
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        self.inner.submissions(sender, from).await
-    }
-
-    async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        self.inner.list(listing).await
-    }
-
-    async fn counts(&self) -> Result<Counts, LedgerError> {
-        self.inner.counts().await
-    }
-
-    fn response_limit(&self) -> usize {
-        self.inner.response_limit()
-    }
+#[tokio::test(start_paused = true)]
+async fn transaction_is_replaced_although_its_payment_failed_before() {
+    let stage = Stage::with(|d| d, two_seconds_a_block).await;
+    let payment = stage.payment(&stage.payer(1));
+    let verified = stage.admit(&payment).await;
+    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    stage.ledger.settle(&payment.key(), &failed).await.unwrap();
+    super::settle::bury_the_first_transaction(&stage);
+    let transaction = paid_by(&stage.settle(&payment, &verified).await);
+    let signed = stage.record(&payment).await.transactions;
+    assert_eq!((signed.len(), signed[1]), (2, transaction));
 }
 
 /// Other processes are always faster: every nonce is taken.
@@ -437,9 +409,9 @@ async fn at_most_256_nonces_of_others_are_skipped() {
     for taken in [255, 256] {
         let asked = Arc::new(AtomicU64::new(0));
         let count = asked.clone();
-        let stage = Stubborn::stage(
+        let stage = stage_on_refusing_ledger(
             move |asked| match asked {
-                Asked::Submit(submission) if count.fetch_add(1, Ordering::Relaxed) < taken => {
+                Call::Submit(submission) if count.fetch_add(1, Ordering::Relaxed) < taken => {
                     Some(LedgerError::NonceTaken { next: submission.nonce + 1 })
                 }
                 _ => None,
@@ -795,13 +767,13 @@ async fn outcome_is_recorded_within_five_tries_or_found_again() {
     for failures in [4, 5] {
         let asked = Arc::new(AtomicU64::new(0));
         let count = asked.clone();
-        let refuse = move |asked: &Asked<'_>| match asked {
-            Asked::Settle(SettlementStep::Settle { .. }) => {
+        let refuse = move |asked: Call<'_>| match asked {
+            Call::Settle(SettlementStep::Settle { .. }) => {
                 (count.fetch_add(1, Ordering::Relaxed) < failures).then(|| LedgerError::Backend("away".into()))
             }
             _ => None,
         };
-        let stage = Stubborn::stage(refuse, |b| b).await;
+        let stage = stage_on_refusing_ledger(refuse, |b| b).await;
         let payment = stage.payment(&stage.payer(1));
         stage.produced(&payment).await;
         stage.devnet.stall(true);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -10,17 +10,21 @@ use std::{
 
 use alloy_consensus::Transaction as _;
 use alloy_consensus::{SignableTransaction, TxEip1559, TxEnvelope};
-use alloy_eips::Encodable2718 as _;
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
 use alloy_network::{TxSigner, TxSignerSync as _};
-use alloy_primitives::{Address, B256, Signature, TxKind, U256};
+use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256};
 use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::Fault,
-    facilitator::{Facilitator, FacilitatorError},
+    facilitator::{Facilitator, FacilitatorError, OnchainFacilitator},
     ledger::Settlement,
 };
 
-use support::engine_stage::*;
+use support::{
+    engine_stage::*,
+    eventually::skip,
+    rpc_proxy::{Fate, RpcProxy},
+};
 
 const SYNC: &str = "eth_sendRawTransactionSync";
 
@@ -53,6 +57,44 @@ async fn nonces_that_another_process_used_are_skipped() {
     assert_eq!(stage.received(), 3);
 }
 
+/// Of several nodes behind one address, the one that tells the next nonce knows of no transaction at all.
+#[tokio::test]
+async fn nonce_used_by_another_process_is_not_taken_again_from_a_lagging_node() {
+    let stage = stage().await;
+    let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
+    let proxy = RpcProxy::start(port.url().to_string()).await;
+    let builder = OnchainFacilitator::builder().network(stage.devnet.network()).rpc_url(proxy.url());
+    let builder = builder.signer(settlement_key()).ledger(stage.ledger.clone()).clock(stage.clock.clone());
+    let facilitator = builder.block_time(Duration::from_millis(200)).build().await.unwrap();
+    let (first, second) = (stage.payment(&stage.payer(1)), stage.payment(&stage.payer(1)));
+    let verified = stage.admit(&first).await;
+    paid_by(&facilitator.settle(&first, &verified).await);
+    foreign(&stage, 1, 100_000_000).await;
+    proxy.judge(|methods| match methods[0].as_str() {
+        "eth_getTransactionCount" => Fate::Stale,
+        _ => Fate::Pass,
+    });
+    let verified = stage.admit(&second).await;
+    let sends = Arc::new(Mutex::new(Vec::new()));
+    let seen = sends.clone();
+    stage.devnet.faults().set(move |call| {
+        if call.method == SYNC {
+            let raw: Bytes = call.params[0].as_str().unwrap().parse().unwrap();
+            seen.lock().unwrap().push(TxEnvelope::decode_2718(&mut raw.as_ref()).unwrap().nonce());
+        }
+        Fault::None
+    });
+    let time = async {
+        until(async || !sends.lock().unwrap().is_empty()).await;
+        // After two blocks of saying so, the nonce is another's.
+        skip(Duration::from_secs(3)).await;
+    };
+    let (outcome, ()) = tokio::join!(facilitator.settle(&second, &verified), time);
+    paid_by(&outcome);
+    assert_eq!(*sends.lock().unwrap(), [1, 2]);
+    assert_eq!((stage.received(), stage.next_nonce().await), (2, 3));
+}
+
 #[tokio::test(start_paused = true)]
 async fn nonce_of_another_process_is_left_to_it() {
     let stage = stage().await;
@@ -73,8 +115,9 @@ async fn nonce_of_another_process_is_left_to_it() {
     assert_eq!(stage.next_nonce().await, 3);
 }
 
-/// A key in a service that is slow to fail, once.
-struct FlakySigner(AtomicBool);
+/// A key in a service that is slow to fail, once until it is told to fail again.
+#[derive(Clone, Default)]
+struct FlakySigner(Arc<AtomicBool>);
 
 #[async_trait::async_trait]
 impl TxSigner<Signature> for FlakySigner {
@@ -95,25 +138,31 @@ impl TxSigner<Signature> for FlakySigner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn gap_left_by_a_payment_that_was_not_sent_is_filled() {
-    let stage = Stage::with_keys(every(50), |b| b.signer(FlakySigner(AtomicBool::new(false)))).await;
-    let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
-    let mut verified = Vec::new();
-    for payment in &payments {
-        verified.push(stage.admit(payment).await);
+async fn each_gap_left_by_an_unsent_payment_is_filled() {
+    let signer = FlakySigner::default();
+    let stage = Stage::with_keys(every(50), |b| b.signer(signer.clone())).await;
+    for gaps in 1..=2 {
+        let payments: Vec<_> = (0..5).map(|_| stage.payment(&stage.payer(1))).collect();
+        let mut verified = Vec::new();
+        for payment in &payments {
+            verified.push(stage.admit(payment).await);
+        }
+        let settling =
+            payments.iter().zip(&verified).map(|(payment, verified)| stage.facilitator.settle(payment, verified));
+        let mut outcomes = futures_util::future::join_all(settling).await;
+        // The first nonce was given back while the others waited behind it.
+        assert!(matches!(outcomes.remove(0), Err(FacilitatorError::Unreachable { .. })));
+        for outcome in &outcomes {
+            paid_by(outcome);
+        }
+        assert_eq!(stage.received(), 4 * gaps);
+        // Four payments, and a transfer of nothing in the gap.
+        assert_eq!(stage.next_nonce().await, 5 * gaps);
+        assert!(stage.record(&payments[0]).await.transactions.is_empty());
+        signer.0.store(false, Ordering::Relaxed);
+        // Whoever filled the gap looks for another one, and has ended by then.
+        tokio::time::sleep(Duration::from_secs(5)).await;
     }
-    let settling =
-        payments.iter().zip(&verified).map(|(payment, verified)| stage.facilitator.settle(payment, verified));
-    let mut outcomes = futures_util::future::join_all(settling).await;
-    // The first nonce was given back while the others waited behind it.
-    assert!(matches!(outcomes.remove(0), Err(FacilitatorError::Unreachable { .. })));
-    for outcome in &outcomes {
-        paid_by(outcome);
-    }
-    assert_eq!(stage.received(), 4);
-    // Four payments, and a transfer of nothing in the gap.
-    assert_eq!(stage.next_nonce().await, 5);
-    assert!(stage.record(&payments[0]).await.transactions.is_empty());
 }
 
 /// A key in a service that never answers its first request.

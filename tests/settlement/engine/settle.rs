@@ -11,13 +11,17 @@ use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
     devnet::{BlockTime, Fault},
+    facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Settlement, SettlementStep},
     payment::Outcome,
     protocol::Reason,
 };
 
 use super::nonces::foreign;
-use support::engine_stage::*;
+use support::{
+    engine_stage::*,
+    rpc_proxy::{Fate, RpcProxy},
+};
 
 #[tokio::test(start_paused = true)]
 async fn warm_facilitator_verifies_and_settles_with_two_requests() {
@@ -396,6 +400,29 @@ pub(crate) fn bury_the_first_transaction(stage: &Stage) {
         }
         _ => Fault::None,
     });
+}
+
+/// Of several nodes behind one address, the one that is asked why the transaction did not pay has not seen its block, nor the one in
+/// which somebody else's transaction paid.
+#[tokio::test]
+async fn node_behind_the_receipt_makes_no_payment_fail() {
+    let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+    let port = stage.devnet.serve("127.0.0.1:0").await.unwrap();
+    let proxy = RpcProxy::start(port.url().to_string()).await;
+    let builder = OnchainFacilitator::builder().network(stage.devnet.network()).rpc_url(proxy.url());
+    let builder = builder.signer(settlement_key()).ledger(stage.ledger.clone()).clock(stage.clock.clone());
+    let builder = builder.block_time(Duration::from_millis(50)).reconcile_interval(Duration::from_secs(3_600));
+    let facilitator = builder.build().await.unwrap();
+    let payment = stage.payment(&stage.payer(1));
+    stage.admit(&payment).await;
+    let verified = facilitator.verify(&payment).await.unwrap();
+    let theirs = stage.front_run(&payment);
+    proxy.judge(|methods| if methods[0] == "eth_call" { Fate::Stale } else { Fate::Pass });
+    let outcome = facilitator.settle(&payment, &verified).await.unwrap();
+    let ours = stage.record(&payment).await.transactions[0];
+    assert_eq!(outcome, Outcome::Unknown { transaction: Some(ours) });
+    proxy.judge(|_| Fate::Pass);
+    assert_eq!(paid_by(&facilitator.reconcile(&stage.record(&payment).await).await), theirs);
 }
 
 #[tokio::test(start_paused = true)]

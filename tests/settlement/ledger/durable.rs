@@ -486,6 +486,25 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     drop(ledger);
 }
 
+/// A submission changes the nonce of its account and its payments. The write fails between the two.
+#[tokio::test]
+async fn failed_write_leaves_nothing_of_its_step_in_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = open(&path).await;
+    let lease = reserve(&ledger, record(1, 1)).await;
+    produce(&ledger, &lease).await;
+    ledger.close().await;
+    let trigger = "CREATE TRIGGER full BEFORE INSERT ON progress BEGIN SELECT RAISE(FAIL, 'disk full'); END";
+    sqlite_file::change(&path, trigger);
+    let ledger = open(&path).await;
+    assert_failed(ledger.submit(submission(0, &[lease.key])).await);
+    ledger.close().await;
+    let file = Connection::open(&path).unwrap();
+    let transactions: i64 = file.query_row("SELECT COUNT(*) FROM transactions", [], |row| row.get(0)).unwrap();
+    assert_eq!(transactions, 0);
+}
+
 #[tokio::test]
 async fn what_is_owed_is_owed_after_a_restart_too() {
     let directory = tempfile::tempdir().unwrap();

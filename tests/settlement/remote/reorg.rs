@@ -200,6 +200,21 @@ async fn settlement_moved_to_a_later_block_is_final_with_that_block() {
 }
 
 #[tokio::test]
+async fn without_a_reorganization_no_receipt_is_requested_again() {
+    let chain = DevnetChain::start_with(None, 64).await;
+    let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
+    let node = RpcProxy::start(chain_url(&stage)).await;
+    let (seller, purchase, transaction) = paid(&stage, &node).await;
+    node.reset();
+    for _ in 0..3 {
+        stage.chain.devnet.mine();
+        until_followed(&node).await;
+    }
+    assert_eq!(node.counts().of("eth_getTransactionReceipt"), 0);
+    assert_eq!(settlement(&seller, &purchase).await.paid_by(), Some(transaction));
+}
+
+#[tokio::test]
 async fn receipt_missing_once_is_no_reorganization() {
     let stage = Stage::open_on(DevnetChain::start_with(None, 3).await, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;

@@ -7,10 +7,11 @@ use axum::body::Body;
 use futures_util::future::join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tower::ServiceExt as _;
 use tower_x402::{
     facilitator::{Facilitator as _, service::FacilitatorService},
-    ledger::{Ledger, Listing, MemoryLedger, SettlementStep},
+    ledger::{Ledger, Listing, MemoryLedger, SettlementStep, Settling},
     payment::{Prechecked, Rejection, Verified},
     protocol::Reason,
 };
@@ -19,6 +20,7 @@ use super::stage::Stage;
 use support::{
     authorization,
     chain::Chain as _,
+    eventually::in_time,
     scripted::{Scripted, customer, not_yet, paid},
     shop::{Customer, PRICE, Purchase},
 };
@@ -125,16 +127,135 @@ async fn payment_executed_after_a_failure_is_reported_as_settled() {
     bank.ledger = ledger;
     let service = FacilitatorService::builder(bank).build();
     let body = request(&purchase(&customer(), authorization::random_address()));
-    let settle = async || {
-        let request = http::Request::post("/settle").header("content-type", "application/json");
-        let response = service.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
-        let bytes = axum::body::to_bytes(Body::new(response.into_body()), 1 << 16).await.unwrap();
-        serde_json::from_slice::<Value>(&bytes).unwrap()
-    };
-    let first = settle().await;
+    let first = settle_at(&service, &body).await;
     assert_eq!((&first["success"], &first["errorReason"]), (&json!(false), &json!("insufficient_funds")), "{first}");
-    let again = settle().await;
+    let again = settle_at(&service, &body).await;
     assert_eq!((&again["success"], &again["transaction"]), (&json!(true), &json!(B256::repeat_byte(0x77))), "{again}");
+}
+
+/// Asks a service by itself to settle this.
+async fn settle_at(service: &FacilitatorService, body: &Value) -> Value {
+    let request = http::Request::post("/settle").header("content-type", "application/json");
+    let response = service.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+    let bytes = axum::body::to_bytes(Body::new(response.into_body()), 1 << 16).await.unwrap();
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+fn is_paid(said: &Value) -> bool {
+    said["success"] == json!(true)
+}
+
+/// That a nonce is used does not tell for what.
+fn is_refused(said: &Value) -> bool {
+    (&said["success"], &said["errorReason"]) == (&json!(false), &json!("invalid_exact_evm_nonce_already_used"))
+}
+
+#[tokio::test]
+async fn settled_payment_does_not_settle_another_with_its_nonce() {
+    let stage = Stage::open().await;
+    let customer = stage.customer().await;
+    let good = purchase(&customer, authorization::random_address());
+    let (_, said) = post(&stage, "settle", &request(&good)).await;
+    assert!(is_paid(&said), "{said}");
+    let mut other = purchase(&customer, authorization::random_address());
+    other.authorization.nonce = good.authorization.nonce;
+    other.resign();
+    let (_, said) = post(&stage, "settle", &request(&other)).await;
+    assert!(is_refused(&said), "{said}");
+    assert_eq!(stage.chain.balance(other.authorization.to).await, 0);
+}
+
+/// The layer has sold something for it. The service would tell another seller that it was paid.
+#[tokio::test]
+async fn payment_to_a_layer_is_not_paid_to_a_service_on_its_ledger_too() {
+    let scripted = Arc::new(Scripted::new());
+    let (app, _) = support::scripted::serve(support::scripted::layer(&scripted), support::scripted::echo);
+    let purchase = customer().pay(&app, support::shop::evaluate("x")).await;
+    assert_eq!(support::shop::send(&app, purchase.on(support::shop::evaluate("x"))).await.status, 200);
+    let mut bank = Scripted::new();
+    bank.ledger = scripted.ledger.clone();
+    let said = settle_at(&FacilitatorService::builder(bank).build(), &request(&purchase)).await;
+    assert!(is_refused(&said), "{said}");
+}
+
+/// A signature that is not the payer's key's may be its wallet's: only the chain can tell, and it was asked about the first one alone.
+#[tokio::test]
+async fn wallet_payment_is_settled_once_and_only_for_its_signature() {
+    let bank = Arc::new(Scripted::new());
+    let service = FacilitatorService::builder(bank.clone()).build();
+    let mut purchase = purchase(&customer(), authorization::random_address());
+    purchase.signature = vec![1; 65].into();
+    for _ in 0..2 {
+        let said = settle_at(&service, &request(&purchase)).await;
+        assert!(is_paid(&said), "{said}");
+    }
+    assert_eq!(bank.settlements(), 1);
+    purchase.signature = vec![2; 65].into();
+    let said = settle_at(&service, &request(&purchase)).await;
+    assert!(is_refused(&said), "{said}");
+    assert_eq!(bank.settlements(), 1);
+}
+
+/// Another process has submitted it meanwhile.
+#[tokio::test]
+async fn failure_refused_by_the_ledger_is_not_reported_by_a_service() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let others = ledger.clone();
+    let settle = move |_, payment: Prechecked| {
+        let others = others.clone();
+        async move {
+            let until = authorization::unix_now() + 600;
+            for step in [
+                SettlementStep::Claim(Settling { by: 7, until }),
+                SettlementStep::Submit { transaction: B256::repeat_byte(1) },
+            ] {
+                others.settle(&payment.key(), &step).await.unwrap();
+            }
+            Ok(not_yet())
+        }
+    };
+    let mut bank = Scripted::new().settle(settle);
+    bank.ledger = ledger;
+    let service = FacilitatorService::builder(bank).build();
+    let said = settle_at(&service, &request(&purchase(&customer(), authorization::random_address()))).await;
+    assert_eq!(said["errorReason"], json!("settlement_pending"), "{said}");
+}
+
+/// Two processes of a service on one ledger: what one of them settles, for the first time or once more, the other one does not.
+#[tokio::test]
+async fn one_process_of_a_service_settles_a_payment_at_a_time() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let body = request(&purchase(&customer(), authorization::random_address()));
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, told, journal) = (begun.clone(), go_on.clone(), ledger.clone());
+    let settle = move |call, payment: Prechecked| {
+        let (begin, told, journal) = (begin.clone(), told.clone(), journal.clone());
+        async move {
+            begin.notify_one();
+            told.notified().await;
+            if call == 0 {
+                let submit = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
+                journal.settle(&payment.key(), &submit).await.unwrap();
+            }
+            Ok(if call == 0 { not_yet() } else { paid() })
+        }
+    };
+    let (mut one, mut other) = (Scripted::new().settle(settle), Scripted::new());
+    (one.ledger, other.ledger) = (ledger.clone(), ledger);
+    let (one, other) = (Arc::new(one), Arc::new(other));
+    let [first, second] = [one.clone(), other.clone()].map(|bank| FacilitatorService::builder(bank).build());
+    for is_last in [false, true] {
+        let meanwhile = async {
+            in_time("it is being settled", begun.notified()).await;
+            let said = settle_at(&second, &body).await;
+            go_on.notify_one();
+            said
+        };
+        let (told, meanwhile) = tokio::join!(settle_at(&first, &body), meanwhile);
+        assert_eq!(meanwhile["errorReason"], json!("settlement_pending"), "{meanwhile}");
+        assert_eq!(is_paid(&told), is_last, "{told}");
+    }
+    assert_eq!((one.settlements(), other.settlements()), (2, 0));
 }
 
 #[tokio::test]

@@ -1,0 +1,273 @@
+//! What the server makes of the answers of its ledger: a step that was refused is not taken for done, and a response on record is given
+//! and charged for only where it may be.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::B256;
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use support::{
+    around_ledger::{AroundLedger, Call, Refusing},
+    authorization::unix_now,
+    eventually::{eventually, in_time},
+    scripted::{Scripted, customer, echo, key, layer, not_yet, paid, record, serve},
+    shop::{PRICE, demand, evaluate, send, try_send},
+};
+use tokio::sync::Notify;
+use tower_x402::{
+    ManualClock, Usdc,
+    ledger::{Fulfilment, FulfilmentStep, Ledger, LedgerError, MemoryLedger, ResponseLimits, SettlementStep},
+    protocol::{PaymentFlow, Reason},
+    server::DeferredPolicy,
+};
+
+/// A ledger of which the first call that `is_it` fails before it does anything.
+fn failing_once(is_it: fn(&Call<'_>) -> bool) -> Arc<dyn Ledger> {
+    let has_failed = AtomicBool::new(false);
+    let refuse = move |call: Call<'_>| {
+        let fails = is_it(&call) && !has_failed.swap(true, Ordering::SeqCst);
+        fails.then(|| LedgerError::Backend("away".into()))
+    };
+    AroundLedger::new(Arc::new(MemoryLedger::new()), Refusing(refuse))
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_response_is_released_on_credit_refused_at_the_second_try() {
+    let mut scripted = Scripted::new();
+    scripted.ledger = failing_once(|call| matches!(call, Call::Fulfil(FulfilmentStep::Defer { .. })));
+    let facilitator = Arc::new(scripted);
+    let nothing = Usdc::from_atomic(PRICE - 1);
+    let policy = DeferredPolicy { total: nothing, per_payer: nothing, history: 0 };
+    let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status, answer.transaction()), (StatusCode::OK, B256::repeat_byte(0x77)), "paid in line");
+    assert_eq!((facilitator.settlements(), facilitator.left().len()), (1, 0));
+    assert!(!record(&facilitator, &purchase).await.unwrap().deferred);
+}
+
+/// While the ledger is away the lease ends, and another process does the work and keeps its response.
+#[tokio::test(start_paused = true)]
+async fn response_of_another_process_is_not_taken_for_ours() {
+    let inner: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let others = inner.clone();
+    let has_failed = AtomicBool::new(false);
+    let refuse = move |call: Call<'_>| {
+        let Call::Fulfil(FulfilmentStep::Produce { .. }) = call else { return None };
+        if has_failed.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let took_over = async {
+            let known = others.list(&Default::default()).await.unwrap().remove(0);
+            let lease = others.take_over(&known.key, known.epoch, u64::MAX, u64::MAX).await.unwrap().expect("it ended");
+            others.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+            let produce = FulfilmentStep::Produce { body: known.body, at: known.reserved_at, response: None };
+            others.fulfil(&lease, &produce).await.unwrap();
+        };
+        // The memory ledger never waits.
+        took_over.now_or_never().expect("it is done at once");
+        Some(LedgerError::Backend("away".into()))
+    };
+    let mut scripted = Scripted::new();
+    scripted.ledger = AroundLedger::new(inner, Refusing(refuse));
+    let facilitator = Arc::new(scripted);
+    let (app, handled) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_in_progress"), "{answer:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 0), "it is the other's to settle");
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.fulfilment, known.epoch), (Fulfilment::Produced, 1));
+}
+
+/// A transaction of an earlier attempt is on record, and may have paid: a buyer who is refused would pay anew.
+#[tokio::test]
+async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
+    let facilitator = Arc::new(Scripted::new());
+    let price = Arc::new(AtomicU64::new(PRICE));
+    let now = price.clone();
+    let layer = layer(&facilitator).flow(PaymentFlow::Upfront).price_with(move |_| {
+        let units = now.load(Ordering::SeqCst);
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, handled) = serve(layer, |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() });
+    let (touched, untouched) = (customer().pay(&app, evaluate("x")).await, customer().pay(&app, evaluate("x")).await);
+    for purchase in [&touched, &untouched] {
+        assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, 500);
+        // A reorganization undoes what was paid.
+        facilitator.ledger.settle(&key(purchase), &SettlementStep::Reorg).await.unwrap();
+    }
+    let transaction = B256::repeat_byte(0x77);
+    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0 };
+    for step in [SettlementStep::Submit { transaction }, failed] {
+        facilitator.ledger.settle(&key(&touched), &step).await.unwrap();
+    }
+    price.store(2 * PRICE, Ordering::SeqCst);
+    assert_eq!(send(&app, touched.on(evaluate("x"))).await.status, 500, "worked for once more");
+    let refused = send(&app, untouched.on(evaluate("x"))).await;
+    assert_eq!(refused.status, 402, "not to serve it costs its payer nothing: {refused:?}");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_recorded_at_the_second_try_is_reported() {
+    let mut scripted = Scripted::new().settle(|_, _| async { Ok(not_yet()) });
+    scripted.ledger = failing_once(|call| matches!(call, Call::Settle(SettlementStep::Fail { .. })));
+    let facilitator = Arc::new(scripted);
+    let (app, _) = serve(layer(&facilitator), echo);
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let answer = send(&app, purchase.on(evaluate("x"))).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (402, "insufficient_funds"), "{answer:?}");
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().failures, 1);
+}
+
+fn credit_for_known_payers() -> DeferredPolicy {
+    let payments = Usdc::from_atomic(10 * PRICE);
+    DeferredPolicy { total: payments, per_payer: payments, history: 1 }
+}
+
+/// It was answered on credit, and its payer was told that settling it failed. The authorization is on the chain for everybody to read.
+#[tokio::test]
+async fn response_given_on_credit_is_not_given_for_settling_it() {
+    let mut scripted = Scripted::new();
+    let never = |call: Call<'_>| {
+        matches!(call, Call::Fulfil(FulfilmentStep::Deliver)).then(|| LedgerError::Backend("away".into()))
+    };
+    scripted.ledger = AroundLedger::new(Arc::new(MemoryLedger::new()), Refusing(never));
+    let facilitator = Arc::new(scripted);
+    let layer = layer(&facilitator).deferred(credit_for_known_payers()).anonymous_replays(0, Duration::from_secs(60));
+    let (app, _) = serve(layer, |_, _| async { Response::new(Body::from("x")) });
+    let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
+    let customer = customer();
+    let known = customer.pay(&app, get()).await;
+    send(&app, known.on(get())).await.transaction();
+    let purchase = customer.pay(&app, get()).await;
+    assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
+    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.fulfilment, known.deferred), (Fulfilment::Produced, true));
+    let answer = send(&app, purchase.on(get())).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
+    assert_eq!(facilitator.settlements(), 2, "and it is settled");
+}
+
+/// A buyer paid for the answer on record and got it. The block that paid is replaced, and somebody presents the payment again.
+#[tokio::test]
+async fn response_paid_for_before_is_not_given_for_settling_it_again() {
+    let facilitator =
+        Arc::new(Scripted::new().settle(|call, _| async move { Ok(if call == 0 { not_yet() } else { paid() }) }));
+    let layer = layer(&facilitator).anonymous_replays(0, Duration::from_secs(60));
+    let (app, _) = serve(layer, |_, _| async { Response::new(Body::from("x")) });
+    let get = || Request::get("/evaluate").body(Body::empty()).unwrap();
+    let purchase = customer().pay(&app, get()).await;
+    assert_eq!(send(&app, purchase.on(get())).await.status, 402);
+    assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
+    facilitator.ledger.settle(&key(&purchase), &SettlementStep::Reorg).await.unwrap();
+    assert_eq!(record(&facilitator, &purchase).await.unwrap().fulfilment, Fulfilment::Produced);
+    let answer = send(&app, purchase.on(get())).await;
+    assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
+}
+
+/// Of a response that is gone, a buyer who owes for it is told that it was answered, and any other that nothing is charged.
+#[tokio::test]
+async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
+    for (is_on_credit, reason) in [(true, "payment_already_used"), (false, "response_not_kept")] {
+        let clock = Arc::new(ManualClock::at(unix_now()));
+        let mut scripted =
+            Scripted::new().settle(|call, _| async move { Ok(if call == 0 { paid() } else { not_yet() }) });
+        let limits = ResponseLimits { count: 1, ..ResponseLimits::default() };
+        scripted.ledger = Arc::new(MemoryLedger::with(limits, 10, clock.clone()));
+        let facilitator = Arc::new(scripted);
+        let layer = layer(&facilitator).clock(clock.clone());
+        let layer = if is_on_credit { layer.deferred(credit_for_known_payers()) } else { layer };
+        let (app, _) = serve(layer, echo);
+        let customer = customer();
+        let buy = async || {
+            let purchase = customer.pay(&app, evaluate("x")).await;
+            (send(&app, purchase.on(evaluate("x"))).await, purchase)
+        };
+        buy().await.0.transaction();
+        let purchase = buy().await.1;
+        let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+        facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
+        assert_eq!(record(&facilitator, &purchase).await.unwrap().deferred, is_on_credit);
+        // Only one response is kept, and nobody works on this one any more.
+        buy().await;
+        clock.advance(3_000);
+        let answer = send(&app, purchase.on(evaluate("x"))).await;
+        assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, reason), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn stream_is_recorded_as_delivered_when_its_client_has_it() {
+    let facilitator = Arc::new(Scripted::new());
+    let piece = |text| Ok::<_, Infallible>(Bytes::from_static(text));
+    let (app, _) = serve(layer(&facilitator), move |_, _| async move {
+        Response::new(Body::from_stream(stream::iter([piece(b"a"), piece(b"b")])))
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    assert_eq!(send(&app, purchase.on(evaluate("x"))).await.text(), "ab");
+    let fulfilment = async || record(&facilitator, &purchase).await.unwrap().fulfilment;
+    eventually("it is delivered", async || fulfilment().await == Fulfilment::Delivered).await;
+}
+
+#[tokio::test]
+async fn broken_stream_of_a_client_that_went_away_is_not_kept() {
+    let facilitator = Arc::new(Scripted::new());
+    let gone = Arc::new(Notify::new());
+    let is_gone = gone.clone();
+    let (app, _) = serve(layer(&facilitator), move |_, _| {
+        let gone = is_gone.clone();
+        async move {
+            let first = stream::iter([Ok(Bytes::from_static(b"half of it"))]);
+            let broken = stream::once(async move {
+                gone.notified().await;
+                Err(std::io::Error::other("broken"))
+            });
+            Response::new(Body::from_stream(first.chain(broken)))
+        }
+    });
+    let purchase = customer().pay(&app, evaluate("x")).await;
+    let mut body = try_send(&app, purchase.on(evaluate("x"))).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half of it");
+    drop(body);
+    gone.notify_one();
+    let fulfilment = async || record(&facilitator, &purchase).await.unwrap().fulfilment;
+    eventually("it is over", async || fulfilment().await == Fulfilment::Delivered).await;
+    assert!(facilitator.ledger.response(&key(&purchase)).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn price_of_a_body_sees_all_of_it_and_no_other_price_waits_for_it() {
+    let facilitator = Arc::new(Scripted::new());
+    let by_length = layer(&facilitator).max_request_body(8).price_with_body(|_, body| {
+        let units = body.len() as u64;
+        async move { Ok(Usdc::from_atomic(units).into()) }
+    });
+    let (app, _) = serve(by_length, echo);
+    let pieces = || Body::from_stream(stream::iter(["123", "45678"].map(Ok::<_, Infallible>)));
+    let post = |body| Request::post("/evaluate").body(body).unwrap();
+    assert_eq!(demand(&send(&app, post(pieces())).await)["accepts"][0]["amount"], "8");
+    assert_eq!(send(&app, post(Body::from("123456789"))).await.status, StatusCode::PAYLOAD_TOO_LARGE);
+
+    let by_path = layer(&facilitator).max_request_body(8).price_with(|_| async { Ok(Usdc::from_atomic(7).into()) });
+    let (app, _) = serve(by_path, echo);
+    let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    let asked = in_time("the price is told", send(&app, post(endless()))).await;
+    assert_eq!(demand(&asked)["accepts"][0]["amount"], "7");
+    let purchase = customer().sign(&demand(&asked), 0);
+    let answer = send(&app, purchase.on(post(Body::from("a longer body")))).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "a longer body"));
+}

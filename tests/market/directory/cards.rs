@@ -1,4 +1,4 @@
-//! Who is listed, for how long, and where the directory does not go.
+//! Which cards are listed, for how long, and which hosts the directory does not ask.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ use x402_market::{
 
 use super::{
     evidence::evaluator,
-    stage::{Booth, PRICE, Stage, post, serve, witness},
+    stage::{Booth, PRICE, Stage, checker, post, serve},
 };
 use support::{authorization::unix_now, devnet::DevnetChain};
 
@@ -49,7 +49,7 @@ async fn found(directory: &Url, query: CardQuery) -> Vec<(Url, Address)> {
 }
 
 #[tokio::test]
-async fn cards_are_listed_as_they_were_signed_and_found_by_what_they_offer() {
+async fn cards_are_listed_as_signed_and_found_by_their_offers() {
     let (_, directory) = directory().await;
     let (one, other) = (Booth::open(&["prose"]).await, Booth::open(&["prose", "poetry"]).await);
     other.show(&["prose", "poetry"], &other.payee, 5 * PRICE).await;
@@ -80,7 +80,7 @@ async fn cards_are_listed_as_they_were_signed_and_found_by_what_they_offer() {
 }
 
 #[tokio::test]
-async fn pages_go_on_where_the_last_one_ended_and_do_not_change_under_their_tag() {
+async fn pages_continue_where_the_last_one_ended_and_have_an_etag() {
     let (_, directory) = directory().await;
     let mut booths = Vec::new();
     for _ in 0..5 {
@@ -118,7 +118,7 @@ async fn pages_go_on_where_the_last_one_ended_and_do_not_change_under_their_tag(
 }
 
 #[tokio::test]
-async fn what_is_no_signed_card_of_its_own_origin_is_not_listed() {
+async fn only_signed_cards_of_their_own_origin_are_listed() {
     let (_, directory) = directory().await;
     let booth = Booth::open(&["prose"]).await;
     let honest = reqwest::get(booth.url.join(CARD_PATH).unwrap()).await.unwrap().text().await.unwrap();
@@ -158,7 +158,7 @@ async fn what_is_no_signed_card_of_its_own_origin_is_not_listed() {
 }
 
 #[tokio::test]
-async fn a_field_that_is_there_twice_is_listed_once() {
+async fn duplicate_field_is_listed_once() {
     let (_, directory) = directory().await;
     let booth = Booth::open(&["prose"]).await;
     let honest = reqwest::get(booth.url.join(CARD_PATH).unwrap()).await.unwrap().text().await.unwrap();
@@ -171,7 +171,7 @@ async fn a_field_that_is_there_twice_is_listed_once() {
 
 /// Else whoever copies it to another origin would be this evaluator there, and be paid for nothing in its name.
 #[tokio::test]
-async fn a_signed_card_says_where_its_evaluator_is() {
+async fn signed_card_needs_an_absolute_endpoint() {
     let (_, directory) = directory().await;
     let (booth, copy) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
     for endpoint in ["/evaluate", "evaluate", "", "?"] {
@@ -192,14 +192,14 @@ async fn a_signed_card_says_where_its_evaluator_is() {
 
 /// An evaluator that could have its skills forgotten would not be spoken of.
 #[tokio::test]
-async fn new_skills_push_out_none_that_was_paid_for() {
+async fn new_skills_replace_no_paid_skill() {
     let chain = DevnetChain::start(None).await;
     let clock = Arc::new(ManualClock::at(unix_now()));
     let stage =
-        Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).clock(clock.clone())).await;
+        Stage::set_with(&chain, |directory| directory.payment_checker(checker(&chain)).clock(clock.clone())).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
     let mut answers = Vec::new();
     for round in 0..4 {
         let skills: Vec<String> = (0..64).map(|number| format!("skill{round}.{number}")).collect();
@@ -209,7 +209,7 @@ async fn new_skills_push_out_none_that_was_paid_for() {
     }
     assert_eq!(answers[2].0, 200);
     assert_eq!(answers[3], (422, "too_many_skills".into()));
-    assert_eq!(stage.post(&said).await.0, 201);
+    assert_eq!(stage.post(&report).await.0, 201);
     // What was refused changed nothing.
     let poetry = CardQuery { skill: Some("skill3.0".into()), ..CardQuery::default() };
     assert_eq!(found(&stage.url, poetry).await, []);
@@ -218,7 +218,7 @@ async fn new_skills_push_out_none_that_was_paid_for() {
 }
 
 #[tokio::test]
-async fn another_payee_is_not_listed_in_the_place_of_the_first() {
+async fn payee_of_a_listed_card_cannot_change() {
     let (service, directory) = directory().await;
     let booth = Booth::open(&["prose"]).await;
     let clock = Arc::new(ManualClock::at(1_000_000));
@@ -247,7 +247,7 @@ async fn another_payee_is_not_listed_in_the_place_of_the_first() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_is_not_listed_any_more_and_comes_back_with_a_card() {
+async fn unreachable_card_is_unlisted_and_listed_again_when_it_returns() {
     let clock = Arc::new(ManualClock::at(1_000_000));
     let store = DirectoryStore::in_memory().await.unwrap();
     let service = DirectoryService::builder(store).private_hosts(true).clock(clock.clone());
@@ -273,29 +273,29 @@ async fn who_does_not_answer_is_not_listed_any_more_and_comes_back_with_a_card()
 }
 
 #[tokio::test]
-async fn when_there_is_no_room_whoever_nobody_spoke_of_makes_it() {
+async fn evaluators_without_reports_make_room_for_others() {
     let chain = DevnetChain::start(None).await;
-    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).max_cards(3, 10)).await;
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(checker(&chain)).max_cards(3, 10)).await;
     let (first, second, third) =
         (stage.booth(&["prose"]).await, stage.booth(&["prose"]).await, stage.booth(&["prose"]).await);
     let payer = stage.payer().await;
-    let speak = async |booth: &Booth| {
+    let send = async |booth: &Booth| {
         let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
-        assert_eq!(stage.post(&paid.said(booth.payee.address(), &payer).await).await.0, 201);
+        assert_eq!(stage.post(&paid.report(booth.payee.address(), &payer).await).await.0, 201);
     };
-    speak(&first).await;
+    send(&first).await;
     let fourth = stage.booth(&["prose"]).await;
     let listed = async || found(&stage.url, CardQuery::default()).await.into_iter().map(|(_, payee)| payee);
     let expected = [&first, &third, &fourth].map(|booth| booth.payee.address());
     assert!(listed().await.eq(expected), "{:?}", second.payee.address());
-    speak(&third).await;
-    speak(&fourth).await;
+    send(&third).await;
+    send(&fourth).await;
     assert_eq!(list(&stage.url, &second.url).await, (503, "full".into()));
     assert!(listed().await.eq(expected));
 }
 
 #[tokio::test]
-async fn one_host_does_not_fill_the_directory() {
+async fn one_host_cannot_fill_the_directory() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set_with(&chain, |directory| directory.max_cards(100, 2)).await;
     stage.booth(&["prose"]).await;
@@ -307,7 +307,7 @@ async fn one_host_does_not_fill_the_directory() {
 
 /// Else it would for as long as anybody has paid it once.
 #[tokio::test]
-async fn one_payee_does_not_fill_the_directory() {
+async fn one_payee_cannot_fill_the_directory() {
     let chain = DevnetChain::start(None).await;
     let clock = Arc::new(ManualClock::at(1_000_000));
     let stage = Stage::set_with(&chain, |directory| directory.max_cards_per_payee(2).clock(clock.clone())).await;
@@ -328,7 +328,7 @@ async fn one_payee_does_not_fill_the_directory() {
 
 /// Else whoever lists many cards would be all that a student looks at.
 #[tokio::test]
-async fn every_payee_is_named_before_the_second_card_of_any() {
+async fn each_payee_is_named_before_second_cards() {
     let (_, directory) = directory().await;
     let (first, second) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
     let (third, other) = (Booth::open(&["prose"]).await, Booth::open(&["prose"]).await);
@@ -343,7 +343,7 @@ async fn every_payee_is_named_before_the_second_card_of_any() {
 }
 
 #[tokio::test]
-async fn nobody_lists_one_card_under_many_names() {
+async fn one_card_cannot_be_listed_under_many_names() {
     let (_, directory) = directory().await;
     let booth = Booth::open(&["prose"]).await;
     let card = booth.url.join(CARD_PATH).unwrap();
@@ -352,9 +352,9 @@ async fn nobody_lists_one_card_under_many_names() {
     }
 }
 
-/// Servers show a card below any path, and anybody may list any URL: else strangers would use up the places of its payee and its host.
+/// Servers show a card below any path, and anybody may list any URL. Otherwise anybody could use up the places of its payee and host.
 #[tokio::test]
-async fn one_evaluator_has_one_card_however_many_urls_show_it() {
+async fn one_evaluator_has_one_card_under_all_its_urls() {
     let chain = DevnetChain::start(None).await;
     let clock = Arc::new(ManualClock::at(1_000_000));
     let adjust = |directory: DirectoryBuilder| directory.max_cards_per_payee(2).max_cards(100, 2).clock(clock.clone());
@@ -376,7 +376,7 @@ async fn one_evaluator_has_one_card_however_many_urls_show_it() {
 
 /// An evaluator whose card is elsewhere from now on, as a server with other paths has it.
 #[tokio::test]
-async fn a_card_that_is_gone_gives_way_to_another_url_of_its_evaluator() {
+async fn another_url_replaces_one_that_is_gone() {
     let clock = Arc::new(ManualClock::at(1_000_000));
     let store = DirectoryStore::in_memory().await.unwrap();
     let service = DirectoryService::builder(store).private_hosts(true).clock(clock.clone()).rate(1e6, 1e6).build();
@@ -418,7 +418,7 @@ async fn a_card_that_is_gone_gives_way_to_another_url_of_its_evaluator() {
 }
 
 #[tokio::test]
-async fn hosts_that_are_not_everybodys_are_not_asked() {
+async fn private_hosts_are_not_asked() {
     let booth = Booth::open(&["prose"]).await;
     let store = DirectoryStore::in_memory().await.unwrap();
     let service = DirectoryService::builder(store).build().unwrap();
@@ -441,7 +441,7 @@ async fn hosts_that_are_not_everybodys_are_not_asked() {
 }
 
 #[tokio::test]
-async fn a_redirect_leads_to_no_other_host() {
+async fn redirect_to_another_host_is_not_followed() {
     let (_, directory) = directory().await;
     let router = Router::new().route(CARD_PATH, get(async || Redirect::temporary("http://169.254.169.254/latest")));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -452,7 +452,7 @@ async fn a_redirect_leads_to_no_other_host() {
 
 /// Per address, as whoever accepts the connection says it is.
 #[tokio::test]
-async fn who_asks_too_often_waits_and_nobody_else() {
+async fn rate_limit_holds_for_each_caller_alone() {
     let store = DirectoryStore::in_memory().await.unwrap();
     let service = DirectoryService::builder(store).rate(0.01, 3.0).build().unwrap();
     let ask = async |peer: [u8; 4]| {
@@ -472,7 +472,7 @@ async fn who_asks_too_often_waits_and_nobody_else() {
 
 /// A directory that changes what was signed, or names another place for it.
 #[tokio::test]
-async fn a_reader_takes_no_card_on_the_directorys_word() {
+async fn reader_verifies_each_card_itself() {
     let booth = Booth::open(&["prose"]).await;
     let card = reqwest::get(booth.url.join(CARD_PATH).unwrap()).await.unwrap().text().await.unwrap();
     let card: Value = serde_json::from_str(&card).unwrap();
@@ -519,13 +519,13 @@ async fn read_without_end(cards: String) -> (FoundCards, usize) {
 }
 
 #[tokio::test]
-async fn no_directory_keeps_a_reader_busy_with_empty_pages() {
+async fn empty_pages_end_the_reading() {
     let (cards, asked) = read_without_end(String::new()).await;
     assert_eq!((cards.found.len(), cards.skipped, asked), (0, 0, 1));
 }
 
 #[tokio::test]
-async fn no_directory_has_a_reader_take_more_than_so_many_bytes_of_cards() {
+async fn reader_limits_the_bytes_of_cards() {
     let card = "a".repeat(1 << 20);
     let entry = json!({ "id": 1, "url": "http://a.example/card.json", "payTo": Address::ZERO, "firstSeen": 1, "lastSeen": 2, "card": card });
     let (cards, asked) = read_without_end(vec![entry.to_string(); 4].join(",")).await;

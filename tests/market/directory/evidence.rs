@@ -1,4 +1,4 @@
-//! What is admitted, kept and told, from real purchases to readers.
+//! Reports from real purchases to readers: accepted, stored, read.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use x402_market::{
     reputation::Reputation,
 };
 
-use super::stage::{PRICE, Stage, witness};
+use super::stage::{PRICE, Stage, checker};
 use support::{
     authorization::{random_nonce, unix_now},
     chain::{Chain, on_every_chain},
@@ -80,15 +80,15 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
     let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
     assert_eq!(published, Publication::Accepted);
 
-    // Somebody else reads it, and believes the directory nothing.
-    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(chain)));
+    // Another reader checks all of it itself.
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(checker(chain)));
     let pulled = reputation.fetch(&stage.client()).await.unwrap();
     assert_eq!((pulled.new.as_slice(), pulled.refused), ([record].as_slice(), 0));
-    assert!(reputation.fetch(&stage.client()).await.unwrap().new.is_empty(), "it goes on where it was");
+    assert!(reputation.fetch(&stage.client()).await.unwrap().new.is_empty(), "it continues where it stopped");
 }
 
 #[tokio::test]
-async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
+async fn student_finds_evaluators_in_a_directory_and_publishes_reports() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set(&chain).await;
     let (url, payee) = evaluator(&chain).await;
@@ -105,11 +105,11 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     }
     student.wait_until_idle().await;
     assert_eq!(log.len(), 3);
-    // What was not paid is nobody else's business.
+    // Evidence without a payment is not published.
     let lie =
         Evidence { payment: None, outcome: CallOutcome::PriceMismatch, ..log.find(&Default::default())[0].clone() };
     log.record(lie, unix_now()).unwrap();
-    // And what cannot be said keeps nothing else from being said.
+    // Evidence that cannot be reported does not stop the others.
     let unsaid = PaymentId { payer: key.address(), nonce: random_nonce() };
     let itself =
         Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
@@ -120,24 +120,24 @@ async fn a_student_finds_its_evaluators_in_a_directory_and_says_what_it_saw() {
     let again = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
     assert_eq!((again.accepted, stage.count().await), (3, 3));
 
-    // Another student hears it before it has spent anything; this one has nothing new to hear.
+    // Another student learns the reports before it has spent anything. For this one nothing is new.
     let other = Student::builder(payer(&stage.payer().await)).source(stage.client()).build().unwrap();
-    let said = Reputation::new(100, []).fetch(&stage.client()).await.unwrap().new;
-    for evidence in &said {
+    let report = Reputation::new(100, []).fetch(&stage.client()).await.unwrap().new;
+    for evidence in &report {
         assert!(other.add_report(evidence.clone()).unwrap());
-        student.add_report(evidence.clone()).expect_err("it said so itself");
+        student.add_report(evidence.clone()).expect_err("it report so itself");
     }
     assert_eq!((other.reports().len(), other.evidence().len()), (3, 0));
-    assert!(said.iter().all(|evidence| evidence.evaluator == payee));
+    assert!(report.iter().all(|evidence| evidence.evaluator == payee));
 }
 
-/// A directory with some voices about two evaluators by two payers.
+/// A directory with reports about two evaluators by two payers.
 async fn talkative<'a>(
     chain: &'a DevnetChain,
     store: DirectoryStore,
     adjust: fn(DirectoryBuilder) -> DirectoryBuilder,
 ) -> (Stage<'a>, Vec<SignedEvidence>) {
-    let stage = Stage::open(chain, store, |directory| adjust(directory.payment_checker(witness(chain)))).await;
+    let stage = Stage::open(chain, store, |directory| adjust(directory.payment_checker(checker(chain)))).await;
     let booths = [stage.booth(&["prose", "poetry"]).await, stage.booth(&["prose"]).await];
     let payers = [stage.payer().await, stage.payer().await];
     let mut all = Vec::new();
@@ -146,15 +146,15 @@ async fn talkative<'a>(
         let paid = stage.pay(payer, booth.payee.address(), PRICE).await;
         let skill = if number == 4 { "poetry" } else { "prose" };
         let record = Evidence { skill: skill.into(), ..paid.record(booth.payee.address()) };
-        let said = super::stage::say(record, Some(paid.transaction), payer).await;
-        assert_eq!(stage.post(&said).await.0, 201);
-        all.push(said);
+        let report = super::stage::sign_report(record, Some(paid.transaction), payer).await;
+        assert_eq!(stage.post(&report).await.0, 201);
+        all.push(report);
     }
     (stage, all)
 }
 
 #[tokio::test]
-async fn voices_are_found_by_whom_they_are_of_and_about_and_come_with_their_proofs() {
+async fn reports_are_found_by_payer_evaluator_and_skill_with_their_transactions() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let find = async |query: ReportQuery| {
@@ -170,7 +170,7 @@ async fn voices_are_found_by_whom_they_are_of_and_about_and_come_with_their_proo
     );
     let poetry = ReportQuery { evaluator, skill: Some("poetry".into()), ..Default::default() };
     assert_eq!(find(poetry).await, [all[4].clone()]);
-    let payer = all[5].evidence.payment.map(|voice| voice.payer);
+    let payer = all[5].evidence.payment.map(|payment| payment.payer);
     assert_eq!(find(ReportQuery { payer, ..Default::default() }).await, all[3..]);
 
     let lines = async |query: &str| {
@@ -181,10 +181,10 @@ async fn voices_are_found_by_whom_they_are_of_and_about_and_come_with_their_proo
     let first = lines("limit=4").await;
     let rest = lines(&format!("after={}", first[3]["id"])).await;
     assert_eq!((first.len(), rest.len()), (4, 2));
-    for (line, said) in first.iter().chain(&rest).zip(&all) {
+    for (line, report) in first.iter().chain(&rest).zip(&all) {
         let read: SignedEvidence = serde_json::from_value(line.clone()).unwrap();
-        assert_eq!(&read, said);
-        let payment = witness(&chain).check(&read).await.unwrap();
+        assert_eq!(&read, report);
+        let payment = checker(&chain).check(&read).await.unwrap();
         assert_eq!(line["block"], payment.block);
         assert_eq!(line["blockTime"], payment.block_time);
     }
@@ -196,10 +196,10 @@ async fn voices_are_found_by_whom_they_are_of_and_about_and_come_with_their_proo
 }
 
 #[tokio::test]
-async fn a_restart_loses_nothing_and_gives_no_payment_a_second_voice() {
+async fn restart_loses_no_report_and_allows_no_second_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.sqlite");
-    // The process goes without a word: the files are taken as they are at that moment.
+    // The process ends without closing: the files are copied as they are at that moment.
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::open(&path).await.unwrap(), |directory| directory).await;
     assert!(DirectoryStore::open(&path).await.is_err(), "one process at a time");
@@ -213,12 +213,12 @@ async fn a_restart_loses_nothing_and_gives_no_payment_a_second_voice() {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
     let again = Stage::open(&chain, DirectoryStore::open(&killed).await.unwrap(), |directory| {
-        directory.payment_checker(witness(&chain))
+        directory.payment_checker(checker(&chain))
     })
     .await;
     let read = async |stage: &Stage<'_>| {
-        let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
-        (voices, stage.client().cards(&CardQuery::default()).await.unwrap().found)
+        let reports = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
+        (reports, stage.client().cards(&CardQuery::default()).await.unwrap().found)
     };
     let (before, after) = (read(&stage).await, read(&again).await);
     assert!(before == after && before.0.len() == 6 && before.1.len() == 2);
@@ -226,20 +226,20 @@ async fn a_restart_loses_nothing_and_gives_no_payment_a_second_voice() {
     let mut altered = all[0].clone();
     altered.evidence.outcome = CallOutcome::InvalidAnswer;
     assert_eq!(again.refusal(&altered).await, "bad_voice");
-    // And what it is told from now on has new numbers.
+    // New reports have new numbers.
     let key = again.payer().await;
     let paid = again.pay(&key, all[0].evidence.evaluator, PRICE).await;
-    assert_eq!(again.post(&paid.said(all[0].evidence.evaluator, &key).await).await.0, 201);
+    assert_eq!(again.post(&paid.report(all[0].evidence.evaluator, &key).await).await.0, 201);
     assert!(read(&again).await.0[6].id > before.0[5].id);
 }
 
 #[tokio::test]
-async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
+async fn deleted_reports_cannot_be_sent_again() {
     let start = unix_now();
     let chain = DevnetChain::start_at(start).await;
     let clock = Arc::new(ManualClock::at(start));
     let stage = Stage::set_with(&chain, |directory| {
-        directory.payment_checker(witness(&chain)).max_reports(3, 100).clock(clock.clone())
+        directory.payment_checker(checker(&chain)).max_reports(3, 100).clock(clock.clone())
     })
     .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
@@ -248,18 +248,18 @@ async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
     for number in 0..5 {
         chain.set_next_timestamp(start + 10 * number).await;
         clock.advance(10);
-        let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-        all.push(said);
+        let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+        all.push(report);
     }
-    for said in &all[1..] {
-        assert_eq!(stage.post(said).await.0, 201);
+    for report in &all[1..] {
+        assert_eq!(stage.post(report).await.0, 201);
     }
     let kept: Vec<_> = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
     assert_eq!(kept.iter().map(|accepted| &accepted.report).collect::<Vec<_>>(), all[2..].iter().collect::<Vec<_>>());
-    assert_eq!(stage.post(&all[1]).await, (410, "too_old".into()), "it was forgotten");
-    assert_eq!(stage.post(&all[0]).await, (410, "too_old".into()), "and older ones come too late");
+    assert_eq!(stage.post(&all[1]).await, (410, "too_old".into()), "it was deleted");
+    assert_eq!(stage.post(&all[0]).await, (410, "too_old".into()), "and older ones are too late");
     assert_eq!(stage.post(&all[4]).await.0, 200);
-    // Time forgets, too.
+    // Old reports are deleted, too.
     clock.advance(181 * 86_400);
     stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 0);
@@ -267,36 +267,36 @@ async fn what_is_kept_is_bounded_and_nothing_forgotten_speaks_again() {
 }
 
 #[tokio::test]
-async fn one_payer_does_not_fill_the_directory_nor_flood_it() {
+async fn one_payer_can_neither_fill_nor_flood_the_directory() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set_with(&chain, |directory| {
-        directory.payment_checker(witness(&chain)).max_reports(1_000, 2).payer_rate(0.001, 4.0)
+        directory.payment_checker(checker(&chain)).max_reports(1_000, 2).payer_rate(0.001, 4.0)
     })
     .await;
     let (booth, payer, other) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let speak = async |payer: &PrivateKeySigner| {
-        let said = stage.pay(payer, evaluator, PRICE).await.said(evaluator, payer).await;
-        stage.post(&said).await
+    let send = async |payer: &PrivateKeySigner| {
+        let report = stage.pay(payer, evaluator, PRICE).await.report(evaluator, payer).await;
+        stage.post(&report).await
     };
-    assert_eq!(speak(&payer).await.0, 201);
-    assert_eq!(speak(&payer).await.0, 201);
-    assert_eq!(speak(&payer).await, (429, "too_many_voices".into()));
-    // What others send in its name uses up nothing of its allowance.
+    assert_eq!(send(&payer).await.0, 201);
+    assert_eq!(send(&payer).await.0, 201);
+    assert_eq!(send(&payer).await, (429, "too_many_voices".into()));
+    // Forged reports do not use up its allowance.
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let forged = SignedEvidence { signature: vec![7; 65].into(), ..paid.said(evaluator, &payer).await };
+    let forged = SignedEvidence { signature: vec![7; 65].into(), ..paid.report(evaluator, &payer).await };
     for _ in 0..10 {
         assert_eq!(stage.refusal(&forged).await, "bad_voice");
     }
-    assert_eq!(speak(&payer).await, (429, "too_many_voices".into()));
-    assert_eq!(speak(&payer).await, (429, "too_many_requests".into()));
-    assert_eq!(speak(&other).await.0, 201, "others are heard");
+    assert_eq!(send(&payer).await, (429, "too_many_voices".into()));
+    assert_eq!(send(&payer).await, (429, "too_many_requests".into()));
+    assert_eq!(send(&other).await.0, 201, "reports of others are accepted");
 }
 
 #[tokio::test]
-async fn more_at_once_than_can_be_worked_on_come_again() {
+async fn requests_beyond_the_concurrency_limit_are_answered_503() {
     let chain = DevnetChain::start(None).await;
-    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(witness(&chain)).max_writes(0)).await;
+    let stage = Stage::set_with(&chain, |directory| directory.payment_checker(checker(&chain)).max_writes(0)).await;
     let (status, error) = super::stage::post(&stage.url, "evidence", b"{}".to_vec()).await;
     assert_eq!((status, &*error), (503, "unavailable"));
     let healthy = reqwest::get(stage.url.join("healthz").unwrap()).await.unwrap();
@@ -304,7 +304,7 @@ async fn more_at_once_than_can_be_worked_on_come_again() {
 }
 
 #[tokio::test]
-async fn of_many_that_say_different_things_about_one_payment_one_is_admitted() {
+async fn of_different_reports_about_one_payment_one_is_accepted() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set(&chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
@@ -314,27 +314,27 @@ async fn of_many_that_say_different_things_about_one_payment_one_is_admitted() {
     for number in 0..20_u32 {
         let outcome = CallOutcome::answered(f64::from(number) / 20.0, None, Some(number % 2 == 0));
         let record = Evidence { outcome, ..paid.record(evaluator) };
-        all.push(super::stage::say(record, Some(paid.transaction), &payer).await);
+        all.push(super::stage::sign_report(record, Some(paid.transaction), &payer).await);
     }
-    let answers = futures_util::future::join_all(all.iter().map(|said| stage.post(said))).await;
+    let answers = futures_util::future::join_all(all.iter().map(|report| stage.post(report))).await;
     let admitted = answers.iter().filter(|(status, _)| *status == 201).count();
     let spoken = answers.iter().filter(|(status, error)| *status == 409 && error == "spoken").count();
     assert_eq!((admitted, spoken, stage.count().await), (1, 19, 1));
 }
 
 #[tokio::test]
-async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
+async fn reader_ignores_invented_reports_and_circular_pages() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let mut altered = all[1].clone();
     altered.evidence.outcome = CallOutcome::answered(0.75, Some(0.9), Some(false));
-    // Signed, and about a payment that never was.
+    // Signed, and about an invented payment.
     let key = PrivateKeySigner::random();
     let mut invented = all[2].evidence.clone();
     invented.payment = Some(PaymentId { payer: key.address(), nonce: random_nonce() });
-    let invented = super::stage::say(invented, all[2].transaction, &key).await;
-    let entry = |id: u64, said: &SignedEvidence| {
-        let mut line = serde_json::to_value(said).unwrap();
+    let invented = super::stage::sign_report(invented, all[2].transaction, &key).await;
+    let entry = |id: u64, report: &SignedEvidence| {
+        let mut line = serde_json::to_value(report).unwrap();
         line["id"] = id.into();
         line["block"] = 1.into();
         line["blockTime"] = 1.into();
@@ -350,11 +350,11 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     let url: Url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     tokio::spawn(async { axum::serve(listener, router).await });
     let liar = DirectoryClient::new(&url).unwrap();
-    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(&chain)));
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(checker(&chain)));
     let pulled = tokio::time::timeout(Duration::from_secs(60), reputation.fetch(&liar)).await.unwrap().unwrap();
     assert_eq!(pulled.new, [all[0].evidence.clone(), all[4].evidence.clone()]);
     assert!(pulled.refused >= 3 && !pulled.more);
-    // What a chain that cannot be asked leaves open is read again.
+    // Reports that could not be checked are read again.
     let proxy = support::rpc_proxy::RpcProxy::start(chain.rpc_url()).await;
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
     let asked =
@@ -365,9 +365,9 @@ async fn a_directory_that_makes_up_voices_or_goes_in_circles_is_not_followed() {
     assert_eq!(reputation.fetch(&stage.client()).await.unwrap().new.len(), 6);
 }
 
-/// A directory that takes payments as they come, and a reader who waits for three blocks on top.
+/// A directory that accepts payments at once, and a reader that waits for three blocks on top.
 #[tokio::test]
-async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
+async fn reports_are_learned_once_their_payments_are_deep_enough() {
     let chain = DevnetChain::start(None).await;
     let (stage, all) = talkative(&chain, DirectoryStore::in_memory().await.unwrap(), |directory| directory).await;
     let clock = Arc::new(ManualClock::at(unix_now()));
@@ -385,20 +385,20 @@ async fn what_is_not_deep_enough_for_a_reader_is_heard_later() {
     proxy.judge(|_| support::rpc_proxy::Fate::Status(503));
     assert!(patient.fetch(&stage.client()).await.is_err());
     proxy.judge(|_| support::rpc_proxy::Fate::Pass);
-    // Nor is waited for ever.
+    // They are not kept for ever.
     clock.advance(3_601);
     let pulled = late.fetch(&stage.client()).await.unwrap();
     assert_eq!((pulled.new.len(), pulled.pending, pulled.refused), (0, 0, 3));
-    // But who is deep enough when it is looked at again is heard, however late that is.
+    // A payment that is deep enough at the next check is accepted, however late that is.
     (0..3).for_each(|_| chain.devnet.mine());
     let pulled = patient.fetch(&stage.client()).await.unwrap();
-    let expected: Vec<_> = all[3..].iter().map(|said| said.evidence.clone()).collect();
+    let expected: Vec<_> = all[3..].iter().map(|report| report.evidence.clone()).collect();
     assert_eq!((pulled.new, pulled.pending, pulled.refused), (expected, 0, 0));
     assert_eq!(patient.fetch(&stage.client()).await.unwrap(), Default::default());
 }
 
 #[tokio::test]
-async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
+async fn reader_reads_to_the_end_or_as_much_as_its_log_keeps() {
     let directory = made_up(45, 1).await;
     let whole = Reputation::new(100, []).fetch(&directory).await.unwrap();
     assert_eq!((whole.new.len(), whole.more), (45, false));
@@ -409,20 +409,20 @@ async fn a_reader_reads_to_the_end_or_as_much_as_it_keeps() {
     }
 }
 
-/// A directory of voices whose payments no node will ever show costs its reader no more than this.
+/// Reports about payments that no node ever shows cost a reader only this much.
 #[tokio::test]
-async fn what_is_looked_at_again_is_bounded() {
+async fn pending_reports_are_bounded() {
     let chain = DevnetChain::start(None).await;
     let directory = made_up(1_005, 1_000).await;
-    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(witness(&chain)));
+    let mut reputation = Reputation::new(100, []).payment_checker(Arc::new(checker(&chain)));
     let pulled = reputation.fetch(&directory).await.unwrap();
     assert_eq!((pulled.new.len(), pulled.pending, pulled.refused), (0, 1_000, 5));
 }
 
-/// A directory of so many voices, so many a page, whose payments never took place.
-async fn made_up(voices: u64, per_page: usize) -> DirectoryClient {
+/// A directory with this many reports, in pages of this size, about invented payments.
+async fn made_up(reports: u64, per_page: usize) -> DirectoryClient {
     let mut all = Vec::new();
-    for number in 0..voices {
+    for number in 0..reports {
         let key = PrivateKeySigner::random();
         let record = Evidence {
             payment: Some(PaymentId { payer: key.address(), nonce: random_nonce() }),
@@ -432,7 +432,8 @@ async fn made_up(voices: u64, per_page: usize) -> DirectoryClient {
             paid: Usdc::from_atomic(PRICE),
             outcome: CallOutcome::answered(0.75, Some(0.9), Some(true)),
         };
-        let mut line = serde_json::to_value(super::stage::say(record, Some(random_nonce()), &key).await).unwrap();
+        let mut line =
+            serde_json::to_value(super::stage::sign_report(record, Some(random_nonce()), &key).await).unwrap();
         line["id"] = (number + 1).into();
         line["block"] = 1.into();
         line["blockTime"] = 1.into();

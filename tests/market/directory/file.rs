@@ -6,12 +6,12 @@ use alloy_primitives::address;
 use tower_x402::ledger::SqliteLedger;
 use x402_market::directory::{CardQuery, DirectoryStore, ReportQuery};
 
-use super::stage::{PRICE, Stage, witness};
+use super::stage::{PRICE, Stage, checker};
 use support::{devnet::DevnetChain, sqlite_file};
 
 async fn open<'a>(chain: &'a DevnetChain, path: &Path) -> Stage<'a> {
     let store = DirectoryStore::open(path).await.unwrap();
-    Stage::open(chain, store, |directory| directory.payment_checker(witness(chain))).await
+    Stage::open(chain, store, |directory| directory.payment_checker(checker(chain))).await
 }
 
 /// Why it is not opened.
@@ -22,15 +22,15 @@ async fn refusal(path: &Path) -> String {
 
 /// One that was written with `sqlx`. Its tables are the same.
 #[tokio::test]
-async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
+async fn file_of_an_earlier_version_is_migrated() {
     let folder = tempfile::tempdir().unwrap();
     let [path, old] = ["directory.sqlite", "old.sqlite"].map(|name| folder.path().join(name));
     let chain = DevnetChain::start(None).await;
     let stage = open(&chain, &path).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-    assert_eq!(stage.post(&said).await.0, 201);
+    let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+    assert_eq!(stage.post(&report).await.0, 201);
     // It is served to the end of the test; what is in the file now goes on in another one.
     for end in ["", "-wal"] {
         fs::copy(format!("{}{end}", path.display()), format!("{}{end}", old.display())).unwrap();
@@ -39,13 +39,13 @@ async fn a_file_of_an_earlier_version_keeps_what_it_holds_and_goes_on() {
     DirectoryStore::open(&old).await.expect("the first time").close().await;
     let again = open(&chain, &old).await;
     let read = async |stage: &Stage<'_>| {
-        let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
-        (voices, stage.client().cards(&CardQuery::default()).await.unwrap().found)
+        let reports = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
+        (reports, stage.client().cards(&CardQuery::default()).await.unwrap().found)
     };
     let (before, after) = (read(&stage).await, read(&again).await);
     assert!(before == after && before.0.len() == 1 && before.1.len() == 1);
-    assert_eq!(again.post(&said).await.0, 200, "it has said so before");
-    let next = again.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    assert_eq!(again.post(&report).await.0, 200, "it has report so before");
+    let next = again.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
     assert_eq!(again.post(&next).await.0, 201);
     assert!(read(&again).await.0[1].id > before.0[0].id);
 }
@@ -58,22 +58,22 @@ async fn file_written_by_tower_x402_0_1_is_opened_and_goes_on() {
     fs::write(&path, include_bytes!("files/directory-0.1.0.sqlite")).unwrap();
     let chain = DevnetChain::start(None).await;
     let stage = open(&chain, &path).await;
-    let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
-    let [old] = &voices[..] else { panic!("{voices:?}") };
+    let reports = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
+    let [old] = &reports[..] else { panic!("{reports:?}") };
     let evidence = &old.report.evidence;
     assert_eq!((old.id, &*evidence.skill, evidence.paid.atomic()), (1, "prose", 1_000));
     assert_eq!(evidence.evaluator, address!("2ac7088de47fa6ef56904ad72e06f86d2dd7234d"));
     let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
     assert_eq!(cards.iter().map(|found| found.card.pay_to()).collect::<Vec<_>>(), [evidence.evaluator]);
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
-    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
     assert_eq!(stage.post(&next).await.0, 201);
-    let voices = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
-    assert_eq!(voices.iter().map(|voice| voice.id).collect::<Vec<_>>(), [1, 2]);
+    let reports = stage.client().reports(&ReportQuery::default()).await.unwrap().reports;
+    assert_eq!(reports.iter().map(|accepted| accepted.id).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[tokio::test]
-async fn a_file_of_a_later_version_is_left_alone() {
+async fn file_of_a_later_version_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.sqlite");
     DirectoryStore::open(&path).await.unwrap().close().await;
@@ -84,7 +84,7 @@ async fn a_file_of_a_later_version_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_directory_is_left_alone() {
+async fn file_of_another_kind_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let [ledger, list] = ["ledger.sqlite", "list"].map(|name| folder.path().join(name));
     SqliteLedger::open(&ledger).await.unwrap().close().await;
@@ -100,7 +100,7 @@ async fn what_is_no_directory_is_left_alone() {
 }
 
 #[tokio::test]
-async fn one_has_the_file_and_the_next_may_have_it_once_it_is_closed() {
+async fn file_is_locked_until_it_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.sqlite");
     for _ in 0..10 {

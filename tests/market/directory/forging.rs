@@ -1,4 +1,4 @@
-//! Every way to forge a voice, and that none of them works.
+//! Forged reports, all of which are refused.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use x402_market::{
     evidence::{CallOutcome, Evidence, PaymentId},
 };
 
-use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, forge, moved, say, send_as, used, witness};
+use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, checker, forge, moved, send_as, sign_report, used};
 use support::{
     authorization::{CancelAuthorization, Signature, authorization, random_address, random_nonce, sign, unix_now},
     chain::{Chain, on_every_chain},
@@ -21,48 +21,48 @@ use support::{
 };
 
 on_every_chain! {
-    a_payment_has_one_voice,
-    nobody_speaks_for_another,
-    a_contract_wallet_pays_and_has_no_voice,
-    no_word_of_it_can_be_changed,
-    a_payment_that_never_was_has_no_voice,
-    a_transfer_that_failed_has_no_voice,
-    the_amount_and_the_payee_are_those_of_the_payment,
-    a_voice_costs_what_the_evaluator_asks,
-    a_price_that_changes_silences_nobody_who_paid_it,
-    an_evaluator_that_pays_itself_has_no_voice,
-    a_cancelled_authorization_has_no_voice,
-    a_transfer_without_an_authorization_has_no_voice,
-    the_nonce_must_be_the_payers_own,
-    another_payment_of_the_same_transaction_has_no_voice_here,
-    the_events_of_another_contract_count_for_nothing,
-    a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing,
-    a_payment_that_is_not_deep_enough_must_wait,
-    the_time_must_be_that_of_the_payment,
-    the_evaluator_and_the_skill_must_be_known,
-    a_payment_is_found_without_its_transaction,
+    payment_has_one_report,
+    nobody_can_report_for_another_payer,
+    contract_wallet_cannot_report,
+    changed_report_is_refused,
+    invented_payment_is_refused,
+    failed_transfer_is_refused,
+    amount_and_payee_must_be_those_of_the_payment,
+    report_costs_the_price_of_the_evaluator,
+    changed_price_silences_no_earlier_payer,
+    evaluator_cannot_report_about_itself,
+    cancelled_authorization_is_refused,
+    transfer_without_an_authorization_is_refused,
+    nonce_must_be_the_payers_own,
+    other_payments_of_the_same_transaction_do_not_count,
+    events_of_other_contracts_do_not_count,
+    authorization_event_and_transfer_must_both_be_there,
+    payment_that_is_not_deep_enough_is_refused_for_now,
+    time_must_be_that_of_the_payment,
+    evaluator_and_skill_must_be_known,
+    payment_is_found_without_its_transaction,
 }
 
-async fn a_payment_has_one_voice(chain: &dyn Chain) {
+async fn payment_has_one_report(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
-    let said = paid.said(booth.payee.address(), &payer).await;
-    assert_eq!(stage.post(&said).await, (201, String::new()));
-    assert_eq!(stage.post(&said).await, (200, String::new()), "the same again changes nothing");
+    let report = paid.report(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&report).await, (201, String::new()));
+    assert_eq!(stage.post(&report).await, (200, String::new()), "the same again changes nothing");
     for (outcome, at) in [
         (CallOutcome::answered(0.75, Some(0.9), Some(false)), paid.at),
         (CallOutcome::InvalidAnswer, paid.at),
         (CallOutcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
     ] {
         let otherwise = Evidence { outcome, at, ..paid.record(booth.payee.address()) };
-        let otherwise = say(otherwise, Some(paid.transaction), &payer).await;
+        let otherwise = sign_report(otherwise, Some(paid.transaction), &payer).await;
         assert_eq!(stage.post(&otherwise).await, (409, "spoken".into()));
     }
     assert_eq!(stage.count().await, 1);
 }
 
-async fn nobody_speaks_for_another(chain: &dyn Chain) {
+async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer, mallory) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -72,7 +72,7 @@ async fn nobody_speaks_for_another(chain: &dyn Chain) {
     assert!(matches!(refused, Err(ReportError::WrongSigner { .. })));
 
     // The evaluator, and anybody else, can read the payment from the chain and sign what it likes.
-    let good = paid.said(evaluator, &payer).await;
+    let good = paid.report(evaluator, &payer).await;
     for key in [&mallory, &booth.payee] {
         let mut own = paid.record(evaluator);
         own.payment = Some(PaymentId { payer: key.address(), nonce: paid.message.nonce });
@@ -96,7 +96,7 @@ async fn nobody_speaks_for_another(chain: &dyn Chain) {
 
 /// A contract wallet pays, and its owner's key signs the very record, which the wallet would accept (ERC-1271). That is not asked:
 /// tomorrow it may answer otherwise.
-async fn a_contract_wallet_pays_and_has_no_voice(chain: &dyn Chain) {
+async fn contract_wallet_cannot_report(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, owner) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -107,22 +107,22 @@ async fn a_contract_wallet_pays_and_has_no_voice(chain: &dyn Chain) {
     let receipt = stage.relayer.send(stage.chain, transfer_bytes(&message, &signature)).await;
     assert!(receipt.status() && stage.chain.balance(evaluator).await == PRICE);
     let paid = stage.paid(message, &receipt).await;
-    let said = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
-    assert!(matches!(said.verify(), Err(ReportError::NotThePayer(payer)) if payer == wallet));
-    assert_eq!(stage.refusal(&said).await, "bad_voice");
+    let report = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
+    assert!(matches!(report.verify(), Err(ReportError::NotThePayer(payer)) if payer == wallet));
+    assert_eq!(stage.refusal(&report).await, "bad_voice");
     // The same from the owner's own account is heard.
     let paid = stage.pay(&owner, evaluator, PRICE).await;
-    let said = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
-    assert_eq!((stage.count().await, stage.post(&said).await.0), (0, 201));
+    let report = forge(paid.record(evaluator), Some(paid.transaction), &owner).await;
+    assert_eq!((stage.count().await, stage.post(&report).await.0), (0, 201));
 }
 
-async fn no_word_of_it_can_be_changed(chain: &dyn Chain) {
+async fn changed_report_is_refused(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose", "arithmetic"]).await, stage.payer().await);
     let other = stage.booth(&["prose"]).await;
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let good = serde_json::to_value(paid.said(evaluator, &payer).await).unwrap();
+    let good = serde_json::to_value(paid.report(evaluator, &payer).await).unwrap();
     let mut changed = 0;
     for (at, value) in [
         ("/network", json!("eip155:8453")),
@@ -163,7 +163,7 @@ async fn no_word_of_it_can_be_changed(chain: &dyn Chain) {
     assert_eq!((changed, stage.count().await, stage.post(&good).await.0), (21, 0, 201));
 }
 
-async fn a_payment_that_never_was_has_no_voice(chain: &dyn Chain) {
+async fn invented_payment_is_refused(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -171,28 +171,28 @@ async fn a_payment_that_never_was_has_no_voice(chain: &dyn Chain) {
     let mut never = paid.record(evaluator);
     never.payment = Some(PaymentId { payer: payer.address(), nonce: random_nonce() });
     // By the transaction of another payment, by one that does not exist, by none.
-    let with = async |transaction| stage.refusal(&say(never.clone(), transaction, &payer).await).await;
+    let with = async |transaction| stage.refusal(&sign_report(never.clone(), transaction, &payer).await).await;
     assert_eq!(with(Some(paid.transaction)).await, "not_paid");
     assert_eq!(with(Some(random_nonce())).await, "not_yet");
     assert_eq!(with(None).await, "not_yet");
     // A payment that is signed and not executed is none, either.
     let message = authorization(payer.address(), evaluator, PRICE);
     let signed = Paid { message, transaction: paid.transaction, at: paid.at };
-    assert_eq!(stage.refusal(&signed.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&signed.report(evaluator, &payer).await).await, "not_paid");
     assert_eq!(stage.count().await, 0);
 }
 
-async fn a_transfer_that_failed_has_no_voice(chain: &dyn Chain) {
+async fn failed_transfer_is_refused(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let booth = stage.booth(&["prose"]).await;
     let poor = PrivateKeySigner::random();
     let failed = stage.pay(&poor, booth.payee.address(), PRICE).await;
     assert!(!stage.chain.receipt(failed.transaction).await.status());
-    assert_eq!(stage.refusal(&failed.said(booth.payee.address(), &poor).await).await, "not_paid");
-    assert_eq!(stage.refusal(&say(failed.record(booth.payee.address()), None, &poor).await).await, "not_yet");
+    assert_eq!(stage.refusal(&failed.report(booth.payee.address(), &poor).await).await, "not_paid");
+    assert_eq!(stage.refusal(&sign_report(failed.record(booth.payee.address()), None, &poor).await).await, "not_yet");
 }
 
-async fn the_amount_and_the_payee_are_those_of_the_payment(chain: &dyn Chain) {
+async fn amount_and_payee_must_be_those_of_the_payment(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, other, payer) = (stage.booth(&["prose"]).await, stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -203,35 +203,32 @@ async fn the_amount_and_the_payee_are_those_of_the_payment(chain: &dyn Chain) {
         paid.record(other.payee.address()),
     ] {
         for transaction in [Some(paid.transaction), None] {
-            assert_eq!(stage.refusal(&say(record.clone(), transaction, &payer).await).await, "not_paid");
+            assert_eq!(stage.refusal(&sign_report(record.clone(), transaction, &payer).await).await, "not_paid");
         }
     }
     // Money to a friend is no purchase from the evaluator.
     let to_friend = stage.pay(&payer, random_address(), PRICE).await;
-    assert_eq!(stage.refusal(&to_friend.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&to_friend.report(evaluator, &payer).await).await, "not_paid");
     assert_eq!(stage.count().await, 0);
 }
 
-async fn a_voice_costs_what_the_evaluator_asks(chain: &dyn Chain) {
+async fn report_costs_the_price_of_the_evaluator(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     // A payment of nothing takes place like any other, and a payer without money can make thousands.
     let nothing = stage.pay(&payer, evaluator, 0).await;
     assert!(stage.chain.receipt(nothing.transaction).await.status());
-    let said = forge(nothing.record(evaluator), Some(nothing.transaction), &payer).await;
-    assert_eq!(stage.refusal(&said).await, "bad_voice");
-    assert!(matches!(said.verify(), Err(ReportError::NoPayment)));
-    assert!(
-        matches!(witness(chain).check(&said).await, Err(PaymentCheckError::Report(_))),
-        "nor do readers believe it"
-    );
+    let report = forge(nothing.record(evaluator), Some(nothing.transaction), &payer).await;
+    assert_eq!(stage.refusal(&report).await, "bad_voice");
+    assert!(matches!(report.verify(), Err(ReportError::NoPayment)));
+    assert!(matches!(checker(chain).check(&report).await, Err(PaymentCheckError::Report(_))), "readers refuse it, too");
 
     let dust = stage.pay(&payer, evaluator, PRICE - 1).await;
-    assert_eq!(stage.post(&dust.said(evaluator, &payer).await).await, (422, "underpaid".into()));
+    assert_eq!(stage.post(&dust.report(evaluator, &payer).await).await, (422, "underpaid".into()));
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let said = forge(paid.record(evaluator), Some(paid.transaction), &payer).await;
-    assert_eq!((stage.count().await, stage.post(&said).await.0), (0, 201));
+    let report = forge(paid.record(evaluator), Some(paid.transaction), &payer).await;
+    assert_eq!((stage.count().await, stage.post(&report).await.0), (0, 201));
     // Of another skill it is that one's price which counts, though the same is paid for it.
     let cheaper = Booth::open(&["poetry"]).await;
     cheaper.show(&["poetry"], &booth.payee, 10).await;
@@ -239,51 +236,51 @@ async fn a_voice_costs_what_the_evaluator_asks(chain: &dyn Chain) {
     let of_ten = async |skill: &str| {
         let paid = stage.pay(&payer, evaluator, 10).await;
         let record = Evidence { skill: skill.into(), ..paid.record(evaluator) };
-        stage.post(&say(record, Some(paid.transaction), &payer).await).await
+        stage.post(&sign_report(record, Some(paid.transaction), &payer).await).await
     };
     assert_eq!(of_ten("prose").await, (422, "underpaid".into()));
     assert_eq!(of_ten("poetry").await.0, 201);
 }
 
-async fn a_price_that_changes_silences_nobody_who_paid_it(chain: &dyn Chain) {
+async fn changed_price_silences_no_earlier_payer(chain: &dyn Chain) {
     let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
     let stage =
-        Stage::set_with(chain, |directory| directory.payment_checker(witness(chain)).card_ages(now, day, 30 * day))
+        Stage::set_with(chain, |directory| directory.payment_checker(checker(chain)).card_ages(now, day, 30 * day))
             .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let before = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-    let speak = async |units: u64| {
-        let said = stage.pay(&payer, evaluator, units).await.said(evaluator, &payer).await;
-        stage.post(&said).await
+    let before = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+    let send = async |units: u64| {
+        let report = stage.pay(&payer, evaluator, units).await.report(evaluator, &payer).await;
+        stage.post(&report).await
     };
     for price in [5 * PRICE, PRICE / 2, 7 * PRICE] {
         booth.show(&["prose"], &booth.payee, price).await;
         stage.service.upkeep_once().await.unwrap();
         let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
         assert_eq!(cards[0].card.pricing().price_per_output.atomic(), price);
-        assert_eq!(speak(price).await.0, 201, "{price}");
+        assert_eq!(send(price).await.0, 201, "{price}");
     }
     assert_eq!(stage.post(&before).await.0, 201);
-    assert_eq!(speak(PRICE / 2).await.0, 201, "it may have been paid before");
-    assert_eq!(speak(PRICE / 2 - 1).await, (422, "underpaid".into()));
+    assert_eq!(send(PRICE / 2).await.0, 201, "it may have been paid before");
+    assert_eq!(send(PRICE / 2 - 1).await, (422, "underpaid".into()));
 }
 
-async fn an_evaluator_that_pays_itself_has_no_voice(chain: &dyn Chain) {
+async fn evaluator_cannot_report_about_itself(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let booth = stage.booth(&["prose"]).await;
     let evaluator = booth.payee.address();
     stage.chain.mint(evaluator, 1_000_000).await;
     let paid = stage.pay(&booth.payee, evaluator, PRICE).await;
     assert!(stage.chain.receipt(paid.transaction).await.status());
-    let said = forge(paid.record(evaluator), Some(paid.transaction), &booth.payee).await;
-    assert_eq!(stage.refusal(&said).await, "bad_voice");
+    let report = forge(paid.record(evaluator), Some(paid.transaction), &booth.payee).await;
+    assert_eq!(stage.refusal(&report).await, "bad_voice");
     let network = Network::BASE_SEPOLIA;
     let own = SignedEvidence::sign(paid.record(evaluator), network, stage.chain.asset().address, None, &booth.payee);
     assert!(matches!(own.await, Err(ReportError::PaidItself)));
 }
 
-async fn a_cancelled_authorization_has_no_voice(chain: &dyn Chain) {
+async fn cancelled_authorization_is_refused(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -295,11 +292,11 @@ async fn a_cancelled_authorization_has_no_voice(chain: &dyn Chain) {
     let state = Token::authorizationStateCall { authorizer: payer.address(), nonce: message.nonce };
     assert!(stage.chain.simulate(state).await.unwrap(), "it is used, as far as the token's state tells");
     let cancelled = stage.paid(message, &receipt).await;
-    assert_eq!(stage.refusal(&cancelled.said(evaluator, &payer).await).await, "not_paid");
-    assert_eq!(stage.refusal(&say(cancelled.record(evaluator), None, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&cancelled.report(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&sign_report(cancelled.record(evaluator), None, &payer).await).await, "not_paid");
 }
 
-async fn a_transfer_without_an_authorization_has_no_voice(chain: &dyn Chain) {
+async fn transfer_without_an_authorization_is_refused(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -308,21 +305,21 @@ async fn a_transfer_without_an_authorization_has_no_voice(chain: &dyn Chain) {
     let receipt = send_as(stage.chain, &payer, stage.chain.asset().address, transfer.into()).await;
     assert!(receipt.status() && stage.chain.balance(evaluator).await == PRICE);
     let plain = stage.paid(message, &receipt).await;
-    assert_eq!(stage.refusal(&plain.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&plain.report(evaluator, &payer).await).await, "not_paid");
 }
 
-async fn the_nonce_must_be_the_payers_own(chain: &dyn Chain) {
+async fn nonce_must_be_the_payers_own(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer, mallory) = (stage.booth(&["prose"]).await, stage.payer().await, stage.payer().await);
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut stolen = paid.record(evaluator);
     stolen.payment = Some(PaymentId { payer: mallory.address(), nonce: paid.message.nonce });
-    assert_eq!(stage.refusal(&say(stolen, Some(paid.transaction), &mallory).await).await, "not_paid");
-    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201, "and it keeps nobody from speaking");
+    assert_eq!(stage.refusal(&sign_report(stolen, Some(paid.transaction), &mallory).await).await, "not_paid");
+    assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201, "and it blocks no report");
 }
 
-async fn another_payment_of_the_same_transaction_has_no_voice_here(chain: &dyn Chain) {
+async fn other_payments_of_the_same_transaction_do_not_count(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let (evaluator, friend) = (booth.payee.address(), random_address());
@@ -340,13 +337,13 @@ async fn another_payment_of_the_same_transaction_has_no_voice_here(chain: &dyn C
     let [first, second, third] = messages;
     for message in [first, third] {
         let other = stage.paid(message, &receipt).await;
-        assert_eq!(stage.refusal(&other.said(evaluator, &payer).await).await, "not_paid");
+        assert_eq!(stage.refusal(&other.report(evaluator, &payer).await).await, "not_paid");
     }
     let paid = stage.paid(second, &receipt).await;
-    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+    assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201);
 }
 
-async fn the_events_of_another_contract_count_for_nothing(chain: &dyn Chain) {
+async fn events_of_other_contracts_do_not_count(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
@@ -356,7 +353,7 @@ async fn the_events_of_another_contract_count_for_nothing(chain: &dyn Chain) {
     let receipt = stage.emit(imitation, &logs).await;
     assert_eq!(receipt.inner.logs().len(), 2);
     let made_up = stage.paid(message, &receipt).await;
-    assert_eq!(stage.refusal(&made_up.said(evaluator, &payer).await).await, "not_paid");
+    assert_eq!(stage.refusal(&made_up.report(evaluator, &payer).await).await, "not_paid");
     // By its own name it is not looked at.
     let network = Network::BASE_SEPOLIA;
     let own =
@@ -365,7 +362,7 @@ async fn the_events_of_another_contract_count_for_nothing(chain: &dyn Chain) {
 }
 
 /// The token itself never emits these; should one do, it is no payment.
-async fn a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing(chain: &dyn Chain) {
+async fn authorization_event_and_transfer_must_both_be_there(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let (evaluator, token) = (booth.payee.address(), stage.chain.asset().address);
@@ -383,85 +380,85 @@ async fn a_use_without_a_transfer_and_a_transfer_without_a_use_count_for_nothing
         let receipt = stage.emit(token, &logs).await;
         assert_eq!(receipt.inner.logs().len(), logs.len());
         let paid = stage.paid(message.clone(), &receipt).await;
-        assert_eq!(stage.refusal(&paid.said(evaluator, &payer).await).await, "not_paid");
+        assert_eq!(stage.refusal(&paid.report(evaluator, &payer).await).await, "not_paid");
     }
     let receipt = stage.emit(token, &[us, them]).await;
     let paid = stage.paid(message, &receipt).await;
-    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201, "these two would be");
+    assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201, "these two would be");
 }
 
-async fn a_payment_that_is_not_deep_enough_must_wait(chain: &dyn Chain) {
-    let stage = Stage::set_with(chain, |directory| directory.payment_checker(witness(chain).depth(3))).await;
+async fn payment_that_is_not_deep_enough_is_refused_for_now(chain: &dyn Chain) {
+    let stage = Stage::set_with(chain, |directory| directory.payment_checker(checker(chain).depth(3))).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
-    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let report = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
     for _ in 0..3 {
-        assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
-        assert_eq!(stage.client().publish_signed(&said).await.unwrap(), Publication::NotYet);
+        assert_eq!(stage.post(&report).await, (409, "not_yet".into()));
+        assert_eq!(stage.client().publish_signed(&report).await.unwrap(), Publication::NotYet);
         stage.chain.mine().await;
     }
-    assert_eq!(stage.post(&said).await.0, 201);
+    assert_eq!(stage.post(&report).await.0, 201);
 }
 
-async fn the_time_must_be_that_of_the_payment(chain: &dyn Chain) {
+async fn time_must_be_that_of_the_payment(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     for at in [0, paid.at - 3_700, paid.at + 3_700, unix_now() + 400, u64::MAX] {
         let record = Evidence { at, ..paid.record(evaluator) };
-        let error = stage.refusal(&say(record, Some(paid.transaction), &payer).await).await;
+        let error = stage.refusal(&sign_report(record, Some(paid.transaction), &payer).await).await;
         assert_eq!(error, "implausible_time", "{at}");
     }
     let record = Evidence { at: paid.at - 3_000, ..paid.record(evaluator) };
-    assert_eq!(stage.post(&say(record, Some(paid.transaction), &payer).await).await.0, 201);
+    assert_eq!(stage.post(&sign_report(record, Some(paid.transaction), &payer).await).await.0, 201);
 }
 
-async fn the_evaluator_and_the_skill_must_be_known(chain: &dyn Chain) {
+async fn evaluator_and_skill_must_be_known(chain: &dyn Chain) {
     let (now, day) = (Duration::ZERO, Duration::from_secs(86_400));
     let stage =
-        Stage::set_with(chain, |directory| directory.payment_checker(witness(chain)).card_ages(now, day, 30 * day))
+        Stage::set_with(chain, |directory| directory.payment_checker(checker(chain)).card_ages(now, day, 30 * day))
             .await;
     let (booth, payer) = (stage.booth(&["prose", "poetry"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let stranger = random_address();
-    let paid = stage.pay(&payer, stranger, PRICE).await;
-    assert_eq!(stage.refusal(&paid.said(stranger, &payer).await).await, "unknown_evaluator");
+    let unknown = random_address();
+    let paid = stage.pay(&payer, unknown, PRICE).await;
+    assert_eq!(stage.refusal(&paid.report(unknown, &payer).await).await, "unknown_evaluator");
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let record = Evidence { skill: "clairvoyance".into(), ..paid.record(evaluator) };
-    assert_eq!(stage.refusal(&say(record, Some(paid.transaction), &payer).await).await, "unknown_skill");
-    // Who takes a skill off its card is not rid of what is said about it.
+    assert_eq!(stage.refusal(&sign_report(record, Some(paid.transaction), &payer).await).await, "unknown_skill");
+    // Removing a skill from the card does not stop reports about it.
     booth.show(&["poetry"], &booth.payee, PRICE).await;
     stage.service.upkeep_once().await.unwrap();
     let prose = CardQuery { skill: Some("prose".into()), ..CardQuery::default() };
     assert!(stage.client().cards(&prose).await.unwrap().found.is_empty());
-    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+    assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201);
 }
 
-async fn a_payment_is_found_without_its_transaction(chain: &dyn Chain) {
+async fn payment_is_found_without_its_transaction(chain: &dyn Chain) {
     let stage = Stage::set(chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    assert_eq!(stage.post(&say(paid.record(evaluator), None, &payer).await).await.0, 201);
+    assert_eq!(stage.post(&sign_report(paid.record(evaluator), None, &payer).await).await.0, 201);
     let page = stage.client().reports(&Default::default()).await.unwrap();
-    assert_eq!(page.reports[0].report.transaction, Some(paid.transaction), "the proof is shown to readers");
+    assert_eq!(page.reports[0].report.transaction, Some(paid.transaction), "readers see the transaction");
     assert_eq!(page.reports[0].block, stage.chain.receipt(paid.transaction).await.block_number.unwrap());
 }
 
 #[tokio::test]
-async fn a_payment_on_another_network_or_in_another_token_is_another_payment() {
+async fn network_and_token_belong_to_the_identity_of_a_payment() {
     let (here, there) = (DevnetChain::start(None).await, DevnetOnBase::start().await);
     let token = random_address();
     let asset = tower_x402::Asset { address: token, ..here.asset() };
     let stage = Stage::set_with(&here, |directory| {
         let elsewhere = PaymentChecker::new(Network::BASE).rpc_url(&there.url).unwrap().depth(0);
-        directory.payment_checker(witness(&here).token(&asset)).payment_checker(elsewhere)
+        directory.payment_checker(checker(&here).token(&asset)).payment_checker(elsewhere)
     })
     .await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let good = paid.said(evaluator, &payer).await;
+    let good = paid.report(evaluator, &payer).await;
     // The signature does not mean the other chain or token,
     let base = Network::BASE.usdc().unwrap();
     let replayed = SignedEvidence { network: Network::BASE, asset: base.address, ..good.clone() };
@@ -469,8 +466,8 @@ async fn a_payment_on_another_network_or_in_another_token_is_another_payment() {
     assert_eq!(stage.refusal(&SignedEvidence { asset: token, ..good.clone() }).await, "bad_voice");
     // and one that does finds no payment there.
     let sign = async |network, asset, transaction| {
-        let said = SignedEvidence::sign(paid.record(evaluator), network, asset, transaction, &payer).await.unwrap();
-        stage.refusal(&said).await
+        let report = SignedEvidence::sign(paid.record(evaluator), network, asset, transaction, &payer).await.unwrap();
+        stage.refusal(&report).await
     };
     assert_eq!(sign(Network::BASE, base.address, Some(paid.transaction)).await, "not_yet");
     assert_eq!(sign(Network::BASE, base.address, None).await, "not_yet");

@@ -1,4 +1,4 @@
-//! A directory: who is listed, whose voice is admitted, and what readers make of it.
+//! A directory: which cards are listed, which reports are accepted, and how far readers trust them.
 mod cards;
 mod evidence;
 mod file;

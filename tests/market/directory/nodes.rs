@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tower_x402::{Network, devnet::Orphans};
 use x402_market::directory::{PaymentCheckError, PaymentChecker, Publication};
 
-use super::stage::{PRICE, Paid, Stage, moved, say, used, witness};
+use super::stage::{PRICE, Paid, Stage, checker, moved, sign_report, used};
 use support::{
     authorization::{authorization, random_address, random_nonce, unix_now},
     chain::Chain,
@@ -25,17 +25,17 @@ use support::{
 };
 
 #[tokio::test]
-async fn a_node_that_fails_or_is_slow_loses_nothing() {
+async fn failing_or_slow_node_loses_no_report() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let asked = || PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0);
     let stage = Stage::set_with(&chain, |directory| directory.payment_checker(asked())).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
-    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let report = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
     let is_unavailable = async |stage: &Stage, fate| {
         proxy.judge(move |_| fate);
-        assert_eq!(stage.post(&said).await, (503, "unavailable".into()), "{fate:?}");
-        assert!(matches!(stage.client().publish_signed(&said).await.unwrap(), Publication::Busy { .. }));
+        assert_eq!(stage.post(&report).await, (503, "unavailable".into()), "{fate:?}");
+        assert!(matches!(stage.client().publish_signed(&report).await.unwrap(), Publication::Busy { .. }));
     };
     for fate in [Fate::DropBefore, Fate::Status(500), Fate::Error(-32000)] {
         is_unavailable(&stage, fate).await;
@@ -50,30 +50,30 @@ async fn a_node_that_fails_or_is_slow_loses_nothing() {
         "eth_getTransactionReceipt" => Fate::DropAfter,
         _ => Fate::Pass,
     });
-    assert_eq!(stage.post(&said).await, (503, "unavailable".into()));
+    assert_eq!(stage.post(&report).await, (503, "unavailable".into()));
     proxy.judge(|_| Fate::Pass);
-    assert_eq!(stage.post(&said).await.0, 201);
+    assert_eq!(stage.post(&report).await.0, 201);
 }
 
 #[tokio::test]
-async fn nobody_waits_behind_a_node_that_hangs_and_requests_are_few() {
+async fn hanging_node_blocks_nobody_and_gets_few_requests() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let asked = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(proxy.url()).unwrap().depth(0).max_concurrent(1);
     let stage = Stage::set_with(&chain, |directory| directory.payment_checker(asked)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let paid = stage.pay(&payer, booth.payee.address(), PRICE).await;
-    let said = paid.said(booth.payee.address(), &payer).await;
-    assert_eq!(stage.post(&said).await.0, 201);
+    let report = paid.report(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&report).await.0, 201);
     assert!(proxy.reset().calls <= 4, "the chain's number once, the head, the receipt, the block");
-    stage.post(&said).await;
-    let mut garbage = said.clone();
+    stage.post(&report).await;
+    let mut garbage = report.clone();
     garbage.evidence.at += 1;
     stage.post(&garbage).await;
     assert_eq!(proxy.reset().calls, 0, "what is known or not signed costs none");
 
-    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
-    let other = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let next = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
+    let other = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
     proxy.judge(|_| Fate::Hold);
     let behind = async {
         eventually("the node is asked about the first one", async || proxy.counts().requests > 0).await;
@@ -87,20 +87,20 @@ async fn nobody_waits_behind_a_node_that_hangs_and_requests_are_few() {
 }
 
 #[tokio::test]
-async fn a_node_of_another_chain_is_not_believed() {
+async fn node_of_another_chain_is_refused() {
     let chain = DevnetChain::start(None).await;
     let other = tower_x402::devnet::Devnet::builder().chain_id(8453).start().await.unwrap();
     let port = other.serve("127.0.0.1:0").await.unwrap();
     let wrong = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(port.url()).unwrap().depth(0);
     let stage = Stage::set_with(&chain, |directory| directory.payment_checker(wrong)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
-    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
-    assert_eq!(stage.post(&said).await, (503, "unavailable".into()));
+    let report = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
+    assert_eq!(stage.post(&report).await, (503, "unavailable".into()));
 }
 
 /// A node that shows a payment that never took place.
 #[tokio::test]
-async fn a_lying_node_lets_no_voice_in_beside_an_honest_one() {
+async fn lying_node_beside_an_honest_one_gets_no_report_accepted() {
     let chain = DevnetChain::start(None).await;
     let setup = Stage::set(&chain).await;
     let (booth, payer) = (super::stage::Booth::open(&["prose"]).await, setup.payer().await);
@@ -116,19 +116,19 @@ async fn a_lying_node_lets_no_voice_in_beside_an_honest_one() {
         swaps.clone(),
     )
     .await;
-    let said = invented.said(evaluator, &payer).await;
+    let report = invented.report(evaluator, &payer).await;
 
     // Who asks it alone believes it.
     let alone = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(&liar).unwrap().depth(0);
-    assert_eq!(alone.check(&said).await.unwrap().transaction, transaction);
+    assert_eq!(alone.check(&report).await.unwrap().transaction, transaction);
     // A receipt of another transaction than was asked for is noticed even then.
     swaps.store(true, Ordering::Relaxed);
-    assert!(matches!(alone.check(&said).await, Err(PaymentCheckError::Unavailable(_))));
+    assert!(matches!(alone.check(&report).await, Err(PaymentCheckError::Unavailable(_))));
     swaps.store(false, Ordering::Relaxed);
 
     for honest_first in [true, false] {
         let both = match honest_first {
-            true => witness(&chain).rpc_url(&liar).unwrap(),
+            true => checker(&chain).rpc_url(&liar).unwrap(),
             false => PaymentChecker::new(Network::BASE_SEPOLIA)
                 .rpc_url(&liar)
                 .unwrap()
@@ -138,7 +138,7 @@ async fn a_lying_node_lets_no_voice_in_beside_an_honest_one() {
         };
         let stage = Stage::set_with(&chain, |directory| directory.payment_checker(both)).await;
         stage.client().list(&booth.url).await.unwrap();
-        assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
+        assert_eq!(stage.post(&report).await, (409, "not_yet".into()));
         assert_eq!(stage.count().await, 0);
     }
 }
@@ -221,7 +221,7 @@ async fn moody(chain: &DevnetChain, mood: Arc<Mutex<Mood>>) -> (String, Arc<Atom
 }
 
 #[tokio::test]
-async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
+async fn report_is_deleted_only_if_all_nodes_agree_that_its_payment_is_gone() {
     for moody_first in [true, false] {
         let chain = DevnetChain::start_with(None, 4).await;
         let mood = Arc::new(Mutex::new(Mood::Honest));
@@ -241,7 +241,7 @@ async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
             stage.count().await
         };
         let before = chain.block_number().await;
-        let kept = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+        let kept = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
         assert_eq!(stage.post(&kept).await.0, 201);
         (0..10).for_each(|_| chain.devnet.mine());
         let all = [Mood::Lagging(before), Mood::Lagging(before + 2), Mood::Forgetful, Mood::Honest, Mood::Forgetful];
@@ -249,7 +249,7 @@ async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
             assert_eq!(left_after(mood).await, 1, "{mood:?}");
         }
         *mood.lock().unwrap() = Mood::Honest;
-        let lost = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+        let lost = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
         assert_eq!(stage.post(&lost).await.0, 201);
         let at = chain.block_number().await;
         chain.devnet.reorg(1, Orphans::Lost);
@@ -262,7 +262,7 @@ async fn no_voice_is_removed_unless_all_nodes_know_that_its_payment_is_gone() {
 
 /// Behind one address there may be several nodes, of which one tells what is final and another one has no receipt yet.
 #[tokio::test]
-async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
+async fn missing_receipt_deletes_no_report() {
     let chain = DevnetChain::start_with(None, 4).await;
     let mood = Arc::new(Mutex::new(Mood::Honest));
     let (url, _) = moody(&chain, mood.clone()).await;
@@ -270,8 +270,8 @@ async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
     let stage = Stage::set_with(&chain, |directory| directory.payment_checker(alone)).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-    assert_eq!(stage.post(&said).await.0, 201);
+    let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+    assert_eq!(stage.post(&report).await.0, 201);
     (0..10).for_each(|_| chain.devnet.mine());
     for now in [Mood::Forgetful, Mood::Forgetful, Mood::Honest] {
         *mood.lock().unwrap() = now;
@@ -281,7 +281,7 @@ async fn no_voice_is_removed_for_a_receipt_that_a_node_does_not_have() {
 }
 
 #[tokio::test]
-async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_named_as_the_reason() {
+async fn newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_reported() {
     let chain = DevnetChain::start(None).await;
     (0..1_000).for_each(|_| chain.devnet.mine());
     let mood = Arc::new(Mutex::new(Mood::Narrow(100)));
@@ -290,11 +290,11 @@ async fn the_newest_blocks_are_searched_first_and_a_node_that_cannot_search_is_n
     let setup = Stage::set(&chain).await;
     let (evaluator, payer) = (random_address(), setup.payer().await);
     let paid = setup.pay(&payer, evaluator, PRICE).await;
-    let unnamed = say(paid.record(evaluator), None, &payer).await;
+    let unnamed = sign_report(paid.record(evaluator), None, &payer).await;
     assert_eq!(narrow.check(&unnamed).await.unwrap().transaction, paid.transaction);
     assert!(searches.load(Ordering::Relaxed) <= 3, "two that are refused, and the newest hundred blocks");
     *mood.lock().unwrap() = Mood::Narrow(1);
     let error = narrow.check(&unnamed).await.unwrap_err();
     assert!(matches!(error, PaymentCheckError::Unavailable(_)) && error.to_string().contains("transaction"), "{error}");
-    assert!(narrow.check(&paid.said(evaluator, &payer).await).await.is_ok(), "it is not needed for that");
+    assert!(narrow.check(&paid.report(evaluator, &payer).await).await.is_ok(), "it is not needed for that");
 }

@@ -1,4 +1,4 @@
-//! The example as a process that is killed.
+//! The example program as a process that is killed.
 
 use serde_json::Value;
 use tokio::{
@@ -25,7 +25,7 @@ async fn start(arguments: &[&str]) -> (Child, Url) {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_killed_loses_nothing_that_it_has_answered() {
+async fn killed_directory_loses_nothing_that_it_acknowledged() {
     let chain = DevnetChain::start(None).await;
     let folder = tempfile::tempdir().unwrap();
     let (rpc, db) = (chain.rpc_url(), folder.path().join("directory.sqlite").display().to_string());
@@ -36,22 +36,22 @@ async fn a_directory_that_is_killed_loses_nothing_that_it_has_answered() {
     let (payer, evaluator) = (stage.payer().await, booth.payee.address());
     let mut all = Vec::new();
     for _ in 0..5 {
-        let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-        assert_eq!(post(&url, "evidence", serde_json::to_vec(&said).unwrap()).await.0, 201);
-        all.push(said);
+        let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+        assert_eq!(post(&url, "evidence", serde_json::to_vec(&report).unwrap()).await.0, 201);
+        all.push(report);
     }
     // SIGKILL.
     process.kill().await.unwrap();
     let (_process, url) = start(&arguments).await;
     let directory = DirectoryClient::new(&url).unwrap();
-    let voices = directory.reports(&ReportQuery::default()).await.unwrap().reports;
-    assert_eq!(voices.into_iter().map(|accepted| accepted.report).collect::<Vec<_>>(), all);
+    let reports = directory.reports(&ReportQuery::default()).await.unwrap().reports;
+    assert_eq!(reports.into_iter().map(|accepted| accepted.report).collect::<Vec<_>>(), all);
     assert_eq!(directory.cards(&CardQuery::default()).await.unwrap().found.len(), 1);
     assert_eq!(post(&url, "evidence", serde_json::to_vec(&all[0]).unwrap()).await.0, 200);
 }
 
 #[tokio::test]
-async fn one_is_run_by_one_command_with_a_chain_of_its_own() {
+async fn example_runs_by_one_command_with_its_own_chain() {
     let (_process, url) = start(&[]).await;
     let booth = Booth::open(&["prose"]).await;
     DirectoryClient::new(&url).unwrap().list(&booth.url).await.unwrap();
@@ -60,7 +60,7 @@ async fn one_is_run_by_one_command_with_a_chain_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_its_help_says_to_try_works() {
+async fn commands_in_its_help_work() {
     let help = String::from_utf8(example("directory").arg("--help").output().await.unwrap().stdout).unwrap();
     let (_, steps) = help.split_once("TRY IT\n").unwrap();
     // A command goes on where the next line is indented further.

@@ -1,4 +1,4 @@
-//! Payments that a reorganization undoes.
+//! Payments that are reorged.
 
 use tower_x402::devnet::Orphans;
 
@@ -6,52 +6,52 @@ use super::stage::{PRICE, Stage};
 use support::{authorization::sign, chain::Chain, devnet::DevnetChain, token::transfer_vrs};
 
 #[tokio::test]
-async fn a_payment_that_was_undone_has_no_voice() {
+async fn reorged_payment_cannot_be_reported() {
     let chain = DevnetChain::start_with(None, 4).await;
     let stage = Stage::set(&chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
-    let said = stage.pay(&payer, booth.payee.address(), PRICE).await.said(booth.payee.address(), &payer).await;
+    let report = stage.pay(&payer, booth.payee.address(), PRICE).await.report(booth.payee.address(), &payer).await;
     chain.devnet.reorg(1, Orphans::Lost);
-    assert_eq!(stage.post(&said).await, (409, "not_yet".into()));
-    let mut unnamed = said.clone();
+    assert_eq!(stage.post(&report).await, (409, "not_yet".into()));
+    let mut unnamed = report.clone();
     unnamed.transaction = None;
     assert_eq!(stage.post(&unnamed).await, (409, "not_yet".into()));
     assert_eq!(stage.count().await, 0);
 }
 
 #[tokio::test]
-async fn a_voice_whose_payment_is_undone_later_is_removed_and_the_others_stay() {
+async fn report_of_a_payment_that_is_reorged_later_is_deleted() {
     let chain = DevnetChain::start_with(None, 4).await;
     let stage = Stage::set(&chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
-    let kept = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-    let moved = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    let kept = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+    let moved = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
     assert_eq!((stage.post(&kept).await.0, stage.post(&moved).await.0), (201, 201));
     chain.devnet.reorg(1, Orphans::Requeued);
-    let lost = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
+    let lost = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
     assert_eq!(stage.post(&lost).await.0, 201);
     chain.devnet.reorg(1, Orphans::Lost);
     stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 3, "nothing is final yet");
     (0..10).for_each(|_| chain.devnet.mine());
     stage.service.upkeep_once().await.unwrap();
-    let voices = stage.client().reports(&Default::default()).await.unwrap().reports;
-    let kept_ones: Vec<_> = voices.iter().map(|accepted| accepted.report.evidence.payment).collect();
+    let reports = stage.client().reports(&Default::default()).await.unwrap().reports;
+    let kept_ones: Vec<_> = reports.iter().map(|accepted| accepted.report.evidence.payment).collect();
     assert_eq!(kept_ones, [kept.evidence.payment, moved.evidence.payment]);
-    // It may be paid after all, and speak then.
+    // The payment may be settled after all, and then be reported.
     assert_eq!(stage.post(&lost).await, (409, "not_yet".into()));
 }
 
-/// Readers look at the transaction that a voice names.
+/// Readers check the transaction that a report names.
 #[tokio::test]
-async fn a_payment_that_another_transaction_made_in_the_end_is_to_be_said_anew() {
+async fn payment_by_another_transaction_after_a_reorg_can_be_reported_again() {
     let chain = DevnetChain::start_with(None, 4).await;
     let stage = Stage::set(&chain).await;
     let (booth, payer) = (stage.booth(&["prose"]).await, stage.payer().await);
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    assert_eq!(stage.post(&paid.said(evaluator, &payer).await).await.0, 201);
+    assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201);
     chain.devnet.reorg(1, Orphans::Lost);
     let signature = sign(&payer, &chain.asset(), &paid.message);
     let receipt = chain.relayer().await.send(&chain, transfer_vrs(&paid.message, &signature)).await;
@@ -60,5 +60,5 @@ async fn a_payment_that_another_transaction_made_in_the_end_is_to_be_said_anew()
     (0..10).for_each(|_| chain.devnet.mine());
     stage.service.upkeep_once().await.unwrap();
     assert_eq!(stage.count().await, 0);
-    assert_eq!(stage.post(&again.said(evaluator, &payer).await).await.0, 201);
+    assert_eq!(stage.post(&again.report(evaluator, &payer).await).await.0, 201);
 }

@@ -1,4 +1,4 @@
-//! Voices that cost money and are lies, and why they move nobody who looks.
+//! Paid reports that are lies, and readers with audits of their own, whom they do not move.
 
 use std::sync::{
     Arc,
@@ -20,7 +20,7 @@ use x402_market::{
     selection::{Skills, Thompson},
 };
 
-use super::stage::{PRICE, Stage, say};
+use super::stage::{PRICE, Stage, sign_report};
 use support::devnet::DevnetChain;
 
 const NOW: u64 = 1_800_000_000;
@@ -62,9 +62,9 @@ fn accuracy(selector: &Thompson, evaluator: Address) -> f64 {
     selector.estimate(evaluator, skills().get("prose").unwrap()).unwrap().accuracy
 }
 
-/// Every voice of these is about a payment that took place, and the directory admits them all.
+/// Each of these reports is about a payment that took place, and the directory accepts them all.
 #[tokio::test]
-async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_looked() {
+async fn thousand_self_payments_do_not_move_a_reader_with_audits() {
     let chain = DevnetChain::start(None).await;
     let stage = Stage::set(&chain).await;
     let booth = stage.booth(&["prose"]).await;
@@ -80,7 +80,7 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
         let payer = &wash[number % wash.len()];
         let paid = stage.pay(payer, evaluator, PRICE).await;
         let praise = Evidence { outcome: CallOutcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
-        let said = say(praise, Some(paid.transaction), payer).await;
+        let said = sign_report(praise, Some(paid.transaction), payer).await;
         assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
     }
 
@@ -113,7 +113,7 @@ async fn an_evaluator_that_pays_itself_a_thousand_times_moves_nobody_who_has_loo
 
 /// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
 #[test]
-fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
+fn no_number_of_accomplices_outweighs_own_audits() {
     let (good, liar) = (address(1_001), address(1_002));
     let mut moved = Vec::new();
     for audited in [8, 16, 32] {
@@ -137,7 +137,7 @@ fn no_number_of_friends_and_praises_outweighs_ones_own_audits() {
 }
 
 #[test]
-fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
+fn payers_that_agree_with_own_audits_are_trusted_about_others() {
     let (known, bad, unknown) = (address(1_001), address(1_002), address(1_003));
     let own = audits(1, &[(known, 20, 18), (bad, 20, 9)]);
     let (honest, liar) = (2, 3);
@@ -168,7 +168,7 @@ fn whoever_agrees_with_ones_own_audits_is_heard_about_others() {
 
 /// It says of everybody what others say, pays for it, is believed for that, and praises a friend whom the reader never hired.
 #[test]
-fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own_audits() {
+fn own_audits_overrule_a_copier_that_praises_an_accomplice() {
     let (friend, next) = (address(2_000), address(2_001));
     // So many evaluators the reader knows, some good and some bad.
     let known: Vec<_> = (0..6).map(|number| (address(1_001 + number), 20, 10 + 2 * (number % 5))).collect();
@@ -204,7 +204,7 @@ fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own
             assert!(after.accuracy < before.accuracy && after.trusted < before.trusted, "{before:?} {after:?}");
         }
     }
-    // After sixteen they are trusted like strangers, though they agree with 124 audits in all else; after twice that, by nobody.
+    // After sixteen they are trusted like unknown payers, though they agree with 124 audits in all else; after twice that, by nobody.
     let [.., [at_sixteen, _], [at_last, next]] = &*looked else { unreachable!() };
     assert!(at_sixteen.accuracy < 0.5 && at_sixteen.trusted < 0.45, "{at_sixteen:?}");
     assert!((at_last.accuracy - 0.25).abs() < 0.05 && at_last.trusted < 0.1, "{at_last:?}");
@@ -212,7 +212,7 @@ fn who_copies_what_others_say_and_then_praises_a_friend_is_overruled_by_ones_own
 }
 
 #[test]
-fn strangers_are_believed_a_little_and_none_more_for_being_many() {
+fn many_unknown_reporters_are_trusted_no_more_than_one() {
     let unknown = address(1_001);
     let own = audits(1, &[]);
     let of = |payers: u64| {
@@ -232,20 +232,20 @@ fn strangers_are_believed_a_little_and_none_more_for_being_many() {
     assert!(many.reporters.iter().all(|opinion| opinion.reason == TrustReason::Unknown));
 }
 
-/// Its voices are recorded, so that nobody says them again.
+/// Its reports are recorded, so that none is learned twice.
 #[tokio::test]
-async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again() {
+async fn reports_read_before_a_failure_are_returned_by_the_next_fetch() {
     let payer = PrivateKeySigner::random();
     let mut said = Vec::new();
     for number in 0..2 {
         let mut record = record(2, number, address(1_001), true);
-        record.payment = record.payment.map(|voice| PaymentId { payer: payer.address(), ..voice });
-        said.push(say(record, None, &payer).await);
+        record.payment = record.payment.map(|payment| PaymentId { payer: payer.address(), ..payment });
+        said.push(sign_report(record, None, &payer).await);
     }
     let page = |id: usize| {
-        let mut voice = serde_json::to_value(&said[id - 1]).unwrap();
-        (voice["id"], voice["block"], voice["blockTime"]) = (id.into(), 1.into(), NOW.into());
-        json!({ "voices": [voice], "after": id, "more": id == 1 }).to_string()
+        let mut line = serde_json::to_value(&said[id - 1]).unwrap();
+        (line["id"], line["block"], line["blockTime"]) = (id.into(), 1.into(), NOW.into());
+        json!({ "voices": [line], "after": id, "more": id == 1 }).to_string()
     };
     let (first, second) = (page(1), page(2));
     let asked = Arc::new(AtomicUsize::new(0));
@@ -268,14 +268,14 @@ async fn what_was_read_before_a_directory_failed_is_heard_when_it_answers_again(
 
 /// Payers that nobody knows cost little. However many there are, they make nobody forget what it saw itself.
 #[test]
-fn a_crowd_of_strangers_wipes_out_nothing_that_one_has_seen_oneself() {
+fn crowd_of_unknown_reporters_erases_no_own_evidence() {
     let (good, liar, elsewhere) = (address(1_001), address(1_002), address(1_003));
     let own = audits(1, &[(good, 12, 11), (liar, 12, 3)]);
     let mut selector = Thompson::seeded(1);
     selector.restore(&own, &[address(1)], &skills());
     let before = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
-    for stranger in 2..3_002 {
-        apply_report(&mut selector, &skills(), &record(stranger, 1, elsewhere, stranger % 2 == 0));
+    for payer in 2..3_002 {
+        apply_report(&mut selector, &skills(), &record(payer, 1, elsewhere, payer % 2 == 0));
     }
     let after = [good, liar].map(|evaluator| accuracy(&selector, evaluator));
     let moved = before.iter().zip(after).map(|(before, after)| (before - after).abs()).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! Callers that are slow, many, or not who they say they are.
+//! Callers that are slow, many, or lie about who they are.
 
 use std::{convert::Infallible, future::pending, sync::Arc, task::Poll, time::Duration};
 
@@ -12,7 +12,7 @@ use tower::ServiceExt as _;
 use tower_x402::{ManualClock, devnet::Orphans, facilitator::service::PeerAddress};
 use x402_market::directory::{DirectoryBuilder, DirectoryService, DirectoryStore};
 
-use super::stage::{PRICE, Stage, witness};
+use super::stage::{PRICE, Stage, checker};
 use support::{authorization::unix_now, devnet::DevnetChain};
 
 async fn service(adjust: impl FnOnce(DirectoryBuilder) -> DirectoryBuilder) -> DirectoryService {
@@ -51,7 +51,7 @@ fn slow() -> (Body, Arc<Notify>) {
 }
 
 #[tokio::test]
-async fn slow_bodies_keep_nobody_out() {
+async fn slow_bodies_block_nobody() {
     let service = service(|directory| directory.max_writes(1)).await;
     let (body, waited) = slow();
     let slow_one = tokio::spawn(service.clone().oneshot(post("/evidence", body)));
@@ -63,7 +63,7 @@ async fn slow_bodies_keep_nobody_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn body_has_a_deadline() {
     let service = service(|directory| directory).await;
     for path in ["/evidence", "/cards"] {
         assert_eq!(ask(&service, post(path, slow().0)).await, (408, "body_too_slow".into()));
@@ -71,7 +71,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn evaluators_that_do_not_answer_keep_no_voice_out() {
+async fn silent_evaluators_block_no_report() {
     let service = service(|directory| directory.max_writes(1)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -91,18 +91,18 @@ async fn evaluators_that_do_not_answer_keep_no_voice_out() {
 }
 
 #[tokio::test]
-async fn more_readers_than_there_are_places_come_again() {
+async fn readers_beyond_the_limit_are_answered_503() {
     let service = service(|directory| directory.max_reads(0)).await;
     for path in ["/cards", "/evidence", "/evidence.jsonl"] {
         assert_eq!(ask(&service, get(path)).await, (503, "unavailable".into()), "{path}");
     }
     assert_eq!(ask(&service, get("/healthz")).await.0, 200);
-    assert_eq!(ask(&service, post("/evidence", "{}")).await, (400, "bad_request".into()), "who speaks is heard");
+    assert_eq!(ask(&service, post("/evidence", "{}")).await, (400, "bad_request".into()), "reports are not delayed");
 }
 
 /// Anybody can write these.
 #[tokio::test]
-async fn who_a_caller_is_is_not_read_from_its_headers() {
+async fn caller_is_not_read_from_headers() {
     let service = service(|directory| directory.rate(0.001, 3.0)).await;
     let mut answers = Vec::new();
     for number in 0..5 {
@@ -117,7 +117,7 @@ async fn who_a_caller_is_is_not_read_from_its_headers() {
 }
 
 #[tokio::test]
-async fn a_network_of_addresses_is_one_caller() {
+async fn addresses_of_one_network_are_one_caller() {
     let service = service(|directory| directory.rate(0.001, 3.0)).await;
     let from = async |address: &str| {
         let mut request = get("/cards");
@@ -133,21 +133,21 @@ async fn a_network_of_addresses_is_one_caller() {
 
 /// Cards that do not answer take a round of upkeep a long time.
 #[tokio::test]
-async fn slow_cards_keep_no_voice_from_being_removed() {
+async fn slow_cards_do_not_delay_the_deletion_of_reports() {
     for undone in [true, false] {
         let chain = DevnetChain::start_with(None, 4).await;
         let clock = Arc::new(ManualClock::at(unix_now() + 1_000));
         let stage = Stage::set_with(&chain, |directory| {
             let day = Duration::from_secs(86_400);
-            let directory = directory.payment_checker(witness(&chain)).card_ages(Duration::ZERO, day, 30 * day);
+            let directory = directory.payment_checker(checker(&chain)).card_ages(Duration::ZERO, day, 30 * day);
             let directory = directory.clock(clock.clone());
             if undone { directory } else { directory.report_retention(Duration::ZERO) }
         })
         .await;
         let (booth, payer): (_, PrivateKeySigner) = (stage.booth(&["prose"]).await, stage.payer().await);
         let evaluator = booth.payee.address();
-        let said = stage.pay(&payer, evaluator, PRICE).await.said(evaluator, &payer).await;
-        assert_eq!(stage.post(&said).await.0, 201);
+        let report = stage.pay(&payer, evaluator, PRICE).await.report(evaluator, &payer).await;
+        assert_eq!(stage.post(&report).await.0, 201);
         if undone {
             chain.devnet.reorg(1, Orphans::Lost);
             (0..10).for_each(|_| chain.devnet.mine());

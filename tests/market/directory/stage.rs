@@ -1,4 +1,4 @@
-//! A directory on a port, evaluators that it lists, and payers with something to say.
+//! A directory on a port, evaluators that it lists, and payers that report.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,10 +26,10 @@ use support::{
     token::{Token, transfer_vrs},
 };
 
-/// What an evaluation costs, in units.
+/// The price of an evaluation, in units.
 pub const PRICE: u64 = 1_000;
 
-/// A directory that looks at a chain.
+/// A directory that checks payments on a chain.
 pub struct Stage<'a> {
     pub chain: &'a dyn Chain,
     pub service: DirectoryService,
@@ -37,7 +37,7 @@ pub struct Stage<'a> {
     pub relayer: Relayer,
 }
 
-/// An evaluator, as far as a directory sees one: a card and whoever is paid.
+/// An evaluator as a directory sees it: a card and a payee.
 pub struct Booth {
     pub url: Url,
     pub payee: PrivateKeySigner,
@@ -46,7 +46,7 @@ pub struct Booth {
     hangs: Arc<Mutex<Option<Arc<Notify>>>>,
 }
 
-/// A payment that was made, or not.
+/// A payment, which may have failed.
 #[derive(Clone, Debug)]
 pub struct Paid {
     pub message: TransferWithAuthorization,
@@ -54,14 +54,14 @@ pub struct Paid {
     pub at: u64,
 }
 
-/// A witness of this chain to whom every block is deep enough.
-pub fn witness(chain: &dyn Chain) -> PaymentChecker {
+/// A payment checker of this chain that accepts every block.
+pub fn checker(chain: &dyn Chain) -> PaymentChecker {
     PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(chain.rpc_url()).unwrap().depth(0)
 }
 
 impl<'a> Stage<'a> {
     pub async fn set(chain: &'a dyn Chain) -> Self {
-        Self::set_with(chain, |directory| directory.payment_checker(witness(chain))).await
+        Self::set_with(chain, |directory| directory.payment_checker(checker(chain))).await
     }
 
     pub async fn set_with(chain: &'a dyn Chain, adjust: impl FnOnce(DirectoryBuilder) -> DirectoryBuilder) -> Self {
@@ -90,14 +90,14 @@ impl<'a> Stage<'a> {
         booth
     }
 
-    /// Somebody with money.
+    /// A payer with money.
     pub async fn payer(&self) -> PrivateKeySigner {
         let key = PrivateKeySigner::random();
         self.chain.mint(key.address(), 1_000_000).await;
         key
     }
 
-    /// Pays, by a transaction of somebody else's.
+    /// Pays, through a relayer's transaction.
     pub async fn pay(&self, payer: &PrivateKeySigner, to: Address, units: u64) -> Paid {
         let message = authorization(payer.address(), to, units);
         let signature = sign(payer, &self.chain.asset(), &message);
@@ -116,19 +116,19 @@ impl<'a> Stage<'a> {
         self.relayer.send_to(self.chain, to, calldata.into()).await
     }
 
-    /// Sends this to the directory; the status, and the error if it is one.
-    pub async fn post(&self, said: &impl serde::Serialize) -> (u16, String) {
-        post(&self.url, "evidence", serde_json::to_vec(said).unwrap()).await
+    /// Sends a report to the directory. Returns the status, and the error code if there is one.
+    pub async fn post(&self, report: &impl serde::Serialize) -> (u16, String) {
+        post(&self.url, "evidence", serde_json::to_vec(report).unwrap()).await
     }
 
-    /// What the directory says of a voice that it does not admit.
-    pub async fn refusal(&self, said: &impl serde::Serialize) -> String {
-        let (status, error) = self.post(said).await;
+    /// Returns the error code with which the directory refuses a report.
+    pub async fn refusal(&self, report: &impl serde::Serialize) -> String {
+        let (status, error) = self.post(report).await;
         assert!((400..500).contains(&status), "{status} {error}");
         error
     }
 
-    /// How many voices there are.
+    /// Counts the reports.
     pub async fn count(&self) -> usize {
         let body = reqwest::get(self.url.join("evidence").unwrap()).await.unwrap().bytes().await.unwrap();
         serde_json::from_slice::<Value>(&body).unwrap()["voices"].as_array().unwrap().len()
@@ -136,7 +136,7 @@ impl<'a> Stage<'a> {
 }
 
 impl Booth {
-    /// An evaluator that nobody knows yet.
+    /// Opens an evaluator that is not listed.
     pub async fn open(skills: &[&str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -171,7 +171,7 @@ impl Booth {
         *self.shown.lock().unwrap() = Some(serde_json::to_string(&card).unwrap());
     }
 
-    /// Shows a card that its payee signed after this was done to it.
+    /// Changes the card, and has its payee sign it again.
     pub async fn show_adjusted(&self, adjust: impl FnOnce(&mut AgentCard)) {
         let shown = self.shown.lock().unwrap().clone().unwrap();
         let mut card: AgentCard = serde_json::from_str(&shown).unwrap();
@@ -180,21 +180,21 @@ impl Booth {
         self.show_text(Some(&serde_json::to_string(&card).unwrap()));
     }
 
-    /// Does not answer any more, and says when it was asked.
+    /// Stops answering. The returned `Notify` tells when the card was requested.
     pub fn hang(&self) -> Arc<Notify> {
         let asked = Arc::new(Notify::new());
         *self.hangs.lock().unwrap() = Some(asked.clone());
         asked
     }
 
-    /// Shows this in place of a card, or nothing.
+    /// Serves this text instead of a card, or an error.
     pub fn show_text(&self, text: Option<&str>) {
         *self.shown.lock().unwrap() = text.map(str::to_owned);
     }
 }
 
 impl Paid {
-    /// The record of a right verdict in prose.
+    /// The evidence of a right verdict in prose.
     pub fn record(&self, evaluator: Address) -> Evidence {
         Evidence {
             payment: Some(PaymentId { payer: self.message.from, nonce: self.message.nonce }),
@@ -206,13 +206,13 @@ impl Paid {
         }
     }
 
-    /// The same, signed by the payer and with its transaction.
-    pub async fn said(&self, evaluator: Address, payer: &PrivateKeySigner) -> SignedEvidence {
-        say(self.record(evaluator), Some(self.transaction), payer).await
+    /// The report of it: signed by the payer, with the transaction.
+    pub async fn report(&self, evaluator: Address, payer: &PrivateKeySigner) -> SignedEvidence {
+        sign_report(self.record(evaluator), Some(self.transaction), payer).await
     }
 }
 
-pub async fn say(record: Evidence, transaction: Option<B256>, payer: &PrivateKeySigner) -> SignedEvidence {
+pub async fn sign_report(record: Evidence, transaction: Option<B256>, payer: &PrivateKeySigner) -> SignedEvidence {
     let network = Network::BASE_SEPOLIA;
     let asset = network.usdc().unwrap().address;
     SignedEvidence::sign(record, network, asset, transaction, payer).await.unwrap()
@@ -220,7 +220,7 @@ pub async fn say(record: Evidence, transaction: Option<B256>, payer: &PrivateKey
 
 mod typed {
     alloy_sol_types::sol! {
-        /// What is signed, as it is documented.
+        /// The signed message, as documented.
         struct Evidence {
             address asset;
             address payer;
@@ -234,14 +234,14 @@ mod typed {
     }
 }
 
-/// The same with any key and without a question: signed as it is documented, whoever may say it or not.
+/// Signs a report as documented with any key, whether it may be reported or not.
 pub async fn forge(record: Evidence, transaction: Option<B256>, key: &PrivateKeySigner) -> SignedEvidence {
     let network = Network::BASE_SEPOLIA;
-    let (asset, voice) = (network.usdc().unwrap().address, record.payment.unwrap());
+    let (asset, payment) = (network.usdc().unwrap().address, record.payment.unwrap());
     let typed = typed::Evidence {
         asset,
-        payer: voice.payer,
-        nonce: voice.nonce,
+        payer: payment.payer,
+        nonce: payment.nonce,
         evaluator: record.evaluator,
         paid: record.paid.into(),
         skill: record.skill.clone(),
@@ -254,7 +254,7 @@ pub async fn forge(record: Evidence, transaction: Option<B256>, key: &PrivateKey
     SignedEvidence { network, asset, evidence: record, transaction, signature }
 }
 
-/// Sends something somewhere; the status, and the error if it is one.
+/// Posts a body. Returns the status, and the error code if there is one.
 pub async fn post(url: &Url, path: &str, body: Vec<u8>) -> (u16, String) {
     let response = reqwest::Client::new().post(url.join(path).unwrap()).body(body).send().await.unwrap();
     let status = response.status().as_u16();
@@ -272,7 +272,7 @@ pub fn serve(listener: TcpListener, service: DirectoryService) -> Url {
     url
 }
 
-/// Sends a transaction of this account's own.
+/// Sends a transaction from this account.
 pub async fn send_as(chain: &dyn Chain, key: &PrivateKeySigner, to: Address, calldata: Bytes) -> TransactionReceipt {
     chain.fund(key.address(), U256::from(10).pow(U256::from(18))).await;
     let wallet = EthereumWallet::from(key.clone());

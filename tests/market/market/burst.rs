@@ -1,5 +1,4 @@
-//! More submissions at once than an evaluator judges at once: they wait for their turn, in a line with an end and for a time with an
-//! end.
+//! More concurrent submissions than an evaluator judges at once: they wait in a bounded queue for a bounded time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -160,19 +159,19 @@ async fn a_hundred_are_all_answered(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_at_once_are_all_answered_and_charged_after_the_work() {
+async fn hundred_concurrent_submissions_are_judged_then_charged() {
     let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, |layer| layer).await;
     assert_eq!(deferred, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_at_once_are_all_answered_and_charged_before_the_work() {
+async fn hundred_concurrent_submissions_are_charged_then_judged() {
     let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Upfront, |layer| layer).await;
     assert_eq!(deferred, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_at_once_are_all_answered_on_credit() {
+async fn hundred_concurrent_submissions_are_judged_with_deferred_settlement() {
     let all = Usdc::from_atomic(2 * BURST as u64 * PRICE);
     let policy = DeferredPolicy { total: all, per_payer: all, history: 3 };
     let (_, deferred) = a_hundred_are_all_answered(PaymentFlow::Authorization, |layer| layer.deferred(policy)).await;
@@ -180,7 +179,7 @@ async fn a_hundred_at_once_are_all_answered_on_credit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_the_line_full_is_refused_at_once_and_nobody_waits_for_long() {
+async fn full_queue_refuses_at_once_and_waiting_is_limited() {
     let facilitator = Arc::new(Scripted::new());
     let limit = |evaluator: EvaluatorBuilder| evaluator.max_judgements(2);
     let mut booth = open(facilitator.clone(), limit, |layer| layer).await;

@@ -1,4 +1,4 @@
-//! A student that is lied to.
+//! Evaluators that contradict their cards.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ async fn student(stage: &Stage) -> (EvaluationClient, Payer) {
 }
 
 #[tokio::test]
-async fn a_card_that_lies_about_the_price_costs_nothing() {
+async fn price_that_differs_from_the_card_costs_nothing() {
     let stage = Stage::set().await;
     let (student, payer) = student(&stage).await;
     for asked in ["$0.002", "$0.0005"] {
@@ -92,7 +92,7 @@ async fn a_card_that_lies_about_the_price_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_card_that_lies_about_the_token_costs_nothing() {
+async fn token_that_is_not_on_the_card_costs_nothing() {
     let stage = Stage::set().await;
     // Of this the same amount may be worth more: money of a main chain where the card speaks of a test chain's, say.
     let dearer = Asset { address: Address::repeat_byte(0xd0), ..stage.chain.asset() };
@@ -119,7 +119,7 @@ async fn a_card_that_lies_about_the_token_costs_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_no_evaluation_is_not_taken_for_one() {
+async fn invalid_evaluations_are_refused() {
     let stage = Stage::set().await;
     let (student, payer) = student(&stage).await;
     let mut other_task = evaluation(&json!(1));
@@ -153,7 +153,7 @@ async fn what_is_no_evaluation_is_not_taken_for_one() {
 }
 
 #[tokio::test]
-async fn what_is_not_on_the_card_is_not_asked_for() {
+async fn skills_that_are_not_on_the_card_are_not_requested() {
     let stage = Stage::set().await;
     let (student, _) = student(&stage).await;
     let (card, _) = liar(&stage, |paywall, _| paywall, evaluation(&json!(1))).await;

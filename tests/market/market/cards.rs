@@ -1,4 +1,4 @@
-//! Agent cards: served, signed, fetched within bounds, and held against the payee that was first seen.
+//! Agent cards: served, signed, fetched within limits, and compared with the pinned payee.
 
 use std::{
     sync::{
@@ -43,7 +43,7 @@ async fn card_at(listener: &TcpListener, key: &PrivateKeySigner) -> AgentCard {
 }
 
 #[tokio::test]
-async fn a_card_is_served_with_its_schemas_and_verified() {
+async fn card_is_served_with_its_schemas_and_verified() {
     let stage = Stage::set().await;
     let booth = stage.open(ArithmeticJudge).await;
     let card = booth.card().await;
@@ -82,7 +82,7 @@ async fn a_card_is_served_with_its_schemas_and_verified() {
 
 /// By the letter of RFC 7515 and RFC 8785, without this crate's own code for either.
 #[tokio::test]
-async fn the_signature_is_a_jws_by_the_payee() {
+async fn signature_is_a_jws_by_the_payee() {
     let (card, key) = signed().await;
     let mut json = serde_json::to_value(&card).unwrap();
     json.as_object_mut().unwrap().remove("signatures");
@@ -114,7 +114,7 @@ fn sorted(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_card_that_was_changed_is_refused() {
+async fn changed_card_is_refused() {
     let (card, _) = signed().await;
     let json = serde_json::to_value(&card).unwrap();
     assert!(verify(&json).is_ok());
@@ -145,7 +145,7 @@ async fn a_card_that_was_changed_is_refused() {
 }
 
 #[tokio::test]
-async fn fields_from_elsewhere_are_kept_and_signed() {
+async fn unknown_fields_are_kept_and_signed() {
     let (card, key) = signed().await;
     let mut json = serde_json::to_value(&card).unwrap();
     json["provider"] = json!({ "organization": "É", "url": "https://e.example", "weight": 1e21 });
@@ -169,7 +169,7 @@ async fn fields_from_elsewhere_are_kept_and_signed() {
 
 /// Each of its values would take many times as much memory as text.
 #[tokio::test]
-async fn a_card_of_very_many_values_is_refused_and_the_largest_that_can_be_built_is_not() {
+async fn card_with_too_many_values_is_refused_and_the_largest_built_one_is_not() {
     let key = PrivateKeySigner::random();
     let mut largest = card(ADDRESS.parse().unwrap(), key.address());
     for number in 2..64 {
@@ -198,7 +198,7 @@ async fn only_the_payee_can_sign() {
 }
 
 #[tokio::test]
-async fn a_card_is_transferred_once() {
+async fn unchanged_card_is_transferred_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let key = PrivateKeySigner::random();
     let body = serde_json::to_vec(&card_at(&listener, &key).await).unwrap();
@@ -223,7 +223,7 @@ async fn a_card_is_transferred_once() {
 }
 
 #[tokio::test]
-async fn another_payee_than_before_is_refused() {
+async fn changed_payee_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (honest, thief) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let of = async |key: &PrivateKeySigner| serde_json::to_vec(&card_at(&listener, key).await).unwrap();
@@ -250,7 +250,7 @@ async fn another_payee_than_before_is_refused() {
 }
 
 #[tokio::test]
-async fn nothing_is_read_without_bounds() {
+async fn card_has_limits_of_size_and_time() {
     let endless = async || {
         let chunks = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b' '; 8192]));
         axum::body::Body::from_stream(chunks)
@@ -281,7 +281,7 @@ async fn nothing_is_read_without_bounds() {
 }
 
 #[tokio::test]
-async fn a_redirect_on_the_same_origin_is_followed() {
+async fn redirect_on_the_same_origin_is_followed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let body = serde_json::to_vec(&card_at(&listener, &PrivateKeySigner::random()).await).unwrap();
     let router = Router::new()
@@ -292,7 +292,7 @@ async fn a_redirect_on_the_same_origin_is_followed() {
 }
 
 #[tokio::test]
-async fn an_unsigned_card_is_taken_only_by_whoever_says_so() {
+async fn unsigned_card_is_refused_unless_allowed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let unsigned = card(listener.local_addr().unwrap(), PrivateKeySigner::random().address()).build().unwrap();
     let body = serde_json::to_vec(&unsigned).unwrap();

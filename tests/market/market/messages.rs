@@ -1,4 +1,4 @@
-//! Submissions and evaluations: the types and the published schemas agree on what is one.
+//! Submissions and evaluations: the types and the published schemas accept the same JSON.
 
 use std::sync::LazyLock;
 
@@ -168,7 +168,7 @@ proptest! {
 }
 
 #[test]
-fn the_bounds_are_the_same_in_both() {
+fn types_and_schemas_have_the_same_bounds() {
     let group = |length: usize| {
         let mut json = whole_submission();
         json.as_object_mut().unwrap().remove("output");
@@ -249,7 +249,7 @@ fn the_bounds_are_the_same_in_both() {
 }
 
 #[test]
-fn a_bad_message_is_told_what_is_wrong_and_where() {
+fn error_of_a_bad_message_names_problem_and_place() {
     let error = |json: Value| read_submission(&json).unwrap_err().to_string();
     let mut json = whole_submission();
     json["task"]["skill"] = json!("x".repeat(65));
@@ -272,7 +272,7 @@ fn a_bad_message_is_told_what_is_wrong_and_where() {
 }
 
 #[test]
-fn an_evaluation_must_fit_its_submission() {
+fn evaluation_must_fit_its_submission() {
     let verdict = |issue: Option<Issue>| {
         let critique = issue.into_iter().fold(Critique::new("s"), Critique::issue);
         Verdict::new(Score::MAX, Confidence::MAX, critique)
@@ -292,7 +292,7 @@ fn an_evaluation_must_fit_its_submission() {
 }
 
 #[test]
-fn of_a_pair_the_higher_score_is_preferred() {
+fn higher_score_of_a_pair_is_preferred() {
     let pair = Submission::pair(Task::new("prose", "Write.").unwrap(), "a", "b").unwrap();
     let preference = |scores: [f64; 2]| {
         let verdicts = scores.map(|score| Verdict::new(Score::new(score).unwrap(), Confidence::MAX, "s"));
@@ -304,7 +304,7 @@ fn of_a_pair_the_higher_score_is_preferred() {
 }
 
 #[test]
-fn no_number_is_out_of_range() {
+fn numbers_out_of_range_are_refused() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.1, 1.1] {
         assert!(Score::new(bad).is_err() && Confidence::new(bad).is_err(), "{bad}");
         assert!((0.0..=1.0).contains(&Score::clamped(bad).get()));

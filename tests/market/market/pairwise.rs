@@ -26,7 +26,7 @@ fn fair() -> impl Judge {
 }
 
 #[tokio::test]
-async fn a_fair_comparison_keeps_its_confidence() {
+async fn fair_comparison_keeps_its_confidence() {
     let verdicts =
         PairwiseJudge::new(fair()).judge(&Submission::pair(task(), "four", "sixsix").unwrap()).await.unwrap();
     assert_eq!(scores(&verdicts), [0.4, 0.6]);
@@ -35,7 +35,7 @@ async fn a_fair_comparison_keeps_its_confidence() {
 }
 
 #[tokio::test]
-async fn who_favours_the_first_is_less_sure() {
+async fn preference_for_the_first_halves_the_confidence() {
     let biased = judge_fn(async |_| Ok(vec![verdict(0.9), verdict(0.3)]));
     let verdicts = PairwiseJudge::new(biased).judge(&Submission::pair(task(), "a", "b").unwrap()).await.unwrap();
     assert_eq!(scores(&verdicts), [0.6, 0.6], "the bias cancels out");
@@ -60,7 +60,7 @@ async fn every_two_of_a_group_are_compared() {
 
 /// Else a student that has signed would be told so only then.
 #[tokio::test]
-async fn what_the_other_judge_does_not_take_in_pairs_is_not_taken() {
+async fn pairs_that_the_inner_judge_rejects_are_rejected() {
     let model =
         || LlmJudge::builder("http://127.0.0.1:1/v1".parse().unwrap(), "m").max_submission(200).build().unwrap();
     let (short, long) = ("a".repeat(60), "b".repeat(120));
@@ -75,7 +75,7 @@ async fn what_the_other_judge_does_not_take_in_pairs_is_not_taken() {
 }
 
 #[tokio::test]
-async fn one_output_cannot_be_compared_and_neither_can_nine() {
+async fn one_output_and_nine_outputs_are_rejected() {
     let judge = PairwiseJudge::new(fair());
     for submission in [Submission::single(task(), "").unwrap(), Submission::group(task(), vec![""; 9]).unwrap()] {
         assert!(matches!(judge.accepts(&submission), Err(JudgeError::Rejected(_))));

@@ -54,7 +54,7 @@ async fn each_body_has_its_price() {
 }
 
 #[tokio::test]
-async fn a_payment_for_one_body_buys_no_other() {
+async fn payment_for_one_body_buys_no_other() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
@@ -72,7 +72,7 @@ async fn a_payment_for_one_body_buys_no_other() {
 }
 
 #[tokio::test]
-async fn what_has_no_price_is_not_paid_for() {
+async fn body_without_a_price_is_refused_before_payment() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let app = shop.app(by_length(shop.layer()));
@@ -88,7 +88,7 @@ async fn what_has_no_price_is_not_paid_for() {
 }
 
 #[tokio::test]
-async fn a_free_body_passes_as_it_is() {
+async fn free_body_passes_unchanged() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let layer = shop.layer().price_with_body(|_, _| std::future::ready(Ok(Quote::Free))).build().unwrap();

@@ -1,4 +1,4 @@
-//! An evaluator, from the first question to the money.
+//! An evaluator, from the first request to the payment.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ fn right() -> Verdict {
 }
 
 #[tokio::test]
-async fn an_evaluation_costs_its_price_and_nothing_else() {
+async fn evaluation_costs_exactly_its_price() {
     let stage = Stage::set().await;
     let booth = stage.open(ArithmeticJudge).await;
     let student = stage.student(10 * PRICE).await;
@@ -82,7 +82,7 @@ async fn pairs_and_groups_are_priced_by_output() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_judged_is_refused_before_it_is_paid_for() {
+async fn submissions_that_cannot_be_judged_are_refused_before_payment() {
     let stage = Stage::set().await;
     let booth =
         stage.open_with(ArithmeticJudge, |card| card.max_outputs(3), |evaluator| evaluator.max_body(40_000)).await;
@@ -111,7 +111,7 @@ async fn what_cannot_be_judged_is_refused_before_it_is_paid_for() {
 }
 
 #[tokio::test]
-async fn whoever_asks_without_a_body_is_told_the_price_of_one_output() {
+async fn request_without_a_body_shows_the_price_of_one_output() {
     let stage = Stage::set().await;
     let booth = stage.open(ArithmeticJudge).await;
     let client = reqwest::Client::new();
@@ -159,7 +159,7 @@ fn ramble() -> Critique {
 }
 
 #[tokio::test]
-async fn a_judge_that_fails_is_not_paid() {
+async fn failed_judge_is_not_paid() {
     let stage = Stage::set().await;
     let judge = output_judge(async |task: std::sync::Arc<Task>, _| match task.question() {
         "fail" => Err(JudgeError::failed("the model's password is hunter2")),
@@ -216,7 +216,7 @@ async fn verdicts_for_other_outputs_are_not_sold() {
 }
 
 #[tokio::test]
-async fn a_judge_may_have_all_the_time_there_is() {
+async fn longest_time_limit_works() {
     let stage = Stage::set().await;
     let limit = |evaluator: EvaluatorBuilder| evaluator.time_limit(Duration::MAX);
     let booth = stage.open_with(ArithmeticJudge, |card| card, limit).await;
@@ -225,7 +225,7 @@ async fn a_judge_may_have_all_the_time_there_is() {
 }
 
 #[tokio::test]
-async fn no_more_is_judged_at_once_than_there_are_places() {
+async fn concurrent_judgements_are_limited() {
     const STUDENTS: u64 = 8;
     let stage = Stage::set().await;
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -253,7 +253,7 @@ async fn no_more_is_judged_at_once_than_there_are_places() {
 }
 
 #[tokio::test]
-async fn a_single_output_can_be_judged_with_curl() {
+async fn single_output_can_be_judged_with_curl() {
     let stage = Stage::set().await;
     let booth = stage.open(ArithmeticJudge).await;
     let client = PaymentMiddleware::new(stage.payer(PRICE).await).client(reqwest::Client::builder()).unwrap();

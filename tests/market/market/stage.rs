@@ -1,4 +1,4 @@
-//! An evaluator on a port, with a chain of its own, and students to buy from it.
+//! An evaluator on a port with its own chain, and students that buy from it.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -10,7 +10,7 @@ use tower_x402::{Asset, Usdc};
 use tracing::warn;
 use url::Url;
 use x402_market::{
-    AgentCard, MAX_OUTPUTS, Score,
+    AgentCard, ChatClient, MAX_OUTPUTS, Score,
     judge::{ArithmeticJudge, Judge, LlmJudge, MAX_COMPARED, PairwiseJudge, ProseJudge},
 };
 
@@ -130,9 +130,9 @@ pub(crate) fn base(flags: &Flags, listening: SocketAddr) -> anyhow::Result<Url> 
 }
 
 fn language_model(flags: &Flags, url: &str) -> anyhow::Result<LlmJudge> {
-    let mut judge = LlmJudge::builder(url.parse()?, &*flags.llm_model).specialty(&*flags.specialty);
+    let mut model = ChatClient::new(&url.parse()?, &*flags.llm_model).context("--llm-url")?.json_mode(true);
     if let Ok(key) = std::env::var(API_KEY) {
-        judge = judge.api_key(key);
+        model = model.api_key(&key).context(API_KEY)?;
     }
-    judge.build().context("--llm-url")
+    Ok(LlmJudge::builder(model).specialty(&*flags.specialty).build())
 }

@@ -1,7 +1,7 @@
 //! Comparing in both orders.
 
 use x402_market::{
-    Confidence, Score, Submission, Task, Verdict,
+    ChatClient, Confidence, Score, Submission, Task, Verdict,
     judge::{Judge, JudgeError, LlmJudge, PairwiseJudge, judge_fn},
 };
 
@@ -58,11 +58,14 @@ async fn every_two_of_a_group_are_compared() {
     assert_eq!(scores(&verdicts), [0.5, 0.1, 0.9]);
 }
 
-/// Else a student that has signed would be told so only then.
+/// Otherwise a student would learn it only after it signed a payment.
 #[tokio::test]
 async fn pairs_that_the_inner_judge_rejects_are_rejected() {
-    let model =
-        || LlmJudge::builder("http://127.0.0.1:1/v1".parse().unwrap(), "m").max_submission(200).build().unwrap();
+    let model = || {
+        LlmJudge::builder(ChatClient::new(&"http://127.0.0.1:1/v1".parse().unwrap(), "m").unwrap())
+            .max_submission(200)
+            .build()
+    };
     let (short, long) = ("a".repeat(60), "b".repeat(120));
     let group = |outputs: [&str; 3]| Submission::group(task(), outputs).unwrap();
     let two_long = group([&short, &long, &long]);

@@ -7,7 +7,6 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use tokio::{sync::Semaphore, task::JoinSet};
 use tower_x402::{Nonces, OsNonces};
-use url::Url;
 
 use super::{Judge, JudgeError};
 use crate::{
@@ -15,72 +14,58 @@ use crate::{
     Place, Score, Severity, Submission, Task, Verdict,
 };
 
-/// A judge that asks a language model behind an OpenAI-compatible endpoint (`POST …/chat/completions`).
+/// A judge that asks a language model, through a [`ChatClient`].
 ///
 /// Task and candidates are sent between random markers, with the instruction not to follow instructions between them. So a candidate
 /// cannot forge a marker, and gains nothing by asking for a good score. The outputs of a pair are shown together, all others one by one.
 /// The answer must be JSON of a given form. If it is not, the model is told what is wrong and asked once more.
 ///
-/// Requests are retried after 429, 5xx or no answer, within the time limit.
-///
 /// ```no_run
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use x402_market::judge::LlmJudge;
+/// use x402_market::{ChatClient, judge::LlmJudge};
 ///
-/// let judge = LlmJudge::builder("http://127.0.0.1:11434/v1".parse()?, "llama3.1")
+/// let model = ChatClient::new(&"http://127.0.0.1:11434/v1".parse()?, "llama3.1")?
+///     .api_key(&std::env::var("LLM_API_KEY")?)?
+///     .json_mode(true);
+/// let judge = LlmJudge::builder(model)
 ///     .specialty("the soundness of legal arguments; weigh precedent over rhetoric")
-///     .api_key(std::env::var("LLM_API_KEY")?)
-///     .build()?;
+///     .build();
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
 pub struct LlmJudge(Arc<Inner>);
 
 struct Inner {
-    endpoint: ChatClient,
+    model: ChatClient,
     specialty: String,
     time_limit: Duration,
     max_submission: usize,
-    places: Semaphore,
+    requests: Semaphore,
     nonces: Arc<dyn Nonces>,
 }
 
 impl LlmJudge {
-    /// Starts the settings of a judge. `base` is the URL below which `chat/completions` is.
-    pub fn builder(base: Url, model: impl Into<String>) -> LlmJudgeBuilder {
+    /// Starts the settings of a judge that asks this model. Set its [`json_mode`](ChatClient::json_mode) if the endpoint has it.
+    pub fn builder(model: ChatClient) -> LlmJudgeBuilder {
         LlmJudgeBuilder {
-            base,
-            model: model.into(),
+            model,
             specialty: "the quality of answers".to_owned(),
-            api_key: None,
             time_limit: Duration::from_secs(45),
-            max_answer: 256 * 1024,
             max_submission: 128 * 1024,
-            retries: 3,
             concurrency: 8,
-            json_mode: true,
             nonces: Arc::new(OsNonces),
         }
     }
 }
 
-/// An API key, never shown.
-#[derive(Clone)]
-struct Secret(String);
-
 /// The settings of an [`LlmJudge`]. Create it with [`LlmJudge::builder`].
 #[must_use]
 pub struct LlmJudgeBuilder {
-    base: Url,
-    model: String,
+    model: ChatClient,
     specialty: String,
-    api_key: Option<Secret>,
     time_limit: Duration,
-    max_answer: usize,
     max_submission: usize,
-    retries: u32,
     concurrency: usize,
-    json_mode: bool,
     nonces: Arc<dyn Nonces>,
 }
 
@@ -91,21 +76,9 @@ impl LlmJudgeBuilder {
         self
     }
 
-    /// Sets the API key, which is sent as `Authorization: Bearer …` and never shown.
-    pub fn api_key(mut self, key: impl Into<String>) -> Self {
-        self.api_key = Some(Secret(key.into()));
-        self
-    }
-
     /// Sets how long judging a submission may take, retries included. Default: 45 s.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
-        self
-    }
-
-    /// Sets the largest response of the endpoint, in bytes. Default: 256 KiB.
-    pub fn max_answer(mut self, bytes: usize) -> Self {
-        self.max_answer = bytes;
         self
     }
 
@@ -115,21 +88,9 @@ impl LlmJudgeBuilder {
         self
     }
 
-    /// Sets how often a request is retried after 429, 5xx or no answer. Default: 3.
-    pub fn retries(mut self, retries: u32) -> Self {
-        self.retries = retries;
-        self
-    }
-
     /// Sets how many requests are made at once, over all submissions. Default: 8.
     pub fn concurrency(mut self, requests: NonZeroUsize) -> Self {
         self.concurrency = requests.get();
-        self
-    }
-
-    /// Sets whether `response_format` asks for JSON. Default: `true`. Turn it off for endpoints that refuse it.
-    pub fn json_mode(mut self, ask: bool) -> Self {
-        self.json_mode = ask;
         self
     }
 
@@ -139,50 +100,16 @@ impl LlmJudgeBuilder {
         self
     }
 
-    /// Checks the settings and creates the judge.
-    ///
-    /// # Errors
-    /// [`LlmJudgeError`] says what does not fit.
-    pub fn build(self) -> Result<LlmJudge, LlmJudgeError> {
-        let endpoint = ChatClient::new(&self.base, self.model).map_err(LlmJudgeError::of)?;
-        let endpoint = match self.api_key {
-            Some(Secret(key)) => endpoint.api_key(&key).map_err(LlmJudgeError::of)?,
-            None => endpoint,
-        };
-        let endpoint = endpoint.max_answer(self.max_answer).retries(self.retries).json_mode(self.json_mode);
-        Ok(LlmJudge(Arc::new(Inner {
-            endpoint,
+    /// Creates the judge.
+    pub fn build(self) -> LlmJudge {
+        LlmJudge(Arc::new(Inner {
+            model: self.model,
             specialty: self.specialty,
             time_limit: self.time_limit,
             max_submission: self.max_submission,
-            places: Semaphore::new(self.concurrency.min(Semaphore::MAX_PERMITS)),
+            requests: Semaphore::new(self.concurrency.min(Semaphore::MAX_PERMITS)),
             nonces: self.nonces,
-        })))
-    }
-}
-
-/// The settings of an [`LlmJudge`] do not fit.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LlmJudgeError {
-    /// The endpoint is not an http or https URL.
-    #[error("the endpoint is not an http or https URL")]
-    Url,
-    /// The API key has characters that are not allowed in a header.
-    #[error("the API key cannot be sent in a header")]
-    Key,
-    /// The HTTP client could not be created.
-    #[error("the HTTP client could not be created")]
-    Client(#[source] reqwest::Error),
-}
-
-impl LlmJudgeError {
-    fn of(error: ChatError) -> Self {
-        match error {
-            ChatError::Key => Self::Key,
-            ChatError::Client(error) => Self::Client(error),
-            _ => Self::Url,
-        }
+        }))
     }
 }
 
@@ -244,10 +171,10 @@ impl LlmJudge {
 impl Inner {
     /// Asks the model for its verdicts on outputs that it sees together.
     async fn ask(&self, task: &Task, outputs: &[LongText]) -> Result<Vec<Verdict>, JudgeError> {
-        let _place = self.places.acquire().await.map_err(JudgeError::failed)?;
+        let _permit = self.requests.acquire().await.map_err(JudgeError::failed)?;
         let nonce = self.nonces.next().map_err(JudgeError::failed)?;
         let mut messages = prompt(&self.specialty, task, outputs, &Markers::of(nonce));
-        let answer = self.endpoint.ask(&messages).await?;
+        let answer = self.model.ask(&messages).await?;
         let problem = match read(&answer, outputs) {
             Ok(verdicts) => return Ok(verdicts),
             Err(problem) => problem,
@@ -255,7 +182,7 @@ impl Inner {
         tracing::debug!(%problem, "the model's answer has the wrong form; it is asked once more");
         messages.push(ChatMessage::assistant(answer.chars().take(16 * 1024).collect::<String>()));
         messages.push(ChatMessage::user(repair(&problem)));
-        read(&self.endpoint.ask(&messages).await?, outputs)
+        read(&self.model.ask(&messages).await?, outputs)
             .map_err(|problem| JudgeError::failed(format!("the model's answer has the wrong form: {problem}")))
     }
 }
@@ -267,7 +194,7 @@ const fn is_pair(submission: &Submission) -> bool {
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LlmJudge")
-            .field("endpoint", &self.endpoint)
+            .field("model", &self.model)
             .field("specialty", &self.specialty)
             .finish_non_exhaustive()
     }

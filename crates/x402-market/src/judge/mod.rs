@@ -14,7 +14,7 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 pub use arithmetic::ArithmeticJudge;
-pub use llm::{LlmJudge, LlmJudgeBuilder, LlmJudgeError};
+pub use llm::{LlmJudge, LlmJudgeBuilder};
 pub use pairwise::{MAX_COMPARED, PairwiseJudge};
 pub use prose::ProseJudge;
 

@@ -45,6 +45,7 @@ pub struct SignedPayment {
 
 /// The next step after an answer, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NextStep {
     /// Conclude the payment: the answer is final.
     Conclude,

@@ -21,6 +21,7 @@ const BASE_FEE: u64 = 5_000_000;
 
 /// The time between blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BlockTime {
     /// A block for each transaction, as soon as it can be executed. There are no empty blocks.
     #[default]

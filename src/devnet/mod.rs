@@ -89,6 +89,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The fate of the transactions of replaced blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Orphans {
     /// They return to the pool and are in the first of the new blocks, if they can still be executed.
     Requeued,

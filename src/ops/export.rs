@@ -54,6 +54,7 @@ pub const COLUMNS: [&str; 15] = [
 /// One exported payment. Its fields are the [`COLUMNS`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "documented at COLUMNS")]
+#[non_exhaustive]
 pub struct ExportEntry {
     pub time: String,
     pub network: Network,
@@ -120,6 +121,7 @@ impl ExportEntry {
 
 /// The format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ExportFormat {
     /// CSV (RFC 4180), with the [`COLUMNS`] in the first line.
     Csv,

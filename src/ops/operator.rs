@@ -173,6 +173,7 @@ impl fmt::Debug for Operator {
 /// assert_eq!("due".parse(), Ok(PaymentFilter::State(SettlementState::Due)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PaymentFilter {
     /// `all`: every payment.
     All,
@@ -284,6 +285,7 @@ pub enum OperatorError {
 /// assert!("0x7099".parse::<PaymentSearch>().is_err());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PaymentSearch {
     /// The payment of this payer with this nonce, on any network and in any token.
     Payment {

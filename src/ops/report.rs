@@ -14,6 +14,7 @@ use crate::{
 ///
 /// They cover the period for which the ledger keeps records: a payment is removed some time after its authorization has expired.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PeriodReport {
     /// The sums per token.
     pub assets: Vec<AssetReport>,
@@ -21,6 +22,7 @@ pub struct PeriodReport {
 
 /// The sums of payments in one token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct AssetReport {
     /// The chain.
     pub network: Network,
@@ -42,6 +44,7 @@ pub struct AssetReport {
 
 /// A number of payments and their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PaymentSum {
     /// The number of payments.
     pub payments: u64,

@@ -2,6 +2,7 @@
 
 /// A metric that the library reports if the feature `metrics` is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Metric {
     /// The name, by the conventions of Prometheus.
     pub name: &'static str,
@@ -17,6 +18,7 @@ pub struct Metric {
 
 /// The kind of a [`Metric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MetricKind {
     /// A number that only increases.
     Counter,

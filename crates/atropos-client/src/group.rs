@@ -186,6 +186,7 @@ fn column<T>(
 /// A group that an environment pushed. The server checks only the types of its fields, so anything may be in them.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ReceivedGroup {
     /// The token ids of each sequence, prompt and completion.
     pub tokens: Vec<Vec<i64>>,

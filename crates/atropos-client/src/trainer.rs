@@ -41,6 +41,7 @@ pub struct RunInfo {
 
 /// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
 pub struct RunStatus {
     /// The number of batches so far, counted from the starting step.
     pub current_step: u64,

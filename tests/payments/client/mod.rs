@@ -2,6 +2,7 @@
 mod bodies;
 mod concurrent;
 mod discovery;
+mod earlier_journal;
 mod hostile;
 mod layer;
 mod middleware;

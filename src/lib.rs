@@ -76,6 +76,7 @@
 //! | `keystore` | private keys from encrypted Ethereum keystore files | |
 //! | `sqlite` | `ledger::SqliteLedger`, a durable ledger in one file, for one process | |
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
+//! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
 //! | `devnet` | `devnet`, a chain in the same process | |
 //! | `vouchers` | `vouchers`: messages and digests of payment channels; nothing charges or pays with them yet | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
@@ -139,8 +140,6 @@ pub mod protocol;
 pub mod server;
 #[cfg(feature = "facilitator")]
 mod settlement;
-#[cfg(feature = "sqlite")]
-mod sqlite;
 #[cfg(feature = "facilitator")]
 mod telemetry;
 mod usdc;

@@ -55,7 +55,7 @@ struct Demand {
 /// The offers of a 402 of v1.
 #[derive(Deserialize)]
 struct DemandInV1 {
-    accepts: Vec<Verbatim<v1::PaymentRequirements>>,
+    accepts: Vec<Verbatim<v1::PaymentRequirementsV1>>,
 }
 
 /// Asks for money in `PAYMENT-REQUIRED`: what is signed is within the budget and is what was asked for.
@@ -107,7 +107,7 @@ pub(super) fn asked_in_v1(body: &[u8]) -> Depth {
     let (signed, separator) = &buyer.has_promised_little();
     assert_eq!((payment.version(), payment.header_name().as_str()), (Version::V1, header_name::X_PAYMENT));
     assert!(payment.header().is_sensitive());
-    let sent: v1::PaymentPayload =
+    let sent: v1::PaymentPayloadV1 =
         decode_header(payment.header().as_bytes(), MAX_PAYMENT_HEADER).expect("what is signed fits where it must go");
     assert_eq!(sent.payload.read().expect("the payer's own").authorization, *signed);
     let demand: DemandInV1 = serde_json::from_slice(body).expect("the payer could read it");

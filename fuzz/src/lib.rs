@@ -49,10 +49,10 @@ pub const PROPERTIES: [(&str, Property); 6] = [
 /// `X-PAYMENT`, or the JSON inside it: written as it is read, and good for nothing but what was signed.
 pub fn payment_v1(input: &[u8]) -> Depth {
     let value = &wire::as_header(input);
-    let message = decode_header::<v1::PaymentPayload>(value, MAX_PAYMENT_HEADER).ok();
+    let message = decode_header::<v1::PaymentPayloadV1>(value, MAX_PAYMENT_HEADER).ok();
     let is_whole = message.as_ref().map(|message| {
         let json = wire::inside(value, message);
-        reread::<v1::PaymentPayload>(&json);
+        reread::<v1::PaymentPayloadV1>(&json);
         is_echoed(&json, &message.payload);
         message.payload.read().map(|payload| same(&payload)).is_ok()
     });
@@ -80,7 +80,7 @@ pub fn payment_v2(input: &[u8]) -> Depth {
 /// The body of a 402 to a client of v1: paid within the budget or not at all.
 pub fn required_v1(input: &[u8]) -> Depth {
     let mut depth = Depth::Unread;
-    if let Some((message, _)) = reread::<v1::PaymentRequired>(input) {
+    if let Some((message, _)) = reread::<v1::PaymentRequiredV1>(input) {
         for offer in &message.accepts {
             is_echoed(input, offer);
             if let Ok(offer) = offer.read() {
@@ -110,12 +110,12 @@ pub fn answers(input: &[u8]) -> Depth {
     let mut read = false;
     read |= reread::<VerifyResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
     read |= reread::<SupportedResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
-    read |= reread::<v1::SettlementResponse>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
+    read |= reread::<v1::SettlementResponseV1>(input).map(|(first, second)| assert_eq!(first, second)).is_some();
     read |= reread::<FacilitatorRequest>(input).is_some();
     if let Some((first, second)) = reread::<SettlementResponse>(input) {
         assert_eq!(first, second);
         first.extensions.iter().for_each(|extensions| is_echoed(input, extensions));
-        let in_v1 = v1::SettlementResponse::from(&first);
+        let in_v1 = v1::SettlementResponseV1::from(&first);
         same(&in_v1);
         assert_eq!((in_v1.success, &in_v1.transaction), (first.success, &first.transaction));
         read = true;

@@ -20,7 +20,7 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Counts, Ledger, MemoryLedger, Record},
-    payment::{Authenticity, Outcome, Prechecked, Rejection, Terms, Verified},
+    payment::{Authenticity, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::{
         ExactOffer, ExactPayload, MAX_REQUIRED_HEADER, PaymentFlow, PaymentId, PaymentRequired, Reason,
         SupportedResponse, decode_header, header_name, v1,
@@ -121,7 +121,7 @@ impl Shop {
         assert_eq!(offers.len(), 4);
         assert!(offers.iter().all(is_ours));
 
-        let body: v1::PaymentRequired = serde_json::from_slice(&body).expect("clients of v1 can read the offer");
+        let body: v1::PaymentRequiredV1 = serde_json::from_slice(&body).expect("clients of v1 can read the offer");
         assert_eq!(body.accepts.len(), 2, "flows are not told apart in v1");
         let sentence = body.error.expect("a sentence says why");
         assert!(sentence.starts_with(reason.as_str()));
@@ -210,11 +210,11 @@ impl Facilitator for Till {
         Err(Rejection::new(reason, "nobody gets anything here").into())
     }
 
-    async fn settle(&self, _: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self, _: &Prechecked, _: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
         panic!("nothing was verified, so nothing is settled")
     }
 
-    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
+    async fn reconcile(&self, _: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         panic!("nothing was submitted, so nothing is out of sight")
     }
 }

@@ -326,7 +326,7 @@ impl ListedResource {
         let read = |offer: &Verbatim<PaymentRequirements>| match offer.read() {
             Ok(offer) => Some(ExactOffer::try_from(&offer)),
             Err(_) => {
-                let in_v1: v1::PaymentRequirements = serde_json::from_str(offer.text()).ok()?;
+                let in_v1: v1::PaymentRequirementsV1 = serde_json::from_str(offer.text()).ok()?;
                 Some(ExactOffer::try_from(&in_v1))
             }
         };

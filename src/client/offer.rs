@@ -69,7 +69,7 @@ pub(super) struct ChallengeV1 {
     /// Some servers put an object here.
     #[serde(default)]
     error: Value,
-    accepts: Vec<Verbatim<v1::PaymentRequirements>>,
+    accepts: Vec<Verbatim<v1::PaymentRequirementsV1>>,
 }
 
 impl Challenge {
@@ -154,8 +154,8 @@ impl Challenge {
         match self {
             Self::V1(challenge) => {
                 let offer = challenge.accepts.get(index).ok_or_else(no_offer)?.read()?;
-                let v1::PaymentRequirements { scheme, network, .. } = offer;
-                encode_header(&v1::PaymentPayload { x402_version: V1, scheme, network, payload })
+                let v1::PaymentRequirementsV1 { scheme, network, .. } = offer;
+                encode_header(&v1::PaymentPayloadV1 { x402_version: V1, scheme, network, payload })
             }
             Self::V2(challenge) => encode_header(&PaymentPayload {
                 x402_version: V2,
@@ -321,7 +321,7 @@ mod tests {
     fn in_v1(offers: &[ExactOffer]) -> Challenge {
         let spell = |offer: &ExactOffer| {
             let network = offer.network().v1_name().unwrap();
-            let mut spelled = v1::PaymentRequirements::of(&offer.to_requirements(), network, &Default::default());
+            let mut spelled = v1::PaymentRequirementsV1::of(&offer.to_requirements(), network, &Default::default());
             spelled.extra = Some(offer.to_requirements().extra);
             spelled
         };

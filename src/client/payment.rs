@@ -214,7 +214,7 @@ impl SettlementReport {
         }
         let value = value.as_bytes();
         let response: Result<SettlementResponse, _> = match signed.version {
-            Version::V1 => decode_header::<v1::SettlementResponse>(value, MAX_PAYMENT_HEADER).map(Into::into),
+            Version::V1 => decode_header::<v1::SettlementResponseV1>(value, MAX_PAYMENT_HEADER).map(Into::into),
             Version::V2 => decode_header(value, MAX_PAYMENT_HEADER),
         };
         let Ok(response) = response else { return Self::Contradiction("cannot be read") };

@@ -1,17 +1,18 @@
-//! The authorization itself.
+//! The message that a payer signs, and the EIP-712 domain of the token that it is for.
 
 use alloy_primitives::{Address, B256, U256, b256, keccak256};
+use alloy_sol_types::Eip712Domain;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::TokenDomain;
+use crate::network::Asset;
 
-/// Keccak-256 of the type's name and fields, as EIP-3009 gives it.
+/// Keccak-256 of the EIP-712 type, as in EIP-3009.
 const TYPE_HASH: B256 = b256!("7c7c6cdb67a18743f49ec6fa9b35f50d52ed05cbed4cc592e13b44501c1a2267");
 
-/// A transfer that the payer allows anybody to execute once (EIP-3009, `transferWithAuthorization`).
+/// A transfer that anybody may execute once (EIP-3009, `transferWithAuthorization`).
 ///
-/// As JSON its addresses are written with their checksum (EIP-55) and read with or without: the facilitator of the official
-/// Python package takes no others.
+/// Its JSON has checksummed addresses (EIP-55), because the facilitator of the official Python package accepts no others. Addresses
+/// without a checksum are read, too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authorization {
@@ -21,21 +22,21 @@ pub struct Authorization {
     /// The payee.
     #[serde(serialize_with = "checksummed")]
     pub to: Address,
-    /// Atomic units of the token.
+    /// The amount, in atomic units of the token.
     #[serde(with = "crate::decimal")]
     pub value: U256,
-    /// Unix time in seconds; block time must be greater.
+    /// The authorization is valid in blocks after this time, in Unix seconds.
     #[serde(with = "crate::decimal")]
     pub valid_after: U256,
-    /// Unix time in seconds; block time must be smaller.
+    /// The authorization is valid in blocks before this time, in Unix seconds.
     #[serde(with = "crate::decimal")]
     pub valid_before: U256,
-    /// Chosen by the payer, used once.
+    /// A number that the payer chose. It can be used once.
     pub nonce: B256,
 }
 
 impl Authorization {
-    /// The EIP-712 hash that the payer signs.
+    /// Computes the EIP-712 hash that the payer signs.
     pub fn signing_hash(&self, domain: &TokenDomain) -> B256 {
         let mut message = [0_u8; 66];
         message[..2].copy_from_slice(&[0x19, 0x01]);
@@ -44,7 +45,7 @@ impl Authorization {
         keccak256(message)
     }
 
-    /// `hashStruct` of EIP-712. The type has static fields only, a word each, and its hash is known.
+    /// `hashStruct` of EIP-712: all fields are static, one word each.
     fn struct_hash(&self) -> B256 {
         let words = [
             TYPE_HASH,
@@ -62,7 +63,7 @@ impl Authorization {
         keccak256(data)
     }
 
-    /// The typed data in alloy's terms, for signers that show what they sign.
+    /// Returns alloy's typed data, for signers that display the message.
     #[cfg(any(test, feature = "client"))]
     pub(crate) fn typed(&self) -> super::TransferWithAuthorization {
         super::TransferWithAuthorization {
@@ -76,8 +77,8 @@ impl Authorization {
     }
 }
 
-/// The JSON that is read as the same authorization; a checksum takes a hash, and longer to write than all the rest.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+/// Writes the JSON without checksums, which take a hash each: for databases.
+#[cfg(feature = "facilitator")]
 pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -97,8 +98,39 @@ pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S
 }
 
 fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
-    // Address displays as EIP-55 says.
+    // `Display` of an address is EIP-55.
     serializer.collect_str(address)
+}
+
+/// The EIP-712 domain of a token, with its separator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenDomain {
+    domain: Eip712Domain,
+    separator: B256,
+}
+
+impl TokenDomain {
+    /// Returns the domain of `asset`.
+    pub fn of(asset: &Asset) -> Self {
+        let domain = Eip712Domain::new(
+            Some(asset.name.clone().into()),
+            Some(asset.version.clone().into()),
+            Some(U256::from(asset.network.chain_id())),
+            Some(asset.address),
+            None,
+        );
+        Self { separator: domain.separator(), domain }
+    }
+
+    /// Returns the domain separator, as the token's `DOMAIN_SEPARATOR()` does.
+    pub const fn separator(&self) -> B256 {
+        self.separator
+    }
+
+    /// Returns alloy's form of the domain.
+    pub const fn eip712(&self) -> &Eip712Domain {
+        &self.domain
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +142,7 @@ mod tests {
     use crate::network::Network;
 
     #[test]
-    fn the_hash_is_the_one_that_a_general_encoder_makes() {
+    fn the_hash_is_that_of_alloys_encoder() {
         let authorization = Authorization {
             from: Address::repeat_byte(0xf1),
             to: Address::repeat_byte(0x22),
@@ -125,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_written_with_their_checksum_and_read_without_it() {
+    fn addresses_are_written_with_a_checksum_and_read_without() {
         let from = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
         let authorization = Authorization {
             from,
@@ -141,5 +173,15 @@ mod tests {
         for text in [json.to_lowercase().replace("valida", "validA").replace("validb", "validB"), json] {
             assert_eq!(serde_json::from_str::<Authorization>(&text).unwrap(), authorization);
         }
+    }
+
+    #[test]
+    fn separators_of_base_and_base_sepolia_are_known() {
+        let separator = |network: Network| TokenDomain::of(&network.usdc().unwrap()).separator();
+        assert_eq!(separator(Network::BASE), b256!("02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f"));
+        assert_eq!(
+            separator(Network::BASE_SEPOLIA),
+            b256!("71f17a3b2ff373b803d70a5a07c046c1a2bc8e89c09ef722fcb047abe94c9818")
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! EIP-3009 transfer authorizations: typed data, signing, recovery. No I/O.
 //!
-//! An authorization lets anybody move an exact amount from the payer to the payee once, within a window of time.
+//! With an authorization anybody can move an exact amount from the payer to the payee, once, within a window of time.
 //!
 //! ```
 //! # #[cfg(feature = "facilitator")] {
@@ -23,17 +23,15 @@
 //! ```
 
 mod authorization;
-mod domain;
 #[cfg(feature = "facilitator")]
 mod recover;
 #[cfg(feature = "client")]
 mod sign;
 mod signature;
 
-pub use authorization::Authorization;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(feature = "facilitator")]
 pub(crate) use authorization::without_checksums;
-pub use domain::TokenDomain;
+pub use authorization::{Authorization, TokenDomain};
 #[cfg(feature = "facilitator")]
 pub use recover::RecoverError;
 #[cfg(feature = "client")]

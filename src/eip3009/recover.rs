@@ -1,22 +1,22 @@
-//! Who signed: recovery of the payer's address, on k256 or libsecp256k1.
+//! Recovery of the payer's address from a signature, on k256 or libsecp256k1.
 
 use alloy_primitives::{Address, B256, U256, keccak256, uint};
 
 use super::PaymentSignature;
 
-/// Half the order of secp256k1's group; USDC refuses an `s` above it, so a signature has one form only.
+/// Half the order of secp256k1's group. USDC refuses an `s` above it, so that a signature has one form only.
 const HALF_ORDER: U256 = uint!(0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0_U256);
 
 impl PaymentSignature {
-    /// The address whose key made this signature over `hash`, judged as USDC judges it: 65 bytes, `v` 27 or 28, low `s`.
+    /// Recovers the address whose key signed `hash`, by the rules of USDC: 65 bytes, `v` 27 or 28, low `s`.
     ///
     /// # Errors
-    /// See [`RecoverError`]. A contract wallet may accept a signature that fails here.
+    /// See [`RecoverError`]. A contract wallet may accept a signature from which no address can be recovered.
     pub fn recover(&self, hash: B256) -> Result<Address, RecoverError> {
         self.recover_from(|| hash)
     }
 
-    /// As [`recover`](Self::recover), with a hash that is only made for what may be the signature of a key.
+    /// As [`recover`](Self::recover), with a hash that is computed only if the bytes may be a key's signature.
     pub(crate) fn recover_from(&self, hash: impl FnOnce() -> B256) -> Result<Address, RecoverError> {
         let (rs, v) = match self.as_bytes() {
             [rs @ .., v] if rs.len() == 64 => (rs, *v),
@@ -40,7 +40,7 @@ mod backend {
     use alloy_primitives::B256;
     use k256::ecdsa::{RecoveryId, Signature, VerifyingKey};
 
-    /// The signer's public key, uncompressed and without its prefix.
+    /// Recovers the signer's public key, uncompressed and without its prefix.
     pub(super) fn recover(hash: B256, rs: &[u8], is_odd: bool) -> Option<[u8; 64]> {
         let signature = Signature::from_slice(rs).ok()?;
         let id = RecoveryId::new(is_odd, false);
@@ -57,7 +57,7 @@ mod backend {
         ecdsa::{RecoverableSignature, RecoveryId},
     };
 
-    /// The signer's public key, uncompressed and without its prefix.
+    /// Recovers the signer's public key, uncompressed and without its prefix.
     pub(super) fn recover(hash: B256, rs: &[u8], is_odd: bool) -> Option<[u8; 64]> {
         let id = if is_odd { RecoveryId::One } else { RecoveryId::Zero };
         let signature = RecoverableSignature::from_compact(rs, id).ok()?;
@@ -73,13 +73,13 @@ pub enum RecoverError {
     /// A key's signature has 65 bytes.
     #[error("the signature has {0} bytes, not 65")]
     Length(usize),
-    /// USDC takes 27 and 28 only.
+    /// USDC accepts only 27 and 28.
     #[error("the signature's v is {0}, not 27 or 28")]
     RecoveryId(u8),
-    /// The malleable twin of a valid signature.
+    /// The malleable form of a valid signature, which USDC refuses.
     #[error("the signature's s is in the upper half of the order")]
     HighS,
-    /// No key made it.
+    /// The bytes are not the signature of any key.
     #[error("no key made this signature")]
     NotASignature,
 }

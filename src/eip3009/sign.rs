@@ -6,16 +6,16 @@ use async_trait::async_trait;
 
 use super::{Authorization, PaymentSignature, TokenDomain};
 
-/// A key that signs authorizations; every alloy [`Signer`] (local key, KMS, hardware) is one.
+/// A key that signs authorizations. Every alloy [`Signer`] (local key, KMS, hardware) is one.
 #[async_trait]
 pub trait AuthorizationSigner: Send + Sync {
-    /// The payer's address.
+    /// Returns the payer's address.
     fn address(&self) -> Address;
 
-    /// Signs as EIP-712 typed data, so that a hardware wallet can show what it signs.
+    /// Signs the authorization as EIP-712 typed data, which a hardware wallet can display.
     ///
     /// # Errors
-    /// [`SignError`] if the device or service refused or failed.
+    /// [`SignError`] if the signer refused or failed.
     async fn sign(&self, authorization: &Authorization, domain: &TokenDomain) -> Result<PaymentSignature, SignError>;
 }
 
@@ -32,7 +32,7 @@ impl<S: Signer + Send + Sync> AuthorizationSigner for S {
     }
 }
 
-/// The signer refused or failed; nothing was signed.
+/// The signer refused or failed. Nothing was signed.
 #[derive(Debug, thiserror::Error)]
 #[error("the signer failed; nothing was signed")]
 pub struct SignError(#[from] alloy_signer::Error);

@@ -7,14 +7,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A payer's signature: 65 bytes `r ‖ s ‖ v` from a key, or whatever a contract wallet accepts (ERC-1271).
 ///
-/// With the authorization it is money until it is settled, so `Debug` shows only its length.
+/// Together with the authorization it is money until it is settled, so `Debug` shows only its length.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct PaymentSignature(Kept);
+pub struct PaymentSignature(Repr);
 
-/// By length, so that equal bytes are kept alike.
+/// The variant follows from the length, so that equal bytes are equal.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Kept {
-    /// As long as a key's are, which nearly all are: nothing is allocated for it.
+enum Repr {
+    /// Of a key, as nearly all are: needs no allocation.
     Short([u8; 65]),
     Other(Arc<[u8]>),
 }
@@ -23,26 +23,26 @@ impl PaymentSignature {
     /// The suffix of a signature for a wallet that is not deployed yet (ERC-6492).
     const ERC6492_SUFFIX: [u8; 32] = hex!("6492649264926492649264926492649264926492649264926492649264926492");
 
-    /// Hex that starts with `0x`.
+    /// Parses hex that starts with `0x`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        // What decodes the digits would take off another prefix.
+        // The decoder would strip another prefix.
         let digits = text.strip_prefix("0x").filter(|digits| !matches!(digits.as_bytes(), [_, b'x' | b'X', ..]))?;
         let mut short = [0; 65];
         match hex::decode_to_slice(digits, &mut short) {
-            Ok(()) => Some(Self(Kept::Short(short))),
+            Ok(()) => Some(Self(Repr::Short(short))),
             Err(_) => hex::decode(digits).ok().map(Self::from),
         }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Kept::Short(bytes) => bytes,
-            Kept::Other(bytes) => bytes,
+            Repr::Short(bytes) => bytes,
+            Repr::Other(bytes) => bytes,
         }
     }
 
-    /// Whether it is wrapped for a wallet that is still to be deployed (ERC-6492).
+    /// Returns `true` if it is for a wallet that is not deployed yet (ERC-6492).
     pub fn is_erc6492(&self) -> bool {
         self.as_bytes().ends_with(&Self::ERC6492_SUFFIX)
     }
@@ -50,15 +50,15 @@ impl PaymentSignature {
 
 impl From<[u8; 65]> for PaymentSignature {
     fn from(bytes: [u8; 65]) -> Self {
-        Self(Kept::Short(bytes))
+        Self(Repr::Short(bytes))
     }
 }
 
 impl From<Vec<u8>> for PaymentSignature {
     fn from(bytes: Vec<u8>) -> Self {
         Self(match bytes.as_slice().try_into() {
-            Ok(short) => Kept::Short(short),
-            Err(_) => Kept::Other(bytes.into()),
+            Ok(short) => Repr::Short(short),
+            Err(_) => Repr::Other(bytes.into()),
         })
     }
 }
@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for PaymentSignature {
     }
 }
 
-/// Looks at the text where it is, so that nothing but the signature is allocated.
+/// Parses the text in place, without a copy.
 struct Hex;
 
 impl de::Visitor<'_> for Hex {
@@ -102,11 +102,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_hex_with_one_prefix() {
+    fn a_signature_is_hex_with_one_prefix() {
         let digits = "ab".repeat(65);
         let parse = |text: String| PaymentSignature::parse(&text).map(|signature| signature.as_bytes().to_vec());
         assert_eq!(parse(format!("0x{digits}")), Some(vec![0xab; 65]));
-        assert_eq!(parse("0xABab".into()), Some(vec![0xab; 2]), "a wallet's may have any length");
+        assert_eq!(parse("0xABab".into()), Some(vec![0xab; 2]), "the signature of a wallet may have any length");
         for wrong in [digits.clone(), format!("0x0x{digits}"), "0x0Xabab".into(), "0xabc".into(), "0xzz".into()] {
             assert_eq!(parse(wrong.clone()), None, "{wrong}");
         }

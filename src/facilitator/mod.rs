@@ -26,7 +26,7 @@ pub use remote::{Authenticate, Outgoing, RemoteBuildError, RemoteFacilitator, Re
 
 use crate::{
     ledger::{Ledger, Record},
-    payment::{Outcome, PaymentKey, Prechecked, Rejection, Terms, Verified},
+    payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
 };
 
@@ -36,7 +36,7 @@ use crate::{
 ///
 /// - [`verify`](Self::verify) changes nothing, here or on the chain.
 /// - [`settle`](Self::settle) records the hash of every transaction in the [`ledger`](Self::ledger) before the transaction leaves the
-///   process. It returns an [`Outcome`] in bounded time. A facilitator that sends no transactions itself is asked again if the
+///   process. It returns an [`SettlementOutcome`] in bounded time. A facilitator that sends no transactions itself is asked again if the
 ///   process crashes between its outcome and the ledger's next write. It must then return the same outcome.
 /// - An outcome is `Settled` only if this authorization transferred exactly the authorized amount to the payee. An indeterminate
 ///   outcome is `Unknown`, never `Failed`.
@@ -63,12 +63,12 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
 
     /// Settles a payment that was verified and admitted.
     ///
-    /// If this process settles the payment already, returns the outcome of that settlement, or [`Outcome::Unknown`]. If the payment has
+    /// If this process settles the payment already, returns the outcome of that settlement, or [`SettlementOutcome::Unknown`]. If the payment has
     /// failed since it was presented ([`Prechecked::known_failures`]), returns that failure.
     ///
     /// # Errors
     /// [`FacilitatorError`] if nothing was submitted: the payment stays due and may be settled later.
-    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError>;
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError>;
 
     /// Returns the number under which this process claims payments in the ledger ([`Settling::by`](crate::ledger::Settling::by)), and
     /// under which its failures are recorded. Default: 0, for a facilitator that claims none.
@@ -80,7 +80,7 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`FacilitatorError`] if it could not be looked up.
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError>;
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError>;
 
     /// Returns whether payments could be settled now, and why not. For the health check of a load balancer: may be called often.
     /// Default: checks that the ledger answers.
@@ -88,7 +88,7 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
         Readiness::of_ledger(&**self.ledger()).await
     }
 
-    /// Returns `true` if it uses the [`Echo`](crate::payment::Echo) of a payment: the `resource` and `extensions` that the client
+    /// Returns `true` if it uses the [`EchoedMetadata`](crate::payment::EchoedMetadata) of a payment: the `resource` and `extensions` that the client
     /// returned. Otherwise payments come without it, which saves copying. Default: `false`.
     fn uses_extensions(&self) -> bool {
         false
@@ -124,7 +124,7 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
         (**self).verify(payment).await
     }
 
-    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
         (**self).settle(payment, verified).await
     }
 
@@ -132,7 +132,7 @@ impl<F: Facilitator + ?Sized> Facilitator for Arc<F> {
         (**self).process_id()
     }
 
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         (**self).reconcile(record).await
     }
 

@@ -1,25 +1,19 @@
-//! A ledger whose calls are timed.
+//! A ledger that times the calls of another one.
 
 use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
-    StoredResponse, Submission,
+    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender,
+    SettlementStep, StoredResponse,
 };
 use crate::{payment::PaymentKey, telemetry::names};
 
 /// Reports how long each call of another ledger takes, and whether its store failed.
-pub(super) struct Measured(Arc<dyn Ledger>);
+pub(super) struct MeasuredLedger(pub(super) Arc<dyn Ledger>);
 
-impl Measured {
-    pub(super) fn over(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
-        Arc::new(Self(ledger))
-    }
-}
-
-/// The operation is a literal, so that its key is made at compile time.
+// A macro, so that the operation is a literal and its metric key is made at compile time.
 macro_rules! timed {
     ($operation:literal, $call:expr) => {{
         let started = Instant::now();
@@ -33,7 +27,7 @@ macro_rules! timed {
 }
 
 #[async_trait]
-impl Ledger for Measured {
+impl Ledger for MeasuredLedger {
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
         timed!("reserve", self.0.reserve(record))
     }
@@ -70,8 +64,8 @@ impl Ledger for Measured {
         timed!("count_replay", self.0.count_replay(key))
     }
 
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        timed!("submit", self.0.submit(submission))
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
+        timed!("submit", self.0.submit(transaction))
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
@@ -82,7 +76,7 @@ impl Ledger for Measured {
         timed!("forget_nonces", self.0.forget_nonces(sender, below))
     }
 
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         timed!("submissions", self.0.submissions(sender, from))
     }
 

@@ -1,106 +1,128 @@
-//! The ledger in memory: fast, and gone with the process.
+//! The ledger in memory, which is also the working copy of the ledger in SQLite.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, ResponseLimits, Sender,
-    SettlementStep, StoredResponse, Submission, credit::Owed, responses::ResponseStore, shard::Shard,
-    submission::Nonces,
+    Counts, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation,
+    ResponseLimits, Sender, Settlement, SettlementState, SettlementStep, StoredResponse,
+    payer::{PayerSums, Share, TotalOwed},
+    responses::ResponseStore,
+    transactions::Nonces,
 };
-#[cfg(feature = "sqlite")]
-use super::{Settlement, submission::Nonce};
 use crate::{
     clock::{Clock, SystemClock},
+    network::Network,
     payment::PaymentKey,
 };
 
-/// Locks are held for a few map operations; this many of them keep cores apart.
+/// The number of locks. Each is held for a few map operations; this many keep cores apart.
 const SHARDS: usize = 64;
 
-/// A ledger in memory.
-///
-/// For tests, and for those who accept that a restart forgets which payments were already used: until they expire, the
-/// chain alone then protects against a second use.
+/// How long after `validBefore` a record is kept, in seconds, so that a late reorganization still finds it.
+pub(super) const RETENTION: u64 = 900;
+
+/// The number of expired records that are looked at when another one is reserved.
+const AGED_AT_ONCE: usize = 8;
+
+/// A ledger in memory, for tests and for sellers who accept that a restart forgets which payments were used. Until they expire, only
+/// the chain then protects against a second use.
 #[derive(Debug)]
 pub struct MemoryLedger {
     shards: Vec<Mutex<Shard>>,
-    owed: Arc<Owed>,
+    owed: Arc<TotalOwed>,
     responses: Mutex<ResponseStore>,
     /// Locked after the shards.
     nonces: Mutex<Nonces>,
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
-    /// Whose turn it is to forget, beside that of who reserves.
-    turns: AtomicUsize,
+    /// The shard whose records are aged next, beside the one that takes a new record.
+    next_aged: AtomicUsize,
     clock: Arc<dyn Clock>,
 }
 
 impl MemoryLedger {
-    /// An empty ledger for at most a million payments that can still be presented.
+    /// Creates an empty ledger for at most a million payments that can still be presented.
     pub fn new() -> Self {
         Self::with(ResponseLimits::default(), 1_000_000, Arc::new(SystemClock))
     }
 
-    /// An empty ledger with bounds and a clock of the caller's.
+    /// Creates an empty ledger with these limits and this clock.
     pub fn with(responses: ResponseLimits, max_records: usize, clock: Arc<dyn Clock>) -> Self {
-        let owed = Arc::new(Owed::default());
-        let shard = || Mutex::new(Shard::new(owed.clone()));
+        let owed = Arc::new(TotalOwed::default());
         Self {
-            shards: (0..SHARDS).map(|_| shard()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(owed.clone()))).collect(),
             owed,
             responses: Mutex::new(ResponseStore::new(responses)),
             nonces: Mutex::default(),
             limits: responses,
             records: AtomicUsize::new(0),
             max_records,
-            turns: AtomicUsize::new(0),
+            next_aged: AtomicUsize::new(0),
             clock,
         }
     }
 
-    /// Reserves, and says which records were forgotten on the occasion.
-    pub(super) fn reserve_and_age(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
-        let (mut reservation, mut forgotten) = self.reserve_among_its_own(record);
-        if matches!(reservation, Ok(Reservation::Known(_))) {
-            return (reservation, forgotten);
-        }
-        // Payers who come no more have nobody else to forget theirs.
-        forgotten.extend(self.age(self.turns.fetch_add(1, Ordering::Relaxed) % SHARDS));
-        if matches!(reservation, Err(LedgerError::Full)) {
-            forgotten.extend((0..SHARDS).flat_map(|index| self.age(index)));
-            let (again, more) = self.reserve_among_its_own(record);
-            reservation = again;
-            forgotten.extend(more);
-        }
-        (reservation, forgotten)
+    fn age(&self, index: usize) -> Vec<PaymentKey> {
+        self.age_locked(&mut lock(&self.shards[index]))
     }
 
-    /// The same with nobody forgotten but payers of the same shard.
-    fn reserve_among_its_own(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
+    fn age_locked(&self, shard: &mut Shard) -> Vec<PaymentKey> {
+        let removed = shard.age(self.clock.now());
+        self.records.fetch_sub(removed.len(), Ordering::Relaxed);
+        removed
+    }
+
+    fn shard(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[shard_index(key)])
+    }
+
+    /// Reserves in the record's shard, after expired records of that shard were removed.
+    fn reserve_in_shard(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
         let mut shard = self.shard(&record.key);
         if let Some(known) = shard.records.get(&record.key) {
-            return (Ok(Reservation::Known(Box::new(known.clone()))), Vec::new());
+            return (Ok(Reservation::Known(known.clone())), Vec::new());
         }
-        let forgotten = self.age_locked(&mut shard);
+        let removed = self.age_locked(&mut shard);
         if let Some(key) = shard.holder_of_id(record) {
-            return (Err(LedgerError::IdTaken { key }), forgotten);
+            return (Err(LedgerError::IdTaken { key }), removed);
         }
         if self.records.load(Ordering::Relaxed) >= self.max_records {
-            return (Err(LedgerError::Full), forgotten);
+            return (Err(LedgerError::Full), removed);
         }
         self.records.fetch_add(1, Ordering::Relaxed);
-        let lease = Lease { key: record.key, epoch: record.epoch };
         shard.insert(Box::new(record.clone()));
-        (Ok(Reservation::New(lease)), forgotten)
+        (Ok(Reservation::New(record.lease())), removed)
+    }
+}
+
+/// The steps, with what the file of the ledger in SQLite has to follow.
+impl MemoryLedger {
+    /// Reserves a payment. Returns also the keys of the records that were removed on the occasion.
+    pub(super) fn reserve_and_age(&self, record: &Record) -> (Result<Reservation, LedgerError>, Vec<PaymentKey>) {
+        let (mut reservation, mut removed) = self.reserve_in_shard(record);
+        if matches!(reservation, Ok(Reservation::Known(_))) {
+            return (reservation, removed);
+        }
+        // The records of payers that never return are in shards that get no new ones.
+        removed.extend(self.age(self.next_aged.fetch_add(1, Ordering::Relaxed) % SHARDS));
+        if matches!(reservation, Err(LedgerError::Full)) {
+            removed.extend((0..SHARDS).flat_map(|index| self.age(index)));
+            let (again, more) = self.reserve_in_shard(record);
+            reservation = again;
+            removed.extend(more);
+        }
+        (reservation, removed)
     }
 
     pub(super) fn take_over_now(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Option<Lease> {
@@ -110,22 +132,22 @@ impl MemoryLedger {
             return None;
         }
         record.lease_anew(until);
-        Some(Lease { key: *key, epoch: record.epoch })
+        Some(record.lease())
     }
 
-    /// Takes a step, and says which responses went for the one that came with it.
+    /// Takes a step of fulfilment. Returns the keys of the responses that were removed for the one in the step.
     pub(super) fn fulfil_and_keep(&self, lease: &Lease, step: &FulfilmentStep) -> Result<Vec<PaymentKey>, LedgerError> {
         let mut shard = self.shard(&lease.key);
         let now = || self.clock.now();
         let check = |record: &Record| if record.epoch == lease.epoch { Ok(()) } else { Err(LedgerError::LeaseLost) };
         match step {
-            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.look(&lease.key, now(), |record, payer| {
+            FulfilmentStep::Admit { funds: Some(funds), .. } => shard.check(&lease.key, now(), |record, payer| {
                 check(record)?;
                 if record.admitted { Ok(()) } else { payer.covers(record.authorization.value, funds) }
             })?,
-            FulfilmentStep::Defer { limit } => shard.look(&lease.key, now(), |record, payer| {
+            FulfilmentStep::Defer { limit } => shard.check(&lease.key, now(), |record, payer| {
                 check(record)?;
-                payer.credit.trusts(record.authorization.value, limit)
+                payer.may_owe(record.authorization.value, limit)
             })?,
             _ => {}
         }
@@ -159,9 +181,7 @@ impl MemoryLedger {
             return Err(LedgerError::LeaseLost);
         }
         if !record.is_discardable() {
-            return Err(
-                super::InvalidTransition { fulfilment: record.fulfilment, settlement: record.settlement }.into()
-            );
+            return Err(record.invalid().into());
         }
         shard.remove(&lease.key, self.clock.now());
         self.records.fetch_sub(1, Ordering::Relaxed);
@@ -175,19 +195,18 @@ impl MemoryLedger {
         Ok(record.replays)
     }
 
-    /// Submits, and says which other nonce of the sender was forgotten for it.
-    pub(super) fn submit_and_forget(&self, submission: Submission) -> Result<Option<u64>, LedgerError> {
+    /// Records a transaction. Returns the nonce of the sender that was removed for it.
+    pub(super) fn submit_and_forget(&self, transaction: JournaledTransaction) -> Result<Option<u64>, LedgerError> {
         let now = self.clock.now();
-        // One order for everybody, so that nobody waits in a circle.
-        let of_payment = |key: &PaymentKey| index(key);
-        let indices: BTreeSet<usize> = submission.payments.iter().map(of_payment).collect();
+        // Everybody locks shards in this order, so that there is no deadlock.
+        let indices: BTreeSet<usize> = transaction.payments.iter().map(shard_index).collect();
         let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> =
             indices.into_iter().map(|index| (index, lock(&self.shards[index]))).collect();
         let mut not_due = Vec::new();
-        for key in &submission.payments {
-            let record =
-                shards.get(&of_payment(key)).and_then(|shard| shard.records.get(key)).ok_or(LedgerError::NotFound)?;
-            if !record.may_be_submitted(&submission, now) {
+        for key in &transaction.payments {
+            let shard = shards.get(&shard_index(key));
+            let record = shard.and_then(|shard| shard.records.get(key)).ok_or(LedgerError::NotFound)?;
+            if !record.may_be_submitted(&transaction, now) {
                 not_due.push(*key);
             }
         }
@@ -195,90 +214,53 @@ impl MemoryLedger {
             return Err(LedgerError::NotDue(not_due));
         }
         let mut nonces = lock(&self.nonces);
-        nonces.check(&submission)?;
-        for key in &submission.payments {
-            if let Some(shard) = shards.get_mut(&of_payment(key)) {
-                shard.update(key, || now, |record| Ok(record.submit(&submission, now)?))?;
+        nonces.check(&transaction)?;
+        for key in &transaction.payments {
+            if let Some(shard) = shards.get_mut(&shard_index(key)) {
+                shard.update(key, || now, |record| Ok(record.submit(&transaction, now)?))?;
             }
         }
-        Ok(nonces.insert(submission))
+        Ok(nonces.insert(transaction))
     }
 
-    /// Keeps a response, and says which others had to go for it.
+    /// Keeps a response. Returns the keys of the responses that were removed for it.
     pub(super) fn keep_response(&self, key: &PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
         lock(&self.responses).insert(*key, response)
     }
+}
 
-    /// Whether nothing is lost if a payment that is worked on were not known: it is the first time, and nobody has paid.
-    #[cfg(feature = "sqlite")]
+/// What the ledger in SQLite reads and restores.
+#[cfg(feature = "sqlite")]
+impl MemoryLedger {
+    /// Returns `true` if losing the payment now would lose nothing: it is worked on for the first time, and nobody has paid.
     pub(super) fn is_new(&self, key: &PaymentKey) -> bool {
         let shard = self.shard(key);
         shard.records.get(key).is_some_and(|record| record.attempts <= 1 && record.settlement == Settlement::None)
     }
 
-    /// The record as it is now.
-    #[cfg(feature = "sqlite")]
     pub(super) fn snapshot(&self, key: &PaymentKey) -> Option<Record> {
-        self.shard(key).records.get(key).cloned()
+        self.shard(key).records.get(key).map(|record| (**record).clone())
     }
 
-    /// The response as it is kept, whatever its age.
-    #[cfg(feature = "sqlite")]
+    /// Returns the response, whatever its age.
     pub(super) fn kept_response(&self, key: &PaymentKey) -> Option<Arc<StoredResponse>> {
         lock(&self.responses).get(key, 0)
     }
 
-    /// Brings back a record of an earlier process.
-    #[cfg(feature = "sqlite")]
     pub(super) fn restore(&self, record: Record) {
         self.shard(&record.key).restore(record);
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Brings back a transaction of an earlier process, of each nonce the oldest first.
-    #[cfg(feature = "sqlite")]
-    pub(super) fn restore_submission(&self, submission: Submission, is_free: bool) {
-        lock(&self.nonces).restore(submission, is_free);
-    }
-
-    /// A nonce as it is now.
-    #[cfg(feature = "sqlite")]
-    pub(super) fn nonce(&self, sender: &Sender, number: u64) -> Option<Nonce> {
-        lock(&self.nonces).get(sender, number)
-    }
-
-    /// Whether the nonce was given back just now.
-    #[cfg(feature = "sqlite")]
-    pub(super) fn free_nonce_now(&self, sender: &Sender, nonce: u64, by: u64) -> bool {
-        lock(&self.nonces).free(sender, nonce, by)
-    }
-
-    /// Which nonces were forgotten.
-    #[cfg(feature = "sqlite")]
-    pub(super) fn forget_nonces_now(&self, sender: &Sender, below: u64) -> Vec<u64> {
-        lock(&self.nonces).forget(sender, below)
-    }
-
-    /// Brings back what was settled in records that have aged out.
-    #[cfg(feature = "sqlite")]
+    /// Restores how many settled payments had their records removed.
     pub(super) fn restore_total(&self, settled: u64) {
         if let Some(shard) = self.shards.first() {
-            lock(shard).settled_and_forgotten = settled;
+            lock(shard).settled_and_removed = settled;
         }
     }
 
-    fn age(&self, index: usize) -> Vec<PaymentKey> {
-        self.age_locked(&mut lock(&self.shards[index]))
-    }
-
-    fn age_locked(&self, shard: &mut Shard) -> Vec<PaymentKey> {
-        let forgotten = shard.age(self.clock.now());
-        self.records.fetch_sub(forgotten.len(), Ordering::Relaxed);
-        forgotten
-    }
-
-    fn shard(&self, key: &PaymentKey) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[index(key)])
+    pub(super) fn nonces(&self) -> MutexGuard<'_, Nonces> {
+        lock(&self.nonces)
     }
 }
 
@@ -295,7 +277,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
-        Ok(self.shard(key).records.get(key).cloned())
+        Ok(self.shard(key).records.get(key).map(|record| (**record).clone()))
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
@@ -327,8 +309,8 @@ impl Ledger for MemoryLedger {
         self.count_replay_now(key)
     }
 
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.submit_and_forget(submission).map(drop)
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
+        self.submit_and_forget(transaction).map(drop)
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
@@ -341,7 +323,7 @@ impl Ledger for MemoryLedger {
         Ok(())
     }
 
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         Ok(lock(&self.nonces).list(sender, from))
     }
 
@@ -359,19 +341,19 @@ impl Ledger for MemoryLedger {
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
-        let mut sum = Counts::default();
+        let mut counts = Counts::default();
         for shard in &self.shards {
             let shard = lock(shard);
-            sum.settled += shard.settled_and_forgotten;
+            counts.settled += shard.settled_and_removed;
             for record in shard.records.values() {
-                let is_released = record.fulfilment == super::Fulfilment::Released;
+                let is_released = record.fulfilment == Fulfilment::Released;
                 let has_failed = record.last_failure.is_some();
-                if let Some(counter) = sum.counter(record.settlement.state(), is_released, has_failed) {
+                if let Some(counter) = counts.counter(record.settlement.state(), is_released, has_failed) {
                     *counter += 1;
                 }
             }
         }
-        Ok(sum)
+        Ok(counts)
     }
 
     fn response_limit(&self) -> usize {
@@ -379,13 +361,190 @@ impl Ledger for MemoryLedger {
     }
 }
 
-/// All payments of one payer share a shard, so that what it has in flight is summed under one lock. Addresses are hashes; who
-/// looks for some that share a shard has no more of them wait for each other than one payer has.
-fn index(key: &PaymentKey) -> usize {
+/// Returns the shard of a payment. All payments of one payer share a shard, so that what it has in flight is summed under one lock.
+/// Addresses are hashes: payers that share a shard on purpose only slow each other down, as one payer with many payments does.
+fn shard_index(key: &PaymentKey) -> usize {
     usize::from(key.payer[19]) % SHARDS
 }
 
-/// A panic while a lock was held leaves maps that are still sound: every change is a single step.
+/// Locks a mutex. A panic while it was held leaves sound data, because every change is a single map operation.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The records of some payers, with their sums and indexes.
+#[derive(Debug)]
+struct Shard {
+    records: HashMap<PaymentKey, Box<Record>>,
+    /// When each record is looked at to be removed, in Unix seconds.
+    expiry: BTreeSet<(u64, PaymentKey)>,
+    /// The records by state of settlement, so that the few open ones are found among many final ones.
+    by_state: [BTreeSet<PaymentKey>; SettlementState::ALL.len()],
+    payers: HashMap<PayerKey, PayerSums>,
+    ids: HashMap<(PayerKey, B256), PaymentKey>,
+    settled_and_removed: u64,
+    owed: Arc<TotalOwed>,
+}
+
+/// A payer on one network in one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct PayerKey {
+    network: Network,
+    asset: Address,
+    payer: Address,
+}
+
+impl Shard {
+    fn new(owed: Arc<TotalOwed>) -> Self {
+        Self {
+            records: HashMap::new(),
+            expiry: BTreeSet::new(),
+            by_state: Default::default(),
+            payers: HashMap::new(),
+            ids: HashMap::new(),
+            settled_and_removed: 0,
+            owed,
+        }
+    }
+
+    /// Checks a payment against the sums of its payer, in which it is not included.
+    fn check(
+        &mut self,
+        key: &PaymentKey,
+        now: u64,
+        check: impl FnOnce(&Record, &PayerSums) -> Result<(), LedgerError>,
+    ) -> Result<(), LedgerError> {
+        let record = self.records.get(key).ok_or(LedgerError::NotFound)?;
+        let Some(sums) = self.payers.get_mut(&payer_of(key)) else { return check(record, &PayerSums::default()) };
+        let share = Share::of(record);
+        sums.age(now);
+        sums.subtract(&share);
+        let result = check(record, sums);
+        sums.add(&share);
+        result
+    }
+
+    /// Changes a record, and its payer's sums and the indexes with it. Few changes need the time.
+    fn update(
+        &mut self,
+        key: &PaymentKey,
+        now: impl FnOnce() -> u64,
+        change: impl FnOnce(&mut Record) -> Result<(), LedgerError>,
+    ) -> Result<(), LedgerError> {
+        let record = self.records.get_mut(key).ok_or(LedgerError::NotFound)?;
+        let before = (Share::of(record), record.settlement);
+        let owed = record.deferred.then(|| record.owed());
+        let result = change(record);
+        // The total includes a payment that was deferred by this change already.
+        if let Some(before) = owed {
+            self.owed.change(before, record.owed());
+        }
+        let after = (Share::of(record), record.settlement);
+        if after.0 != before.0 {
+            let (sums, now) = (self.payers.entry(payer_of(key)).or_default(), now());
+            sums.age(now);
+            sums.subtract(&before.0);
+            sums.add(&after.0);
+            if let (None, Settlement::Settled { block: Some(block), .. }) = (before.1.paid_by(), after.1) {
+                sums.moved(record.authorization.value, block, now);
+            }
+            if sums.is_empty() {
+                self.payers.remove(&payer_of(key));
+            }
+        }
+        let (from, to) = (before.1.state(), after.1.state());
+        if from != to {
+            self.by_state[from as usize].remove(key);
+            self.by_state[to as usize].insert(*key);
+        }
+        result
+    }
+
+    /// Returns the records of each listed state in order, up to the limit.
+    fn list(&self, listing: &Listing) -> Vec<Record> {
+        let from = listing.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let states = SettlementState::ALL.into_iter();
+        let listed = states.filter(|state| listing.settlement.is_empty() || listing.settlement.contains(state));
+        let mut list = Vec::new();
+        for state in listed {
+            let keys = self.by_state[state as usize].range((from, Bound::Unbounded));
+            let records = keys.filter_map(|key| self.records.get(key)).filter(|record| listing.holds(record));
+            list.extend(records.take(listing.limit).map(|record| (**record).clone()));
+        }
+        list
+    }
+
+    /// Returns the payment that has this record's id.
+    fn holder_of_id(&self, record: &Record) -> Option<PaymentKey> {
+        self.ids.get(&(payer_of(&record.key), record.id?)).copied()
+    }
+
+    fn insert(&mut self, record: Box<Record>) {
+        if let Some(id) = record.id {
+            self.ids.insert((payer_of(&record.key), id), record.key);
+        }
+        self.by_state[record.settlement.state() as usize].insert(record.key);
+        self.expiry.insert((expiry(&record), record.key));
+        self.records.insert(record.key, record);
+    }
+
+    /// Takes a record that an earlier process stored.
+    #[cfg(feature = "sqlite")]
+    fn restore(&mut self, record: Record) {
+        self.owed.change(U256::ZERO, record.owed());
+        let payer = payer_of(&record.key);
+        let sums = self.payers.entry(payer).or_default();
+        sums.add(&Share::of(&record));
+        if sums.is_empty() {
+            self.payers.remove(&payer);
+        }
+        self.insert(Box::new(record));
+    }
+
+    fn remove(&mut self, key: &PaymentKey, now: u64) {
+        let Some(record) = self.records.remove(key) else { return };
+        self.expiry.remove(&(expiry(&record), *key));
+        self.by_state[record.settlement.state() as usize].remove(key);
+        if let Some(id) = record.id {
+            self.ids.remove(&(payer_of(key), id));
+        }
+        if record.settlement.paid_by().is_some() {
+            self.settled_and_removed += 1;
+        }
+        self.owed.change(record.owed(), U256::ZERO);
+        if let Some(sums) = self.payers.get_mut(&payer_of(key)) {
+            sums.subtract(&Share::of(&record));
+            sums.age(now);
+            if sums.is_empty() {
+                self.payers.remove(&payer_of(key));
+            }
+        }
+    }
+
+    /// Removes a few records that can no longer be presented. Those with an unknown outcome stay, and are looked at again later.
+    fn age(&mut self, now: u64) -> Vec<PaymentKey> {
+        let mut removed = Vec::new();
+        for _ in 0..AGED_AT_ONCE {
+            let Some((at, key)) = self.expiry.first().copied().filter(|(at, _)| *at < now) else { break };
+            self.expiry.pop_first();
+            // The entry may be of a record that was looked at before, then discarded, and perhaps reserved again.
+            let Some(record) = self.records.get(&key).filter(|record| expiry(record) <= at) else { continue };
+            if record.may_be_forgotten(now) {
+                self.remove(&key, now);
+                removed.push(key);
+            } else {
+                self.expiry.insert((now.saturating_add(RETENTION), key));
+            }
+        }
+        removed
+    }
+}
+
+fn payer_of(key: &PaymentKey) -> PayerKey {
+    PayerKey { network: key.network, asset: key.asset, payer: key.payer }
+}
+
+/// Returns when a record may be removed, in Unix seconds.
+pub(super) fn expiry(record: &Record) -> u64 {
+    u64::try_from(record.authorization.valid_before).unwrap_or(u64::MAX).saturating_add(RETENTION)
 }

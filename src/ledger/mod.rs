@@ -1,201 +1,260 @@
-//! The ledger: what is known of every payment, and who may act on it.
+//! The ledger: the record of every payment, and who may work on it.
 //!
-//! A payment is identified by network, asset, payer and nonce ([`PaymentKey`]). Its [`Record`] moves along two axes:
+//! A payment is identified by network, asset, payer and nonce ([`PaymentKey`]). Its [`Record`] has two independent states:
 //!
 //! | axis | states |
 //! |---|---|
-//! | [`Fulfilment`] | `Reserved → Working → Produced → Delivered`, or `Released` after a failed attempt |
-//! | [`Settlement`] | `None → Due → Submitted → Settled → Final`, or `Dead`; `Unknown` when sight was lost of a submission |
+//! | [`Fulfilment`], the work | `Reserved → Working → Produced → Delivered`, or `Released` after a failed attempt |
+//! | [`Settlement`], the money | `None → Due → Submitted → Settled → Final`, or `Dead`; `Unknown` while the outcome of a submission is unknown |
+//!
+//! [`MemoryLedger`] keeps records in memory, [`SqliteLedger`] in a file, [`PostgresLedger`] in a database that several processes share.
 //!
 //! # Contract
 //!
-//! Every backend promises, whatever the number of callers, processes and crashes:
+//! A backend implements [`Ledger`]. Whatever the number of callers, processes and crashes, it promises:
 //!
-//! 1. [`reserve`](Ledger::reserve) creates a record exactly once per key. Of any number of concurrent callers one gets
-//!    [`Reservation::New`], the others see the record.
-//! 2. Steps of fulfilment belong to the holder of the [`Lease`]; with a lease that has been taken over they fail with
-//!    [`LedgerError::LeaseLost`] and change nothing; what was taken over is never discarded, so that no later reservation has
-//!    that lease again. Steps of settlement are facts about the chain; they need no lease.
-//! 3. A step is durable before the call returns. Some may be so a moment later, but not later than the steps after them, and before
-//!    anybody is shown them by [`get`](Ledger::get): those with which a crash loses nothing, because nothing was done that must not
-//!    be done again (a new reservation, `Admit` of a payment that is not due, the first `Start` of one that nobody has paid), or
-//!    because the chain can be asked again (`Settle`, `Finalize`), or because it makes no difference (`Deliver`). In particular
-//!    [`submit`](Ledger::submit) makes a transaction, its nonce and the payments in it durable, all or nothing, before the
-//!    transaction leaves the process.
-//! 4. Steps that the tables in [`Record::fulfil`] and [`Record::settle`] do not allow fail with [`LedgerError::InvalidTransition`]
-//!    and change nothing. `Settled` is never left except to `Final`, or back to `Due` when a reorganization undid it;
-//!    `Unknown` is never treated as failed.
-//! 5. [`FulfilmentStep::Admit`] checks, atomically with the step, that the sum of what the payer has in flight stays
-//!    within the balance the caller observed. Where that depends on transfers since that block, the step fails with
-//!    [`LedgerError::Stale`]; where it depends on what is being settled just now, with [`LedgerError::BalancePending`].
-//! 6. A nonce of a sender belongs to the process that submitted with it, until that process gives it back or has not used it
-//!    for [`NONCE_HELD_SECONDS`]: of any number of processes that share a key, one gets it. A payment that one process
+//! 1. **Reservation.** [`reserve`](Ledger::reserve) creates a record once per key. One of any number of concurrent callers gets
+//!    [`Reservation::New`]; the others get the record.
+//! 2. **Leases.** Only the holder of the current [`Lease`] can take a step of fulfilment. With a lease that was taken over, the step
+//!    fails with [`LedgerError::LeaseLost`] and changes nothing. A record that was ever taken over is never discarded, so a later
+//!    reservation cannot reuse its lease. Steps of settlement report facts about the chain and need no lease.
+//! 3. **Durability.** A step is durable before the call returns. In particular, [`submit`](Ledger::submit) makes a transaction, its
+//!    nonce and the payments in it durable, all or nothing, before the transaction leaves the process. The following steps may become
+//!    durable later, but before any later step and before [`get`](Ledger::get) shows them, because a crash loses nothing by them:
+//!    - a new reservation, `Admit` of a payment that is not due, and the first `Start` of an unpaid one: no result was shown yet;
+//!    - `Settle` and `Finalize`: the chain can be asked again;
+//!    - `Deliver`: a produced response is replayed like a delivered one.
+//! 4. **Transitions.** A step that the tables of [`Record::fulfil`] and [`Record::settle`] do not allow fails with
+//!    [`LedgerError::InvalidTransition`] and changes nothing. `Settled` changes only to `Final`, or back to `Due` after a
+//!    reorganization. `Unknown` is never treated as failed.
+//! 5. **Balances.** [`FulfilmentStep::Admit`] checks, atomically with the step, that the payer's payments in flight stay within the
+//!    balance that the caller read. The step fails with [`LedgerError::Stale`] if transfers since that block decide, and with
+//!    [`LedgerError::BalancePending`] if payments that are being settled decide.
+//! 6. **Account nonces.** A nonce of a [`Sender`] belongs to the process that submitted with it, until that process frees it or has
+//!    not used it for [`NONCE_HELD_SECONDS`]. One of any number of processes that share a key gets it. A payment that one process
 //!    settles is not submitted by another before [`Settling::until`].
-//! 7. Of the records of one payer on one network and token, no two have the same [`id`](Record::id):
-//!    [`reserve`](Ledger::reserve) tells, atomically with the reservation, that another payment has it.
-//! 8. A record is kept until its authorization can no longer be executed and its fate is settled. Nothing grows
-//!    without bound: responses age out by count, bytes and time, and of the transactions of one nonce the newest are kept.
-//! 9. [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at the same time:
-//!    - the sum of all deferred payments that are not paid, this one included, is at most `total`;
-//!    - the same sum of this payer, on this network and in this token, is at most `per_payer`;
-//!    - the payer has, there, at least `history` payments that are `Settled` or `Final`;
-//!    - none of its deferred payments there that are not paid is `Dead` or has a [`last_failure`](Record::last_failure).
+//! 7. **Payment ids.** No two records of one payer on one network and token have the same [`id`](Record::id).
+//!    [`reserve`](Ledger::reserve) reports a taken id atomically with the reservation.
+//! 8. **Retention.** A record is kept until its authorization can no longer be executed and its outcome is known. Nothing grows
+//!    without bound: responses are limited by count, bytes and age, and only the newest transactions of a nonce are kept.
+//! 9. **Credit.** [`FulfilmentStep::Defer`] checks its [`CreditLimit`] atomically with the step, whoever else defers at that moment:
+//!    - the sum of all unpaid deferred payments, this one included, is at most `total`;
+//!    - the payer's part of that sum, on this network and in this token, is at most `per_payer`;
+//!    - the payer has at least `history` payments there that are `Settled` or `Final`;
+//!    - none of its unpaid deferred payments there is `Dead` or has a [`last_failure`](Record::last_failure).
 //!
-//!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Records that were forgotten count for
-//!    nothing. A reorganization may bring the sums above the limit; then nothing more is deferred until they are below it.
-//! 10. A payment that was recorded as failed is settled only if the payer asks again. [`submit`](Ledger::submit) and
-//!     [`SettlementStep::Delegate`] name the [failures](Record::failures) that were known when the settlement was asked for, and are
-//!     refused if there are others on record: so what waits in the queue of one process is not settled after another process has
-//!     recorded a failure. [`SettlementStep::Fail`] is refused for a payment that another process has submitted or entrusted, before
-//!     [`Settling::until`].
+//!    Otherwise the step fails with [`LedgerError::NoCredit`] and changes nothing. Removed records do not count. A reorganization
+//!    can raise a sum above its limit; nothing more is deferred until it is below again.
+//! 10. **Failures.** A payment whose failure is on record is settled only if the payer presents it again. [`submit`](Ledger::submit)
+//!     and [`SettlementStep::Delegate`] name the number of [failures](Record::failures) that were known when settlement was requested,
+//!     and are refused if more are on record. So a payment queued in one process is not settled after another process has recorded
+//!     a failure. [`SettlementStep::Fail`] is refused before [`Settling::until`] for a payment that another process has submitted
+//!     or delegated.
 //!
-//! One payee has one ledger: two services that share `payTo` share the ledger, or a transfer could be credited twice.
+//! Services that share a payee (`payTo`) must share its ledger. Otherwise one transfer could be credited twice.
+//!
+//! # A backend of your own
+//!
+//! [`Record`] holds the whole state machine: a backend loads a record, calls [`Record::fulfil`], [`Record::settle`] or
+//! [`Record::submit`], and stores it if it has not changed in between. [`Record::to_json`] and [`Record::from_json`] convert it to
+//! text. With the feature `conformance`, the module `conformance` has the tests that the backends of this crate pass.
+//!
+//! A ledger can also wrap another one. This one logs the payments whose outcome is unknown:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use async_trait::async_trait;
+//! use tower_x402::{ledger::*, payment::PaymentKey};
+//!
+//! struct LoggingLedger(Arc<dyn Ledger>);
+//!
+//! #[async_trait]
+//! impl Ledger for LoggingLedger {
+//!     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
+//!         if matches!(step, SettlementStep::MarkUnknown) {
+//!             eprintln!("the outcome of payment {} is unknown", key.nonce);
+//!         }
+//!         self.0.settle(key, step).await
+//!     }
+//!
+//!     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
+//!         self.0.reserve(record).await
+//!     }
+//!     // The other methods forward in the same way.
+//! #   async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> { self.0.get(key).await }
+//! #   async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
+//! #       self.0.take_over(key, seen, now, until).await
+//! #   }
+//! #   async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> { self.0.fulfil(lease, step).await }
+//! #   async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> { self.0.discard(lease).await }
+//! #   async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+//! #       self.0.store_response(key, response).await
+//! #   }
+//! #   async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> { self.0.response(key).await }
+//! #   async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> { self.0.count_replay(key).await }
+//! #   async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> { self.0.submit(transaction).await }
+//! #   async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
+//! #       self.0.free_nonce(sender, nonce, by).await
+//! #   }
+//! #   async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+//! #       self.0.forget_nonces(sender, below).await
+//! #   }
+//! #   async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
+//! #       self.0.submissions(sender, from).await
+//! #   }
+//! #   async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> { self.0.list(listing).await }
+//! #   async fn counts(&self) -> Result<Counts, LedgerError> { self.0.counts().await }
+//! #   fn response_limit(&self) -> usize { self.0.response_limit() }
+//! }
+//!
+//! let ledger = LoggingLedger(Arc::new(MemoryLedger::new()));
+//! ```
 
-mod credit;
-mod exposure;
-mod lazy_set;
-mod listing;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 #[cfg(all(feature = "metrics", any(feature = "onchain", feature = "remote")))]
 mod measured;
 mod memory;
+mod payer;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod record;
-mod records;
 mod responses;
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 mod retry;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-mod row;
-mod shard;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod step;
-mod submission;
+mod stored;
+mod transactions;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::payment::PaymentKey;
+use crate::{network::Network, payment::PaymentKey};
 
-pub use credit::CreditLimit;
-pub use listing::Listing;
 pub use memory::MemoryLedger;
+pub use payer::CreditLimit;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresLedger, PostgresLedgerBuilder};
-pub use record::{BodyDigest, Fingerprint, Fulfilment, Lease, Record, Settlement, SettlementState, Settling};
+pub use record::{
+    BodyDigest, Fingerprint, Fulfilment, FulfilmentStep, InvalidTransition, Lease, Record, Settlement, SettlementState,
+    SettlementStep, Settling,
+};
 pub use responses::{ResponseLimits, StoredResponse};
 #[cfg(any(feature = "onchain", feature = "remote", feature = "server"))]
 pub(crate) use retry::settle_with_retries;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLedger;
-pub use step::{FulfilmentStep, InvalidTransition, SettlementStep};
-pub use submission::{NONCE_HELD_SECONDS, Sender, Submission};
+pub use stored::InvalidRecord;
+pub use transactions::{JournaledTransaction, NONCE_HELD_SECONDS, Sender};
 
-/// A store of payments; see the [module](self) for its contract.
+/// A store of payments. The [module](self) states the contract that every implementation keeps.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
-    /// Creates the record of a payment seen for the first time, leased to the caller until `lease_until` (Unix seconds).
+    /// Creates the record of a payment that is seen for the first time, leased to the caller until [`Record::lease_until`].
     ///
     /// # Errors
-    /// [`LedgerError::IdTaken`] if the payer gave its [`id`](Record::id) to another payment that is still on record;
-    /// [`LedgerError::Full`] if the backend's bound is reached; [`LedgerError::Backend`] if it failed.
+    /// - [`LedgerError::IdTaken`] if another payment of the payer has the same [`id`](Record::id).
+    /// - [`LedgerError::Full`] if the backend's bound on records is reached.
+    /// - [`LedgerError::Backend`] if the store failed.
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError>;
 
-    /// The record of a payment, if it is known.
+    /// Returns the record of a payment, or `None` if it is not in the ledger.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError>;
 
-    /// Leases a known payment anew: `None` if another caller was faster, or the holder's lease still runs.
+    /// Leases a known payment to the caller until `until`, as [`Record::lease_anew`] does. Times are in Unix seconds.
     ///
-    /// `seen` is the epoch of the record the caller decided on; compare-and-set. The record changes as
-    /// [`Record::lease_anew`] says.
+    /// `seen` is the epoch of the record that the caller decided on. Returns `None` if the epoch has changed since, or if the current
+    /// lease runs at `now`.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError>;
 
-    /// Takes a step along the axis of fulfilment.
+    /// Takes a step of fulfilment.
     ///
     /// # Errors
-    /// [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`], [`LedgerError::InsufficientFunds`],
-    /// [`LedgerError::Stale`], [`LedgerError::BalancePending`], [`LedgerError::NoCredit`] or [`LedgerError::Backend`].
+    /// [`LedgerError::NotFound`], [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`],
+    /// [`LedgerError::InsufficientFunds`], [`LedgerError::Stale`], [`LedgerError::BalancePending`], [`LedgerError::NoCredit`] or
+    /// [`LedgerError::Backend`].
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError>;
 
-    /// Takes a step along the axis of settlement.
+    /// Takes a step of settlement.
     ///
     /// # Errors
     /// [`LedgerError::NotFound`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError>;
 
-    /// Forgets a reservation for which no work was done and nothing was submitted, and which was never taken over
-    /// ([`Record::is_discardable`]).
+    /// Removes a reservation that was never worked on, submitted or taken over ([`Record::is_discardable`]).
     ///
     /// # Errors
-    /// [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
+    /// [`LedgerError::NotFound`], [`LedgerError::LeaseLost`], [`LedgerError::InvalidTransition`] or [`LedgerError::Backend`].
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError>;
 
-    /// Keeps a response for replays, if it is within the bounds; otherwise drops it silently.
+    /// Keeps a response for replays. A response that exceeds the limits, or comes after another one, is dropped without an error.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError>;
 
-    /// The response kept for a payment, if it is still there.
+    /// Returns the response kept for a payment, if it is still there.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
 
-    /// Counts one more replay of a payment's response and returns how many there have been, this one included.
+    /// Counts a replay of a payment's response, and returns the number of replays so far, this one included.
     ///
     /// # Errors
     /// [`LedgerError::NotFound`] or [`LedgerError::Backend`].
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError>;
 
     /// Records a transaction that is about to leave the process, and takes [`SettlementStep::Submit`] for every payment in it.
-    /// All of that is durable before this returns, or none of it happens.
+    /// Either all of it is durable when this returns, or nothing happened.
     ///
     /// # Errors
-    /// [`LedgerError::NotDue`] names the payments that are settled already, looked after by another process, or recorded as failed
-    /// after their settlement was asked for ([`Submission::known_failures`]);
-    /// [`LedgerError::NonceTaken`] if another process uses the nonce; [`LedgerError::NotFound`] or [`LedgerError::Backend`].
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError>;
+    /// - [`LedgerError::NotDue`] names the payments that are settled, that another process settles, or that failed after their
+    ///   settlement was requested ([`JournaledTransaction::known_failures`]).
+    /// - [`LedgerError::NonceTaken`] if another process uses the nonce.
+    /// - [`LedgerError::NotFound`] or [`LedgerError::Backend`].
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError>;
 
-    /// Gives a nonce back that no node took a transaction with; only the process `by` that submitted with it can.
+    /// Frees a nonce whose transaction no node accepted. Does nothing unless process `by` submitted with it last.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError>;
 
-    /// Forgets the transactions of nonces below `below`, which are in blocks that will not be undone.
+    /// Removes the transactions of nonces below `below`, which are in final blocks.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError>;
 
-    /// The newest transaction of every nonce in use from `from` on, by nonce; at most 256.
+    /// Returns the newest transaction of every nonce in use, from `from` on and in the order of nonces; at most 256.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError>;
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError>;
 
-    /// Payments by their state, in the order of [`PaymentKey`].
+    /// Lists payments by state, in the order of [`PaymentKey`].
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError>;
 
-    /// How many payments are in which state of settlement.
+    /// Counts payments by state of settlement.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the backend failed.
+    /// [`LedgerError::Backend`] if the store failed.
     async fn counts(&self) -> Result<Counts, LedgerError>;
 
-    /// The largest response body this ledger keeps, in bytes; larger ones need not be copied for it.
+    /// Returns the size of the largest response body that this ledger keeps, in bytes. A larger one need not be copied for it.
     fn response_limit(&self) -> usize;
 }
 
@@ -203,35 +262,106 @@ pub trait Ledger: Send + Sync + 'static {
 #[cfg(any(feature = "onchain", feature = "remote"))]
 pub(crate) fn measured(ledger: Arc<dyn Ledger>) -> Arc<dyn Ledger> {
     #[cfg(feature = "metrics")]
-    return measured::Measured::over(ledger);
+    return Arc::new(measured::MeasuredLedger(ledger));
     #[cfg(not(feature = "metrics"))]
     ledger
 }
 
-/// What [`Ledger::reserve`] found.
+/// The result of [`Ledger::reserve`].
 #[derive(Clone, Debug)]
 pub enum Reservation {
-    /// The payment is new, and the caller's to work on.
+    /// The payment is new, and leased to the caller.
     New(Lease),
-    /// The payment is known.
+    /// The payment is in the ledger already.
     Known(Box<Record>),
 }
 
-/// Payments by state of settlement, over the life of the ledger.
+/// The payments that [`Ledger::list`] returns, a page at a time.
+///
+/// ```
+/// # async fn example(ledger: &dyn tower_x402::ledger::Ledger) -> Result<(), tower_x402::ledger::LedgerError> {
+/// use tower_x402::ledger::{Listing, SettlementState};
+///
+/// let mut open = Listing::of([SettlementState::Due, SettlementState::Submitted, SettlementState::Unknown]);
+/// loop {
+///     let page = ledger.list(&open).await?;
+///     let Some(last) = page.last() else { break };
+///     open.after = Some(last.key);
+///     for record in page {
+///         println!("{} owes {}", record.key.payer, record.authorization.value);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Listing {
+    /// The chain; `None` for all.
+    pub network: Option<Network>,
+    /// The states of settlement; empty for all.
+    pub settlement: Vec<SettlementState>,
+    /// The states of fulfilment; empty for all.
+    pub fulfilment: Vec<Fulfilment>,
+    /// Only payments that no process works on or settles at this time, in Unix seconds.
+    pub idle_at: Option<u64>,
+    /// Only payments that were settled in this block or an earlier one.
+    pub up_to_block: Option<u64>,
+    /// Only payments after this one in the order of [`PaymentKey`].
+    pub after: Option<PaymentKey>,
+    /// The largest number of payments. Default: 256.
+    pub limit: usize,
+}
+
+impl Listing {
+    /// Selects all payments in one of these states of settlement.
+    pub fn of(settlement: impl IntoIterator<Item = SettlementState>) -> Self {
+        Self { settlement: settlement.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Returns `true` if the record is one to list, apart from [`after`](Self::after) and [`limit`](Self::limit).
+    pub fn holds(&self, record: &Record) -> bool {
+        let is_idle = |at| {
+            !record.is_leased(at)
+                && (record.settlement.paid_by().is_some() || record.lease_until < at)
+                && record.settling.is_none_or(|settling| settling.until < at)
+        };
+        self.network.is_none_or(|network| record.key.network == network)
+            && (self.settlement.is_empty() || self.settlement.contains(&record.settlement.state()))
+            && (self.fulfilment.is_empty() || self.fulfilment.contains(&record.fulfilment))
+            && self.idle_at.is_none_or(is_idle)
+            && self.up_to_block.is_none_or(|up_to| record.settlement.block().is_some_and(|block| block <= up_to))
+    }
+}
+
+impl Default for Listing {
+    fn default() -> Self {
+        Self {
+            network: None,
+            settlement: Vec::new(),
+            fulfilment: Vec::new(),
+            idle_at: None,
+            up_to_block: None,
+            after: None,
+            limit: 256,
+        }
+    }
+}
+
+/// Numbers of payments by state of settlement, over the life of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Paid.
+    /// Settled or final, including payments whose records were removed.
     pub settled: u64,
     /// Reserved, being worked on, due or submitted.
     pub pending: u64,
-    /// Submitted, and out of sight.
+    /// Submitted, with an unknown outcome.
     pub unknown: u64,
-    /// Not executed when last tried, or proven never to be.
+    /// Failed when last tried, or dead.
     pub failed: u64,
 }
 
 impl Counts {
-    /// Where a payment in this state is counted: with a failure on record or not, its last attempt released or not.
+    /// Returns the counter for payments in this state. A released payment that was never due is in none.
     fn counter(&mut self, state: SettlementState, is_released: bool, has_failed: bool) -> Option<&mut u64> {
         Some(match state {
             SettlementState::Settled | SettlementState::Final => &mut self.settled,
@@ -244,53 +374,51 @@ impl Counts {
     }
 }
 
-/// Why the ledger did not do as asked.
+/// An error of a [`Ledger`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// Another caller has taken the payment over; stop working on it.
+    /// Another caller has taken the payment over. Stop working on it.
     #[error("the payment has been taken over by another worker")]
     LeaseLost,
     /// The payment is not in the ledger.
     #[error("the payment is not in the ledger")]
     NotFound,
-    /// The state machine does not allow the step; the caller's view is out of date.
+    /// The record's state does not allow the step. Read the record again.
     #[error(transparent)]
     InvalidTransition(#[from] InvalidTransition),
-    /// The payer's balance does not cover what it has in flight.
-    #[error("the payer's balance does not cover this payment and what else it has in flight")]
+    /// The payer's balance does not cover this payment and its other payments in flight.
+    #[error("the payer's balance does not cover this payment and its others in flight")]
     InsufficientFunds,
-    /// The payer has paid others since its balance was read; read it again and repeat the step.
-    #[error("the payer has paid others since its balance was read")]
+    /// Payments of the payer were settled after its balance was read. Read it again and repeat the step.
+    #[error("the payer's balance was read before others of its payments were settled")]
     Stale,
-    /// Whether the payer's balance covers this payment is known once what it has submitted is settled; repeat the step
-    /// then, with the same balance.
-    #[error("whether the payer's balance covers this payment is known once its other payments are settled")]
+    /// The payer's balance cannot be determined until its submitted payments settle. Repeat the step then, with the same balance.
+    #[error("the payer's balance cannot be determined until its submitted payments settle")]
     BalancePending,
-    /// The payment is not deferred: its payer is not known well enough, has not paid what was deferred before, or too much is
-    /// owed already. Settle it now.
+    /// The payer's history or the amount owed does not permit deferring the payment. Settle it now.
     #[error("this payment gets no credit")]
     NoCredit,
-    /// These payments cannot be submitted: they are settled already, another process looks after them, or they were recorded as
-    /// failed after their settlement was asked for. Leave them out.
-    #[error("{} of the payments are settled, looked after by another process, or have failed meanwhile", .0.len())]
+    /// These payments are settled, another process settles them, or they failed after their settlement was requested. Submit the
+    /// transaction without them.
+    #[error("{} of the payments are settled, being settled by another process, or have failed", .0.len())]
     NotDue(Vec<PaymentKey>),
     /// Another process uses the nonce.
     #[error("another process uses the nonce; the next one free may be {next}")]
     NonceTaken {
-        /// The lowest nonce above all that are known.
+        /// The lowest nonce above all that are in the ledger.
         next: u64,
     },
-    /// The payer gave the payment's id to another payment.
-    #[error("the payer gave the payment's id to another payment")]
+    /// Another payment of the payer has this payment id.
+    #[error("another payment of the payer has the same payment id")]
     IdTaken {
         /// The payment that has it.
         key: PaymentKey,
     },
-    /// The bound on records is reached; try again later.
+    /// The bound on records is reached. Try again later.
     #[error("the ledger is full")]
     Full,
-    /// The store behind the ledger failed; the step may be repeated.
+    /// The store failed. The step may be repeated.
     #[error("the ledger's store failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
 }

@@ -1,150 +1,163 @@
-//! One payment's record.
+//! A payment's record and its state machine: every backend takes its steps here.
 
 use std::{fmt, sync::Arc};
 
 use alloy_primitives::{B256, U256};
 
-use super::Submission;
+use super::{CreditLimit, JournaledTransaction, StoredResponse};
 use crate::{
     eip3009::{Authorization, PaymentSignature},
-    payment::{PaymentKey, Prechecked, Terms},
+    payment::{Funds, PaymentKey, Prechecked, SettlementOutcome, Terms},
     protocol::Reason,
 };
 
-/// Everything known of one payment.
+/// The record of one payment. [`Record::new`] creates it; a backend restores it with [`Record::from_json`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Record {
-    /// What identifies it.
+    /// The payment's identity.
     pub key: PaymentKey,
-    /// The offer it was accepted under; later prices do not change it.
+    /// The offer that it was accepted under. Later prices do not change it.
     pub terms: Arc<Terms>,
-    /// What the payer signed.
+    /// The message that the payer signed.
     pub authorization: Authorization,
     /// The payer's signature.
     pub signature: PaymentSignature,
-    /// The request it pays for.
+    /// The request that it pays for.
     pub request: Fingerprint,
-    /// What was read of that request's body.
+    /// The part of that request's body that a handler has read.
     pub body: Option<BodyDigest>,
-    /// What the payer calls the payment (the extension `payment-identifier`):
-    /// [`PaymentId::digest`](crate::protocol::PaymentId::digest), since the id itself proves who presents the payment again.
-    /// One payer gives it to one payment of a network and token.
+    /// The payer's id for the payment (the extension `payment-identifier`), as
+    /// [`PaymentId::digest`](crate::protocol::PaymentId::digest): the id itself proves who presents the payment again. A payer gives
+    /// it to one payment per network and token.
     pub id: Option<B256>,
-    /// Progress of the work.
+    /// The state of the work.
     pub fulfilment: Fulfilment,
-    /// Progress of the money.
+    /// The state of the money.
     pub settlement: Settlement,
-    /// Why the last attempt to settle did not succeed.
+    /// Why the last attempt to settle failed.
     pub last_failure: Option<Reason>,
-    /// How many attempts to settle were recorded as failed.
+    /// The number of attempts to settle that were recorded as failed.
     pub failures: u32,
-    /// How often the handler was started.
+    /// The number of times that the handler was started.
     pub attempts: u32,
-    /// How often the response was replayed.
+    /// The number of times that the response was replayed.
     pub replays: u32,
     /// The latest block at which the authorization was seen unused.
     pub block_seen: Option<u64>,
-    /// Every transaction submitted for it.
+    /// The hashes of all transactions that were submitted with it.
     pub transactions: Vec<B256>,
-    /// Whether its amount counts as in flight.
+    /// `true` while its amount counts as in flight.
     pub admitted: bool,
-    /// Whether its response was released before it was paid for.
+    /// `true` if its response was released before it was settled.
     pub deferred: bool,
-    /// Who may work on it: a number that grows with every owner.
+    /// The number of the current lease. It grows by one with every owner.
     pub epoch: u64,
-    /// Until when the owner's lease runs, in Unix seconds.
+    /// When the current lease ends, in Unix seconds.
     pub lease_until: u64,
     /// When it was reserved, in Unix seconds.
     pub reserved_at: u64,
     /// When a response was first produced, in Unix seconds.
     pub produced_at: Option<u64>,
-    /// Who looks after its settlement.
+    /// The process that settles it.
     pub settling: Option<Settling>,
     /// When it was first known to be settled, in Unix seconds.
     pub settled_at: Option<u64>,
-    /// Its share of what the transaction that paid cost, in wei, where this ledger's facilitator paid for it.
+    /// Its share of the transaction fee, in wei, if this ledger's facilitator paid it.
     pub fee: Option<U256>,
 }
 
-/// Who looks after the settlement of a payment, so that several processes on one ledger do not submit it twice.
+/// The process that settles a payment, so that no other one submits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settling {
     /// A number that the process chose at random.
     pub by: u64,
-    /// Until when others keep away, in Unix seconds.
+    /// The end of the claim, in Unix seconds. Other processes leave the payment alone until then.
     pub until: u64,
 }
 
-/// The right to work on a payment.
+/// The exclusive right to work on a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The payment.
     pub key: PaymentKey,
-    /// The owner's number.
+    /// The lease's number, as [`Record::epoch`].
     pub epoch: u64,
 }
 
-/// A digest of the request a payment was first used for: the seller's configured place and name, method, path, query,
-/// `Authorization`, `Cookie` and whatever other headers its price depends on.
+/// A digest of the request that a payment was first used for: the seller's configured origin and name, method, path, query,
+/// `Authorization`, `Cookie` and the other headers that its price depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// SHA-256 over these parts.
     pub digest: B256,
-    /// Whether the request named its caller (`Authorization` or `Cookie`), which the chain does not publish.
+    /// `true` if the request named its caller (`Authorization` or `Cookie`), which the chain does not publish.
     pub names_caller: bool,
 }
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A few bytes tell two requests apart in a log without giving the digest away.
+        // Two bytes tell requests apart in a log without revealing the digest.
         write!(f, "Fingerprint({:02x}{:02x}…)", self.digest[0], self.digest[1])
     }
 }
 
-/// What a handler read of a request body.
+/// A digest of the part of a request body that a handler read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyDigest {
-    /// How many bytes.
+    /// Bytes read.
     pub length: u64,
-    /// SHA-256 of them.
+    /// SHA-256 of these bytes.
     pub digest: B256,
-    /// Whether the body ended there.
+    /// `true` if the body ended there.
     pub complete: bool,
 }
 
 impl BodyDigest {
-    /// Of two digests of one body, the one that covers more of it: an attempt that read little must not open the payment to
-    /// other bodies.
-    pub(super) fn more(known: Option<Self>, read: Option<Self>) -> Option<Self> {
+    /// Returns the digest that covers more of the body. Otherwise an attempt that read little would open the payment to other bodies.
+    fn longer(known: Option<Self>, read: Option<Self>) -> Option<Self> {
         known.into_iter().chain(read).max_by_key(|digest| (digest.length, digest.complete))
     }
 }
 
-/// Progress of the work that a payment buys.
+/// The state of the work that a payment buys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fulfilment {
-    /// Known, not yet worked on.
+    /// Reserved; the handler was not started.
     Reserved,
     /// The handler runs.
     Working,
-    /// The handler succeeded; its response may not have reached the client.
+    /// The handler succeeded. Its response may not have reached the client.
     Produced,
-    /// The response was handed over, or broke off for good.
+    /// The response was sent, or the connection broke while it was.
     Delivered,
-    /// The last attempt did not succeed; the payment may be presented again.
+    /// The last attempt failed. The payment may be presented again.
     Released,
 }
 
-/// Progress of the money.
+impl Fulfilment {
+    /// Returns its name in databases.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Working => "working",
+            Self::Produced => "produced",
+            Self::Delivered => "delivered",
+            Self::Released => "released",
+        }
+    }
+}
+
+/// The state of a payment's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settlement {
-    /// Not asked for.
+    /// Settlement was not requested.
     None,
-    /// To be submitted.
+    /// Settlement was requested, and nothing is submitted.
     Due,
-    /// Submitted; the outcome is being watched.
+    /// Submitted; its process awaits the result.
     Submitted,
-    /// Submitted, perhaps; sight was lost. Never treated as failed.
+    /// Submitted, or delegated to another facilitator, with an unknown outcome. Never treated as failed.
     Unknown,
     /// Included in a block: the payee was paid.
     Settled {
@@ -153,7 +166,7 @@ pub enum Settlement {
         /// Its block, if known.
         block: Option<u64>,
     },
-    /// Included in a block that will not be undone.
+    /// Included in a final block.
     Final {
         /// The transaction that paid.
         transaction: B256,
@@ -164,30 +177,30 @@ pub enum Settlement {
     Dead,
 }
 
-/// [`Settlement`] without its data, to ask for payments by.
+/// A [`Settlement`] without its data, to select payments by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SettlementState {
-    /// Not asked for.
+    /// Settlement was not requested.
     None,
-    /// To be submitted.
+    /// Settlement was requested, and nothing is submitted.
     Due,
     /// Submitted.
     Submitted,
-    /// Submitted, perhaps.
+    /// Submitted, with an unknown outcome.
     Unknown,
-    /// Paid, in a block that may yet be undone.
+    /// Included in a block that a reorganization may remove.
     Settled,
-    /// Paid for good.
+    /// Included in a final block.
     Final,
     /// Proven never to be executed.
     Dead,
 }
 
 impl SettlementState {
-    /// How many there are.
-    pub(super) const COUNT: usize = Self::Dead as usize + 1;
+    pub(super) const ALL: [Self; 7] =
+        [Self::None, Self::Due, Self::Submitted, Self::Unknown, Self::Settled, Self::Final, Self::Dead];
 
-    /// Its name in reports and databases.
+    /// Returns its name in reports and databases.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -208,7 +221,7 @@ impl fmt::Display for SettlementState {
 }
 
 impl Settlement {
-    /// The state without its data.
+    /// Returns the state without its data.
     pub const fn state(&self) -> SettlementState {
         match self {
             Self::None => SettlementState::None,
@@ -221,7 +234,7 @@ impl Settlement {
         }
     }
 
-    /// The transaction that paid, if the payment is settled.
+    /// Returns the transaction that paid, if the payment is settled or final.
     pub const fn paid_by(&self) -> Option<B256> {
         match self {
             Self::Settled { transaction, .. } | Self::Final { transaction, .. } => Some(*transaction),
@@ -229,7 +242,7 @@ impl Settlement {
         }
     }
 
-    /// The block of the transaction that paid, if the payment is settled and the block is known.
+    /// Returns the block of the transaction that paid, if the payment is settled or final and the block is known.
     pub const fn block(&self) -> Option<u64> {
         match self {
             Self::Settled { block, .. } | Self::Final { block, .. } => *block,
@@ -238,8 +251,275 @@ impl Settlement {
     }
 }
 
+/// A step of fulfilment. A new step is a breaking change, so that no backend overlooks it.
+#[derive(Clone, Debug)]
+pub enum FulfilmentStep {
+    /// The payment was verified. Its amount counts as in flight from now on.
+    Admit {
+        /// The payer's balance; `None` where the verifier has checked it against everything in flight.
+        funds: Option<Funds>,
+        /// `true` to settle at once, before the work (flow `upfront`).
+        due: bool,
+    },
+    /// The handler starts.
+    Start {
+        /// When the lease ends from now on, in Unix seconds: verification and settlement may have used most of it. The step never
+        /// shortens the lease.
+        until: u64,
+    },
+    /// The attempt failed.
+    Release {
+        /// The part of the request body that the handler read.
+        body: Option<BodyDigest>,
+    },
+    /// The handler succeeded. An unsettled payment becomes due.
+    Produce {
+        /// The part of the request body that the handler read.
+        body: Option<BodyDigest>,
+        /// When, in Unix seconds.
+        at: u64,
+        /// The response, if it is complete. It is kept for replays, within the limits, atomically with the step. A streaming response is
+        /// [stored](super::Ledger::store_response) when it ends.
+        response: Option<Arc<StoredResponse>>,
+    },
+    /// The response is released before the payment is settled. The lease ends, so that background settlement takes the payment at once.
+    Defer {
+        /// The limit on what is owed, this payment included.
+        limit: CreditLimit,
+    },
+    /// The response was sent, or the connection broke while it was.
+    Deliver,
+}
+
+/// A step of settlement. A new step is a breaking change, so that no backend overlooks it.
+#[derive(Clone, Debug)]
+pub enum SettlementStep {
+    /// A transaction is about to leave the process.
+    Submit {
+        /// Its hash.
+        transaction: B256,
+    },
+    /// The payee was paid.
+    Settle {
+        /// The transaction that paid, whoever sent it.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+        /// The payment's share of the transaction fee, in wei, if the facilitator paid it.
+        fee: Option<U256>,
+    },
+    /// The block of the transaction is final.
+    Finalize,
+    /// A reorganization removed the transaction that paid. The payment is due again.
+    Reorg,
+    /// A process settles the payment; others leave it alone until then.
+    Claim(Settling),
+    /// A process settles the payment through another facilitator. The payment is `Unknown` until that facilitator reports the outcome, also
+    /// if this process ends before.
+    Delegate {
+        /// The process that delegates it, and until when others leave it alone.
+        settling: Settling,
+        /// The number of [failures](Record::failures) that were known when settlement was requested. If more are on record, the payer
+        /// may have been told of one, and the step is refused.
+        known_failures: u32,
+    },
+    /// Not executed so far. The payment is due again, and is settled only for a request made with knowledge of this failure, because
+    /// the payer may be told of it.
+    Fail {
+        /// Why.
+        reason: Reason,
+        /// The process that reports it, as in [`Settling::by`]; 0 for none.
+        by: u64,
+    },
+    /// Proven never to be executed.
+    Invalidate {
+        /// Why.
+        reason: Reason,
+    },
+    /// The outcome of a submission is unknown.
+    MarkUnknown,
+}
+
+impl SettlementStep {
+    /// Returns the step that records an outcome, reported by the facilitator whose
+    /// [process](crate::facilitator::Facilitator::process_id) is `by`.
+    pub fn of(outcome: &SettlementOutcome, by: u64) -> Self {
+        match outcome.clone() {
+            SettlementOutcome::Settled { transaction, block, fee } => Self::Settle { transaction, block, fee },
+            SettlementOutcome::Failed { reason, dead: true, .. } => Self::Invalidate { reason },
+            SettlementOutcome::Failed { reason, .. } => Self::Fail { reason, by },
+            SettlementOutcome::Unknown { .. } => Self::MarkUnknown,
+        }
+    }
+}
+
+/// The record's state does not allow the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
+pub struct InvalidTransition {
+    /// The state of the work.
+    pub fulfilment: Fulfilment,
+    /// The state of the money.
+    pub settlement: Settlement,
+}
+
+/// The state machine.
 impl Record {
-    /// The record of a payment seen for the first time at `now`, to be leased until `lease_until` (Unix seconds); it has no
+    /// Takes a step of fulfilment, or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Admit` | `Reserved`, `Released`, `Working`, not due | unchanged, in flight |
+    /// | `Start` | in flight or settled; `Reserved`, `Released`, or `Working` (of an owner that died) | `Working` |
+    /// | `Release` | `Reserved`, `Working` | `Released`; not in flight, unless due |
+    /// | `Produce` | `Working` | `Produced` |
+    /// | `Defer` | `Produced` and due, not deferred before | unchanged, deferred, its lease ended |
+    /// | `Deliver` | `Produced`, `Delivered` | `Delivered` |
+    ///
+    /// # Errors
+    /// [`InvalidTransition`] if the table does not allow the step.
+    pub fn fulfil(&mut self, step: &FulfilmentStep) -> Result<(), InvalidTransition> {
+        use Fulfilment::*;
+        let paid = self.settlement.paid_by().is_some();
+        match (step, self.fulfilment) {
+            (FulfilmentStep::Admit { funds, due }, Reserved | Released | Working)
+                if self.settlement == Settlement::None =>
+            {
+                self.admitted = true;
+                self.block_seen = funds.map(|funds| funds.block).or(self.block_seen);
+                if *due {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Start { until }, Reserved | Released | Working) if self.admitted || paid => {
+                self.fulfilment = Working;
+                self.lease_until = self.lease_until.max(*until);
+                self.attempts += 1;
+            }
+            (FulfilmentStep::Release { body }, Reserved | Working) => {
+                self.body = BodyDigest::longer(self.body, *body);
+                self.fulfilment = Released;
+                self.admitted &= self.settlement != Settlement::None;
+            }
+            (FulfilmentStep::Produce { body, at, .. }, Working) => {
+                self.body = BodyDigest::longer(self.body, *body);
+                self.fulfilment = Produced;
+                self.produced_at = Some(*at);
+                if self.settlement == Settlement::None {
+                    self.settlement = Settlement::Due;
+                }
+            }
+            (FulfilmentStep::Defer { .. }, Produced) if self.settlement == Settlement::Due && !self.deferred => {
+                self.deferred = true;
+                self.lease_until = 0;
+            }
+            (FulfilmentStep::Deliver, Produced | Delivered) => self.fulfilment = Delivered,
+            _ => return Err(self.invalid()),
+        }
+        Ok(())
+    }
+
+    /// Takes a step of settlement at `now` (Unix seconds), or refuses it and changes nothing.
+    ///
+    /// | step | from | to |
+    /// |---|---|---|
+    /// | `Submit` | `Due`, `Submitted`, `Unknown` | `Submitted` |
+    /// | `Settle` | anything but `Final` and `Dead` | `Settled` |
+    /// | `Finalize` | `Settled`, `Final` | `Final` |
+    /// | `Reorg` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
+    /// | `Claim` | `Due`, `Submitted`, `Unknown`, unless another process settles it | unchanged |
+    /// | `Delegate` | `Due`, `Submitted`, `Unknown`, unless another process settles it or a failure is not known | `Unknown` |
+    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process settles it | `Due`, with one failure more |
+    /// | `Invalidate` | anything but `Settled` and `Final` | `Dead` |
+    /// | `MarkUnknown` | `Due`, `Submitted`, `Unknown` | `Unknown` |
+    ///
+    /// # Errors
+    /// [`InvalidTransition`] if the table does not allow the step.
+    pub fn settle(&mut self, step: &SettlementStep, now: u64) -> Result<(), InvalidTransition> {
+        use Settlement::*;
+        match (step, self.settlement) {
+            (SettlementStep::Submit { transaction }, Due | Submitted | Unknown) => {
+                if !self.transactions.contains(transaction) {
+                    self.transactions.push(*transaction);
+                }
+                self.settlement = Submitted;
+            }
+            (SettlementStep::Settle { transaction, block, fee }, None | Due | Submitted | Unknown | Settled { .. }) => {
+                self.settlement = Settled { transaction: *transaction, block: *block };
+                self.admitted = false;
+                self.settled_at = self.settled_at.or(Some(now));
+                self.fee = fee.or(self.fee);
+            }
+            (SettlementStep::Reorg, Settled { .. }) => {
+                self.settlement = Due;
+                self.admitted = true;
+                // Nobody holds the lease of finished work, and background settlement need not wait for it.
+                if matches!(self.fulfilment, Fulfilment::Produced | Fulfilment::Delivered) {
+                    self.lease_until = 0;
+                }
+                self.fee = Option::None;
+            }
+            (SettlementStep::Claim(settling), Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) =>
+            {
+                self.settling = Some(*settling);
+            }
+            (SettlementStep::Delegate { settling, known_failures }, Due | Submitted | Unknown)
+                if self.may_be_settled_by(settling.by, now) && self.failures == *known_failures =>
+            {
+                self.settling = Some(*settling);
+                self.settlement = Unknown;
+            }
+            (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
+                self.settlement = Final { transaction, block };
+            }
+            (SettlementStep::Fail { reason, by }, Due | Submitted | Unknown)
+                if self.settlement == Due || self.may_be_settled_by(*by, now) =>
+            {
+                self.settlement = Due;
+                self.last_failure = Some(reason.clone());
+                self.failures = self.failures.saturating_add(1);
+            }
+            (SettlementStep::Invalidate { reason }, None | Due | Submitted | Unknown | Dead) => {
+                self.settlement = Dead;
+                self.last_failure = Some(reason.clone());
+                self.admitted = false;
+            }
+            (SettlementStep::MarkUnknown, Due | Submitted | Unknown) => self.settlement = Unknown,
+            _ => return Err(self.invalid()),
+        }
+        Ok(())
+    }
+
+    /// Takes [`SettlementStep::Submit`] for a payment in this transaction, and notes the process that settles it.
+    ///
+    /// # Errors
+    /// [`InvalidTransition`] unless the payment [may be submitted](Self::may_be_submitted).
+    pub fn submit(&mut self, transaction: &JournaledTransaction, now: u64) -> Result<(), InvalidTransition> {
+        if !self.may_be_submitted(transaction, now) {
+            return Err(self.invalid());
+        }
+        self.settle(&SettlementStep::Submit { transaction: transaction.hash }, now)?;
+        self.settling = Some(Settling { by: transaction.by, until: transaction.until });
+        Ok(())
+    }
+
+    /// Leases the payment to a new owner until `until` (Unix seconds). A released payment is reserved again, so that the lease counts.
+    pub fn lease_anew(&mut self, until: u64) {
+        self.epoch += 1;
+        self.lease_until = until;
+        if self.fulfilment == Fulfilment::Released {
+            self.fulfilment = Fulfilment::Reserved;
+        }
+    }
+
+    pub(super) fn invalid(&self) -> InvalidTransition {
+        InvalidTransition { fulfilment: self.fulfilment, settlement: self.settlement }
+    }
+}
+
+impl Record {
+    /// Creates the record of a payment seen for the first time at `now`, leased until `lease_until` (Unix seconds), without an
     /// [`id`](Self::id).
     pub fn new(payment: &Prechecked, request: Fingerprint, now: u64, lease_until: u64) -> Self {
         Self {
@@ -270,82 +550,36 @@ impl Record {
         }
     }
 
-    /// The EIP-712 hash of the authorization. Computed each time: few need it, and it takes three rounds of Keccak.
+    /// Computes the EIP-712 hash of the authorization. It takes three rounds of Keccak, so it is not stored.
     pub fn signing_hash(&self) -> B256 {
         self.authorization.signing_hash(self.terms.domain())
     }
 
-    /// Returns the payment on record. Its signature was checked when it was reserved.
-    #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
-    pub(crate) fn payment(&self) -> Prechecked {
-        let payload = crate::protocol::ExactPayload {
-            signature: self.signature.clone(),
-            authorization: self.authorization.clone(),
-        };
-        Prechecked::restored(self.terms.clone(), payload, self.failures)
-    }
-
-    /// Returns the outcome on record of a payment that the ledger refused to have settled: it is paid, it failed after this settlement
-    /// was asked for, or another process is at it.
-    #[cfg(any(feature = "onchain", feature = "remote"))]
-    pub(crate) fn outcome(&self, asked: &Prechecked) -> crate::payment::Outcome {
-        use crate::payment::Outcome;
-
-        let transaction = self.transactions.last().copied();
-        match (self.settlement, &self.last_failure) {
-            (Settlement::Settled { transaction, block } | Settlement::Final { transaction, block }, _) => {
-                Outcome::Settled { transaction, block, fee: self.fee }
-            }
-            (Settlement::Due, Some(reason)) if self.failures != asked.known_failures() => {
-                let detail =
-                    "an attempt to settle this payment failed elsewhere; presenting it again tries anew".to_owned();
-                Outcome::Failed { reason: reason.clone(), detail, transaction, dead: false }
-            }
-            _ => Outcome::Unknown { transaction },
-        }
-    }
-
-    /// Whether this is what the payer signed here: the same message to the same token.
-    #[cfg(feature = "server")]
-    pub(crate) fn is_of(&self, payment: &Prechecked) -> bool {
-        self.authorization == *payment.authorization()
-            && self.terms.domain().separator() == payment.terms().domain().separator()
-    }
-
-    /// Returns `true` if the submission may settle the payment at `now` (Unix seconds): it is not paid, no other process looks after
-    /// it, and the submission knows of every failure on record.
-    pub fn may_be_submitted(&self, submission: &Submission, now: u64) -> bool {
-        matches!(self.settlement, Settlement::Due | Settlement::Submitted | Settlement::Unknown)
-            && self.may_be_settled_by(submission.by, now)
-            && self.failures == submission.known_failures_of(&self.key)
-    }
-
-    /// Whether no other process than `by` looks after its settlement at `now` (Unix seconds).
-    pub fn may_be_settled_by(&self, by: u64, now: u64) -> bool {
-        self.settling.is_none_or(|settling| settling.by == by || settling.until < now)
-    }
-
-    /// The right to work on it, of the owner that this record names.
+    /// Returns the current lease.
     pub fn lease(&self) -> Lease {
         Lease { key: self.key, epoch: self.epoch }
     }
 
-    /// Whether its owner's lease still runs.
+    /// Returns `true` if the current lease runs at `now` (Unix seconds) and the work is not done.
     pub fn is_leased(&self, now: u64) -> bool {
         matches!(self.fulfilment, Fulfilment::Reserved | Fulfilment::Working) && self.lease_until >= now
     }
 
-    /// Gives it to a new owner until `until`. What was released is reserved again, so that the new owner's lease counts.
-    pub fn lease_anew(&mut self, until: u64) {
-        self.epoch += 1;
-        self.lease_until = until;
-        if self.fulfilment == Fulfilment::Released {
-            self.fulfilment = Fulfilment::Reserved;
-        }
+    /// Returns `true` if the transaction may settle the payment at `now` (Unix seconds): the payment is not paid, no other process
+    /// settles it, and the transaction names every failure on record.
+    pub fn may_be_submitted(&self, transaction: &JournaledTransaction, now: u64) -> bool {
+        matches!(self.settlement, Settlement::Due | Settlement::Submitted | Settlement::Unknown)
+            && self.may_be_settled_by(transaction.by, now)
+            && self.failures == transaction.known_failures_of(&self.key)
     }
 
-    /// Whether forgetting it loses nothing: no work was done, nothing was submitted, and nobody had it before. Who had it may still
-    /// believe to have it, and would have a new reservation's lease.
+    /// Returns `true` if no other process than `by` settles the payment at `now` (Unix seconds).
+    pub fn may_be_settled_by(&self, by: u64, now: u64) -> bool {
+        self.settling.is_none_or(|settling| settling.by == by || settling.until < now)
+    }
+
+    /// Returns `true` if nothing is lost when the record is removed: it was never worked on, submitted, or taken over. An earlier owner
+    /// would hold the lease of a new reservation under the same key.
     pub fn is_discardable(&self) -> bool {
         self.fulfilment == Fulfilment::Reserved
             && self.epoch == 0
@@ -354,14 +588,13 @@ impl Record {
             && self.transactions.is_empty()
     }
 
-    /// Whether its fate is known and cannot change by what this process does.
+    /// Returns `true` if the outcome of every submission is known.
     pub fn is_resolved(&self) -> bool {
         !matches!(self.settlement, Settlement::Submitted | Settlement::Unknown)
     }
 
-    /// Whether nothing can happen to it any more that this ledger would have to know, at `now` (Unix seconds), some time after
-    /// `validBefore`. A block that is not final by then, or a payment never submitted, is given an hour; whoever works on it, all the time
-    /// that it has.
+    /// Returns `true` if the record is of no use any more at `now` (Unix seconds), some time after `validBefore`. A due payment, or one
+    /// whose block is not final, is kept for another hour, and a leased one as long as its lease runs.
     pub fn may_be_forgotten(&self, now: u64) -> bool {
         if self.is_leased(now) {
             return false;
@@ -374,14 +607,56 @@ impl Record {
         }
     }
 
-    /// Atomic units that count as in flight.
+    /// Returns the amount that counts as in flight, in atomic units.
     pub fn in_flight(&self) -> U256 {
         if self.admitted { self.authorization.value } else { U256::ZERO }
     }
 
-    /// Atomic units that are owed for what was handed over already.
+    /// Returns the amount that is owed for a response released before settlement, in atomic units.
     pub fn owed(&self) -> U256 {
         let is_owed = self.deferred && self.settlement.paid_by().is_none();
         if is_owed { self.authorization.value } else { U256::ZERO }
+    }
+
+    /// Returns `true` if the payment was deferred and then failed to settle.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.deferred
+            && self.settlement.paid_by().is_none()
+            && (self.settlement == Settlement::Dead || self.last_failure.is_some())
+    }
+
+    /// Returns the payment on record. Its signature was checked when it was reserved.
+    #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
+    pub(crate) fn payment(&self) -> Prechecked {
+        let payload = crate::protocol::ExactPayload {
+            signature: self.signature.clone(),
+            authorization: self.authorization.clone(),
+        };
+        Prechecked::restored(self.terms.clone(), payload, self.failures)
+    }
+
+    /// Returns the outcome on record of a payment that the ledger refused to submit: it is paid, it failed after this settlement
+    /// was requested, or another process settles it.
+    #[cfg(any(feature = "onchain", feature = "remote"))]
+    pub(crate) fn outcome(&self, asked: &Prechecked) -> SettlementOutcome {
+        let transaction = self.transactions.last().copied();
+        match (self.settlement, &self.last_failure) {
+            (Settlement::Settled { transaction, block } | Settlement::Final { transaction, block }, _) => {
+                SettlementOutcome::Settled { transaction, block, fee: self.fee }
+            }
+            (Settlement::Due, Some(reason)) if self.failures != asked.known_failures() => {
+                let detail =
+                    "an attempt to settle this payment failed elsewhere; presenting it again tries anew".to_owned();
+                SettlementOutcome::Failed { reason: reason.clone(), detail, transaction, dead: false }
+            }
+            _ => SettlementOutcome::Unknown { transaction },
+        }
+    }
+
+    /// Returns `true` if this is the authorization that the payer signed: the same message to the same token.
+    #[cfg(feature = "server")]
+    pub(crate) fn is_of(&self, payment: &Prechecked) -> bool {
+        self.authorization == *payment.authorization()
+            && self.terms.domain().separator() == payment.terms().domain().separator()
     }
 }

@@ -1,18 +1,17 @@
-//! Responses kept for replays, within bounds.
+//! Responses kept for replays, within limits.
 
 use std::{
-    collections::{VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     sync::Arc,
 };
 
-use ahash::AHashMap;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use crate::{payment::PaymentKey, telemetry};
 
-/// A handler's response as it was first produced. Bearer data: `Debug` shows its size only.
+/// A handler's response, complete. It is bearer data, so `Debug` shows only its size.
 #[derive(Clone)]
 pub struct StoredResponse {
     /// The handler's status.
@@ -21,7 +20,7 @@ pub struct StoredResponse {
     pub headers: HeaderMap,
     /// The whole body.
     pub body: Bytes,
-    /// Trailers, if there were any.
+    /// The trailers, if there were any.
     pub trailers: Option<HeaderMap>,
     /// When it was produced, in Unix seconds.
     pub stored_at: u64,
@@ -33,17 +32,25 @@ impl fmt::Debug for StoredResponse {
     }
 }
 
-/// Bounds on the responses kept for replays.
+/// Limits on the responses that a ledger keeps for replays.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseLimits {
-    /// Bytes of one body; default 64 KiB.
+    /// The largest body, in bytes. Default: 64 KiB.
     pub body_bytes: usize,
-    /// Bytes of all bodies and headers; default 64 MiB.
+    /// The size of all bodies and headers together, in bytes. Default: 64 MiB.
     pub total_bytes: usize,
-    /// Responses; default 10,000.
+    /// The number of responses. Default: 10,000.
     pub count: usize,
-    /// Seconds a response is kept; default 600.
+    /// The age at which a response is removed, in seconds. Default: 600.
     pub age_seconds: u64,
+}
+
+impl ResponseLimits {
+    /// Returns the weight of a response that is within the limits by itself.
+    pub(super) fn admit(&self, response: &StoredResponse) -> Option<usize> {
+        let weight = weight(response);
+        (response.body.len() <= self.body_bytes && weight <= self.total_bytes).then_some(weight)
+    }
 }
 
 impl Default for ResponseLimits {
@@ -52,38 +59,36 @@ impl Default for ResponseLimits {
     }
 }
 
-/// Bounded, oldest out first.
+/// The responses of a ledger in memory. The oldest are removed first.
+///
+/// This is no cache of a library: the ledger in SQLite has to know which responses were removed, and when.
 #[derive(Debug)]
 pub(super) struct ResponseStore {
     limits: ResponseLimits,
-    kept: AHashMap<PaymentKey, Arc<StoredResponse>>,
-    /// With when each was produced.
+    kept: HashMap<PaymentKey, Arc<StoredResponse>>,
+    /// The keys, oldest first, with the time at which each response was produced.
     order: VecDeque<(u64, PaymentKey)>,
     bytes: usize,
 }
 
 impl ResponseStore {
     pub(super) fn new(limits: ResponseLimits) -> Self {
-        Self { limits, kept: AHashMap::new(), order: VecDeque::new(), bytes: 0 }
+        Self { limits, kept: HashMap::new(), order: VecDeque::new(), bytes: 0 }
     }
 
-    /// Keeps a response if it is within the bounds; the keys of those that went for it.
+    /// Keeps a response if it is within the limits and the first of its payment. Returns the keys of those removed.
     pub(super) fn insert(&mut self, key: PaymentKey, response: Arc<StoredResponse>) -> Vec<PaymentKey> {
-        let weight = weight(&response);
-        let mut gone = self.expire(response.stored_at);
-        if response.body.len() > self.limits.body_bytes || weight > self.limits.total_bytes {
-            return gone;
-        }
-        let Entry::Vacant(place) = self.kept.entry(key) else { return gone };
-        let stored_at = response.stored_at;
-        place.insert(response);
+        let mut removed = self.expire(response.stored_at);
+        let Some(weight) = self.limits.admit(&response) else { return removed };
+        let Entry::Vacant(entry) = self.kept.entry(key) else { return removed };
+        self.order.push_back((response.stored_at, key));
+        entry.insert(response);
         self.bytes += weight;
         telemetry::responses(weight);
-        self.order.push_back((stored_at, key));
         while self.bytes > self.limits.total_bytes || self.kept.len() > self.limits.count {
-            gone.extend(self.drop_oldest());
+            removed.extend(self.remove_oldest());
         }
-        gone
+        removed
     }
 
     pub(super) fn get(&self, key: &PaymentKey, now: u64) -> Option<Arc<StoredResponse>> {
@@ -93,14 +98,14 @@ impl ResponseStore {
 
     fn expire(&mut self, now: u64) -> Vec<PaymentKey> {
         let age = self.limits.age_seconds;
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         while self.order.front().is_some_and(|(stored_at, _)| stored_at.saturating_add(age) < now) {
-            gone.extend(self.drop_oldest());
+            removed.extend(self.remove_oldest());
         }
-        gone
+        removed
     }
 
-    fn drop_oldest(&mut self) -> Option<PaymentKey> {
+    fn remove_oldest(&mut self) -> Option<PaymentKey> {
         let (_, key) = self.order.pop_front()?;
         if let Some(response) = self.kept.remove(&key) {
             let weight = weight(&response);
@@ -111,8 +116,8 @@ impl ResponseStore {
     }
 }
 
-/// What a response costs to keep, in bytes; the constant stands for the tables around it.
-pub(super) fn weight(response: &StoredResponse) -> usize {
+/// Returns what a response costs to keep, in bytes. The constant stands for the tables around it.
+fn weight(response: &StoredResponse) -> usize {
     let fields =
         |headers: &HeaderMap| headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum::<usize>();
     512 + response.body.len() + fields(&response.headers) + response.trailers.as_ref().map_or(0, fields)
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bound_holds_and_the_oldest_goes_first() {
+    fn every_limit_holds_and_the_oldest_response_is_removed_first() {
         let limits = ResponseLimits { body_bytes: 100, total_bytes: 3 * 612, count: 10, age_seconds: 60 };
         let mut store = ResponseStore::new(limits);
         store.insert(key(0), response(101, 0));
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_heavy_pushes_nothing_out() {
+    fn a_response_over_the_limit_removes_no_other() {
         let limits = ResponseLimits { body_bytes: 10_000, total_bytes: 2_000, count: 10, age_seconds: 60 };
         let mut store = ResponseStore::new(limits);
         store.insert(key(1), response(100, 0));
@@ -176,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_aged_out_goes_when_another_comes() {
+    fn an_expired_response_is_removed_when_another_is_stored() {
         let mut store = ResponseStore::new(ResponseLimits { age_seconds: 60, ..ResponseLimits::default() });
         store.insert(key(1), response(1, 0));
         assert!(store.insert(key(2), response(1, 60)).is_empty(), "it can still be replayed");

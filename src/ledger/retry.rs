@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Ledger, LedgerError, SettlementStep};
 use crate::payment::PaymentKey;
 
-/// How often a step is tried.
+/// The number of tries.
 const TRIES: u32 = 5;
 
 /// Takes a step of settlement. If the backend fails, tries again, five times within two seconds: a fact about the chain stays true.

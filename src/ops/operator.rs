@@ -12,7 +12,7 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{Facilitator, FacilitatorError},
     ledger::{Fulfilment, Ledger, LedgerError, Listing, Record, Settlement, SettlementState, SettlementStep},
-    payment::{Outcome, PaymentKey},
+    payment::{PaymentKey, SettlementOutcome},
 };
 
 /// Lists, finds, sums up and exports the payments of a ledger.
@@ -89,17 +89,17 @@ impl Operator {
         &self,
         facilitator: &dyn Facilitator,
         key: &PaymentKey,
-    ) -> Result<(Record, Outcome), OperatorError> {
+    ) -> Result<(Record, SettlementOutcome), OperatorError> {
         let record = self.ledger.get(key).await?.ok_or(OperatorError::Unknown)?;
         let outcome = facilitator.reconcile(&record).await?;
         let now = self.clock.now();
         let is_submitted = matches!(record.settlement, Settlement::Submitted | Settlement::Unknown);
         let is_idle = record.settling.is_none_or(|settling| settling.until < now);
         let is_new = match &outcome {
-            Outcome::Settled { .. } => !matches!(record.settlement, Settlement::Final { .. }),
-            Outcome::Failed { dead: true, .. } => record.settlement.paid_by().is_none(),
-            Outcome::Failed { dead: false, .. } => is_submitted && is_idle,
-            Outcome::Unknown { .. } => false,
+            SettlementOutcome::Settled { .. } => !matches!(record.settlement, Settlement::Final { .. }),
+            SettlementOutcome::Failed { dead: true, .. } => record.settlement.paid_by().is_none(),
+            SettlementOutcome::Failed { dead: false, .. } => is_submitted && is_idle,
+            SettlementOutcome::Unknown { .. } => false,
         };
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_new, "reconciled by the operator");
         if is_new {

@@ -2,16 +2,228 @@
 //!
 //! [`Terms`] hold an offer with its text and its EIP-712 domain. [`precheck`] checks a payment against them and returns a
 //! [`Prechecked`] payment; a facilitator verifies and settles nothing else. A ledger restores one from its record. A
-//! [`PaymentKey`] identifies a payment, and an [`Outcome`] is the result of settling it.
+//! [`PaymentKey`] identifies a payment, and a [`SettlementOutcome`] is the result of settling it.
 
-mod echo;
-mod key;
-mod outcome;
 mod precheck;
-mod terms;
 
-pub use echo::{Echo, MAX_ECHO};
-pub use key::PaymentKey;
-pub use outcome::{Funds, Outcome, Verified};
+use std::hash::{Hash, Hasher};
+
+use alloy_primitives::{Address, B256, U256, keccak256};
+use serde_json::{Map, Value};
+
+use crate::{
+    eip3009::{Authorization, TokenDomain},
+    network::Network,
+    protocol::{ExactOffer, PaymentRequirements, Reason, ResourceInfo, Verbatim},
+};
+
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
-pub use terms::Terms;
+// The server's names for them.
+#[cfg(feature = "server")]
+pub(crate) use self::{EchoedMetadata as Echo, SettlementOutcome};
+
+/// The identity of a payment: network, token, payer and the nonce of the authorization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PaymentKey {
+    /// The chain.
+    pub network: Network,
+    /// The token.
+    pub asset: Address,
+    /// The payer.
+    pub payer: Address,
+    /// The authorization's nonce.
+    pub nonce: B256,
+}
+
+impl PaymentKey {
+    /// Returns the key of a payment by this authorization under `terms`.
+    pub fn of(terms: &Terms, authorization: &Authorization) -> Self {
+        let asset = &terms.offer().asset;
+        Self { network: asset.network, asset: asset.address, payer: authorization.from, nonce: authorization.nonce }
+    }
+}
+
+impl Hash for PaymentKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Payer and nonce tell nearly all payments apart, and one piece hashes faster than four.
+        let mut bytes = [0; 52];
+        bytes[..32].copy_from_slice(self.nonce.as_slice());
+        bytes[32..].copy_from_slice(self.payer.as_slice());
+        state.write(&bytes);
+    }
+}
+
+/// The terms of a payment: an offer with its JSON, the digest of that and the token's EIP-712 domain, each computed once.
+///
+/// ```
+/// # use tower_x402::{Network, Usdc, payment::Terms, protocol::{ExactOffer, PaymentFlow}};
+/// let terms = Terms::new(ExactOffer {
+///     asset: Network::BASE.usdc().expect("known"),
+///     amount: Usdc::from_atomic(1_000).into(),
+///     pay_to: alloy_primitives::address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"),
+///     max_timeout_seconds: 120,
+///     flow: PaymentFlow::Authorization,
+/// });
+/// assert!(terms.text().text().contains("\"amount\":\"1000\""));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Terms {
+    offer: ExactOffer,
+    text: Verbatim<PaymentRequirements>,
+    digest: B256,
+    domain: TokenDomain,
+}
+
+impl Terms {
+    /// Creates the terms of an offer.
+    pub fn new(offer: ExactOffer) -> Self {
+        let text = Verbatim::of_requirements(&offer.to_requirements());
+        Self { digest: keccak256(text.text()), domain: TokenDomain::of(&offer.asset), text, offer }
+    }
+
+    /// Returns the offer.
+    pub const fn offer(&self) -> &ExactOffer {
+        &self.offer
+    }
+
+    /// Returns the offer's JSON, as it is sent.
+    pub const fn text(&self) -> &Verbatim<PaymentRequirements> {
+        &self.text
+    }
+
+    /// Returns the Keccak-256 of the offer's JSON.
+    pub const fn digest(&self) -> B256 {
+        self.digest
+    }
+
+    /// Returns the token's EIP-712 domain.
+    pub const fn domain(&self) -> &TokenDomain {
+        &self.domain
+    }
+
+    /// Returns `true` if the offer that a payer says it accepted is this one: the same text, or the same fields with at least the
+    /// offered `extra`. Addresses compare without case.
+    pub fn is_accepted_by(&self, accepted: &Verbatim<PaymentRequirements>) -> bool {
+        if accepted.text() == self.text.text() {
+            return true;
+        }
+        let (Ok(accepted), Ok(offered)) = (accepted.read(), self.text.read()) else { return false };
+        accepted.scheme == offered.scheme
+            && accepted.network == offered.network
+            && accepted.amount == offered.amount
+            && accepted.asset.eq_ignore_ascii_case(&offered.asset)
+            && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
+            && accepted.max_timeout_seconds == offered.max_timeout_seconds
+            && offered.extra.iter().all(|(name, value)| accepted.extra.get(name) == Some(value))
+            // A payer may add to `extra`, but not a flow that was not offered.
+            && accepted.extra.get("paymentFlow") == offered.extra.get("paymentFlow")
+    }
+}
+
+/// The largest [`EchoedMetadata`] that is passed on, in bytes of JSON. An ordinary payment has less than 4 KB.
+pub const MAX_ECHOED_BYTES: usize = 16 * 1024;
+
+/// The fields of a 402 that a payer echoed besides the offer (`resource` and `extensions` of a payment in x402 v2), byte for byte.
+///
+/// They do not affect the payment and are not kept in the ledger. A remote facilitator gets them with the payment, because some
+/// extensions are meant for it: one that catalogues resources learns from them what was paid for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EchoedMetadata {
+    resource: Option<Verbatim<ResourceInfo>>,
+    extensions: Option<Verbatim<Map<String, Value>>>,
+}
+
+impl EchoedMetadata {
+    /// Returns the echoed fields; `None` if there are none, or more than [`MAX_ECHOED_BYTES`].
+    pub fn new(
+        resource: Option<Verbatim<ResourceInfo>>,
+        extensions: Option<Verbatim<Map<String, Value>>>,
+    ) -> Option<Self> {
+        let echoed = Self { resource, extensions };
+        (1..=MAX_ECHOED_BYTES).contains(&echoed.size()).then_some(echoed)
+    }
+
+    /// Returns the resource that the payer says it pays for.
+    pub const fn resource(&self) -> Option<&Verbatim<ResourceInfo>> {
+        self.resource.as_ref()
+    }
+
+    /// Returns the extensions that the payer echoed or added.
+    pub const fn extensions(&self) -> Option<&Verbatim<Map<String, Value>>> {
+        self.extensions.as_ref()
+    }
+
+    /// Returns the size in bytes of JSON.
+    pub fn size(&self) -> usize {
+        let resource = self.resource.as_ref().map_or(0, |resource| resource.text().len());
+        resource + self.extensions.as_ref().map_or(0, |extensions| extensions.text().len())
+    }
+}
+
+/// The result of verifying a payment, good for a few seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Verified {
+    /// The payer's balance, if the ledger has to compare it with the payments in flight.
+    pub funds: Option<Funds>,
+    /// The gas that the transfer took in simulation.
+    pub gas: Option<u64>,
+    /// When, in Unix seconds.
+    pub at: u64,
+    /// Whether the payer has code, which checks the signature and runs when the payment is settled. Such a payment gets a
+    /// transaction of its own.
+    pub contract_wallet: bool,
+}
+
+/// The payer's balance at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Funds {
+    /// The balance, in atomic units.
+    pub balance: U256,
+    /// The block at which it was read.
+    pub block: u64,
+}
+
+/// The result of settling a payment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettlementOutcome {
+    /// The payee was paid.
+    Settled {
+        /// The transaction that paid.
+        transaction: B256,
+        /// Its block, if known.
+        block: Option<u64>,
+        /// The payment's share of the transaction fee, in wei, if the facilitator paid it and reports it.
+        fee: Option<U256>,
+    },
+    /// The authorization was not executed.
+    Failed {
+        /// Why.
+        reason: Reason,
+        /// Why, for people.
+        detail: String,
+        /// The transaction that was included and did not pay, if there is one.
+        transaction: Option<B256>,
+        /// Whether it is proven that the authorization can never be executed. Otherwise it may still be.
+        dead: bool,
+    },
+    /// The outcome is not known yet. Never treat it as failed.
+    Unknown {
+        /// The transaction that may pay, if there is one.
+        transaction: Option<B256>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn echoed_metadata_is_bounded_and_never_empty() {
+        let url =
+            |length: usize| Verbatim::of(&ResourceInfo { url: "u".repeat(length), ..ResourceInfo::default() }).ok();
+        assert!(EchoedMetadata::new(None, None).is_none());
+        let overhead = EchoedMetadata::new(url(0), None).unwrap().size();
+        assert_eq!(EchoedMetadata::new(url(MAX_ECHOED_BYTES - overhead), None).unwrap().size(), MAX_ECHOED_BYTES);
+        assert!(EchoedMetadata::new(url(MAX_ECHOED_BYTES - overhead + 1), None).is_none());
+    }
+}

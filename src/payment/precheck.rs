@@ -1,48 +1,48 @@
-//! What can be told of a payment without asking anybody.
+//! The checks of a payment that need no I/O.
 
 use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
 
-use super::{Echo, PaymentKey, Terms};
+use super::{EchoedMetadata, PaymentKey, Terms};
 use crate::{
     eip3009::{Authorization, PaymentSignature, RecoverError},
     protocol::{ExactPayload, Reason},
 };
 
-/// A payment that passed every local check against an offer of ours. Made by [`precheck`], or restored from the record of one that was.
+/// A payment that passed all local checks against an offer. [`precheck`] returns it, and a ledger restores it from a record.
 #[derive(Clone, Debug)]
 pub struct Prechecked {
     terms: Arc<Terms>,
     payload: ExactPayload,
     authenticity: Authenticity,
-    echo: Option<Arc<Echo>>,
+    echoed: Option<Arc<EchoedMetadata>>,
     known_failures: u32,
 }
 
-/// Who can tell whether the signature is the payer's.
+/// Whether the signature is proven to be the payer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authenticity {
-    /// The payer's key made it.
+    /// The payer's key signed.
     Proven,
-    /// Not the payer's key: only a contract at the payer's address can accept it (ERC-1271). The error says why no
+    /// The payer's key did not sign: only a contract at the payer's address can accept the signature (ERC-1271). The error says why no
     /// address was recovered; without one, another key signed.
     ChainMustJudge(Option<RecoverError>),
 }
 
-/// The window of time in which an authorization must be usable, in seconds.
+/// The margins of an authorization's window of validity, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How much must remain before `validBefore`: the handler's deadline and the margin for settlement.
+    /// The time that must remain before `validBefore`: the handler's deadline and the margin for settlement.
     pub remaining: u64,
-    /// How far the payer's clock may run ahead of ours.
+    /// How far the payer's clock may be ahead of this one.
     pub skew: u64,
 }
 
 /// Checks a payment against `terms` at the time `now` (Unix seconds), without I/O.
 ///
 /// # Errors
-/// [`Rejection`] with the protocol's reason and one sentence that says what is wrong.
+/// [`Rejection`] with the protocol's reason code and one sentence for people.
 pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u64) -> Result<Prechecked, Rejection> {
     let ExactPayload { authorization, signature } = &payload;
     let offer = terms.offer();
@@ -65,13 +65,13 @@ pub fn precheck(terms: Arc<Terms>, payload: ExactPayload, window: Window, now: u
     if signature.as_bytes().is_empty() {
         return Err(Rejection::new(Reason::Signature, "the signature is empty"));
     }
-    // What cannot be a key's signature is not hashed for.
+    // Bytes that cannot be a key's signature do not cost a hash.
     let authenticity = match signature.recover_from(|| authorization.signing_hash(terms.domain())) {
         Ok(signer) if signer == authorization.from => Authenticity::Proven,
         Ok(_) => Authenticity::ChainMustJudge(None),
         Err(error) => Authenticity::ChainMustJudge(Some(error)),
     };
-    Ok(Prechecked { terms, payload, authenticity, echo: None, known_failures: 0 })
+    Ok(Prechecked { terms, payload, authenticity, echoed: None, known_failures: 0 })
 }
 
 fn check_window(authorization: &Authorization, max_timeout: u64, window: Window, now: u64) -> Result<(), Rejection> {
@@ -94,45 +94,55 @@ fn check_window(authorization: &Authorization, max_timeout: u64, window: Window,
 }
 
 impl Prechecked {
-    /// The terms it was checked against.
+    /// Returns the terms that it was checked against.
     pub const fn terms(&self) -> &Arc<Terms> {
         &self.terms
     }
 
-    /// What the payer signed.
+    /// Returns the message that the payer signed.
     pub const fn authorization(&self) -> &Authorization {
         &self.payload.authorization
     }
 
-    /// The payer's signature.
+    /// Returns the payer's signature.
     pub const fn signature(&self) -> &PaymentSignature {
         &self.payload.signature
     }
 
-    /// The EIP-712 hash of the authorization, computed each time.
+    /// Computes the EIP-712 hash of the authorization.
     pub fn signing_hash(&self) -> B256 {
         self.authorization().signing_hash(self.terms.domain())
     }
 
-    /// Who can tell whether the signature is the payer's.
+    /// Returns whether the signature is proven to be the payer's.
     pub const fn authenticity(&self) -> Authenticity {
         self.authenticity
     }
 
-    /// The same payment with what else the payer returned of the 402, for a facilitator that makes something of it. The ledger
-    /// does not keep it.
-    pub fn with_echo(self, echo: Option<Arc<Echo>>) -> Self {
-        Self { echo, ..self }
+    /// Sets the other fields of the 402 that the payer echoed, for a facilitator that uses them. The ledger does not keep them.
+    pub fn with_echoed(self, echoed: Option<Arc<EchoedMetadata>>) -> Self {
+        Self { echoed, ..self }
     }
 
-    /// What else the payer returned of the 402, where that is still known.
-    pub const fn echo(&self) -> Option<&Arc<Echo>> {
-        self.echo.as_ref()
+    /// Returns the other fields of the 402 that the payer echoed, if they are still known.
+    pub const fn echoed(&self) -> Option<&Arc<EchoedMetadata>> {
+        self.echoed.as_ref()
     }
 
-    /// Marks the payment as presented by a payer that may know of this many [failures](crate::ledger::Record::failures): that settling
-    /// it failed before is no reason not to try again. A payment that failed is settled only if it is presented with this, or made
-    /// from the record.
+    /// As [`with_echoed`](Self::with_echoed).
+    #[cfg(feature = "server")]
+    pub(crate) fn with_echo(self, echoed: Option<Arc<EchoedMetadata>>) -> Self {
+        self.with_echoed(echoed)
+    }
+
+    /// As [`echoed`](Self::echoed).
+    #[cfg(feature = "server")]
+    pub(crate) const fn echo(&self) -> Option<&Arc<EchoedMetadata>> {
+        self.echoed()
+    }
+
+    /// Marks the payment as presented again after this many [failures](crate::ledger::Record::failures) were recorded. A ledger settles a
+    /// payment that failed only if it is presented with the number on record.
     pub fn again(self, failures: u32) -> Self {
         Self { known_failures: failures, ..self }
     }
@@ -142,18 +152,18 @@ impl Prechecked {
         self.known_failures
     }
 
-    /// What the payer sent.
+    /// Returns the payload that the payer sent.
     #[cfg(feature = "remote")]
     pub(crate) const fn payload(&self) -> &ExactPayload {
         &self.payload
     }
 
-    /// What identifies the payment.
+    /// Returns the payment's identity.
     pub fn key(&self) -> PaymentKey {
         PaymentKey::of(&self.terms, self.authorization())
     }
 
-    /// Whether it still is within its window: time passes while a payment waits.
+    /// Checks the window again, because time passes while a payment waits.
     #[cfg(feature = "server")]
     pub(crate) fn check_window(&self, window: Window, now: u64) -> Result<(), Rejection> {
         check_window(self.authorization(), self.terms.offer().max_timeout_seconds, window, now)
@@ -162,22 +172,22 @@ impl Prechecked {
     /// Restores a payment from its record, which the ledger keeps only of payments that passed [`precheck`].
     #[cfg(any(feature = "server", feature = "onchain", feature = "remote"))]
     pub(crate) const fn restored(terms: Arc<Terms>, payload: ExactPayload, known_failures: u32) -> Self {
-        Self { terms, payload, authenticity: Authenticity::Proven, echo: None, known_failures }
+        Self { terms, payload, authenticity: Authenticity::Proven, echoed: None, known_failures }
     }
 }
 
-/// Why a payment is not good.
+/// Why a payment was rejected by a check.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
 pub struct Rejection {
-    /// The protocol's code.
+    /// The protocol's reason code.
     pub reason: Reason,
-    /// One sentence that says what is wrong.
+    /// One sentence for people.
     pub detail: String,
 }
 
 impl Rejection {
-    /// A rejection.
+    /// Creates a rejection.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into() }
     }

@@ -1,18 +1,21 @@
-//! The extension `bazaar`: what a paid route takes and gives, for those who look for one.
+//! The extension `bazaar`: the input and output of a paid route, for clients that search for one.
 //!
-//! A server declares it in the `extensions` of its 402. Payers echo it, so that the facilitator that settles learns it, and may tell
-//! others at `GET /discovery/resources`. The form is that of the
+//! A server declares it in the `extensions` of its 402. Payers echo it, so that the facilitator that settles gets it and can list the
+//! route at `GET /discovery/resources`. The form is that of the
 //! [specification](https://github.com/coinbase/x402/blob/main/specs/extensions/bazaar.md) and of the official packages:
 //! `info` holds examples, `schema` describes `info` in JSON Schema.
 
 use serde_json::{Map, Value, json};
 
 pub use super::schema::SchemaError;
+// The server's name for it.
+#[cfg(feature = "server")]
+pub(crate) use InvalidDiscovery;
 
-/// Its name among the extensions.
+/// The extension's name.
 pub const NAME: &str = "bazaar";
 
-/// How a request's body is written.
+/// The encoding of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyType {
     /// `application/json`.
@@ -24,7 +27,7 @@ pub enum BodyType {
 }
 
 impl BodyType {
-    /// As it is on the wire.
+    /// Returns its name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Json => "json",
@@ -34,7 +37,7 @@ impl BodyType {
     }
 }
 
-/// What one paid route takes and gives.
+/// A description of a paid route: its input and output, by example and by JSON Schema.
 ///
 /// Keep it short: it is in the header of every 402, which has room for about 4 KB of JSON in all.
 ///
@@ -48,7 +51,7 @@ impl BodyType {
 ///     .output(json!({ "score": 1.0 }));
 /// let extensions = discovery.extension()?;
 /// assert_eq!(extensions["bazaar"]["info"]["input"]["method"], "POST");
-/// # Ok::<(), tower_x402::protocol::bazaar::DiscoveryError>(())
+/// # Ok::<(), tower_x402::protocol::bazaar::InvalidDiscovery>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
@@ -63,29 +66,28 @@ pub struct Discovery {
     output_schema: Option<Value>,
 }
 
-/// What is described.
 impl Discovery {
-    /// A route that is asked with `GET`.
+    /// Describes a route with the method `GET`.
     pub const fn get() -> Self {
         Self::of("GET", None)
     }
 
-    /// A route that is asked with `DELETE`.
+    /// Describes a route with the method `DELETE`.
     pub const fn delete() -> Self {
         Self::of("DELETE", None)
     }
 
-    /// A route that is asked with `POST` and such a body.
+    /// Describes a route with the method `POST` and such a body.
     pub const fn post(body: BodyType) -> Self {
         Self::of("POST", Some(body))
     }
 
-    /// A route that is asked with `PUT` and such a body.
+    /// Describes a route with the method `PUT` and such a body.
     pub const fn put(body: BodyType) -> Self {
         Self::of("PUT", Some(body))
     }
 
-    /// A route that is asked with `PATCH` and such a body.
+    /// Describes a route with the method `PATCH` and such a body.
     pub const fn patch(body: BodyType) -> Self {
         Self::of("PATCH", Some(body))
     }
@@ -103,58 +105,58 @@ impl Discovery {
         }
     }
 
-    /// Query parameters, by example: an object.
+    /// Sets an example of the query parameters: an object.
     pub fn query(mut self, example: Value) -> Self {
         self.query = Some(example);
         self
     }
 
-    /// The schema of the query parameters; that they are an object goes without saying.
+    /// Sets the schema of the query parameters. It need not say that they are an object.
     pub fn query_schema(mut self, schema: Value) -> Self {
         self.query_schema = Some(schema);
         self
     }
 
-    /// A body, by example: an object, or for [`BodyType::Text`] a text.
+    /// Sets an example of the body: an object, or for [`BodyType::Text`] a string.
     pub fn body(mut self, example: Value) -> Self {
         self.body = Some(example);
         self
     }
 
-    /// The schema of the body.
+    /// Sets the schema of the body.
     pub fn body_schema(mut self, schema: Value) -> Self {
         self.body_schema = Some(schema);
         self
     }
 
-    /// An answer in JSON, by example.
+    /// Sets an example of the response, which is JSON.
     pub fn output(mut self, example: Value) -> Self {
         self.output = Some(example);
         self
     }
 
-    /// The schema of the answer. Said only beside an [example](Self::output).
+    /// Sets the schema of the response. It is used only with an [example](Self::output).
     pub fn output_schema(mut self, schema: Value) -> Self {
         self.output_schema = Some(schema);
         self
     }
 
-    /// The extension as a server offers it, under its [name](NAME).
+    /// Returns the extension as a server offers it, under its [name](NAME).
     ///
     /// # Errors
-    /// [`DiscoveryError`] if the examples are not what the schemas describe: no facilitator would take it.
-    pub fn extension(&self) -> Result<Map<String, Value>, DiscoveryError> {
+    /// [`InvalidDiscovery`] if an example does not match its schema: facilitators would refuse the extension.
+    pub fn extension(&self) -> Result<Map<String, Value>, InvalidDiscovery> {
         if self.body_type.is_none() && (self.body.is_some() || self.body_schema.is_some()) {
-            return Err(DiscoveryError::Body(self.method));
+            return Err(InvalidDiscovery::Body(self.method));
         }
         let is_object = |example: &Option<Value>| example.as_ref().is_none_or(Value::is_object);
         let is_text = self.body_type == Some(BodyType::Text);
         if !is_object(&self.query) || !(is_text || is_object(&self.body)) {
-            return Err(DiscoveryError::Example);
+            return Err(InvalidDiscovery::Example);
         }
         for schema in [&self.query_schema, &self.body_schema, &self.output_schema] {
             if !is_object(schema) {
-                return Err(DiscoveryError::Schema(SchemaError::NotASchema("schema")));
+                return Err(InvalidDiscovery::Schema(SchemaError::InvalidSchema("schema")));
             }
         }
         let extension = json!({ "info": self.info(), "schema": self.schema() });
@@ -201,7 +203,7 @@ impl Discovery {
         if let Some(example) = &self.output {
             let any = Value::Object(Map::new());
             let said = self.output_schema.as_ref();
-            // Only an object can be said to be one.
+            // A schema of an object, unless the example is something else.
             let of_example =
                 if example.is_object() { of_object(said.unwrap_or(&any)) } else { said.unwrap_or(&any).clone() };
             let output = json!({ "type": { "type": "string" }, "example": of_example });
@@ -215,7 +217,7 @@ impl Discovery {
         })
     }
 
-    /// Requests without a body are said to have query parameters, if only none.
+    /// A request without a body has query parameters, if only an empty object.
     fn query_example(&self) -> Option<Value> {
         match (&self.query, &self.query_schema, self.body_type) {
             (Some(query), _, _) => Some(query.clone()),
@@ -225,32 +227,32 @@ impl Discovery {
     }
 }
 
-/// Why something is not an extension that facilitators take.
+/// Why an extension is one that facilitators refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DiscoveryError {
-    /// A body for a method that has none.
+pub enum InvalidDiscovery {
+    /// A body was described for a method that has none.
     #[error("{0} has no body")]
     Body(&'static str),
-    /// An example that is no object.
-    #[error("the examples of query and body are objects, and text for a body of text")]
+    /// An example is not an object.
+    #[error("an example of query or body is not an object (or text, for a body of text)")]
     Example,
-    /// The examples are not as described.
+    /// An example does not match its schema, or the schema cannot be checked.
     #[error(transparent)]
     Schema(#[from] SchemaError),
-    /// `info` or `schema` are missing, or `info.input` is of an unknown type or method.
+    /// A field is missing, or has an unknown value.
     #[error("{0} is missing or unknown")]
     Form(&'static str),
 }
 
-/// Whether an extension is one that may be shown to others: of a known form, and its `info` as its `schema` describes.
+/// Checks that an extension has a known form and that its `info` matches its `schema`, as a facilitator does before it lists a route.
 ///
 /// # Errors
-/// [`DiscoveryError`] if not.
-pub fn check(extension: &Value) -> Result<(), DiscoveryError> {
-    let info = extension.get("info").filter(|info| info.is_object()).ok_or(DiscoveryError::Form("info"))?;
-    let schema = extension.get("schema").filter(|schema| schema.is_object()).ok_or(DiscoveryError::Form("schema"))?;
-    let input = info.get("input").filter(|input| input.is_object()).ok_or(DiscoveryError::Form("info.input"))?;
+/// [`InvalidDiscovery`] if it does not.
+pub fn check(extension: &Value) -> Result<(), InvalidDiscovery> {
+    let info = extension.get("info").filter(|info| info.is_object()).ok_or(InvalidDiscovery::Form("info"))?;
+    let schema = extension.get("schema").filter(|schema| schema.is_object()).ok_or(InvalidDiscovery::Form("schema"))?;
+    let input = info.get("input").filter(|input| input.is_object()).ok_or(InvalidDiscovery::Form("info.input"))?;
     match input.get("type").and_then(Value::as_str) {
         Some("http") => {
             let is_one_of = |field: &str, known: &[&str]| match input.get(field) {
@@ -258,23 +260,23 @@ pub fn check(extension: &Value) -> Result<(), DiscoveryError> {
                 Some(value) => value.as_str().is_some_and(|value| known.contains(&value)),
             };
             if !is_one_of("method", &["GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"]) {
-                return Err(DiscoveryError::Form("info.input.method"));
+                return Err(InvalidDiscovery::Form("info.input.method"));
             }
             if !is_one_of("bodyType", &["json", "form-data", "text"]) {
-                return Err(DiscoveryError::Form("info.input.bodyType"));
+                return Err(InvalidDiscovery::Form("info.input.bodyType"));
             }
             if input.get("bodyType").is_some() && !is_one_of("method", &["POST", "PUT", "PATCH"]) {
-                return Err(DiscoveryError::Form("a method that has a body"));
+                return Err(InvalidDiscovery::Form("a method that has a body"));
             }
         }
         Some("mcp") => {
-            // The specification and the official packages do not agree on this name.
+            // The specification and the official packages differ in this name.
             let has_name = ["toolName", "tool"].iter().any(|name| input.get(*name).is_some_and(is_name));
             if !has_name || !input.get("inputSchema").is_some_and(Value::is_object) {
-                return Err(DiscoveryError::Form("info.input.toolName or inputSchema"));
+                return Err(InvalidDiscovery::Form("info.input.toolName or inputSchema"));
             }
         }
-        _ => return Err(DiscoveryError::Form("info.input.type")),
+        _ => return Err(InvalidDiscovery::Form("info.input.type")),
     }
     super::schema::check(schema, info)?;
     Ok(())
@@ -284,7 +286,7 @@ fn is_name(value: &Value) -> bool {
     value.as_str().is_some_and(|name| !name.is_empty())
 }
 
-/// A schema of objects.
+/// Makes a schema one of objects.
 fn of_object(schema: &Value) -> Value {
     let mut whole = json!({ "type": "object" });
     if let (Some(whole), Some(schema)) = (whole.as_object_mut(), schema.as_object()) {
@@ -298,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_declared_is_what_a_facilitator_takes() {
+    fn a_declared_route_passes_the_check_of_facilitators() {
         let described = Discovery::post(BodyType::Json)
             .query(json!({ "k": "1" }))
             .body(json!({ "output": "4" }))
@@ -323,22 +325,25 @@ mod tests {
     }
 
     #[test]
-    fn examples_that_are_not_as_described_are_refused() {
+    fn examples_that_do_not_match_their_schemas_are_refused() {
         let schema = json!({ "required": ["output"] });
         let refused = |discovery: Discovery| discovery.extension().unwrap_err();
         let missing = Discovery::post(BodyType::Json).body_schema(schema.clone());
-        assert!(matches!(refused(missing), DiscoveryError::Schema(SchemaError::Mismatch { keyword: "required", .. })));
+        assert!(matches!(
+            refused(missing),
+            InvalidDiscovery::Schema(SchemaError::Mismatch { keyword: "required", .. })
+        ));
         let missing = Discovery::get().output(json!({})).output_schema(schema.clone());
-        assert!(matches!(refused(missing), DiscoveryError::Schema(SchemaError::Mismatch { .. })));
-        assert_eq!(refused(Discovery::get().body(json!({}))), DiscoveryError::Body("GET"));
-        assert_eq!(refused(Discovery::get().query(json!("k=1"))), DiscoveryError::Example);
-        assert_eq!(refused(Discovery::post(BodyType::Json).body(json!("text"))), DiscoveryError::Example);
+        assert!(matches!(refused(missing), InvalidDiscovery::Schema(SchemaError::Mismatch { .. })));
+        assert_eq!(refused(Discovery::get().body(json!({}))), InvalidDiscovery::Body("GET"));
+        assert_eq!(refused(Discovery::get().query(json!("k=1"))), InvalidDiscovery::Example);
+        assert_eq!(refused(Discovery::post(BodyType::Json).body(json!("text"))), InvalidDiscovery::Example);
         let elsewhere = json!({ "$ref": "https://example.com/schema" });
-        assert!(matches!(refused(Discovery::get().query_schema(elsewhere)), DiscoveryError::Schema(_)));
+        assert!(matches!(refused(Discovery::get().query_schema(elsewhere)), InvalidDiscovery::Schema(_)));
     }
 
     #[test]
-    fn what_no_facilitator_takes_is_told() {
+    fn an_extension_that_facilitators_refuse_is_invalid() {
         let good = Discovery::get().extension().unwrap().remove(NAME).unwrap();
         for (field, value) in [
             ("/info", json!(null)),

@@ -17,15 +17,15 @@ use crate::{
 pub struct ExactPayload {
     /// The payer's signature over the authorization.
     pub signature: PaymentSignature,
-    /// What was signed.
+    /// The message that the payer signed.
     pub authorization: Authorization,
 }
 
-/// When the money moves relative to the work (`extra.paymentFlow`).
+/// The order of work and settlement (`extra.paymentFlow`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PaymentFlow {
-    /// Work, then settle, then answer. The protocol's default, never written.
+    /// Work, settle, respond. The protocol's default, which is never written.
     #[default]
     Authorization,
     /// Settle, then work.
@@ -33,7 +33,7 @@ pub enum PaymentFlow {
 }
 
 impl PaymentFlow {
-    /// The flow's name in `extra.paymentFlow`.
+    /// Returns its name in `extra.paymentFlow`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Authorization => "authorization",
@@ -48,28 +48,28 @@ impl fmt::Display for PaymentFlow {
     }
 }
 
-/// An `exact` offer on an EVM chain, read and checked.
+/// An `exact` offer on an EVM chain, parsed and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExactOffer {
-    /// The token and the chain it lives on.
+    /// The token, and its chain.
     pub asset: Asset,
-    /// The price in atomic units of the asset.
+    /// The price, in atomic units of the token.
     pub amount: U256,
-    /// Who is paid.
+    /// The payee.
     pub pay_to: Address,
-    /// How long the authorization may be valid, in seconds.
+    /// The longest validity of an authorization, in seconds.
     pub max_timeout_seconds: u64,
-    /// When the money moves.
+    /// The order of work and settlement.
     pub flow: PaymentFlow,
 }
 
 impl ExactOffer {
-    /// The chain it is to be paid on.
+    /// Returns the chain of the payment.
     pub fn network(&self) -> Network {
         self.asset.network
     }
 
-    /// The offer as it is written on the wire, addresses checksummed.
+    /// Returns the offer as it is on the wire, with checksummed addresses.
     pub fn to_requirements(&self) -> PaymentRequirements {
         let mut extra = Map::new();
         extra.insert("name".into(), Value::from(self.asset.name.as_str()));
@@ -108,7 +108,7 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
             Some(Value::String(flow)) if flow == "upfront" => PaymentFlow::Upfront,
             Some(other) => return Err(OfferError::Flow(other.to_string())),
         };
-        // The EVM scheme has other ways to move a token (Permit2); they are named here and are not EIP-3009.
+        // The EVM scheme also has transfers by Permit2, which this field names.
         if let Some(method) = offer.extra.get("assetTransferMethod").filter(|method| *method != "eip3009") {
             return Err(OfferError::TransferMethod(method.to_string()));
         }
@@ -127,29 +127,29 @@ impl TryFrom<&PaymentRequirements> for ExactOffer {
     }
 }
 
-/// Why an offer is not one that this crate can pay or serve.
+/// Why this crate can neither pay nor serve an offer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
-    /// Another scheme.
+    /// The scheme is not `exact`.
     #[error("scheme {0:?} is not implemented, only \"exact\"")]
     Scheme(String),
-    /// Not an EVM chain.
+    /// The network is not an EVM chain.
     #[error("network {0:?} is not an EVM chain")]
     Network(String),
-    /// Not an address of 20 bytes in hex.
+    /// The field is not an address of 20 bytes in hex.
     #[error("{0} is not an EVM address")]
     Address(&'static str),
-    /// Not a decimal integer within 256 bits.
+    /// The amount is not a decimal integer of at most 256 bits.
     #[error("amount is not a decimal string of atomic units")]
     Amount,
     /// `extra` lacks the token's EIP-712 domain.
     #[error("extra lacks the token's EIP-712 name or version")]
     MissingDomain,
-    /// A flow this crate does not know.
+    /// The payment flow is unknown.
     #[error("paymentFlow {0} is not implemented")]
     Flow(String),
-    /// A way to move the token that is not EIP-3009.
+    /// The token is to be moved by another method than EIP-3009.
     #[error("assetTransferMethod {0} is not implemented, only \"eip3009\"")]
     TransferMethod(String),
 }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_paid_is_named() {
+    fn an_offer_that_cannot_be_paid_names_the_field() {
         let change = |change: fn(&mut PaymentRequirements)| {
             let mut written = offer().to_requirements();
             change(&mut written);

@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// An ordinary payment takes about 1.2 KB; the rest is for the long signatures of contract wallets.
 pub const MAX_PAYMENT_HEADER: usize = 16 * 1024;
 
-/// The largest `PAYMENT-REQUIRED` that a client reads, in bytes; Node's fetch stops at the same size.
+/// The largest `PAYMENT-REQUIRED` that a client reads, in bytes. Node's fetch has the same limit.
 pub const MAX_REQUIRED_HEADER: usize = 16 * 1024;
 
 /// The largest body of a 402 in which a client looks for an offer of x402 v1, in bytes.
@@ -17,41 +17,37 @@ pub const MAX_REQUIRED_BODY: usize = 64 * 1024;
 /// Room for the JSON of most messages, in bytes.
 const USUAL_SIZE: usize = 512;
 
-/// Writes a message as a header value.
+/// Encodes a message as a header value.
 ///
 /// # Errors
-/// Only if `message` refuses to serialize; the messages of this module never do.
+/// If `message` refuses to serialize. The messages of this module never do.
 pub fn encode_header<T: Serialize>(message: &T) -> Result<String, serde_json::Error> {
     let mut json = Vec::with_capacity(USUAL_SIZE);
     serde_json::to_writer(&mut json, message)?;
     Ok(STANDARD.encode_to_string(json))
 }
 
-/// Reads a message from a header value of at most `limit` bytes.
+/// Decodes a message from a header value of at most `limit` bytes. A longer value is refused before it is read.
 ///
 /// # Errors
-/// See [`DecodeError`]; the message is not looked at before its size is known to be within `limit`.
+/// See [`DecodeError`].
 pub fn decode_header<T: DeserializeOwned>(value: &[u8], limit: usize) -> Result<T, DecodeError> {
-    serde_json::from_str(&decode_text(value, limit)?).map_err(DecodeError::Json)
-}
-
-/// The JSON in a header value of at most `limit` bytes.
-fn decode_text(value: &[u8], limit: usize) -> Result<String, DecodeError> {
     if value.len() > limit {
         return Err(DecodeError::TooLarge { size: value.len(), limit });
     }
-    // Padding is written, and optional when read.
+    // Padding is optional in what others send.
     let codec = if value.len().is_multiple_of(4) { STANDARD } else { STANDARD_NO_PAD };
     let json = codec.decode_to_vec(value).map_err(|_| DecodeError::NotBase64)?;
-    // All of it, also what nobody reads: other readers of the same header refuse it (RFC 8259, section 8.1).
-    String::from_utf8(json).map_err(|error| DecodeError::Json(serde::de::Error::custom(error.utf8_error())))
+    // Also in fields that are not parsed: other readers of the header refuse invalid UTF-8 (RFC 8259, section 8.1).
+    let json = str::from_utf8(&json).map_err(|error| DecodeError::Json(serde::de::Error::custom(error)))?;
+    serde_json::from_str(json).map_err(DecodeError::Json)
 }
 
-/// Why a header could not be read.
+/// Why a header could not be decoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// Longer than the reader is willing to look at.
+    /// The header is longer than the limit.
     #[error("the header has {size} bytes, more than the limit of {limit}")]
     TooLarge {
         /// Its size in bytes.
@@ -59,10 +55,10 @@ pub enum DecodeError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// Not standard base64 (RFC 4648, section 4).
+    /// The header is not standard base64 (RFC 4648, section 4).
     #[error("the header is not standard base64")]
     NotBase64,
-    /// Not JSON, or JSON of another shape.
+    /// The header does not hold the expected JSON.
     #[error("the header does not hold the expected JSON: {0}")]
     Json(#[source] serde_json::Error),
 }
@@ -76,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_optional_and_nothing_else_is() {
+    fn only_padding_is_optional() {
         assert_eq!(decode("eyJhIjoxfQ==").unwrap()["a"], 1);
         assert_eq!(decode("eyJhIjoxfQ").unwrap()["a"], 1);
         for text in ["eyJhIjoxfQ===", "eyJhIjoxfQ= =", " eyJhIjoxfQ==", "eyJhIjoxfR", "-_-_", "{\"a\":1}", "=", "a"] {
@@ -86,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_header_is_not_looked_at() {
+    fn an_oversized_header_is_refused_before_it_is_read() {
         let long = "A".repeat(65);
         assert!(matches!(decode(&long), Err(DecodeError::TooLarge { size: 65, limit: 64 })));
     }
 
     #[test]
-    fn what_nobody_reads_must_be_text_too() {
+    fn fields_that_are_not_parsed_must_be_utf8() {
         #[derive(Debug, serde::Deserialize)]
         struct Read {
             a: u8,

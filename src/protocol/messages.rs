@@ -1,70 +1,73 @@
-//! The messages of x402 v2, as they are on the wire.
+//! The messages of x402 v2, as they are on the wire, and JSON that is echoed byte for byte.
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use std::{fmt, marker::PhantomData};
 
-use super::{ExactPayload, Reason, V2, Verbatim};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, value::RawValue};
 
-/// What is being sold (`resource` of a 402).
+use super::{ExactPayload, Reason, V2};
+
+/// The resource that is paid for (`resource` of a 402).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceInfo {
     /// The resource's public URL.
     pub url: String,
-    /// For people and agents.
+    /// A description for people and agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Media type of the paid response.
+    /// The media type of the paid response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mime_type: Option<String>,
-    /// Name of the service.
+    /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// At most five labels.
+    /// Labels; at most five.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// An icon to show.
+    /// The URL of an icon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub icon_url: Option<String>,
 }
 
-/// One way to pay, as offered by a server and echoed by a payer.
+/// An offer: one way to pay, offered by a server and echoed by a payer.
 ///
-/// Fields are text because an offer may be for a chain this crate does not serve; [`ExactOffer`](super::ExactOffer) reads those it does.
+/// The fields are text, because an offer may be for a chain that this crate does not support. [`ExactOffer`](super::ExactOffer) parses
+/// the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PaymentRequirements {
-    /// How to pay; this crate knows `exact`.
+    /// The scheme. This crate knows `exact`.
     pub scheme: String,
-    /// Chain, as CAIP-2.
+    /// The chain, as CAIP-2.
     pub network: String,
-    /// Atomic units of the asset, as a decimal string.
+    /// The amount in atomic units of the token, as a decimal string.
     pub amount: String,
     /// The token.
     pub asset: String,
-    /// Who is paid.
+    /// The payee.
     pub pay_to: String,
-    /// How long an authorization may be valid, in seconds.
+    /// The longest validity of an authorization, in seconds.
     pub max_timeout_seconds: u64,
-    /// What the scheme needs: for `exact` on EVM the token's EIP-712 name and version.
+    /// Fields of the scheme: for `exact` on EVM the token's EIP-712 name and version.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub extra: Map<String, Value>,
 }
 
-/// `PAYMENT-REQUIRED`: what a resource costs and how it can be paid.
+/// `PAYMENT-REQUIRED`: the offers for a resource.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PaymentRequired {
-    /// Protocol version.
+    /// The protocol version.
     pub x402_version: V2,
-    /// Why this answer is a 402.
+    /// Why the response is a 402.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What is being sold.
+    /// The resource.
     pub resource: ResourceInfo,
-    /// The ways to pay; each is to be echoed exactly.
+    /// The offers. A payer echoes one of them byte for byte.
     pub accepts: Vec<Verbatim<PaymentRequirements>>,
-    /// Protocol extensions offered.
+    /// The protocol extensions that the server offers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
@@ -73,100 +76,184 @@ pub struct PaymentRequired {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PaymentPayload {
-    /// Protocol version.
+    /// The protocol version.
     pub x402_version: V2,
-    /// The resource, echoed.
+    /// The echoed resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource: Option<Verbatim<ResourceInfo>>,
-    /// The chosen offer, echoed.
+    /// The echoed offer.
     pub accepted: Verbatim<PaymentRequirements>,
-    /// What the scheme asks for.
+    /// The scheme's payload.
     pub payload: Verbatim<ExactPayload>,
-    /// Extensions, echoed and perhaps added to.
+    /// The echoed extensions, with additions of the payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
-/// `PAYMENT-RESPONSE`, and a facilitator's answer to `/settle`.
+/// `PAYMENT-RESPONSE`, and a facilitator's response to `/settle`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SettlementResponse {
-    /// Whether the payment was settled (or, with an extension that says so, accepted for later settlement).
+    /// `true` if the payment was settled, or accepted for later settlement if an extension says so.
     pub success: bool,
-    /// Why not.
+    /// The reason code, if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_reason: Option<Reason>,
-    /// Who paid.
+    /// The payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payer: Option<String>,
-    /// Transaction hash; empty if there is none.
+    /// The transaction's hash; empty if there is none.
     pub transaction: String,
-    /// Chain, as CAIP-2.
+    /// The chain, as CAIP-2.
     pub network: String,
-    /// Atomic units that moved.
+    /// The amount that moved, in atomic units.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amount: Option<String>,
-    /// Extensions.
+    /// The extensions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
-/// What a server sends to a facilitator's `/verify` and `/settle`.
+/// The request to a facilitator's `/verify` and `/settle`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FacilitatorRequest {
-    /// Protocol version.
+    /// The protocol version.
     pub x402_version: V2,
-    /// What the payer sent.
+    /// The payment that the payer sent.
     pub payment_payload: PaymentPayload,
-    /// What the server asks for.
+    /// The server's offer.
     pub payment_requirements: Verbatim<PaymentRequirements>,
 }
 
-/// A facilitator's answer to `/verify`.
+/// A facilitator's response to `/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyResponse {
-    /// Whether the payment could be settled now.
+    /// `true` if the payment could be settled now.
     pub is_valid: bool,
-    /// Why not.
+    /// The reason code, if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invalid_reason: Option<Reason>,
-    /// The same for people.
+    /// Why it could not, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invalid_message: Option<String>,
-    /// Who would pay.
+    /// The payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payer: Option<String>,
 }
 
-/// A facilitator's answer to `/supported`.
+/// A facilitator's response to `/supported`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SupportedResponse {
-    /// What it verifies and settles.
+    /// The kinds of payments that it verifies and settles.
     pub kinds: Vec<SupportedKind>,
-    /// Extensions it knows.
+    /// The extensions that it knows.
     #[serde(default)]
     pub extensions: Vec<String>,
-    /// Settlement addresses by CAIP-2 pattern.
+    /// Its accounts that send transactions, by CAIP-2 pattern.
     #[serde(default)]
     pub signers: std::collections::BTreeMap<String, Vec<String>>,
 }
 
-/// One combination that a facilitator supports.
+/// A kind of payment that a facilitator supports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SupportedKind {
-    /// Protocol version.
+    /// The protocol version.
     pub x402_version: u8,
-    /// Scheme, such as `exact`.
+    /// The scheme, such as `exact`.
     pub scheme: String,
-    /// Chain, as CAIP-2 (v1: a name).
+    /// The chain, as CAIP-2 (in v1: a name).
     pub network: String,
-    /// More about it.
+    /// Fields of the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra: Option<Map<String, Value>>,
+}
+
+/// A JSON text of type `T` that is kept byte for byte and read on demand.
+///
+/// ```
+/// use tower_x402::protocol::{PaymentRequirements, Verbatim};
+///
+/// let text = r#"{"scheme":"exact","network":"eip155:8453","amount":"1000","asset":"0xA","payTo":"0xB",
+///     "maxTimeoutSeconds":60,"extra":{"name":"USD Coin"},"aFieldOfTomorrow":[1, 2]}"#;
+/// let offer: Verbatim<PaymentRequirements> = serde_json::from_str(text)?;
+/// assert_eq!(offer.read()?.amount, "1000");
+/// assert_eq!(serde_json::to_string(&offer)?, text);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+pub struct Verbatim<T> {
+    raw: Box<RawValue>,
+    read_as: PhantomData<fn() -> T>,
+}
+
+impl<T> Verbatim<T> {
+    /// Returns the text.
+    pub fn text(&self) -> &str {
+        self.raw.get()
+    }
+}
+
+impl<T: Serialize> Verbatim<T> {
+    /// Returns the text that `value` serializes to.
+    ///
+    /// # Errors
+    /// If `value` refuses to serialize.
+    pub fn of(value: &T) -> Result<Self, serde_json::Error> {
+        serde_json::value::to_raw_value(value).map(|raw| Self { raw, read_as: PhantomData })
+    }
+}
+
+#[cfg(feature = "facilitator")]
+impl Verbatim<PaymentRequirements> {
+    /// Returns the text of an offer. Its fields are text, numbers and maps with text keys, so this cannot fail.
+    pub(crate) fn of_requirements(offer: &PaymentRequirements) -> Self {
+        let raw = serde_json::value::to_raw_value(offer).unwrap_or_else(|_| RawValue::NULL.to_owned());
+        Self { raw, read_as: PhantomData }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Verbatim<T> {
+    /// Parses the text.
+    ///
+    /// # Errors
+    /// If the text is not a `T`.
+    pub fn read(&'de self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.raw.get())
+    }
+}
+
+impl<T> Clone for Verbatim<T> {
+    fn clone(&self) -> Self {
+        Self { raw: self.raw.clone(), read_as: PhantomData }
+    }
+}
+
+impl<T> PartialEq for Verbatim<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.text() == other.text()
+    }
+}
+
+impl<T> fmt::Debug for Verbatim<T> {
+    /// Shows the length only, because the text may hold a signature.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Verbatim({} bytes)", self.text().len())
+    }
+}
+
+impl<T> Serialize for Verbatim<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.raw.serialize(serializer)
+    }
+}
+
+impl<'de, T> Deserialize<'de> for Verbatim<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Box::<RawValue>::deserialize(deserializer).map(|raw| Self { raw, read_as: PhantomData })
+    }
 }
 
 #[cfg(test)]
@@ -174,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payment_returns_offer_resource_and_extensions_unread_and_unchanged() {
+    fn a_payment_echoes_offer_resource_and_extensions_byte_for_byte() {
         let text = r#"{"x402Version":2,"resource":{"url":"u", "new":1e2},"accepted":{"b":1,"a": [2 ]},"payload":{ "z":1},"extensions":{"x":{"y":1.0}}}"#;
         let payment: PaymentPayload = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&payment).unwrap(), text);

@@ -1,8 +1,7 @@
-//! The messages of x402 v2, their header encoding and the reason codes; those of v1 are in [`v1`]. No I/O.
+//! The messages of x402 v2, their header encoding and the reason codes; [`v1`] has the messages of v1. No I/O.
 //!
-//! Everything here follows the [x402 specification](https://github.com/coinbase/x402/tree/main/specs). Messages
-//! keep what the protocol demands to be echoed as the exact text that was received ([`Verbatim`]), so that a payer
-//! returns an offer byte for byte, with the fields it does not know.
+//! Everything here follows the [x402 specification](https://github.com/coinbase/x402/tree/main/specs). Fields that a payer has to echo
+//! are kept as the text that was received ([`Verbatim`]), so that an offer is returned byte for byte, including unknown fields.
 //!
 //! ```
 //! use tower_x402::protocol::{self, PaymentRequired};
@@ -18,39 +17,36 @@ mod exact;
 pub(crate) mod extensions;
 mod header;
 mod messages;
-mod payment_id;
 pub mod payment_status;
 mod reason;
 mod schema;
-#[cfg(any(feature = "facilitator", feature = "reqwest", test))]
+#[cfg(any(feature = "facilitator", feature = "reqwest"))]
 pub(crate) mod timestamp;
 pub mod v1;
-mod verbatim;
 mod version;
 
 pub use exact::{ExactOffer, ExactPayload, OfferError, PaymentFlow};
+pub use extensions::{PaymentId, PaymentIdError};
 pub use header::{
     DecodeError, MAX_PAYMENT_HEADER, MAX_REQUIRED_BODY, MAX_REQUIRED_HEADER, decode_header, encode_header,
 };
 pub use messages::{
     FacilitatorRequest, PaymentPayload, PaymentRequired, PaymentRequirements, ResourceInfo, SettlementResponse,
-    SupportedKind, SupportedResponse, VerifyResponse,
+    SupportedKind, SupportedResponse, Verbatim, VerifyResponse,
 };
-pub use payment_id::{PaymentId, PaymentIdError};
 pub use reason::Reason;
-pub use verbatim::Verbatim;
 pub use version::{UnknownVersion, V1, V2, Version};
 
-/// Names of the HTTP headers, in the lower case that HTTP/2 demands.
+/// The names of the HTTP headers, in lower case as HTTP/2 requires.
 pub mod header_name {
-    /// Server to client, on a 402: what the resource costs.
+    /// Server to client, on a 402: the offers.
     pub const PAYMENT_REQUIRED: &str = "payment-required";
     /// Client to server: the signed payment.
     pub const PAYMENT_SIGNATURE: &str = "payment-signature";
-    /// Server to client: how the payment was settled.
+    /// Server to client: the settlement.
     pub const PAYMENT_RESPONSE: &str = "payment-response";
     /// Client to server: the signed payment, in v1.
     pub const X_PAYMENT: &str = "x-payment";
-    /// Server to client: how the payment was settled, in v1.
+    /// Server to client: the settlement, in v1.
     pub const X_PAYMENT_RESPONSE: &str = "x-payment-response";
 }

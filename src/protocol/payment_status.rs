@@ -1,16 +1,15 @@
-//! The extension `payment-status`, of this crate's own: where a server tells what became of a payment, and how.
+//! The extension `payment-status`, which this crate defines: a URL where a server reports the status of a payment.
 //!
-//! A server declares in its 402's `extensions` where it answers:
+//! A server declares the URL in the `extensions` of its 402:
 //!
 //! ```json
 //! { "payment-status": { "info": { "url": "https://api.example/payments/status" } } }
 //! ```
 //!
-//! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` then answers a [`Status`], or 404 for
-//! a payment that the server does not know. The URL may be a path of the paid resource's origin; clients follow it to no
-//! other origin.
+//! `GET` with the query parameters `network` (CAIP-2), `asset`, `payer` and `nonce` returns a [`Status`], or 404 for an unknown payment.
+//! The URL may be a path on the paid resource's origin. Clients do not follow it to another origin.
 //!
-//! A server that answers before it settles names the payment in the `extensions` of its `PAYMENT-RESPONSE`, which says success
+//! A server that responds before it settles names the payment in the `extensions` of its `PAYMENT-RESPONSE`, which reports success
 //! with an empty transaction:
 //!
 //! ```json
@@ -27,15 +26,16 @@ use serde_json::{Map, Value, json};
 #[cfg(feature = "server")]
 use crate::network::Network;
 
-/// Its name among the extensions.
+/// The extension's name.
 pub const NAME: &str = "payment-status";
 
-/// What a server offers in a 402: the fate of a payment can be looked up at `url`.
+/// Returns the extension that a server offers in a 402: it reports the status of payments at `url`.
 pub fn declaration(url: &str) -> Map<String, Value> {
     Map::from_iter([(NAME.to_owned(), json!({ "info": { "url": url } }))])
 }
 
-/// What a server says of a payment that it will settle: the parameters to ask for it with, and, if it answers that, where.
+/// Returns the extension for a payment that the server will settle: the parameters to ask for its status with, and the URL if there is
+/// one.
 #[cfg(feature = "server")]
 pub(crate) fn pending(
     network: Network,
@@ -57,17 +57,17 @@ pub(crate) fn pending(
     Map::from_iter([(NAME.to_owned(), json!({ "info": info }))])
 }
 
-/// The URL that a server's extensions declare.
+/// Returns the URL that a server's extensions declare.
 pub fn declared(extensions: &Map<String, Value>) -> Option<&str> {
     extensions.get(NAME)?.get("info")?.get("url")?.as_str()
 }
 
-/// What a server knows of a payment.
+/// The status of a payment, as a server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// How far the money is.
+    /// The state of the settlement.
     pub state: State,
-    /// The transaction that moved it or may move it.
+    /// The transaction that paid or may pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction: Option<B256>,
     /// The block that includes the transaction.
@@ -75,29 +75,29 @@ pub struct Status {
     pub block: Option<u64>,
 }
 
-/// How far the money of a payment is.
+/// The state of a payment's settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum State {
-    /// Known, and not submitted yet.
+    /// Not submitted yet.
     Pending,
     /// Submitted to the chain.
     Submitted,
-    /// Perhaps submitted; nobody can tell yet.
+    /// Submitted, with an unknown outcome.
     Unknown,
-    /// In a block.
+    /// Included in a block.
     Settled,
-    /// In a block that will not be undone.
+    /// Included in a final block.
     Final,
-    /// Not executed so far; until it expires it may be.
+    /// Not executed so far. It may be until it expires.
     Failed,
-    /// Proven on the chain never to be executed.
+    /// Proven never to be executed.
     Dead,
 }
 
 impl State {
-    /// Whether the money has moved.
+    /// Returns `true` if the payment is settled or final.
     pub const fn is_paid(self) -> bool {
         matches!(self, Self::Settled | Self::Final)
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_declaration_is_found_and_nothing_else_is() {
+    fn only_a_declaration_has_a_url() {
         assert_eq!(declared(&declaration("/payments/status")), Some("/payments/status"));
         for other in [json!({}), json!({ NAME: {} }), json!({ NAME: { "info": { "url": 7 } } }), json!({ NAME: "/s" })]
         {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_as_short_as_what_is_known() {
+    fn a_status_has_only_the_known_fields() {
         let pending = Status { state: State::Pending, transaction: None, block: None };
         assert_eq!(serde_json::to_value(pending).unwrap(), json!({ "state": "pending" }));
         let read: Status = serde_json::from_value(json!({ "state": "final", "block": 7, "more": [] })).unwrap();

@@ -1,4 +1,4 @@
-//! Reason codes.
+//! The reason codes of x402.
 
 use std::{convert::Infallible, fmt, str::FromStr};
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
-        /// Why a payment was refused or not settled, as x402 servers and facilitators say it.
+        /// A reason code of x402: why a payment was refused or not settled.
         ///
-        /// Codes that this crate does not know are kept as they came.
+        /// Unknown codes are kept as they are.
         ///
         /// ```
         /// use tower_x402::protocol::Reason;
@@ -20,15 +20,15 @@ macro_rules! reasons {
         #[non_exhaustive]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
-            /// A code this crate does not know.
+            /// An unknown code.
             Other(Box<str>),
         }
 
         impl Reason {
-            /// Every code this crate knows.
+            /// The known codes.
             pub const KNOWN: &[Self] = &[$(Self::$variant),*];
 
-            /// The code on the wire.
+            /// Returns the code on the wire.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$variant => $code,)*
@@ -49,21 +49,21 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The payer's balance does not cover the payment and what else it has in flight.
+    /// The payer's balance does not cover this payment and its others in flight.
     InsufficientFunds = "insufficient_funds",
     /// `validAfter` has not passed.
     ValidAfter = "invalid_exact_evm_payload_authorization_valid_after",
     /// `validBefore` has passed, leaves too little time, or lies too far ahead.
     ValidBefore = "invalid_exact_evm_payload_authorization_valid_before",
-    /// The value is unusable in itself.
+    /// The value is invalid.
     Value = "invalid_exact_evm_payload_authorization_value",
-    /// The value is not the amount asked for.
+    /// The value is not the offer's amount.
     ValueMismatch = "invalid_exact_evm_payload_authorization_value_mismatch",
     /// The signature is not the payer's.
     Signature = "invalid_exact_evm_payload_signature",
-    /// The same, in newer implementations.
+    /// The signature is not the payer's (the code of newer implementations).
     SignatureNewer = "invalid_exact_evm_signature",
-    /// The authorization pays somebody else.
+    /// The authorization pays another address.
     RecipientMismatch = "invalid_exact_evm_payload_recipient_mismatch",
     /// The offer lacks the token's EIP-712 name or version.
     MissingEip712Domain = "invalid_exact_evm_missing_eip712_domain",
@@ -73,9 +73,9 @@ reasons! {
     NonceAlreadyUsed = "invalid_exact_evm_nonce_already_used",
     /// The payer's balance is too small.
     InsufficientBalance = "invalid_exact_evm_insufficient_balance",
-    /// The token's EIP-712 name is another one.
+    /// The token has another EIP-712 name.
     TokenNameMismatch = "invalid_exact_evm_token_name_mismatch",
-    /// The token's EIP-712 version is another one.
+    /// The token has another EIP-712 version.
     TokenVersionMismatch = "invalid_exact_evm_token_version_mismatch",
     /// The token has no `transferWithAuthorization`.
     Eip3009NotSupported = "invalid_exact_evm_eip3009_not_supported",
@@ -85,29 +85,29 @@ reasons! {
     Eip6492FactoryNotAllowed = "eip6492_factory_not_allowed",
     /// The asset's address holds no contract.
     AssetNotDeployed = "asset_not_deployed_contract",
-    /// The network is not served here.
+    /// The network is not supported.
     InvalidNetwork = "invalid_network",
-    /// The payload cannot be read.
+    /// The payload cannot be parsed.
     InvalidPayload = "invalid_payload",
-    /// The requirements are not on offer, or cannot be read.
+    /// The offer is not one of the server's, or cannot be parsed.
     InvalidPaymentRequirements = "invalid_payment_requirements",
-    /// An extension was echoed otherwise than it was offered.
+    /// An echoed extension differs from the offered one.
     ExtensionEchoMismatch = "extension_echo_mismatch",
-    /// The scheme is not the offered one.
+    /// The scheme is not that of the offer.
     InvalidScheme = "invalid_scheme",
     /// The scheme is not implemented.
     UnsupportedScheme = "unsupported_scheme",
-    /// The protocol version is not served here.
+    /// The protocol version is not supported.
     InvalidX402Version = "invalid_x402_version",
     /// The transaction was included and reverted.
     InvalidTransactionState = "invalid_transaction_state",
-    /// Not known yet: the same request may be repeated with the same payment.
+    /// The outcome is not known yet. The request may be repeated with the same payment.
     SettlementPending = "settlement_pending",
-    /// The same payment is being settled already.
+    /// The payment is already being settled.
     DuplicateSettlement = "duplicate_settlement",
-    /// The verifier failed.
+    /// Verification failed unexpectedly.
     UnexpectedVerifyError = "unexpected_verify_error",
-    /// The settler failed.
+    /// Settlement failed unexpectedly.
     UnexpectedSettleError = "unexpected_settle_error",
 }
 

@@ -1,5 +1,7 @@
-//! As much of JSON Schema (draft 2020-12) as descriptions of requests need, for schemas of strangers: nothing is fetched, no regular
-//! expression is run, and the work is bounded.
+//! A validator for the part of JSON Schema (draft 2020-12) that descriptions of requests need.
+//!
+//! The schemas come from strangers. So nothing is fetched, no regular expression is run, and the work is bounded: the crate `jsonschema`
+//! promises none of these.
 
 use std::collections::HashSet;
 
@@ -7,18 +9,18 @@ use serde_json::{Map, Value};
 
 use super::extensions::is_same;
 
-/// How deep schemas and values may be nested, references included.
+/// The greatest depth of nested schemas and values, including references.
 const MAX_DEPTH: usize = 48;
-/// How much may be done, in [steps](Checker::charge).
+/// The bound on the work, in [steps](Checker::charge).
 const MAX_STEPS: usize = 320_000;
-/// What it takes to apply a schema to a value, not counting what both hold.
+/// The steps to apply a schema to a value, apart from their contents.
 const APPLYING: usize = 16;
-/// How many steps it takes to write what is looked at in one.
+/// The steps to write what is read in one step.
 const WRITING: usize = 4;
-/// As many bytes of text are looked at in one step.
+/// The bytes of text that are read in one step.
 const TEXT: usize = 64;
-/// Keywords that say something about the value and that are not understood here. All others that are not below say nothing.
-const NOT_UNDERSTOOD: [&str; 17] = [
+/// Keywords that constrain the value and are not supported. Unknown keywords do not constrain it.
+const NOT_SUPPORTED: [&str; 17] = [
     "$dynamicRef",
     "contains",
     "dependencies",
@@ -38,39 +40,39 @@ const NOT_UNDERSTOOD: [&str; 17] = [
     "$recursiveRef",
 ];
 
-/// Why a value is not taken for one that a schema describes.
+/// Why a value does not match a schema, or cannot be checked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemaError {
-    /// It is not as described.
-    #[error("{path}: not as the schema's {keyword:?} has it")]
+    /// The value does not match.
+    #[error("{path}: does not match the schema's {keyword:?}")]
     Mismatch {
-        /// Where in the value, as a JSON pointer.
+        /// The place in the value, as a JSON pointer.
         path: String,
-        /// The keyword that is not met.
+        /// The keyword that does not match.
         keyword: &'static str,
     },
-    /// The schema says something that is not understood here, or refers to another document.
-    #[error("the schema's {0:?} is not understood here")]
-    NotUnderstood(String),
-    /// The schema is not one.
-    #[error("the schema's {0:?} is not as JSON Schema has it")]
-    NotASchema(&'static str),
-    /// It would take too long to find out.
+    /// The schema has a keyword that is not supported, or refers to another document.
+    #[error("the schema's {0:?} is not supported")]
+    NotSupported(String),
+    /// The schema is invalid.
+    #[error("the schema's {0:?} is invalid")]
+    InvalidSchema(&'static str),
+    /// The check would take too long.
     #[error("the schema is too large or nested too deep")]
     TooLarge,
 }
 
-/// Whether `value` is as `schema` describes it.
+/// Checks that `value` matches `schema`.
 ///
 /// # Errors
-/// [`SchemaError`] if it is not, or if that cannot be told.
+/// [`SchemaError`] if it does not, or if it cannot be checked.
 pub(crate) fn check(schema: &Value, value: &Value) -> Result<(), SchemaError> {
     check_references(schema, 0)?;
     Checker { root: schema, steps: 0 }.check(schema, value, "", 0)
 }
 
-/// No schema may send its reader elsewhere.
+/// Refuses references to other documents.
 fn check_references(schema: &Value, depth: usize) -> Result<(), SchemaError> {
     if depth > 2 * MAX_DEPTH {
         return Err(SchemaError::TooLarge);
@@ -80,7 +82,7 @@ fn check_references(schema: &Value, depth: usize) -> Result<(), SchemaError> {
         Value::Object(all) => all.iter().try_for_each(|(name, one)| {
             let refers = name == "$ref" || name == "$id";
             if refers && !one.as_str().is_some_and(|text| text.starts_with('#')) {
-                return Err(SchemaError::NotUnderstood(name.clone()));
+                return Err(SchemaError::NotSupported(name.clone()));
             }
             check_references(one, depth + 1)
         }),
@@ -96,7 +98,7 @@ struct Checker<'a> {
 type Checked = Result<(), SchemaError>;
 
 impl<'a> Checker<'a> {
-    /// Counts steps before they are taken. A step is about as long as it takes to look at a number.
+    /// Counts steps before they are taken. A step takes about as long as reading a number.
     fn charge(&mut self, steps: usize) -> Checked {
         self.steps = self.steps.saturating_add(steps);
         if self.steps > MAX_STEPS { Err(SchemaError::TooLarge) } else { Ok(()) }
@@ -111,15 +113,15 @@ impl<'a> Checker<'a> {
             Value::Bool(true) => return Ok(()),
             Value::Bool(false) => return Err(mismatch(path, "false")),
             Value::Object(schema) => schema,
-            _ => return Err(SchemaError::NotASchema("schema")),
+            _ => return Err(SchemaError::InvalidSchema("schema")),
         };
-        if let Some(keyword) = NOT_UNDERSTOOD.iter().find(|keyword| schema.contains_key(**keyword)) {
-            return Err(SchemaError::NotUnderstood((*keyword).to_owned()));
+        if let Some(keyword) = NOT_SUPPORTED.iter().find(|keyword| schema.contains_key(**keyword)) {
+            return Err(SchemaError::NotSupported((*keyword).to_owned()));
         }
         if let Some(reference) = schema.get("$ref") {
             self.charge(weight(reference))?;
             let target = reference.as_str().and_then(|text| self.root.pointer(text.strip_prefix('#')?));
-            let target = target.ok_or_else(|| SchemaError::NotUnderstood("$ref".to_owned()))?;
+            let target = target.ok_or_else(|| SchemaError::NotSupported("$ref".to_owned()))?;
             self.check(target, value, path, depth + 1)?;
         }
         self.check_plain(schema, value, path)?;
@@ -131,7 +133,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What can be told of a value without looking into it.
+    /// Checks the keywords that do not look into objects and arrays.
     fn check_plain(&mut self, schema: &Map<String, Value>, value: &Value, path: &str) -> Checked {
         if let Some(kind) = schema.get("type") {
             let is_met = match kind {
@@ -140,7 +142,7 @@ impl<'a> Checker<'a> {
                     self.charge(kinds.len())?;
                     kinds.iter().filter_map(Value::as_str).any(|kind| is_of(kind, value))
                 }
-                _ => return Err(SchemaError::NotASchema("type")),
+                _ => return Err(SchemaError::InvalidSchema("type")),
             };
             if !is_met {
                 return Err(mismatch(path, "type"));
@@ -152,7 +154,7 @@ impl<'a> Checker<'a> {
             return Err(mismatch(path, "const"));
         }
         if let Some(allowed) = schema.get("enum") {
-            let allowed = allowed.as_array().ok_or(SchemaError::NotASchema("enum"))?;
+            let allowed = allowed.as_array().ok_or(SchemaError::InvalidSchema("enum"))?;
             let mut is_met = false;
             for allowed in allowed {
                 is_met = self.is_same(allowed, value)?;
@@ -171,7 +173,7 @@ impl<'a> Checker<'a> {
         let Some(number) = value.as_f64() else { return Ok(()) };
         for keyword in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
             let Some(bound) = schema.get(keyword) else { continue };
-            let bound = bound.as_f64().ok_or(SchemaError::NotASchema(keyword))?;
+            let bound = bound.as_f64().ok_or(SchemaError::InvalidSchema(keyword))?;
             let is_met = match keyword {
                 "minimum" => number >= bound,
                 "maximum" => number <= bound,
@@ -185,7 +187,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Whether two values mean the same. No more is looked at than there is of the expected one.
+    /// Compares two values. It reads no more than the size of the expected one.
     fn is_same(&mut self, expected: &Value, value: &Value) -> Result<bool, SchemaError> {
         self.charge(weight(expected))?;
         Ok(is_same(expected, value))
@@ -194,7 +196,7 @@ impl<'a> Checker<'a> {
     fn check_combined(&mut self, schema: &'a Map<String, Value>, value: &Value, path: &str, depth: usize) -> Checked {
         for keyword in ["allOf", "anyOf", "oneOf"] {
             let Some(all) = schema.get(keyword) else { continue };
-            let all = all.as_array().filter(|all| !all.is_empty()).ok_or(SchemaError::NotASchema(keyword))?;
+            let all = all.as_array().filter(|all| !all.is_empty()).ok_or(SchemaError::InvalidSchema(keyword))?;
             let mut met = 0;
             for one in all {
                 met += usize::from(self.is_met(one, value, path, depth + 1)?);
@@ -214,7 +216,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether it matches; an error only where that cannot be told.
+    /// Returns `true` if the value matches. Fails only if it cannot be checked.
     fn is_met(&mut self, schema: &'a Value, value: &Value, path: &str, depth: usize) -> Result<bool, SchemaError> {
         match self.check(schema, value, path, depth) {
             Ok(()) => Ok(true),
@@ -233,17 +235,17 @@ impl<'a> Checker<'a> {
         check_size(schema, members.len(), path, "minProperties", "maxProperties")?;
         self.charge(members.iter().map(|(name, _)| 1 + name.len() / TEXT).sum())?;
         if let Some(required) = schema.get("required") {
-            let required = required.as_array().ok_or(SchemaError::NotASchema("required"))?;
+            let required = required.as_array().ok_or(SchemaError::InvalidSchema("required"))?;
             self.charge(required.len())?;
             for name in required {
-                let name = name.as_str().ok_or(SchemaError::NotASchema("required"))?;
+                let name = name.as_str().ok_or(SchemaError::InvalidSchema("required"))?;
                 if !members.contains_key(name) {
                     return Err(mismatch(path, "required"));
                 }
             }
         }
         let properties = match schema.get("properties") {
-            Some(properties) => Some(properties.as_object().ok_or(SchemaError::NotASchema("properties"))?),
+            Some(properties) => Some(properties.as_object().ok_or(SchemaError::InvalidSchema("properties"))?),
             None => None,
         };
         for (name, member) in members {
@@ -261,7 +263,7 @@ impl<'a> Checker<'a> {
     fn check_array(&mut self, schema: &'a Map<String, Value>, items: &[Value], path: &str, depth: usize) -> Checked {
         check_size(schema, items.len(), path, "minItems", "maxItems")?;
         let prefix = match schema.get("prefixItems") {
-            Some(prefix) => prefix.as_array().ok_or(SchemaError::NotASchema("prefixItems"))?.as_slice(),
+            Some(prefix) => prefix.as_array().ok_or(SchemaError::InvalidSchema("prefixItems"))?.as_slice(),
             None => &[],
         };
         for (index, item) in items.iter().enumerate() {
@@ -270,7 +272,7 @@ impl<'a> Checker<'a> {
             }
         }
         if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
-            // Of unequal items many have unequal texts; comparing all pairs of a long list takes too long.
+            // Most unequal items have unequal texts. Comparing all pairs of a long list would take too long.
             let are_few = items.len() <= 64;
             let compared = if are_few { items.len() } else { 0 };
             self.charge(items.iter().map(weight).sum::<usize>().saturating_mul(WRITING + compared))?;
@@ -295,7 +297,7 @@ fn check_size(
     most: &'static str,
 ) -> Checked {
     let bound = |keyword| match schema.get(keyword) {
-        Some(bound) => bound.as_f64().map(Some).ok_or(SchemaError::NotASchema(keyword)),
+        Some(bound) => bound.as_f64().map(Some).ok_or(SchemaError::InvalidSchema(keyword)),
         None => Ok(None),
     };
     let size = size as f64;
@@ -321,7 +323,7 @@ fn is_of(kind: &str, value: &Value) -> bool {
     }
 }
 
-/// How many steps it takes to look at all of a value.
+/// Returns the steps to read all of a value.
 fn weight(value: &Value) -> usize {
     match value {
         Value::String(text) => 1 + text.len() / TEXT,
@@ -373,9 +375,9 @@ mod tests {
             json!({ "$ref": "#/nowhere" }),
             json!({ "anyOf": [{ "if": {} }, true] }),
         ] {
-            assert!(matches!(check(&schema, &json!("aaaa")), Err(SchemaError::NotUnderstood(_))), "{schema}");
+            assert!(matches!(check(&schema, &json!("aaaa")), Err(SchemaError::NotSupported(_))), "{schema}");
         }
-        assert_eq!(check(&json!({ "required": "x" }), &json!({})), Err(SchemaError::NotASchema("required")));
+        assert_eq!(check(&json!({ "required": "x" }), &json!({})), Err(SchemaError::InvalidSchema("required")));
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! The messages of x402 v1: another spelling of the same offers and payments.
+//! The messages of x402 v1.
 //!
-//! v1 differs from v2 in where things are said: the 402 is the JSON body, the payment travels in `X-PAYMENT` and the
-//! settlement in `X-PAYMENT-RESPONSE`; a network has a name, an offer carries its resource, and a payment names scheme and
-//! network instead of echoing the offer. What is signed is the same.
+//! v1 differs from v2 in the place and form of the same data. The offers are in the body of the 402, the payment is in `X-PAYMENT`,
+//! and the settlement in `X-PAYMENT-RESPONSE`. A network has a name, an offer includes its resource, and a payment names scheme and
+//! network instead of echoing the offer. The signed message is the same.
 //!
-//! It has no `paymentFlow`: its clients pay the same way whether the money moves before or after the work.
+//! v1 has no `paymentFlow`: its clients pay in the same way whether the server settles before or after the work.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -12,53 +12,60 @@ use serde_json::{Map, Value};
 use super::{ExactPayload, OfferError, Reason, ResourceInfo, V1, Verbatim};
 use crate::network::Network;
 
-/// The body of a 402: what a resource costs and how it can be paid.
+// The server's names for them.
+#[cfg(feature = "server")]
+pub(crate) use self::{
+    PaymentPayloadV1 as PaymentPayload, PaymentRequiredV1 as PaymentRequired,
+    PaymentRequirementsV1 as PaymentRequirements, SettlementResponseV1 as SettlementResponse,
+};
+
+/// The body of a 402: the offers for a resource.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PaymentRequired {
-    /// Protocol version.
+pub struct PaymentRequiredV1 {
+    /// The protocol version.
     pub x402_version: V1,
-    /// Why this answer is a 402.
+    /// Why the response is a 402.
     #[serde(default)]
     pub error: Option<String>,
-    /// The ways to pay.
-    pub accepts: Vec<Verbatim<PaymentRequirements>>,
+    /// The offers.
+    pub accepts: Vec<Verbatim<PaymentRequirementsV1>>,
 }
 
-/// One way to pay.
+/// An offer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PaymentRequirements {
-    /// How to pay; this crate knows `exact`.
+pub struct PaymentRequirementsV1 {
+    /// The scheme. This crate knows `exact`.
     pub scheme: String,
     /// The chain's name in v1, such as `base`.
     pub network: String,
-    /// Atomic units of the asset, as a decimal string.
+    /// The amount in atomic units of the token, as a decimal string.
     pub max_amount_required: String,
-    /// The resource's URL; clients check that it is an absolute one.
+    /// The resource's URL. Clients require it to be absolute.
     pub resource: String,
-    /// For people; clients insist on its presence.
+    /// A description for people. Clients require the field.
     #[serde(default, deserialize_with = "null_is_absent")]
     pub description: String,
-    /// Media type of the paid response; clients insist on its presence, and some servers write null.
+    /// The media type of the paid response. Clients require the field, and some servers write null.
     #[serde(default, deserialize_with = "null_is_absent")]
     pub mime_type: String,
-    /// Shape of the paid response.
+    /// A description of input and output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_schema: Option<Value>,
-    /// Who is paid.
+    /// The payee.
     pub pay_to: String,
-    /// How long an authorization may be valid, in seconds.
+    /// The longest validity of an authorization, in seconds.
     pub max_timeout_seconds: u64,
     /// The token.
     pub asset: String,
-    /// For `exact` on EVM the token's EIP-712 name and version.
+    /// Fields of the scheme: for `exact` on EVM the token's EIP-712 name and version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra: Option<Map<String, Value>>,
 }
 
-impl PaymentRequirements {
-    /// Spells an offer for `resource` in v1, on the chain that v1 calls `network`.
+impl PaymentRequirementsV1 {
+    /// Returns an offer for `resource` in the form of v1, on the chain that v1 calls `network`.
     pub fn of(offer: &super::PaymentRequirements, network: &str, resource: &ResourceInfo) -> Self {
         let mut extra = offer.extra.clone();
         extra.remove("paymentFlow");
@@ -78,11 +85,11 @@ impl PaymentRequirements {
     }
 }
 
-/// Reads an offer; `extra.paymentFlow`, which v1 does not know, is heeded where a server sends it.
-impl TryFrom<&PaymentRequirements> for super::ExactOffer {
+/// Parses an offer. `extra.paymentFlow`, which v1 does not know, is respected if a server sends it.
+impl TryFrom<&PaymentRequirementsV1> for super::ExactOffer {
     type Error = OfferError;
 
-    fn try_from(offer: &PaymentRequirements) -> Result<Self, OfferError> {
+    fn try_from(offer: &PaymentRequirementsV1) -> Result<Self, OfferError> {
         let network = Network::from_v1_name(&offer.network);
         let network = network.ok_or_else(|| OfferError::Network(offer.network.clone()))?;
         Self::try_from(&super::PaymentRequirements {
@@ -100,38 +107,38 @@ impl TryFrom<&PaymentRequirements> for super::ExactOffer {
 /// `X-PAYMENT`: a signed payment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PaymentPayload {
-    /// Protocol version.
+pub struct PaymentPayloadV1 {
+    /// The protocol version.
     pub x402_version: V1,
     /// The scheme of the chosen offer.
     pub scheme: String,
     /// The network of the chosen offer, by its name in v1.
     pub network: String,
-    /// What the scheme asks for.
+    /// The scheme's payload.
     pub payload: Verbatim<ExactPayload>,
 }
 
-/// `X-PAYMENT-RESPONSE`: what became of a payment.
+/// `X-PAYMENT-RESPONSE`: the result of settling a payment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SettlementResponse {
-    /// Whether the payment was settled.
+pub struct SettlementResponseV1 {
+    /// `true` if the payment was settled.
     pub success: bool,
-    /// Why not.
+    /// The reason code, if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_reason: Option<Reason>,
-    /// Transaction hash; empty if there is none.
+    /// The transaction's hash; empty if there is none.
     #[serde(default, deserialize_with = "null_is_absent")]
     pub transaction: String,
     /// The chain's name in v1.
     pub network: String,
-    /// Who paid.
+    /// The payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payer: Option<String>,
 }
 
-impl From<&super::SettlementResponse> for SettlementResponse {
-    /// Leaves out what v1 does not say. A network without a name in v1 keeps its own.
+impl From<&super::SettlementResponse> for SettlementResponseV1 {
+    /// Drops the fields that v1 does not have. A network without a name in v1 keeps its CAIP-2 id.
     fn from(settlement: &super::SettlementResponse) -> Self {
         let network: Option<Network> = settlement.network.parse().ok();
         Self {
@@ -144,9 +151,9 @@ impl From<&super::SettlementResponse> for SettlementResponse {
     }
 }
 
-impl From<SettlementResponse> for super::SettlementResponse {
-    /// The network gets its name in v2; one that v1 does not know keeps its own.
-    fn from(settlement: SettlementResponse) -> Self {
+impl From<SettlementResponseV1> for super::SettlementResponse {
+    /// Translates the network's name to its CAIP-2 id; an unknown name stays.
+    fn from(settlement: SettlementResponseV1) -> Self {
         let network = Network::from_v1_name(&settlement.network);
         Self {
             success: settlement.success,
@@ -172,7 +179,7 @@ mod tests {
     use crate::protocol::{ExactOffer, PaymentFlow};
 
     #[test]
-    fn an_offer_in_v1_is_what_its_clients_insist_on() {
+    fn an_offer_has_the_fields_that_clients_of_v1_require() {
         let offer = ExactOffer {
             asset: Network::BASE.usdc().unwrap(),
             amount: U256::from(1_000),
@@ -181,7 +188,7 @@ mod tests {
             flow: PaymentFlow::Upfront,
         };
         let resource = ResourceInfo { url: "https://api.example/a".into(), ..ResourceInfo::default() };
-        let spelled = PaymentRequirements::of(&offer.to_requirements(), "base", &resource);
+        let spelled = PaymentRequirementsV1::of(&offer.to_requirements(), "base", &resource);
         let expected = serde_json::json!({
             "scheme": "exact",
             "network": "base",
@@ -199,8 +206,8 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_to_be_named_as_v1_names_it() {
-        let mut spelled = PaymentRequirements::of(
+    fn a_network_is_known_by_its_name_in_v1_only() {
+        let mut spelled = PaymentRequirementsV1::of(
             &ExactOffer {
                 asset: Network::BASE.usdc().unwrap(),
                 amount: U256::from(1_000),
@@ -219,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_leaves_null_is_absent() {
+    fn null_is_read_as_absent() {
         let offer = r#"{"scheme":"exact","network":"base","maxAmountRequired":"1","resource":"https://a.example/",
             "description":null,"mimeType":null,"outputSchema":null,"payTo":"0x","maxTimeoutSeconds":1,"asset":"0x"}"#;
-        let offer: PaymentRequirements = serde_json::from_str(offer).unwrap();
+        let offer: PaymentRequirementsV1 = serde_json::from_str(offer).unwrap();
         assert_eq!((offer.description.as_str(), offer.mime_type.as_str(), offer.output_schema), ("", "", None));
         let settlement = r#"{"success":false,"errorReason":null,"transaction":null,"network":"base"}"#;
-        let settlement: SettlementResponse = serde_json::from_str(settlement).unwrap();
+        let settlement: SettlementResponseV1 = serde_json::from_str(settlement).unwrap();
         assert_eq!(settlement.transaction, "");
     }
 }

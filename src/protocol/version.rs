@@ -4,19 +4,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::header_name;
 
-/// A version of x402 in which a payment is made and its settlement told; serialized as its number.
+/// A version of x402. Its JSON is its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Version {
-    /// Offers in the body of the 402, payments in `X-PAYMENT`.
+    /// Offers are in the body of the 402, payments in `X-PAYMENT`.
     V1,
-    /// Offers in `PAYMENT-REQUIRED`, payments in `PAYMENT-SIGNATURE`.
+    /// Offers are in `PAYMENT-REQUIRED`, payments in `PAYMENT-SIGNATURE`.
     #[default]
     V2,
 }
 
 impl Version {
-    /// The name of the header that carries a payment.
+    /// Returns the name of the header with the payment.
     pub const fn payment_header(self) -> &'static str {
         match self {
             Self::V1 => header_name::X_PAYMENT,
@@ -24,7 +24,7 @@ impl Version {
         }
     }
 
-    /// The name of the header that tells how a payment was settled.
+    /// Returns the name of the header with the settlement.
     pub const fn response_header(self) -> &'static str {
         match self {
             Self::V1 => header_name::X_PAYMENT_RESPONSE,
@@ -54,9 +54,9 @@ impl TryFrom<u8> for Version {
     }
 }
 
-/// A number that is no version of x402 this crate knows.
+/// The number is not of a version of x402 that this crate knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("x402 version {0} is not known here, only 1 and 2")]
+#[error("unknown x402 version {0}; the known ones are 1 and 2")]
 pub struct UnknownVersion(pub u8);
 
 macro_rules! version {
@@ -76,7 +76,7 @@ macro_rules! version {
                 match u64::deserialize(deserializer)? {
                     $number => Ok(Self),
                     other => Err(de::Error::custom(format_args!(
-                        "x402Version {other} is not read here, only {}",
+                        "x402Version is {other}, not {}",
                         $number
                     ))),
                 }
@@ -86,12 +86,12 @@ macro_rules! version {
 }
 
 version! {
-    /// The number 1 in `x402Version`; no other number is read.
+    /// The number 1 in `x402Version`. Other numbers do not parse.
     V1 = 1
 }
 
 version! {
-    /// The number 2 in `x402Version`; no other number is read.
+    /// The number 2 in `x402Version`. Other numbers do not parse.
     V2 = 2
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_other_version_is_read() {
+    fn other_versions_do_not_parse() {
         assert!(serde_json::from_str::<V1>("1").is_ok());
         assert!(serde_json::from_str::<V2>("2").is_ok());
         for text in ["0", "3", "\"1\"", "\"2\"", "1.0", "2.0", "null", "257", "258"] {

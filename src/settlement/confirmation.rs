@@ -23,7 +23,7 @@ use crate::{
         rpc::{Receipt, RpcFailure},
     },
     ledger::{Record, Settlement},
-    payment::{Outcome, Prechecked, Rejection},
+    payment::{Prechecked, Rejection, SettlementOutcome},
     protocol::Reason,
     settlement::FacilitatorError,
 };
@@ -79,7 +79,7 @@ impl Confirmation {
         match self.depths.required(queued.expected().value) {
             0 => {
                 let (transaction, block) = (receipt.transaction_hash, Some(receipt.block()));
-                queued.finish(&self.journal, Ok(Outcome::Settled { transaction, block, fee })).await;
+                queued.finish(&self.journal, Ok(SettlementOutcome::Settled { transaction, block, fee })).await;
             }
             depth => {
                 let (confirmation, receipt) = (self.clone(), receipt.clone());
@@ -91,7 +91,7 @@ impl Confirmation {
     async fn await_depth(&self, queued: QueuedPayment, receipt: &Receipt, depth: u64, fee: Option<U256>) {
         let transaction = receipt.transaction_hash;
         let deadline = Instant::now() + self.timeout;
-        let mut outcome = Outcome::Unknown { transaction: Some(transaction) };
+        let mut outcome = SettlementOutcome::Unknown { transaction: Some(transaction) };
         while Instant::now() < deadline {
             sleep(self.node.poll_interval()).await;
             if !matches!(self.has_depth(receipt, depth).await, Ok(true)) {
@@ -100,7 +100,7 @@ impl Confirmation {
             // It may be in another block by now, or in none.
             match self.node.rpc().receipt(transaction).await {
                 Ok(Some(now)) if queued.expected().is_paid_by(&now) && now.block() <= receipt.block() => {
-                    outcome = Outcome::Settled { transaction, block: Some(now.block()), fee };
+                    outcome = SettlementOutcome::Settled { transaction, block: Some(now.block()), fee };
                     break;
                 }
                 Ok(_) => break,
@@ -125,18 +125,18 @@ impl Confirmation {
         queued.finish(&self.journal, Ok(outcome)).await;
     }
 
-    async fn explain_unpaid(&self, queued: &QueuedPayment, receipt: &Receipt) -> Outcome {
+    async fn explain_unpaid(&self, queued: &QueuedPayment, receipt: &Receipt) -> SettlementOutcome {
         let transaction = receipt.transaction_hash;
         self.costs.count_reverted();
         tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
-        let unknown = Outcome::Unknown { transaction: Some(transaction) };
+        let unknown = SettlementOutcome::Unknown { transaction: Some(transaction) };
         // A node that lags behind the receipt cannot say why.
         for _ in 0..LAGGING_RETRIES {
             match self.node.verify(&queued.payment).await {
                 Ok((result, _)) if result.block < receipt.block() => {}
                 Ok((result, _)) if result.used => {
                     let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
-                    if let Ok(Outcome::Failed { .. }) = found {
+                    if let Ok(SettlementOutcome::Failed { .. }) = found {
                         self.backoff.note_revert(queued.key().payer);
                     }
                     return found.unwrap_or(unknown);
@@ -149,7 +149,7 @@ impl Confirmation {
                             (Reason::InvalidTransactionState, "the transaction was included and did not pay".into())
                         }
                     };
-                    return Outcome::Failed { reason, detail, transaction: Some(transaction), dead: false };
+                    return SettlementOutcome::Failed { reason, detail, transaction: Some(transaction), dead: false };
                 }
                 Err(_) => {}
             }
@@ -166,11 +166,16 @@ impl Confirmation {
         seen_unused: Option<u64>,
         result: &ProbeResult,
         transaction: Option<B256>,
-    ) -> Result<Outcome, FacilitatorError> {
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let record = self.journal.get(&payment.key()).await?;
         let Some(seen_unused) = record.and_then(|record| record.block_seen.or(seen_unused)) else {
             let detail = "the authorization was used before it was reserved here".to_owned();
-            return Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction, dead: false });
+            return Ok(SettlementOutcome::Failed {
+                reason: Reason::NonceAlreadyUsed,
+                detail,
+                transaction,
+                dead: false,
+            });
         };
         let expected = ExpectedTransfer::of_payment(payment);
         let depth = self.depths.required(expected.value);
@@ -179,19 +184,24 @@ impl Confirmation {
             AuthorizationUse::Paid { transaction, block }
                 if depth > 0 && result.block < block.saturating_add(depth) =>
             {
-                Ok(Outcome::Unknown { transaction: Some(transaction) })
+                Ok(SettlementOutcome::Unknown { transaction: Some(transaction) })
             }
             AuthorizationUse::Paid { transaction, block } => {
                 self.costs.count_settled_by_other();
                 tracing::info!(%transaction, block, "settled by another sender's transaction");
-                Ok(Outcome::Settled { transaction, block: Some(block), fee: None })
+                Ok(SettlementOutcome::Settled { transaction, block: Some(block), fee: None })
             }
             AuthorizationUse::Otherwise { transaction, block } => {
                 let dead = self.node.is_final(block).await;
                 let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
-                Ok(Outcome::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead })
+                Ok(SettlementOutcome::Failed {
+                    reason: Reason::NonceAlreadyUsed,
+                    detail,
+                    transaction: Some(transaction),
+                    dead,
+                })
             }
-            AuthorizationUse::NotFound => Ok(Outcome::Unknown { transaction }),
+            AuthorizationUse::NotFound => Ok(SettlementOutcome::Unknown { transaction }),
         }
     }
 
@@ -201,9 +211,9 @@ impl Confirmation {
         &self,
         record: &Record,
         is_watched: impl Fn(B256) -> bool,
-    ) -> Result<Outcome, FacilitatorError> {
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         if let Settlement::Final { transaction, block } = record.settlement {
-            return Ok(Outcome::Settled { transaction, block, fee: record.fee });
+            return Ok(SettlementOutcome::Settled { transaction, block, fee: record.fee });
         }
         let payment = record.payment();
         let expected = ExpectedTransfer::of_payment(&payment);
@@ -213,10 +223,10 @@ impl Confirmation {
                 && expected.is_paid_by(&receipt)
             {
                 if !self.has_depth(&receipt, self.depths.required(expected.value)).await? {
-                    return Ok(Outcome::Unknown { transaction: Some(transaction) });
+                    return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
                 }
                 let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
-                return Ok(Outcome::Settled { transaction, block: Some(receipt.block()), fee });
+                return Ok(SettlementOutcome::Settled { transaction, block: Some(receipt.block()), fee });
             }
         }
         // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
@@ -230,14 +240,14 @@ impl Confirmation {
             U256::from(block.timestamp) >= valid_before && result.block >= block.number.saturating_to::<u64>()
         });
         let failed = |reason, detail: String, dead| {
-            Ok(Outcome::Failed { reason, detail, transaction: newest_first().next(), dead })
+            Ok(SettlementOutcome::Failed { reason, detail, transaction: newest_first().next(), dead })
         };
         if has_expired_for_good {
             return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
         }
         for transaction in newest_first() {
             if is_watched(transaction) || self.may_come(transaction, result.block).await? {
-                return Ok(Outcome::Unknown { transaction: Some(transaction) });
+                return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
             }
         }
         match rejection {

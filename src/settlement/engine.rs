@@ -29,7 +29,7 @@ use crate::{
     chain::{fees::FeeError, node::Node, probe::ProbeResult, rpc::Receipt},
     ledger::{Fulfilment, Listing, Record, Settlement, SettlementState},
     network::Network,
-    payment::{Outcome, PaymentKey, Prechecked, Rejection, Verified},
+    payment::{PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
     settlement::{FacilitatorError, NotReady, Readiness},
     telemetry,
     usdc::Usdc,
@@ -224,14 +224,14 @@ impl Engine {
         self: &Arc<Self>,
         payment: Prechecked,
         verified: Verified,
-    ) -> Result<Outcome, FacilitatorError> {
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let (sender, outcome) = oneshot::channel();
         if !self.enqueue(payment, verified, Some(sender))? {
             // Reconciliation was faster, and records the outcome in the ledger. It is not known whether the payment is charged.
-            return Ok(Outcome::Unknown { transaction: None });
+            return Ok(SettlementOutcome::Unknown { transaction: None });
         }
         // The sender is dropped without an outcome only if the runtime shuts down. Then it is not known how far the settlement came.
-        outcome.await.unwrap_or(Ok(Outcome::Unknown { transaction: None }))
+        outcome.await.unwrap_or(Ok(SettlementOutcome::Unknown { transaction: None }))
     }
 
     /// Adds a payment to the queue. Returns `false` if it is in progress already.
@@ -376,9 +376,12 @@ impl Engine {
             }
             // A transaction of an earlier attempt may still be executed.
             Some(_) if !queued.has_no_live_transaction() => queued.unknown(),
-            Some(Rejection { reason, detail }) => {
-                Outcome::Failed { reason, detail, transaction: queued.ineffective.last().copied(), dead: false }
-            }
+            Some(Rejection { reason, detail }) => SettlementOutcome::Failed {
+                reason,
+                detail,
+                transaction: queued.ineffective.last().copied(),
+                dead: false,
+            },
         };
         queued.finish(&self.journal, Ok(outcome)).await;
         None
@@ -430,17 +433,17 @@ impl Engine {
     }
 
     /// Returns the outcome of a payment that an earlier call or process did not follow to its end.
-    pub(crate) async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+    pub(crate) async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         // This comes first: later, the transaction may be in a block after the one that is looked at.
         let will_be_resent = self.recovery.will_resend(record).await?;
         let found =
             self.confirmation.find_outcome(record, |transaction| self.submitter.is_watched(transaction)).await?;
         match found {
             // A transaction that no node has, and that is sent again, may pay yet.
-            Outcome::Failed { dead: false, transaction, .. }
+            SettlementOutcome::Failed { dead: false, transaction, .. }
                 if will_be_resent || self.is_being_settled(&record.key).await? =>
             {
-                Ok(Outcome::Unknown { transaction })
+                Ok(SettlementOutcome::Unknown { transaction })
             }
             outcome => Ok(outcome),
         }
@@ -577,18 +580,18 @@ impl Reconcile for Engine {
             return if self.journal.is_owed(&record).await? { self.enqueue_unasked(&record) } else { Ok(()) };
         }
         let outcome = self.reconcile(&record).await?;
-        let is_due = matches!(outcome, Outcome::Failed { dead: false, .. }) && !is_expired;
+        let is_due = matches!(outcome, SettlementOutcome::Failed { dead: false, .. }) && !is_expired;
         if is_due && self.journal.is_owed(&record).await? {
             // No failure is recorded, of which the payer could be told before it is charged.
             return self.enqueue_unasked(&record);
         }
         let has_failed_before = record.settlement == Settlement::Due && record.last_failure.is_some();
-        if has_failed_before && matches!(outcome, Outcome::Failed { dead: false, .. }) {
+        if has_failed_before && matches!(outcome, SettlementOutcome::Failed { dead: false, .. }) {
             // One failure more would refuse the settlement of a payer who presents the payment again and knows of those on record.
             return Ok(());
         }
         self.journal.record_outcome(&record.key, &outcome).await;
-        if matches!(outcome, Outcome::Unknown { .. }) && now.saturating_sub(record.reserved_at) < YOUNG {
+        if matches!(outcome, SettlementOutcome::Unknown { .. }) && now.saturating_sub(record.reserved_at) < YOUNG {
             // The transaction may be in the next block.
             self.journal.claim_briefly(&record.key).await;
         }

@@ -13,7 +13,7 @@ use crate::{
 use crate::{
     ledger::{Listing, SettlementState},
     network::Network,
-    payment::Outcome,
+    payment::SettlementOutcome,
 };
 
 /// The shortest pause between two reconciliations of one payment, in seconds.
@@ -96,7 +96,7 @@ impl Journal {
     }
 
     /// Records an outcome, unless the ledger knows as much already.
-    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &Outcome) {
+    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &SettlementOutcome) {
         self.record(key, SettlementStep::of(outcome, self.process_id)).await;
     }
 

@@ -26,7 +26,7 @@ use crate::{
         receipt_check::ExpectedTransfer,
     },
     ledger::SettlementStep,
-    payment::{Outcome, PaymentKey, Prechecked, Verified},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
     settlement::FacilitatorError,
     telemetry,
@@ -40,7 +40,7 @@ const BURST: Duration = Duration::from_millis(4);
 const LONGEST_GATHERING: Duration = Duration::from_millis(500);
 
 /// Where the outcome of a payment is awaited.
-pub(super) type OutcomeSender = oneshot::Sender<Result<Outcome, FacilitatorError>>;
+pub(super) type OutcomeSender = oneshot::Sender<Result<SettlementOutcome, FacilitatorError>>;
 
 /// A payment with all that settling it needs, and how far its settlement came.
 pub(super) struct QueuedPayment {
@@ -115,8 +115,8 @@ impl QueuedPayment {
     /// Sends the outcome to whoever waits. Returns it if nobody does.
     pub(super) fn answer(
         &mut self,
-        outcome: Result<Outcome, FacilitatorError>,
-    ) -> Option<Result<Outcome, FacilitatorError>> {
+        outcome: Result<SettlementOutcome, FacilitatorError>,
+    ) -> Option<Result<SettlementOutcome, FacilitatorError>> {
         self.report(&outcome);
         match self.outcome.take() {
             Some(sender) => sender.send(outcome).err(),
@@ -124,12 +124,12 @@ impl QueuedPayment {
         }
     }
 
-    fn report(&self, outcome: &Result<Outcome, FacilitatorError>) {
+    fn report(&self, outcome: &Result<SettlementOutcome, FacilitatorError>) {
         let (result, transaction) = match outcome {
-            Ok(Outcome::Settled { fee: Some(_), transaction, .. }) => ("settled", Some(*transaction)),
-            Ok(Outcome::Settled { transaction, .. }) => ("credited", Some(*transaction)),
-            Ok(Outcome::Failed { transaction, .. }) => ("failed", *transaction),
-            Ok(Outcome::Unknown { transaction }) => ("unknown", *transaction),
+            Ok(SettlementOutcome::Settled { fee: Some(_), transaction, .. }) => ("settled", Some(*transaction)),
+            Ok(SettlementOutcome::Settled { transaction, .. }) => ("credited", Some(*transaction)),
+            Ok(SettlementOutcome::Failed { transaction, .. }) => ("failed", *transaction),
+            Ok(SettlementOutcome::Unknown { transaction }) => ("unknown", *transaction),
             Err(_) => ("unavailable", None),
         };
         if let Some(transaction) = transaction {
@@ -149,12 +149,12 @@ impl QueuedPayment {
     }
 
     /// Returns the outcome of a payment of which nothing more can be said now.
-    pub(super) fn unknown(&self) -> Outcome {
-        Outcome::Unknown { transaction: self.journalled.last().copied() }
+    pub(super) fn unknown(&self) -> SettlementOutcome {
+        SettlementOutcome::Unknown { transaction: self.journalled.last().copied() }
     }
 
     /// Ends the settlement: sends the outcome to whoever waits, or else records it in the ledger.
-    pub(super) async fn finish(mut self, journal: &Journal, outcome: Result<Outcome, FacilitatorError>) {
+    pub(super) async fn finish(mut self, journal: &Journal, outcome: Result<SettlementOutcome, FacilitatorError>) {
         match self.answer(outcome) {
             None => {}
             Some(Ok(outcome)) => journal.record_outcome(self.key(), &outcome).await,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     chain::{broadcast::SendResult, fees::Fees, node::Node, rpc::RpcFailure},
-    ledger::{NONCE_HELD_SECONDS, Record, Submission},
+    ledger::{JournaledTransaction, NONCE_HELD_SECONDS, Record},
     settlement::FacilitatorError,
     telemetry,
 };
@@ -92,7 +92,7 @@ impl Recovery {
         Ok(())
     }
 
-    async fn submissions(&self, account: &Account) -> Result<Vec<Submission>, FacilitatorError> {
+    async fn submissions(&self, account: &Account) -> Result<Vec<JournaledTransaction>, FacilitatorError> {
         Ok(self.journal.ledger().submissions(&self.submitter.sender(account), account.consumed()).await?)
     }
 
@@ -109,7 +109,7 @@ impl Recovery {
 
     async fn resend_of(&self, account: &Account, include_recent: bool) -> Result<(), FacilitatorError> {
         let now = self.journal.now();
-        let is_old = |submission: &Submission| include_recent || submission.at.saturating_add(QUIET) < now;
+        let is_old = |submission: &JournaledTransaction| include_recent || submission.at.saturating_add(QUIET) < now;
         let mut waiting = self.submissions(account).await?;
         if !waiting.iter().any(is_old) {
             return Ok(());
@@ -151,7 +151,7 @@ impl Recovery {
 
     /// Replaces a transaction that blocks all later ones and that no process follows by a filler with higher fees, unless its fees cannot
     /// be the reason. Its payments are open again then.
-    async fn replace_stuck(&self, account: &Account, stuck: &Submission) -> Result<(), FacilitatorError> {
+    async fn replace_stuck(&self, account: &Account, stuck: &JournaledTransaction) -> Result<(), FacilitatorError> {
         let Ok(envelope) = TxEnvelope::decode_2718(&mut stuck.raw.as_ref()) else { return Ok(()) };
         let offered =
             Fees { max_fee: envelope.max_fee_per_gas(), tip: envelope.max_priority_fee_per_gas().unwrap_or_default() };

@@ -29,8 +29,8 @@ use crate::{
         rpc::Receipt,
         transfer,
     },
-    ledger::{LedgerError, Sender, Settlement, Submission},
-    payment::{Outcome, PaymentKey},
+    ledger::{JournaledTransaction, LedgerError, Sender, Settlement},
+    payment::{PaymentKey, SettlementOutcome},
     settlement::FacilitatorError,
     telemetry,
 };
@@ -473,9 +473,15 @@ impl Submitter {
         Err(FacilitatorError::Busy { what: "the nonces of the settlement key", retry_after: Duration::from_secs(2) })
     }
 
-    fn submission(&self, account: &Account, nonce: u64, signed: &Signed, payments: &[QueuedPayment]) -> Submission {
+    fn submission(
+        &self,
+        account: &Account,
+        nonce: u64,
+        signed: &Signed,
+        payments: &[QueuedPayment],
+    ) -> JournaledTransaction {
         let at = self.journal.now();
-        Submission {
+        JournaledTransaction {
             sender: self.sender(account),
             nonce,
             hash: signed.hash,
@@ -529,7 +535,7 @@ impl Submitter {
             if Instant::now() >= answer_at && is_awaited {
                 tracing::warn!(transaction = %pending.hash(), "not in a block in time; its outcome is unknown");
                 for queued in &mut attempt.payments {
-                    drop(queued.answer(Ok(Outcome::Unknown { transaction: Some(pending.hash()) })));
+                    drop(queued.answer(Ok(SettlementOutcome::Unknown { transaction: Some(pending.hash()) })));
                 }
             }
             if Instant::now() >= stop_at {
@@ -597,7 +603,7 @@ impl Submitter {
     /// Journals a replacement before anybody else can know it. Payments that have ended meanwhile are left out, even if all have: the
     /// transactions behind the nonce still need the replacement. A payment that another process settles stays in, and fails the
     /// replacement: that process could not see that the replacement may pay it.
-    async fn journal_replacement(&self, mut submission: Submission) -> Result<(), FacilitatorError> {
+    async fn journal_replacement(&self, mut submission: JournaledTransaction) -> Result<(), FacilitatorError> {
         loop {
             let refused = match self.journal.ledger().submit(submission.clone()).await {
                 Err(LedgerError::NotDue(keys)) => keys,

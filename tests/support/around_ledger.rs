@@ -5,8 +5,8 @@ use std::{future::Future, sync::Arc};
 use async_trait::async_trait;
 use tower_x402::{
     ledger::{
-        Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender, SettlementStep,
-        StoredResponse, Submission,
+        Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender,
+        SettlementStep, StoredResponse,
     },
     payment::PaymentKey,
 };
@@ -16,7 +16,7 @@ use tower_x402::{
 pub enum Call<'a> {
     Fulfil(&'a FulfilmentStep),
     Settle(&'a SettlementStep),
-    Submit(&'a Submission),
+    Submit(&'a JournaledTransaction),
     /// A call of any other method, by its name.
     Other(&'static str),
 }
@@ -162,7 +162,7 @@ impl<A: Around> Ledger for AroundLedger<A> {
         self.around.around(Call::Other("count_replay"), self.ledger.count_replay(key)).await
     }
 
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
+    async fn submit(&self, submission: JournaledTransaction) -> Result<(), LedgerError> {
         let call = Call::Submit(&submission);
         self.around.around(call, self.ledger.submit(submission.clone())).await
     }
@@ -175,7 +175,7 @@ impl<A: Around> Ledger for AroundLedger<A> {
         self.around.around(Call::Other("forget_nonces"), self.ledger.forget_nonces(sender, below)).await
     }
 
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
         self.around.around(Call::Other("submissions"), self.ledger.submissions(sender, from)).await
     }
 

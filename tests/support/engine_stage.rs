@@ -19,7 +19,7 @@ use tower_x402::{
         Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, ResponseLimits, SettlementStep,
         StoredResponse,
     },
-    payment::{Authenticity, Outcome, Prechecked, Rejection, Terms, Verified, Window, precheck},
+    payment::{Authenticity, Prechecked, Rejection, SettlementOutcome, Terms, Verified, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow},
 };
 
@@ -203,7 +203,11 @@ impl Stage {
     }
 
     /// Settles the payment, as for somebody who presents it now, and enters the outcome into the ledger.
-    pub async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+    pub async fn settle(
+        &self,
+        payment: &Prechecked,
+        verified: &Verified,
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let again = payment.clone().again(self.record(payment).await.failures);
         let outcome = self.facilitator.settle(&again, verified).await?;
         let step = SettlementStep::of(&outcome, self.facilitator.process_id());
@@ -211,7 +215,7 @@ impl Stage {
         Ok(outcome)
     }
 
-    pub async fn admit_and_settle(&self, payment: &Prechecked) -> Result<Outcome, FacilitatorError> {
+    pub async fn admit_and_settle(&self, payment: &Prechecked) -> Result<SettlementOutcome, FacilitatorError> {
         let verified = self.admit(payment).await;
         self.settle(payment, &verified).await
     }
@@ -220,7 +224,7 @@ impl Stage {
         self.ledger.get(&payment.key()).await.unwrap().unwrap()
     }
 
-    pub async fn reconcile(&self, payment: &Prechecked) -> Result<Outcome, FacilitatorError> {
+    pub async fn reconcile(&self, payment: &Prechecked) -> Result<SettlementOutcome, FacilitatorError> {
         self.facilitator.reconcile(&self.record(payment).await).await
     }
 
@@ -330,9 +334,9 @@ pub fn until(condition: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
     eventually("the condition holds", condition)
 }
 
-pub fn paid_by(outcome: &Result<Outcome, FacilitatorError>) -> B256 {
+pub fn paid_by(outcome: &Result<SettlementOutcome, FacilitatorError>) -> B256 {
     match outcome {
-        Ok(Outcome::Settled { transaction, .. }) => *transaction,
+        Ok(SettlementOutcome::Settled { transaction, .. }) => *transaction,
         other => panic!("{other:?}"),
     }
 }

@@ -24,7 +24,7 @@ use tower_x402::{
     eip3009::{Authorization, PaymentSignature, TokenDomain},
     facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
-    payment::{Outcome, Prechecked, Terms, Verified},
+    payment::{Prechecked, SettlementOutcome, Terms, Verified},
     protocol::{ExactOffer, ExactPayload, PaymentFlow, SettlementResponse, SupportedResponse, encode_header},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
@@ -80,12 +80,12 @@ impl Facilitator for AtOnce {
         Ok(Verified::default())
     }
 
-    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Settled { transaction: payment.authorization().nonce, block: None, fee: None })
+    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
+        Ok(SettlementOutcome::Settled { transaction: payment.authorization().nonce, block: None, fee: None })
     }
 
-    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Unknown { transaction: None })
+    async fn reconcile(&self, _: &Record) -> Result<SettlementOutcome, FacilitatorError> {
+        Ok(SettlementOutcome::Unknown { transaction: None })
     }
 }
 

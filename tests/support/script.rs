@@ -172,7 +172,7 @@ pub fn required_v1(offers: &[ExactOffer]) -> Value {
     let resource = ResourceInfo { url: "http://evaluator.example".into(), ..ResourceInfo::default() };
     let spell = |offer: &ExactOffer| {
         let written = offer.to_requirements();
-        let mut spelled = v1::PaymentRequirements::of(&written, offer.network().v1_name().unwrap(), &resource);
+        let mut spelled = v1::PaymentRequirementsV1::of(&written, offer.network().v1_name().unwrap(), &resource);
         spelled.extra = Some(written.extra);
         spelled
     };
@@ -190,7 +190,7 @@ pub fn decode(payment: &str) -> PaymentPayload {
 
 /// What was signed, in either version.
 pub fn payload(payment: &str) -> ExactPayload {
-    match decode_header::<v1::PaymentPayload>(payment.as_bytes(), usize::MAX) {
+    match decode_header::<v1::PaymentPayloadV1>(payment.as_bytes(), usize::MAX) {
         Ok(payment) => payment.payload.read().unwrap(),
         Err(_) => decode(payment).payload.read().unwrap(),
     }

@@ -21,7 +21,7 @@ use tower_x402::{
     Network,
     facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Ledger, MemoryLedger, Record},
-    payment::{Outcome, PaymentKey, Prechecked, Terms, Verified},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::{Reason, SupportedResponse},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
@@ -29,8 +29,8 @@ use tower_x402::{
 use super::shop::{App, Customer, Purchase, app};
 
 type Verify = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Verified, VerifyError>> + Send + Sync;
-type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
-type Reconcile = dyn Fn(u64, Record) -> BoxFuture<'static, Result<Outcome, FacilitatorError>> + Send + Sync;
+type Settle = dyn Fn(u64, Prechecked) -> BoxFuture<'static, Result<SettlementOutcome, FacilitatorError>> + Send + Sync;
+type Reconcile = dyn Fn(u64, Record) -> BoxFuture<'static, Result<SettlementOutcome, FacilitatorError>> + Send + Sync;
 
 /// Says what the test tells it to, by the number of the call.
 pub struct Scripted {
@@ -63,7 +63,7 @@ impl Scripted {
             serves: None,
             verify: Box::new(|_, _| Box::pin(async { Ok(Verified::default()) })),
             settle: Box::new(|_, _| Box::pin(async { Ok(paid()) })),
-            reconcile: Box::new(|_, _| Box::pin(async { Ok(Outcome::Unknown { transaction: None }) })),
+            reconcile: Box::new(|_, _| Box::pin(async { Ok(SettlementOutcome::Unknown { transaction: None }) })),
             verified: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             reconciled: AtomicU64::new(0),
@@ -81,7 +81,7 @@ impl Scripted {
 
     pub fn settle<F>(mut self, settle: impl Fn(u64, Prechecked) -> F + Send + Sync + 'static) -> Self
     where
-        F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
+        F: Future<Output = Result<SettlementOutcome, FacilitatorError>> + Send + 'static,
     {
         self.settle = Box::new(move |call, payment| Box::pin(settle(call, payment)));
         self
@@ -89,7 +89,7 @@ impl Scripted {
 
     pub fn reconcile<F>(mut self, reconcile: impl Fn(u64, Record) -> F + Send + Sync + 'static) -> Self
     where
-        F: Future<Output = Result<Outcome, FacilitatorError>> + Send + 'static,
+        F: Future<Output = Result<SettlementOutcome, FacilitatorError>> + Send + 'static,
     {
         self.reconcile = Box::new(move |call, record| Box::pin(reconcile(call, record)));
         self
@@ -110,13 +110,13 @@ impl Scripted {
     }
 }
 
-pub fn paid() -> Outcome {
-    Outcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1), fee: None }
+pub fn paid() -> SettlementOutcome {
+    SettlementOutcome::Settled { transaction: B256::repeat_byte(0x77), block: Some(1), fee: None }
 }
 
-pub fn not_yet() -> Outcome {
+pub fn not_yet() -> SettlementOutcome {
     let detail = "not yet".to_owned();
-    Outcome::Failed { reason: Reason::InsufficientFunds, detail, transaction: None, dead: false }
+    SettlementOutcome::Failed { reason: Reason::InsufficientFunds, detail, transaction: None, dead: false }
 }
 
 pub fn away() -> FacilitatorError {
@@ -141,11 +141,11 @@ impl Facilitator for Scripted {
         (self.verify)(self.verified.fetch_add(1, Ordering::SeqCst), payment.clone()).await
     }
 
-    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
         (self.settle)(self.settled.fetch_add(1, Ordering::SeqCst), payment.clone()).await
     }
 
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         (self.reconcile)(self.reconciled.fetch_add(1, Ordering::SeqCst), record.clone()).await
     }
 

@@ -32,7 +32,7 @@ use tower_x402::{
     devnet::Devnet,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, SqliteLedger},
-    payment::{Outcome, Prechecked, Terms, Verified},
+    payment::{SettlementOutcome, Prechecked, Terms, Verified},
     protocol::SupportedResponse,
     server::DeferredPolicy,
 };
@@ -370,12 +370,12 @@ impl Facilitator for OnlyVerifies<OnchainFacilitator> {
         self.inner.verify(payment).await
     }
 
-    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Settled { transaction: payment.authorization().nonce, block: None, fee: None })
+    async fn settle(&self, payment: &Prechecked, _: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
+        Ok(SettlementOutcome::Settled { transaction: payment.authorization().nonce, block: None, fee: None })
     }
 
-    async fn reconcile(&self, _: &Record) -> Result<Outcome, FacilitatorError> {
-        Ok(Outcome::Unknown { transaction: None })
+    async fn reconcile(&self, _: &Record) -> Result<SettlementOutcome, FacilitatorError> {
+        Ok(SettlementOutcome::Unknown { transaction: None })
     }
 }
 

@@ -143,7 +143,7 @@ impl OnchainFacilitatorBuilder {
         self
     }
 
-    /// Sets after how long without a receipt an outcome is [`Outcome::Unknown`](crate::payment::Outcome::Unknown), at most an hour. Default:
+    /// Sets after how long without a receipt an outcome is [`SettlementOutcome::Unknown`](crate::payment::SettlementOutcome::Unknown), at most an hour. Default:
     /// 15 seconds. The transaction is followed further, and
     /// [`Facilitator::reconcile`](crate::facilitator::Facilitator::reconcile) returns its outcome later.
     pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
@@ -155,7 +155,7 @@ impl OnchainFacilitatorBuilder {
     /// a reorganization unlikely. Of several bounds the highest that a payment reaches counts.
     ///
     /// Default: none. A payment is settled when it is in a block, and followed until that block is final. The blocks must come within
-    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`Outcome::Unknown`](crate::payment::Outcome::Unknown) until they do.
+    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is [`SettlementOutcome::Unknown`](crate::payment::SettlementOutcome::Unknown) until they do.
     ///
     /// ```
     /// # use tower_x402::facilitator::OnchainFacilitator;

@@ -17,7 +17,7 @@ use crate::{
     facilitator::{Facilitator, FacilitatorError, Readiness, VerifyError, verification_label},
     ledger::{Ledger, Record},
     network::Network,
-    payment::{Authenticity, Funds, Outcome, PaymentKey, Prechecked, Rejection, Terms, Verified},
+    payment::{Authenticity, Funds, PaymentKey, Prechecked, Rejection, SettlementOutcome, Terms, Verified},
     protocol::{Reason, SupportedKind, SupportedResponse},
     settlement::engine::Engine,
     telemetry,
@@ -46,7 +46,7 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 ///   the maximum, or the facilitator shuts down.
 /// - **Payers that waste gas have to wait.** After two payments of a payer that were sent and did not pay, nothing is verified or sent
 ///   for it for 30 seconds, and twice as long after each further one.
-/// - **Outcomes** come from the logs of receipts only: [`Outcome::Settled`] means `AuthorizationUsed` and exactly the
+/// - **Outcomes** come from the logs of receipts only: [`SettlementOutcome::Settled`] means `AuthorizationUsed` and exactly the
 ///   matching `Transfer` ([EIP-3009]). A transfer that somebody else sent counts if the payment was reserved here, and its authorization
 ///   seen unused, before its block.
 /// - **Contract wallets** ([ERC-1271]) and accounts with delegated code ([EIP-7702]) can pay if the token asks the payer's
@@ -177,7 +177,7 @@ impl Facilitator for OnchainFacilitator {
         verified
     }
 
-    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self, payment: &Prechecked, verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
         self.engine.settle(payment.clone(), *verified).await
     }
 
@@ -185,7 +185,7 @@ impl Facilitator for OnchainFacilitator {
         self.engine.journal().process_id()
     }
 
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         self.engine.reconcile(record).await
     }
 

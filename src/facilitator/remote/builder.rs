@@ -123,7 +123,7 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// Sets for how long the request to settle may be repeated until the outcome is [`Unknown`](crate::payment::Outcome::Unknown), at most
+    /// Sets for how long the request to settle may be repeated until the outcome is [`Unknown`](crate::payment::SettlementOutcome::Unknown), at most
     /// an hour. The last request is not included. Default: 25 seconds.
     pub fn settle_timeout(mut self, timeout: Duration) -> Self {
         self.settle_timeout = timeout.min(LONGEST);

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::payment::{Echo, PaymentKey, Prechecked};
+use crate::payment::{EchoedMetadata, PaymentKey, Prechecked};
 
 /// How many payments are remembered, and how many bytes of their echoes. The oldest are forgotten first.
 const MAX_PAYMENTS: usize = 4_096;
@@ -18,7 +18,7 @@ pub(super) struct EchoCache(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    by_age: BTreeMap<u64, (PaymentKey, Option<Arc<Echo>>)>,
+    by_age: BTreeMap<u64, (PaymentKey, Option<Arc<EchoedMetadata>>)>,
     ages: HashMap<PaymentKey, u64>,
     next: u64,
     bytes: usize,
@@ -31,9 +31,9 @@ impl EchoCache {
         let key = payment.key();
         let first = known.ages.get(&key).and_then(|age| known.by_age.get(age)).map(|(_, echo)| echo.clone());
         match first {
-            Some(first) => payment.with_echo(first),
+            Some(first) => payment.with_echoed(first),
             None => {
-                known.insert(key, payment.echo().cloned());
+                known.insert(key, payment.echoed().cloned());
                 payment
             }
         }
@@ -46,7 +46,7 @@ impl EchoCache {
 }
 
 impl Known {
-    fn insert(&mut self, key: PaymentKey, echo: Option<Arc<Echo>>) {
+    fn insert(&mut self, key: PaymentKey, echo: Option<Arc<EchoedMetadata>>) {
         self.bytes += size(echo.as_deref());
         self.by_age.insert(self.next, (key, echo));
         self.ages.insert(key, self.next);
@@ -66,8 +66,8 @@ impl Known {
     }
 }
 
-fn size(echo: Option<&Echo>) -> usize {
-    echo.map_or(0, Echo::size)
+fn size(echo: Option<&EchoedMetadata>) -> usize {
+    echo.map_or(0, EchoedMetadata::size)
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
         assert!(!known.ages.contains_key(&key(9)) && known.ages.contains_key(&key(10)), "the oldest is forgotten");
 
         let resource = ResourceInfo { url: "u".repeat(16_000), ..ResourceInfo::default() };
-        let echo = Echo::new(Verbatim::of(&resource).ok(), None).map(Arc::new);
+        let echo = EchoedMetadata::new(Verbatim::of(&resource).ok(), None).map(Arc::new);
         for number in 0..2 * (MAX_BYTES / 16_000) as u64 {
             known.insert(key(1_000_000 + number), echo.clone());
             assert!(known.bytes <= MAX_BYTES);

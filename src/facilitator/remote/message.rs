@@ -40,7 +40,7 @@ pub(super) fn body_for(payment: &Prechecked) -> Result<Bytes, FacilitatorError> 
         extensions: Option<&'a Verbatim<Map<String, Value>>>,
     }
     let offer = payment.terms().text();
-    let echo = payment.echo();
+    let echo = payment.echoed();
     let payment_payload = Payload {
         x402_version: 2,
         resource: echo.and_then(|echo| echo.resource()),

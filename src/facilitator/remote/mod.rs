@@ -31,7 +31,7 @@ use super::{
 use crate::{
     ledger::{Ledger, Record},
     network::Network,
-    payment::{Outcome, PaymentKey, Prechecked, Terms, Verified},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     settlement::{journal::Journal, readiness::ReadinessCache, reconciler::Reconcile as _},
     telemetry,
@@ -47,12 +47,12 @@ const VERIFY_TRIES: u32 = 2;
 /// - **One settlement at a time** runs for a payment, among all processes that share the ledger. It is always for our own
 ///   offer, not the payer's copy. It is repeated after a timeout, a 5xx status or a lost connection, and while the facilitator answers
 ///   `settlement_pending`.
-/// - **The `resource` and `extensions` that the payer returned** ([`Echo`](crate::payment::Echo)) are forwarded unchanged, for
+/// - **The `resource` and `extensions` that the payer returned** ([`EchoedMetadata`](crate::payment::EchoedMetadata)) are forwarded unchanged, for
 ///   facilitators that catalogue what they settle (the extension `bazaar`). This process repeats a settlement with the identical
 ///   body. The ledger does not keep them: a process that takes over the payment sends it without them, unless the payer presents it
 ///   again. Offer and authorization are the same.
-/// - **Indeterminate outcomes are [`Outcome::Unknown`]**: the ledger has the payment as unknown from before the request leaves until
-///   there is an answer, even if the process dies in between. A refusal counts as [`Outcome::Failed`] only if it answers the first
+/// - **Indeterminate outcomes are [`SettlementOutcome::Unknown`]**: the ledger has the payment as unknown from before the request leaves until
+///   there is an answer, even if the process dies in between. A refusal counts as [`SettlementOutcome::Failed`] only if it answers the first
 ///   request for this payment, and says unambiguously that the payment was not executed. A used nonce or a missing balance may be the
 ///   effect of a request whose answer was lost. Unknown outcomes are asked for again in the background.
 /// - **Confirmation is optional.** Without a [node](RemoteFacilitatorBuilder::confirm) of yours, the facilitator is believed
@@ -90,7 +90,7 @@ struct Remote {
     observers: Vec<ChainObserver>,
     echoes: EchoCache,
     readiness: ReadinessCache,
-    settling: Arc<SingleFlight<PaymentKey, Result<Outcome, FacilitatorError>>>,
+    settling: Arc<SingleFlight<PaymentKey, Result<SettlementOutcome, FacilitatorError>>>,
     settle_timeout: Duration,
     /// Wakes the reconciler.
     wake: Arc<Notify>,
@@ -134,13 +134,13 @@ impl Facilitator for RemoteFacilitator {
         verified
     }
 
-    async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self, payment: &Prechecked, _verified: &Verified) -> Result<SettlementOutcome, FacilitatorError> {
         let started = Instant::now();
         let outcome = self.remote.settle(payment.clone(), Repeat::UntilTimeout).await;
         let result = match &outcome {
-            Ok(Outcome::Settled { .. }) => "settled",
-            Ok(Outcome::Failed { .. }) => "failed",
-            Ok(Outcome::Unknown { .. }) => "unknown",
+            Ok(SettlementOutcome::Settled { .. }) => "settled",
+            Ok(SettlementOutcome::Failed { .. }) => "failed",
+            Ok(SettlementOutcome::Unknown { .. }) => "unknown",
             Err(_) => "unavailable",
         };
         telemetry::settled(payment.terms().offer().network(), result, started.elapsed());
@@ -151,7 +151,7 @@ impl Facilitator for RemoteFacilitator {
         self.remote.journal.process_id()
     }
 
-    async fn reconcile(&self, record: &Record) -> Result<Outcome, FacilitatorError> {
+    async fn reconcile(&self, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         self.remote.reconcile(record).await
     }
 
@@ -174,11 +174,15 @@ impl Facilitator for RemoteFacilitator {
 
 impl Remote {
     /// Settles, or waits for the settlement of the same payment that is under way.
-    async fn settle(self: &Arc<Self>, payment: Prechecked, repeat: Repeat) -> Result<Outcome, FacilitatorError> {
+    async fn settle(
+        self: &Arc<Self>,
+        payment: Prechecked,
+        repeat: Repeat,
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let remote = self.clone();
         match self.settling.run(payment.key(), || remote.settle_exclusively(payment, repeat)).await {
             Ok(result) => result,
-            Err(NoResult::Lost) => Ok(Outcome::Unknown { transaction: None }),
+            Err(NoResult::Lost) => Ok(SettlementOutcome::Unknown { transaction: None }),
             Err(NoResult::Full) => {
                 Err(FacilitatorError::Busy { what: "settlements", retry_after: Duration::from_secs(1) })
             }

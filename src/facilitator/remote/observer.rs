@@ -8,7 +8,7 @@ pub(super) use missing::ChainObserver;
 use alloy_primitives::B256;
 
 use crate::{
-    payment::{Funds, Outcome, Rejection},
+    payment::{Funds, Rejection, SettlementOutcome},
     protocol::Reason,
 };
 
@@ -36,13 +36,15 @@ pub(super) enum Fate {
 
 impl Fate {
     /// Returns the outcome; `claimed` is the transaction that the facilitator names, if the chain shows none.
-    pub(super) fn outcome(self, claimed: Option<B256>) -> Outcome {
+    pub(super) fn outcome(self, claimed: Option<B256>) -> SettlementOutcome {
         match self {
-            Self::Paid { transaction, block } => Outcome::Settled { transaction, block: Some(block), fee: None },
-            Self::Spent { reason, detail, transaction, for_good } => {
-                Outcome::Failed { reason, detail, transaction, dead: for_good }
+            Self::Paid { transaction, block } => {
+                SettlementOutcome::Settled { transaction, block: Some(block), fee: None }
             }
-            Self::Open | Self::Unclear => Outcome::Unknown { transaction: claimed },
+            Self::Spent { reason, detail, transaction, for_good } => {
+                SettlementOutcome::Failed { reason, detail, transaction, dead: for_good }
+            }
+            Self::Open | Self::Unclear => SettlementOutcome::Unknown { transaction: claimed },
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     facilitator::FacilitatorError,
     ledger::{LedgerError, Listing, Record, Settlement, SettlementStep, Settling},
     network::Network,
-    payment::{Outcome, PaymentKey, Prechecked},
+    payment::{PaymentKey, Prechecked, SettlementOutcome},
     protocol::Reason,
     settlement::{
         journal::Journal,
@@ -63,7 +63,7 @@ impl Remote {
         self: Arc<Self>,
         payment: Prechecked,
         repeat: Repeat,
-    ) -> Result<Outcome, FacilitatorError> {
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let key = payment.key();
         let ledger = self.journal.ledger();
         let record = ledger.get(&key).await?.ok_or(LedgerError::NotFound)?;
@@ -88,7 +88,7 @@ impl Remote {
         let asked = self.ask(&payment, &record, body_for(&payment)?, repeat).await;
         let asked = Asked { is_uncertain: asked.is_uncertain || !is_first, ..asked };
         let outcome = self.conclude(&payment, &record, asked).await;
-        if matches!(outcome, Ok(Outcome::Settled { .. } | Outcome::Failed { .. })) {
+        if matches!(outcome, Ok(SettlementOutcome::Settled { .. } | SettlementOutcome::Failed { .. })) {
             self.echoes.forget(&key);
         }
         outcome
@@ -140,7 +140,12 @@ impl Remote {
     }
 
     /// Returns the outcome that the answer, and the chain where it can be asked, prove.
-    async fn conclude(&self, payment: &Prechecked, record: &Record, asked: Asked) -> Result<Outcome, FacilitatorError> {
+    async fn conclude(
+        &self,
+        payment: &Prechecked,
+        record: &Record,
+        asked: Asked,
+    ) -> Result<SettlementOutcome, FacilitatorError> {
         let Asked { reply, mut named, is_uncertain, is_unsent, retry_after } = asked;
         let key = &record.key;
         let observer = self.observer(key.network);
@@ -152,11 +157,11 @@ impl Remote {
         match reply {
             Reply::Paid(transaction) => {
                 let Some(observer) = observer else {
-                    return Ok(Outcome::Settled { transaction, block: None, fee: None });
+                    return Ok(SettlementOutcome::Settled { transaction, block: None, fee: None });
                 };
                 match observer.paid_in(payment, transaction).await {
                     Ok(Some(block)) if record.block_seen.is_none_or(|seen| seen < block) => {
-                        return Ok(Outcome::Settled { transaction, block: Some(block), fee: None });
+                        return Ok(SettlementOutcome::Settled { transaction, block: Some(block), fee: None });
                     }
                     Ok(_) => {
                         tracing::error!(%transaction, payer = %key.payer, nonce = %key.nonce,
@@ -174,11 +179,13 @@ impl Remote {
             }
             Reply::Refused { reason, detail, transaction } if !is_uncertain => {
                 let Some(observer) = observer else {
-                    return Ok(Outcome::Failed { reason, detail, transaction, dead: false });
+                    return Ok(SettlementOutcome::Failed { reason, detail, transaction, dead: false });
                 };
                 claimed.extend(transaction);
                 match observer.fate(payment, record.block_seen, &claimed).await {
-                    Ok(Fate::Open) => return Ok(Outcome::Failed { reason, detail, transaction, dead: false }),
+                    Ok(Fate::Open) => {
+                        return Ok(SettlementOutcome::Failed { reason, detail, transaction, dead: false });
+                    }
                     Ok(fate) => return Ok(fate.outcome(transaction)),
                     Err(error) => tracing::warn!(%error, "a failure could not be confirmed"),
                 }
@@ -190,16 +197,16 @@ impl Remote {
         claimed.extend(&named);
         let last = claimed.last().copied();
         Ok(match observer {
-            None => Outcome::Unknown { transaction: last },
+            None => SettlementOutcome::Unknown { transaction: last },
             Some(observer) => match observer.fate(payment, record.block_seen, &claimed).await {
                 Ok(fate) => fate.outcome(last),
-                Err(_) => Outcome::Unknown { transaction: last },
+                Err(_) => SettlementOutcome::Unknown { transaction: last },
             },
         })
     }
 
     /// Returns the outcome of a payment that was delegated before. Asks the chain first, where that is possible, then the facilitator.
-    pub(super) async fn reconcile(self: &Arc<Self>, record: &Record) -> Result<Outcome, FacilitatorError> {
+    pub(super) async fn reconcile(self: &Arc<Self>, record: &Record) -> Result<SettlementOutcome, FacilitatorError> {
         if let Some(outcome) = recorded_outcome(record) {
             return Ok(outcome);
         }
@@ -266,7 +273,7 @@ impl Reconcile for Remote {
         }
         let outcome =
             if is_due { self.settle(record.payment(), Repeat::Never).await? } else { self.reconcile(&record).await? };
-        if matches!(outcome, Outcome::Unknown { .. }) {
+        if matches!(outcome, SettlementOutcome::Unknown { .. }) {
             // The ledger has it as unknown already, and a claim that lasts.
             return Ok(());
         }
@@ -285,12 +292,12 @@ impl Reconcile for Remote {
 }
 
 /// Returns the outcome if the ledger knows it for certain.
-fn recorded_outcome(record: &Record) -> Option<Outcome> {
+fn recorded_outcome(record: &Record) -> Option<SettlementOutcome> {
     match record.settlement {
         Settlement::Settled { transaction, block } | Settlement::Final { transaction, block } => {
-            Some(Outcome::Settled { transaction, block, fee: record.fee })
+            Some(SettlementOutcome::Settled { transaction, block, fee: record.fee })
         }
-        Settlement::Dead => Some(Outcome::Failed {
+        Settlement::Dead => Some(SettlementOutcome::Failed {
             reason: record.last_failure.clone().unwrap_or(Reason::InvalidTransactionState),
             detail: "this payment can never be settled".to_owned(),
             transaction: None,

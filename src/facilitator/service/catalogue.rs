@@ -13,7 +13,7 @@ use http::Uri;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    payment::{Echo, Prechecked},
+    payment::{EchoedMetadata, Prechecked},
     protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar, timestamp},
 };
 
@@ -124,7 +124,7 @@ impl Catalogue {
 
     /// Adds or updates the resource of a payment, if its seller declares the extension `bazaar`.
     pub(super) fn record(&self, payment: &Prechecked, now: u64) {
-        let Some((place, kind, item)) = payment.echo().and_then(|echo| self.describe(echo)) else { return };
+        let Some((place, kind, item)) = payment.echoed().and_then(|echo| self.describe(echo)) else { return };
         let offer = payment.terms().text().clone();
         let mut known = self.lock(now);
         let (number, mut accepts) = match known.remove(&place) {
@@ -169,7 +169,7 @@ impl Catalogue {
     }
 
     /// Returns `None` for an invalid description. The payer may have invented it.
-    fn describe(&self, echo: &Echo) -> Option<(Place, String, Map<String, Value>)> {
+    fn describe(&self, echo: &EchoedMetadata) -> Option<(Place, String, Map<String, Value>)> {
         let resource = echo.resource()?.read().ok()?;
         let extension = echo.extensions()?.read().ok()?.remove(bazaar::NAME)?;
         if let Err(error) = bazaar::check(&extension) {

@@ -14,7 +14,7 @@ use serde_json::{json, value::RawValue};
 
 use crate::{
     network::Network,
-    payment::{Echo, Terms},
+    payment::{EchoedMetadata, Terms},
     protocol::{
         ExactOffer, ExactPayload, OfferError, PaymentPayload, PaymentRequirements, Reason, SettlementResponse,
         Verbatim, VerifyResponse, Version, v1,
@@ -35,7 +35,7 @@ pub(super) struct ParsedRequest {
     /// The payer accepted exactly these terms.
     pub(super) is_accepted: bool,
     /// The other parts of the 402 that the payer returned.
-    pub(super) echo: Option<Arc<Echo>>,
+    pub(super) echo: Option<Arc<EchoedMetadata>>,
 }
 
 /// The reason why a request body cannot be read.
@@ -86,13 +86,13 @@ impl ParsedRequest {
                     is_accepted: terms.is_accepted_by(&payment.accepted),
                     payload: read_payload(&payment.payload)?,
                     terms: Arc::new(terms),
-                    echo: Echo::new(payment.resource, payment.extensions).map(Arc::new),
+                    echo: EchoedMetadata::new(payment.resource, payment.extensions).map(Arc::new),
                 })
             }
             1 => {
-                let payment: v1::PaymentPayload =
+                let payment: v1::PaymentPayloadV1 =
                     serde_json::from_str(payment).map_err(invalid(Reason::InvalidPayload))?;
-                let offer: v1::PaymentRequirements =
+                let offer: v1::PaymentRequirementsV1 =
                     serde_json::from_str(requirements).map_err(invalid(Reason::InvalidPaymentRequirements))?;
                 let terms = Terms::new(ExactOffer::try_from(&offer)?);
                 let network = Network::from_v1_name(&payment.network);
@@ -259,7 +259,7 @@ impl Answer {
             Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
             Version::V1 => Self::json(
                 StatusCode::OK,
-                &WithMessage { response: v1::SettlementResponse::from(&response), error_message },
+                &WithMessage { response: v1::SettlementResponseV1::from(&response), error_message },
             ),
         };
         if let SettlementResult::Pending(_) = result { answer.retry_after(Duration::from_secs(1)) } else { answer }

@@ -405,7 +405,7 @@ impl Shared {
             return reject(Reason::InvalidPaymentRequirements, "this payee is not supported here");
         }
         let payment = precheck(request.terms.clone(), request.payload.clone(), self.window, self.clock.now())?;
-        Ok((facilitator.clone(), payment.with_echo(request.echo.clone())))
+        Ok((facilitator.clone(), payment.with_echoed(request.echo.clone())))
     }
 
     /// Finds a payment that is on record, since its window may have passed in the meantime.

@@ -15,7 +15,7 @@ use crate::{
         Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation, Settlement, SettlementStep,
         settle_with_retries,
     },
-    payment::{Authenticity, Outcome, PaymentKey, Prechecked, Rejection, Verified},
+    payment::{Authenticity, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -124,7 +124,7 @@ impl Shared {
             }
             Settlement::Submitted | Settlement::Unknown => {
                 let outcome = facilitator.reconcile(&record).await?;
-                if matches!(outcome, Outcome::Unknown { .. }) {
+                if matches!(outcome, SettlementOutcome::Unknown { .. }) {
                     SettlementResult::Pending(submitted)
                 } else {
                     record_outcome(facilitator, &record.key, outcome).await
@@ -231,12 +231,16 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 
 /// Records an outcome and returns its result. A failure that cannot be recorded is answered as pending, since it may be retried and
 /// succeed; a settlement is a fact of the chain and is answered in any case.
-async fn record_outcome(facilitator: &dyn Facilitator, key: &PaymentKey, outcome: Outcome) -> SettlementResult {
+async fn record_outcome(
+    facilitator: &dyn Facilitator,
+    key: &PaymentKey,
+    outcome: SettlementOutcome,
+) -> SettlementResult {
     let step = SettlementStep::of(&outcome, facilitator.process_id());
     let recorded = settle_with_retries(&**facilitator.ledger(), key, &step).await;
     let is_recorded = matches!(recorded, Ok(true));
     match outcome {
-        Outcome::Failed { dead: false, transaction, .. } if !is_recorded => {
+        SettlementOutcome::Failed { dead: false, transaction, .. } if !is_recorded => {
             tracing::warn!(payer = %key.payer, nonce = %key.nonce, "a failure was not recorded, so it is answered as pending");
             SettlementResult::Pending(transaction)
         }
@@ -264,11 +268,13 @@ fn is_same(record: &Record, payment: &Prechecked) -> bool {
         && (payment.authenticity() == Authenticity::Proven || record.signature == *payment.signature())
 }
 
-fn result_of(outcome: Outcome) -> SettlementResult {
+fn result_of(outcome: SettlementOutcome) -> SettlementResult {
     match outcome {
-        Outcome::Settled { transaction, .. } => SettlementResult::Settled(transaction),
-        Outcome::Failed { reason, detail, transaction, .. } => SettlementResult::Failed { reason, detail, transaction },
-        Outcome::Unknown { transaction } => SettlementResult::Pending(transaction),
+        SettlementOutcome::Settled { transaction, .. } => SettlementResult::Settled(transaction),
+        SettlementOutcome::Failed { reason, detail, transaction, .. } => {
+            SettlementResult::Failed { reason, detail, transaction }
+        }
+        SettlementOutcome::Unknown { transaction } => SettlementResult::Pending(transaction),
     }
 }
 

@@ -1,4 +1,7 @@
-//! Connections to the database, and what becomes of statements sent over them.
+//! Connections to the database, and the fate of statements sent over them.
+//!
+//! This is not sqlx's `PgPool`. A pool either pings before each statement, one more round trip, or hands out, one after the other, all
+//! connections that a restart of the server broke; and it reports a wrong password as a timeout.
 
 use std::{
     fmt,
@@ -17,69 +20,67 @@ use tokio::{
 
 use super::super::LedgerError;
 
-/// How long a caller waits for a connection of the few to be idle.
+/// How long a caller waits for an idle connection.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_secs(5);
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a statement may take until the connection counts as broken; the server gives up a little earlier.
+/// How long a statement may take before the connection counts as broken. The server gives up earlier.
 const STATEMENT: Duration = Duration::from_secs(10);
-/// How long a statement is repeated that came to nothing.
+/// How long a statement is repeated that did not happen.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A few connections, each with the settings that the ledger relies on.
+/// A bounded number of connections, each with the settings that the ledger relies on.
 ///
-/// Every statement commits by itself. A connection is used again only after a statement on it has come to its end: if the
-/// caller goes away in the middle, so does the connection.
+/// Every statement commits by itself. If a caller is dropped in the middle of a statement, the connection is closed.
 pub(super) struct Connections {
     options: PgConnectOptions,
     idle: Mutex<Vec<PgConnection>>,
     permits: Semaphore,
 }
 
-/// A statement and what is put into it.
+/// A statement and its arguments.
 pub(super) struct Statement {
     sql: &'static str,
     arguments: PgArguments,
     is_broken: bool,
 }
 
-/// Why there is no answer.
+/// Why a statement has no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Nothing happened; it may be repeated.
+    /// It did not happen, and may be repeated.
     NotDone(DatabaseError),
-    /// The connection broke: it may have happened, or may happen yet.
+    /// The connection broke: it may have happened, or may still happen.
     Perhaps(DatabaseError),
-    /// Nothing happened, and repeating it is pointless.
+    /// It did not happen, and repeating it is pointless.
     Refused(DatabaseError),
 }
 
-/// What the database said: its code and message. Its details quote rows, which hold bearer data, and are left out.
+/// The database's error code and message. Its details quote rows, which hold bearer data, and are left out.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct DatabaseError(String);
 
-/// Tries, and pauses in between, until patience ends.
+/// Pauses between tries, for as long as [`PATIENCE`].
 pub(super) struct Tries {
     until: Instant,
     pause: Duration,
 }
 
 impl Connections {
-    /// No connection is made yet.
     pub(super) fn new(options: PgConnectOptions, max: u32) -> Self {
         let permits = Semaphore::new(usize::try_from(max.clamp(1, 10_000)).unwrap_or(1));
         Self { options: with_settings(options), idle: Mutex::default(), permits }
     }
 
-    /// A connection for the caller alone, without a bound on the time of a statement.
+    /// Opens a connection for the caller alone, without timeouts.
     pub(super) async fn for_migrations(&self) -> Result<PgConnection, Failure> {
         connect(&self.options.clone().options([("statement_timeout", "0"), ("lock_timeout", "0")])).await
     }
 
-    /// Runs a statement that may be repeated without harm, and repeats it while it is in vain.
+    /// Runs an idempotent statement, and repeats it until it has an answer.
     pub(super) async fn repeat(&self, statement: Statement) -> Result<Vec<PgRow>, LedgerError> {
         let mut tries = Tries::new();
         loop {
@@ -100,7 +101,7 @@ impl Connections {
         let Ok(Ok(_permit)) = permit else {
             return Err(Failure::Refused(DatabaseError("all connections are in use".to_owned())));
         };
-        // Not within the match: the lock would be held until its end.
+        // Outside of the match, whose end would release the lock.
         let idle = self.idle().pop();
         let mut connection = match idle {
             Some(connection) => connection,
@@ -121,7 +122,7 @@ impl Connections {
             }
             Err(_) => Failure::Perhaps(DatabaseError("the database does not answer".to_owned())),
         };
-        // If the server went away, all of them are broken.
+        // If the server was restarted, all connections are broken.
         self.idle().clear();
         Err(failure)
     }
@@ -136,7 +137,7 @@ impl Statement {
         Self { sql, arguments: PgArguments::default(), is_broken: false }
     }
 
-    /// Fills the next place (`$1`, `$2` …).
+    /// Sets the next argument (`$1`, `$2` …).
     pub(super) fn bind<'v>(mut self, value: impl Encode<'v, Postgres> + Type<Postgres>) -> Self {
         self.is_broken |= self.arguments.add(value).is_err();
         self
@@ -155,7 +156,7 @@ impl Tries {
         Self { until: Instant::now() + PATIENCE, pause: Duration::from_millis(10) }
     }
 
-    /// Pauses, or says that it is enough.
+    /// Pauses, or returns the error when there was enough time.
     pub(super) async fn again_after(&mut self, error: DatabaseError) -> Result<(), LedgerError> {
         if Instant::now() + self.pause > self.until {
             return Err(error.into());
@@ -173,7 +174,7 @@ impl DatabaseError {
                 Some(code) => format!("{} ({code})", error.message()),
                 None => error.message().to_owned(),
             }),
-            // A URL that cannot be read is quoted with its password.
+            // It quotes the URL, with the password.
             sqlx::Error::Configuration(_) => Self("the connection options cannot be used".to_owned()),
             error => Self(error.to_string()),
         }
@@ -194,8 +195,8 @@ impl From<Failure> for LedgerError {
     }
 }
 
-/// What the ledger relies on, whatever the server's, the database's or the role's own settings. A process that vanishes
-/// without a word must not keep others waiting for its locks.
+/// Adds the settings that the ledger relies on, whatever the defaults of the server, the database or the role. The timeouts release the
+/// locks of a process that vanished.
 fn with_settings(options: PgConnectOptions) -> PgConnectOptions {
     options
         .options([
@@ -221,7 +222,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgConnection, Failure> {
     }
 }
 
-/// Wrong passwords and missing databases do not come right by themselves; servers that start or are full do.
+/// Classifies an error of connecting. A server that starts or is full will be available; a wrong password stays wrong.
 fn of_connecting(error: &sqlx::Error) -> Failure {
     let code = code(error);
     let is_passing = match error {
@@ -233,14 +234,14 @@ fn of_connecting(error: &sqlx::Error) -> Failure {
     if is_passing { Failure::NotDone(error) } else { Failure::Refused(error) }
 }
 
-/// What the server made of a statement, if the connection is as good as before.
+/// Classifies the error of a statement. Returns `None` if the connection cannot be used any more.
 fn of_statement(error: &sqlx::Error) -> Option<Failure> {
     let sqlx::Error::Database(cause) = error else { return None };
     let is_fatal = cause
         .try_downcast_ref::<PgDatabaseError>()
         .is_none_or(|cause| matches!(cause.severity(), PgSeverity::Fatal | PgSeverity::Panic));
     let code = code(error);
-    // What belongs to another connection than this one: a server that became a standby, a plan for another table.
+    // A new connection would help: the server became a standby, or a prepared statement is outdated.
     if is_fatal || matches!(&*code, "25006" | "0A000" | "26000") {
         return None;
     }
@@ -252,7 +253,7 @@ fn of_statement(error: &sqlx::Error) -> Option<Failure> {
     })
 }
 
-/// What became of a statement whose connection cannot be used again.
+/// Classifies an error after which the connection cannot be used any more.
 fn of_connection(error: &sqlx::Error) -> Failure {
     let is_not_done = matches!(&*code(error), "25006" | "0A000" | "26000");
     let error = DatabaseError::of(error);

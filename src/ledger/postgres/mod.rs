@@ -1,57 +1,55 @@
-//! The ledger in PostgreSQL.
+//! The ledger in a PostgreSQL database, which several processes share.
 
-mod builder;
 mod connections;
-mod known;
-mod listing;
 mod payments;
-mod responses;
 mod steps;
-mod submissions;
+mod transactions;
 mod upkeep;
 
 use std::{
     fmt,
     hash::{BuildHasher as _, RandomState},
+    str::FromStr as _,
     sync::Arc,
 };
 
 use async_trait::async_trait;
+use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 use tokio::sync::Mutex;
 
-pub use self::builder::PostgresLedgerBuilder;
 use self::{
-    connections::Connections,
-    known::Known,
-    payments::Stamped,
-    responses::Responses,
-    steps::{Change, Needs},
-    upkeep::Upkeep,
+    connections::{Connections, DatabaseError, Failure, Statement, Tries},
+    payments::column,
+    steps::{Change, KnownRecords, Needs},
+    upkeep::{Responses, Upkeep},
 };
 use super::{
-    Counts, FulfilmentStep, InvalidTransition, Lease, Ledger, LedgerError, Listing, Record, Reservation,
-    ResponseLimits, Sender, SettlementStep, StoredResponse, Submission,
+    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation,
+    ResponseLimits, Sender, SettlementStep, StoredResponse,
 };
-use crate::{clock::Clock, payment::PaymentKey};
+use crate::{
+    clock::{Clock, SystemClock},
+    payment::PaymentKey,
+};
 
-/// Payers share so many turnstiles.
-const TURNS: usize = 256;
+/// The number of locks that payers share.
+const PAYER_LOCKS: usize = 256;
 
 /// A durable ledger for several processes, in a PostgreSQL database (12 or later).
 ///
-/// Every step is decided here, by the state machine that all ledgers share, and written by one statement that does nothing if
-/// the record has changed since it was read; then it is read and decided again. So no lock outlives a statement, a process
-/// that dies leaves nothing half done, and a step whose answer is lost with its connection is recognized and not taken
-/// twice. What this process saw last it tries first: most steps cost one round trip.
+/// This process decides each step with the state machine that all ledgers share, and writes it with one statement, which does nothing
+/// if the record has changed since it was read. Then the step is decided again. So no lock outlives a statement, a process that dies
+/// leaves nothing half done, and a step whose answer was lost with the connection is recognized and not taken twice. Records that
+/// this process wrote last are tried first, so most steps take one round trip.
 ///
-/// Sessions run with `synchronous_commit=on`, whatever the server's own setting, so that a commit is on disk before a call
-/// returns. It may still be lost when the server fails over to an asynchronous standby; synchronous replication
-/// (`synchronous_standby_names`) prevents that. A lost connection is made anew, and what can be repeated is, for about five
-/// seconds; then calls fail with [`LedgerError::Backend`].
+/// Sessions run with `synchronous_commit=on`, whatever the server's setting, so a commit is on the server's disk before a call returns.
+/// A failover to an asynchronous standby can still lose it; synchronous replication (`synchronous_standby_names`) prevents that. After
+/// a lost connection, statements that may be repeated are repeated for about five seconds; then calls fail with
+/// [`LedgerError::Backend`].
 ///
-/// The tables are in a schema of their own, `x402`. They hold bearer data (signatures, responses) until records age out: give
-/// access to the services that share the ledger and to nobody else. Connect to the server itself; poolers that share
-/// sessions (PgBouncer in transaction mode) are refused.
+/// The tables are in a schema of their own, `x402`. They hold bearer data (signatures, responses) until records are removed: grant access
+/// only to the services that share the ledger. Connect to the server itself; poolers that share sessions (PgBouncer in transaction
+/// mode) are refused.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,11 +62,11 @@ const TURNS: usize = 256;
 /// ```
 pub struct PostgresLedger {
     connections: Connections,
-    known: Known<PaymentKey, Stamped>,
-    /// Admissions of one payer that happen here wait for each other here: in the database they would be in vain.
-    turns: Vec<Mutex<()>>,
-    /// The same for payments that are deferred, whoever pays.
-    turn_of_all: Mutex<()>,
+    known: KnownRecords,
+    /// Held by `Admit`: concurrent admissions of one payer would fail in the database, and one process need not try.
+    payer_locks: Vec<Mutex<()>>,
+    /// The same for `Defer`, for all payers.
+    defer_lock: Mutex<()>,
     hasher: RandomState,
     responses: Responses,
     upkeep: Upkeep,
@@ -76,7 +74,7 @@ pub struct PostgresLedger {
 }
 
 impl PostgresLedger {
-    /// Connects to a database (`postgres://user:password@host:port/database`) and makes the tables if they are missing.
+    /// Connects to a database (`postgres://user:password@host:port/database`) and creates the tables if they are missing.
     ///
     /// # Errors
     /// As [`PostgresLedgerBuilder::connect`].
@@ -84,26 +82,20 @@ impl PostgresLedger {
         Self::builder(url).connect().await
     }
 
-    /// A ledger with a schema, bounds or a clock of the caller's.
+    /// Returns a builder for a ledger with another schema, limits or clock.
     pub fn builder(url: &str) -> PostgresLedgerBuilder {
-        PostgresLedgerBuilder::new(url)
-    }
-
-    fn of(connections: Connections, responses: ResponseLimits, max_records: usize, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            connections,
-            known: Known::new(),
-            turns: (0..TURNS).map(|_| Mutex::default()).collect(),
-            turn_of_all: Mutex::default(),
-            hasher: RandomState::new(),
-            responses: Responses::new(responses),
-            upkeep: Upkeep::new(max_records),
-            clock,
+        PostgresLedgerBuilder {
+            options: PgConnectOptions::from_str(url).ok(),
+            schema: "x402".to_owned(),
+            max_connections: 16,
+            responses: ResponseLimits::default(),
+            max_records: 1_000_000,
+            clock: Arc::new(SystemClock),
         }
     }
 
-    fn turn_of(&self, key: &PaymentKey) -> &Mutex<()> {
-        &self.turns[self.hasher.hash_one(key.payer) as usize % TURNS]
+    fn payer_lock(&self, key: &PaymentKey) -> &Mutex<()> {
+        &self.payer_locks[self.hasher.hash_one(key.payer) as usize % PAYER_LOCKS]
     }
 }
 
@@ -142,24 +134,26 @@ impl Ledger for PostgresLedger {
             Ok(())
         });
         match taken.await {
-            Ok(record) => Ok(Some(Lease { key: *key, epoch: record.epoch })),
+            Ok(record) => Ok(Some(record.lease())),
             Err(LedgerError::LeaseLost | LedgerError::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        let (needs, turn) = match &step {
-            FulfilmentStep::Admit { funds: Some(funds), .. } => (Needs::Funds(*funds), Some(self.turn_of(&lease.key))),
-            FulfilmentStep::Defer { limit } => (Needs::Credit(*limit), Some(&self.turn_of_all)),
+        let (needs, lock) = match &step {
+            FulfilmentStep::Admit { funds: Some(funds), .. } => {
+                (Needs::Funds(*funds), Some(self.payer_lock(&lease.key)))
+            }
+            FulfilmentStep::Defer { limit } => (Needs::Credit(*limit), Some(&self.defer_lock)),
             _ => (Needs::Nothing, None),
         };
         let response = match &step {
             FulfilmentStep::Produce { response: Some(response), .. } => self.responses.row(response),
             _ => None,
         };
-        let _turn = match turn {
-            Some(turn) => Some(turn.lock().await),
+        let _lock = match lock {
+            Some(lock) => Some(lock.lock().await),
             None => None,
         };
         let change = Change { key: &lease.key, needs, response: response.as_ref() };
@@ -188,7 +182,7 @@ impl Ledger for PostgresLedger {
                 return Err(LedgerError::LeaseLost);
             }
             if !record.is_discardable() {
-                return Err(InvalidTransition { fulfilment: record.fulfilment, settlement: record.settlement }.into());
+                return Err(record.invalid().into());
             }
             Ok(())
         })
@@ -212,31 +206,184 @@ impl Ledger for PostgresLedger {
         payments::count_replay(&self.connections, key).await
     }
 
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        self.submit_all(&submission).await
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
+        self.submit_transaction(&transaction).await
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        self.give_back(sender, nonce, by).await
+        transactions::free_nonce(&self.connections, sender, nonce, by).await
     }
 
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.forget_below(sender, below).await
+        transactions::forget_nonces(&self.connections, sender, below).await
     }
 
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        self.list_from(sender, from).await
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
+        transactions::list(&self.connections, sender, from).await
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
-        listing::list(&self.connections, listing).await
+        payments::list(&self.connections, listing).await
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
-        listing::counts(&self.connections).await
+        payments::counts(&self.connections).await
     }
 
     fn response_limit(&self) -> usize {
         self.responses.limits.body_bytes
     }
+}
+
+/// Opens a [`PostgresLedger`]; returned by [`PostgresLedger::builder`].
+#[must_use]
+pub struct PostgresLedgerBuilder {
+    options: Option<PgConnectOptions>,
+    schema: String,
+    max_connections: u32,
+    responses: ResponseLimits,
+    max_records: usize,
+    clock: Arc<dyn Clock>,
+}
+
+impl PostgresLedgerBuilder {
+    /// Sets the schema of the ledger's tables, which is created if it is missing. Default: `x402`. Two ledgers in one database have two
+    /// schemas.
+    ///
+    /// The name has lower-case letters, digits and underscores, begins with a letter, and has at most 63 of them.
+    pub fn schema(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.schema);
+        self
+    }
+
+    /// Sets the largest number of connections of this process. Default: 16. They are opened as needed and kept.
+    ///
+    /// More of them commit more payments at the same time. The server's `max_connections` limits all processes together.
+    pub fn max_connections(mut self, max: u32) -> Self {
+        self.max_connections = max;
+        self
+    }
+
+    /// Sets the limits on responses kept for replays, for all processes together. Each process may exceed them by a 32nd for a while.
+    pub fn responses(mut self, limits: ResponseLimits) -> Self {
+        self.responses = limits;
+        self
+    }
+
+    /// Sets the largest number of records. Default: one million. They are counted once a minute, so what other processes reserve in
+    /// between may exceed it.
+    pub fn max_records(mut self, max: usize) -> Self {
+        self.max_records = max;
+        self
+    }
+
+    /// Sets the clock. Default: the system's. The clocks of all processes must agree to a few seconds; the database's is not used.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Connects, and creates or migrates the tables. Several processes may do so at the same time.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the URL or the schema's name is invalid, if the database cannot be reached or is a standby, or if a
+    /// pooler in between discards the session's settings.
+    pub async fn connect(self) -> Result<PostgresLedger, LedgerError> {
+        let is_valid = |name: &str| {
+            name.len() <= 63
+                && name.starts_with(|first: char| first.is_ascii_lowercase())
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        };
+        if !is_valid(&self.schema) {
+            return Err(refused("the schema's name must be of lower-case letters, digits and underscores"));
+        }
+        // The error does not repeat the URL, which holds a password.
+        let options = self.options.ok_or_else(|| refused("the URL is not one of a PostgreSQL database"))?;
+        let options =
+            if options.get_application_name().is_none() { options.application_name("tower-x402") } else { options };
+        let options = options.options([("search_path", &self.schema)]);
+        let connections = Connections::new(options, self.max_connections);
+        migrate(&connections, &self.schema).await?;
+        check_settings(&connections, &self.schema).await?;
+        Ok(PostgresLedger {
+            connections,
+            known: KnownRecords::default(),
+            payer_locks: (0..PAYER_LOCKS).map(|_| Mutex::default()).collect(),
+            defer_lock: Mutex::default(),
+            hasher: RandomState::new(),
+            responses: Responses::new(self.responses),
+            upkeep: Upkeep::new(self.max_records),
+            clock: self.clock,
+        })
+    }
+}
+
+impl fmt::Debug for PostgresLedgerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresLedgerBuilder").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+const SCHEMA_EXISTS: &str = "SELECT FROM pg_namespace WHERE nspname = current_setting('search_path')";
+const SETTINGS: &str = "SELECT current_setting('synchronous_commit') AS synchronous_commit, \
+       current_setting('fsync') AS fsync, pg_is_in_recovery() AS is_standby, current_schema()::text AS schema";
+
+async fn migrate(connections: &Connections, schema: &str) -> Result<(), LedgerError> {
+    let mut tries = Tries::new();
+    let mut connection = loop {
+        match connections.for_migrations().await {
+            Ok(connection) => break connection,
+            Err(Failure::NotDone(error) | Failure::Perhaps(error)) => tries.again_after(error).await?,
+            Err(failure) => return Err(failure.into()),
+        }
+    };
+    create_schema(&mut connection, schema).await?;
+    // sqlx takes a lock on the database for this: one of several processes migrates, and the others wait.
+    sqlx::migrate!("src/ledger/postgres/migrations").run(&mut connection).await.map_err(|error| match error {
+        sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => {
+            DatabaseError::of(&error).into()
+        }
+        error => LedgerError::Backend(Box::new(error)),
+    })?;
+    let _ = connection.close().await;
+    Ok(())
+}
+
+/// Creates the schema unless it exists. A role that may not create schemas can use an existing one.
+async fn create_schema(connection: &mut PgConnection, schema: &str) -> Result<(), LedgerError> {
+    let database = |error: sqlx::Error| LedgerError::from(DatabaseError::of(&error));
+    let exists = |rows: Vec<sqlx::postgres::PgRow>| !rows.is_empty();
+    if exists(sqlx::query(SCHEMA_EXISTS).fetch_all(&mut *connection).await.map_err(database)?) {
+        return Ok(());
+    }
+    // `connect` has checked the name.
+    let created = sqlx::query(sqlx::AssertSqlSafe(format!("CREATE SCHEMA IF NOT EXISTS \"{schema}\"")))
+        .execute(&mut *connection)
+        .await;
+    let Err(error) = created else { return Ok(()) };
+    // Another process may have been faster.
+    if exists(sqlx::query(SCHEMA_EXISTS).fetch_all(connection).await.map_err(database)?) {
+        return Ok(());
+    }
+    Err(database(error))
+}
+
+async fn check_settings(connections: &Connections, schema: &str) -> Result<(), LedgerError> {
+    let rows = connections.repeat(Statement::new(SETTINGS)).await?;
+    let row = rows.first().ok_or_else(payments::unreadable)?;
+    if column::<bool>(row, "is_standby")? {
+        return Err(refused("the database is a standby, which cannot be written to"));
+    }
+    let current: Option<&str> = row.try_get("schema").ok();
+    if column::<&str>(row, "synchronous_commit")? != "on" || current != Some(schema) {
+        return Err(refused("the session's settings are not in force: connect to the server itself, without a pooler"));
+    }
+    if column::<&str>(row, "fsync")? != "on" {
+        tracing::warn!("the database server runs with fsync=off: payments may be lost when its machine fails");
+    }
+    Ok(())
+}
+
+fn refused(why: &'static str) -> LedgerError {
+    LedgerError::Backend(why.into())
 }

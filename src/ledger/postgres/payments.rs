@@ -1,49 +1,53 @@
-//! Payments as rows.
+//! The table of payments: reading, writing and listing its rows.
+//!
+//! A row has the record as JSON, and beside it the columns by which the database selects and sums. Every write gives it a random stamp, and
+//! replaces only a row that has the stamp that was read.
 
 use alloy_primitives::{Address, B256};
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    super::{Fulfilment, LedgerError, Record, credit::is_overdue, row, shard::expiry},
+    super::{Counts, LedgerError, Listing, Record, SettlementState, memory::expiry},
     connections::{Connections, DatabaseError, Statement},
-    responses::KeptResponse,
+    upkeep::ResponseRow,
 };
 use crate::{network::Network, payment::PaymentKey};
 
-/// A record and the stamp it had.
+/// A record with the stamp of its row.
 #[derive(Clone, Debug)]
 pub(super) struct Stamped {
     pub(super) record: Record,
     pub(super) stamp: i64,
 }
 
-/// What an attempt to reserve finds.
+/// The result of an attempt to reserve.
 pub(super) enum Found {
     New,
     Known(Box<Stamped>),
-    /// Another payment has the id.
+    /// Another payment has the payment id.
     IdTaken(PaymentKey),
-    /// Whoever was faster has just discarded it, or is not visible yet: look again.
+    /// A concurrent reservation was discarded, or is not visible yet. Try again.
     Nothing,
 }
 
-/// Nobody must have taken a turn since this stamp was read.
+/// A step that is refused if another step of this kind was taken after the stamp was read.
 pub(super) struct Turn {
     pub(super) of: TurnOf,
     pub(super) seen: Option<i64>,
     pub(super) now: u64,
 }
 
-/// Whose steps come one after the other.
+/// The steps that are taken one after the other: a row of the table of turns.
 #[derive(Clone, Copy)]
 pub(super) enum TurnOf {
-    /// Those of one payer on one network, in one token.
+    /// Admissions of one payer on one network in one token.
     Payer(PaymentKey),
+    /// Deferrals of all payers.
     Everybody,
 }
 
 impl TurnOf {
-    /// Fills the next three places.
+    /// Sets the next three arguments.
     pub(super) fn bind_to(self, statement: Statement) -> Statement {
         match self {
             Self::Payer(key) => statement.bind(chain(key.network)).bind(key.asset.to_vec()).bind(key.payer.to_vec()),
@@ -82,7 +86,7 @@ const STEP_WITH_RESPONSE: &str = concat!(
        SELECT $1, $2, $3, $4, $19, $20, $21, $22 FROM step ON CONFLICT DO NOTHING) \
      SELECT 1 FROM step"
 );
-/// The payment's row is locked first, so that a turn is not used up by a step that is not taken.
+// The payment's row is locked first, so that a step that is not taken does not use up the turn.
 const STEP_IN_TURN: &str = concat!(
     "WITH mine AS (\
        SELECT 1 FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stamp = $5 FOR UPDATE), \
@@ -98,7 +102,23 @@ const DISCARD: &str = "DELETE FROM payments \
 const COUNT_REPLAY: &str = "UPDATE payments SET replays = LEAST(replays + 1, 4294967295) \
      WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 RETURNING replays";
 
-/// How often `touched_at` changes, in seconds: an index on it need not be written for every payment.
+// The index has the rows of each state in the order of the keys.
+const LIST: &str = "SELECT found.* FROM unnest($1::text[]) AS state CROSS JOIN LATERAL (\
+       SELECT * FROM payments WHERE settlement = state \
+         AND (chain_id, asset, payer, nonce) > ($2, $3::bytea, $4::bytea, $5::bytea) \
+         AND ($6::bigint IS NULL OR chain_id = $6) \
+         AND (cardinality($7::text[]) = 0 OR fulfilment = ANY ($7)) \
+         AND ($8::bigint IS NULL OR (settling_until < $8) IS NOT FALSE AND (lease_until < $8 OR settled_at IS NOT NULL)) \
+         AND ($9::bigint IS NULL OR block <= $9) \
+       ORDER BY chain_id, asset, payer, nonce LIMIT $10) AS found \
+     ORDER BY chain_id, asset, payer, nonce LIMIT $10";
+const COUNTS: &str = "SELECT settlement, fulfilment = 'released' AS is_released, has_failed, count(*) AS number \
+       FROM payments GROUP BY 1, 2, 3 \
+     UNION ALL SELECT 'settled', false, false, settled FROM totals";
+
+/// The number of rows that are listed at once.
+const PAGE: usize = 512;
+/// The precision of `touched_at`, in seconds, so that its index is not written for every payment.
 const TOUCHED_EVERY: u64 = 1024;
 
 pub(super) fn reserve(record: &Record, stamp: i64) -> Result<Statement, LedgerError> {
@@ -128,23 +148,23 @@ pub(super) async fn read(connections: &Connections, key: &PaymentKey) -> Result<
     rows.first().map(stamped).transpose()
 }
 
-/// A step to this record from the one that had the stamp `from`; one row if it was taken.
+/// Returns the statement that replaces the row with stamp `from` by this record. It returns one row if it did.
 pub(super) fn step(record: &Record, from: i64, to: i64) -> Result<Statement, LedgerError> {
     values(keyed(STEP, &record.key).bind(from).bind(to), record)
 }
 
-/// The same, with the response that the step brings.
+/// As [`step`], and stores a response.
 pub(super) fn step_with_response(
     record: &Record,
     from: i64,
     to: i64,
-    response: &KeptResponse,
+    response: &ResponseRow,
 ) -> Result<Statement, LedgerError> {
     let statement = values(keyed(STEP_WITH_RESPONSE, &record.key).bind(from).bind(to), record)?;
     Ok(response.bind_to(statement))
 }
 
-/// The same, if nobody has taken the turn in between.
+/// As [`step`], unless the turn was taken meanwhile.
 pub(super) fn step_in_turn(record: &Record, from: i64, to: i64, turn: &Turn) -> Result<Statement, LedgerError> {
     let statement = values(keyed(STEP_IN_TURN, &record.key).bind(from).bind(to), record)?;
     Ok(turn.of.bind_to(statement.bind(capped(turn.now - turn.now % TOUCHED_EVERY)).bind(turn.seen)))
@@ -160,7 +180,60 @@ pub(super) async fn count_replay(connections: &Connections, key: &PaymentKey) ->
     Ok(u32::try_from(replays).unwrap_or(u32::MAX))
 }
 
-/// A statement whose first four places are the key.
+pub(super) async fn list(connections: &Connections, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
+    let mut after = listing.after;
+    let mut found = Vec::new();
+    loop {
+        let page = PAGE.min(listing.limit - found.len());
+        let rows = connections.repeat(page_of(listing, after, page)).await?;
+        for row in &rows {
+            let record = stamped(row)?.record;
+            after = Some(record.key);
+            // The query is a first selection by indexes; the definition is in one place.
+            if listing.holds(&record) {
+                found.push(record);
+            }
+        }
+        if rows.len() < page || found.len() >= listing.limit {
+            return Ok(found);
+        }
+    }
+}
+
+fn page_of(listing: &Listing, after: Option<PaymentKey>, page: usize) -> Statement {
+    let states: Vec<&str> = SettlementState::ALL
+        .iter()
+        .filter(|state| listing.settlement.is_empty() || listing.settlement.contains(state))
+        .map(|state| state.as_str())
+        .collect();
+    let bytes = |part: Option<&[u8]>| part.unwrap_or_default().to_vec();
+    Statement::new(LIST)
+        .bind(states)
+        .bind(after.map_or(i64::MIN, |key| chain(key.network)))
+        .bind(bytes(after.as_ref().map(|key| key.asset.as_slice())))
+        .bind(bytes(after.as_ref().map(|key| key.payer.as_slice())))
+        .bind(bytes(after.as_ref().map(|key| key.nonce.as_slice())))
+        .bind(listing.network.map(chain))
+        .bind(listing.fulfilment.iter().map(|state| state.as_str()).collect::<Vec<_>>())
+        .bind(listing.idle_at.map(capped))
+        .bind(listing.up_to_block.map(capped))
+        .bind(i64::try_from(page).unwrap_or(i64::MAX))
+}
+
+pub(super) async fn counts(connections: &Connections) -> Result<Counts, LedgerError> {
+    let mut counts = Counts::default();
+    for row in connections.repeat(Statement::new(COUNTS)).await? {
+        let name: &str = column(&row, "settlement")?;
+        let state = SettlementState::ALL.into_iter().find(|state| state.as_str() == name).ok_or_else(unreadable)?;
+        let counter = counts.counter(state, column(&row, "is_released")?, column(&row, "has_failed")?);
+        if let Some(counter) = counter {
+            *counter += column::<i64>(&row, "number")?.cast_unsigned();
+        }
+    }
+    Ok(counts)
+}
+
+/// Returns a statement whose first four arguments are the key.
 pub(super) fn keyed(sql: &'static str, key: &PaymentKey) -> Statement {
     Statement::new(sql)
         .bind(chain(key.network))
@@ -171,18 +244,18 @@ pub(super) fn keyed(sql: &'static str, key: &PaymentKey) -> Statement {
 
 fn values(statement: Statement, record: &Record) -> Result<Statement, LedgerError> {
     Ok(statement
-        .bind(fulfilment(record.fulfilment))
+        .bind(record.fulfilment.as_str())
         .bind(record.settlement.state().as_str())
         .bind(record.last_failure.is_some())
         .bind(record.admitted)
         .bind(record.is_resolved())
         .bind(record.settlement.block().map(capped))
-        // What a reorganization undid is paid for by nobody, and speaks for nobody.
+        // A payment that a reorganization removed counts neither as moved nor as history.
         .bind(record.settled_at.filter(|_| record.settlement.paid_by().is_some()).map(capped))
         .bind(capped(record.lease_until))
         .bind(settling_until(record))
         .bind(!record.owed().is_zero())
-        .bind(is_overdue(record))
+        .bind(record.is_overdue())
         .bind(json(record)?))
 }
 
@@ -191,20 +264,18 @@ pub(super) fn settling_until(record: &Record) -> Option<i64> {
 }
 
 pub(super) fn json(record: &Record) -> Result<String, LedgerError> {
-    row::whole(record).map_err(|error| LedgerError::Backend(Box::new(error)))
+    record.to_json().map_err(|error| LedgerError::Backend(Box::new(error)))
 }
 
-/// The record of a row with the columns `stamp`, `lease_until`, `replays` and `record`.
+/// Reads the record of a row with the columns `stamp`, `lease_until`, `replays` and `record`.
 pub(super) fn stamped(row: &PgRow) -> Result<Stamped, LedgerError> {
-    let json: &str = column(row, "record")?;
-    let mut record = row::read(json, json).ok_or_else(unreadable)?;
-    // The processes that hold leases are alive.
+    let mut record = Record::from_json(column(row, "record")?).map_err(|_| unreadable())?;
     record.lease_until = column::<i64>(row, "lease_until")?.cast_unsigned();
     record.replays = u32::try_from(column::<i64>(row, "replays")?).unwrap_or(u32::MAX);
     Ok(Stamped { record, stamp: column(row, "stamp")? })
 }
 
-/// The key of a row with the columns of one.
+/// Reads the key of a row that has its columns.
 pub(super) fn key(row: &PgRow) -> Result<PaymentKey, LedgerError> {
     let address = |name| Address::try_from(column::<&[u8]>(row, name)?).map_err(|_| unreadable());
     Ok(PaymentKey {
@@ -222,26 +293,16 @@ pub(super) fn column<'r, T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::
     row.try_get(name).map_err(|error| DatabaseError::of(&error).into())
 }
 
-pub(super) const fn fulfilment(state: Fulfilment) -> &'static str {
-    match state {
-        Fulfilment::Reserved => "reserved",
-        Fulfilment::Working => "working",
-        Fulfilment::Produced => "produced",
-        Fulfilment::Delivered => "delivered",
-        Fulfilment::Released => "released",
-    }
-}
-
-/// EIP-2294 keeps chain ids within the numbers of the column.
+/// Returns a chain id for its column. EIP-2294 keeps it below 2⁶³.
 pub(super) const fn chain(network: Network) -> i64 {
     network.chain_id().cast_signed()
 }
 
-/// Times, blocks and nonces in order; those beyond the column's numbers never come.
+/// Returns a time, block or nonce for its column. Order is kept; numbers of 2⁶³ and above do not occur.
 pub(super) fn capped(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 pub(super) fn unreadable() -> LedgerError {
-    LedgerError::Backend("the database holds a row that is not a payment of ours; restore it from a backup".into())
+    LedgerError::Backend("the database holds a row that this ledger did not write; restore it from a backup".into())
 }

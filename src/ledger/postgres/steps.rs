@@ -1,25 +1,31 @@
-//! Steps: decided in this process by the shared state machine, written only if the record is still what was decided on.
+//! Steps: decided in this process by the state machine that all ledgers share, and written only if the record has not changed since.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
 
 use alloy_primitives::U256;
 
 use super::{
     super::{
-        CreditLimit, Lease, LedgerError, Record, Reservation,
-        credit::{CreditBook, Owed},
-        exposure::{PayerBook, RECENT},
+        CreditLimit, LedgerError, Record, Reservation,
+        payer::{PayerSums, RECENT, TotalOwed},
     },
     PostgresLedger,
     connections::{Failure, Statement, Tries},
     payments::{self, Found, Stamped, Turn, TurnOf, capped, column},
-    responses::KeptResponse,
+    upkeep::ResponseRow,
 };
 use crate::payment::{Funds, PaymentKey};
 
-/// How often somebody else may be faster until the ledger gives up.
+/// The number of times that another step may come first before this one fails.
 const MAX_LOST: u32 = 100;
+/// The number of records that a process remembers.
+const MAX_KNOWN: usize = 4096;
 
-/// What a payer has in flight, and what moved since the block, with the stamp of its last admission: at one moment.
-const BOOK: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
+// The sums of a payer in flight, the amount that moved after the block, and the stamp of its last admission, at one moment.
+const IN_FLIGHT: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flying.submitted, 0)::text AS submitted, \
        COALESCE(moved.amount, 0)::text AS moved, \
        (SELECT stamp FROM turns WHERE chain_id = $1 AND asset = $2 AND payer = $3) AS stamp \
      FROM (SELECT sum(amount) FILTER (WHERE is_resolved) AS held, sum(amount) FILTER (WHERE NOT is_resolved) AS submitted \
@@ -27,7 +33,7 @@ const BOOK: &str = "SELECT COALESCE(flying.held, 0)::text AS held, COALESCE(flyi
        (SELECT sum(amount) AS amount FROM payments \
          WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND settled_at >= $4 AND block > $5) AS moved";
 
-/// What everybody owes, and what the payer owes and has paid, with the stamp of the last payment that was deferred.
+// What all payers owe, what this payer owes and has paid, and the stamp of the last deferral, at one moment.
 const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(owed.own, 0)::text AS own, owed.overdue, \
        (SELECT count(*) FROM (SELECT FROM payments WHERE chain_id = $1 AND asset = $2 AND payer = $3 \
          AND settled_at IS NOT NULL LIMIT $4) AS history) AS paid, \
@@ -37,13 +43,13 @@ const CREDIT: &str = "SELECT COALESCE(owed.total, 0)::text AS total, COALESCE(ow
          count(*) FILTER (WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND is_overdue) AS overdue \
        FROM payments WHERE is_owed) AS owed";
 
-/// What must hold beyond the record itself, at the moment of the step.
+/// A condition beyond the record itself, which must hold at the moment of the step.
 #[derive(Clone, Copy)]
 pub(super) enum Needs {
     Nothing,
-    /// The payer was seen to own this, and it covers what is in flight.
+    /// This balance covers the payer's payments in flight.
     Funds(Funds),
-    /// No more than this is owed.
+    /// No more than this is owed, this payment included.
     Credit(CreditLimit),
 }
 
@@ -51,22 +57,22 @@ pub(super) enum Needs {
 pub(super) struct Change<'a> {
     pub(super) key: &'a PaymentKey,
     pub(super) needs: Needs,
-    /// What the change brings.
-    pub(super) response: Option<&'a KeptResponse>,
+    /// The response to store with the change.
+    pub(super) response: Option<&'a ResponseRow>,
 }
 
-/// What happened to a step so far.
+/// The tries of one step so far.
 pub(super) struct Progress {
     tries: Tries,
-    /// A stamp per try; a record that has one of them has taken the step.
+    /// The stamp of each try. A row with one of them has taken the step.
     stamps: Vec<i64>,
-    /// What the record was when a try was lost from sight.
+    /// The stamp of the row before a try whose answer was lost.
     uncertain: Option<i64>,
     lost: u32,
 }
 
 impl PostgresLedger {
-    /// Takes a step on a record: `decide` is called until what it was shown is what the step is written over.
+    /// Takes a step on a record. `decide` is called again until the record that it was given is the one that the step replaces.
     pub(super) async fn change(
         &self,
         change: Change<'_>,
@@ -81,21 +87,21 @@ impl PostgresLedger {
                 None => payments::read(&self.connections, change.key).await?.ok_or(LedgerError::NotFound)?,
             };
             if progress.is_done(&seen)? {
-                self.known.put(*change.key, seen.clone());
+                self.known.put(seen.clone());
                 return Ok(seen.record);
             }
             let stamp = progress.next_stamp()?;
             match self.prepare(&change, &seen, stamp, &decide).await {
-                // What was remembered is no ground to refuse anything.
+                // A remembered record may be outdated, and is no reason to refuse the step.
                 Err(_) if is_guess => {}
                 Err(error) => {
-                    self.known.put(*change.key, seen);
+                    self.known.put(seen);
                     return Err(error);
                 }
                 Ok((record, statement)) => {
                     let result = self.connections.once(&statement).await;
                     if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
-                        self.known.put(*change.key, Stamped { record: record.clone(), stamp });
+                        self.known.put(Stamped { record: record.clone(), stamp });
                         return Ok(record);
                     }
                 }
@@ -115,14 +121,14 @@ impl PostgresLedger {
         let (now, amount) = (self.clock.now(), record.authorization.value);
         let statement = match (change.needs, change.response) {
             (Needs::Funds(funds), _) if !seen.record.admitted => {
-                let (book, last) = self.book(change.key, funds.block, now).await?;
-                book.covers(amount, &funds)?;
+                let (sums, last) = self.in_flight(change.key, funds.block, now).await?;
+                sums.covers(amount, &funds)?;
                 let turn = Turn { of: TurnOf::Payer(*change.key), seen: last, now };
                 payments::step_in_turn(&record, seen.stamp, stamp, &turn)
             }
             (Needs::Credit(limit), _) => {
                 let (total, own, last) = self.credit(change.key, limit.history).await?;
-                own.trusts(amount, &limit)?;
+                own.may_owe(amount, &limit)?;
                 total.lend(amount, limit.total, || Ok(()))?;
                 payments::step_in_turn(&record, seen.stamp, stamp, &Turn { of: TurnOf::Everybody, seen: last, now })
             }
@@ -132,32 +138,32 @@ impl PostgresLedger {
         Ok((record, statement?))
     }
 
-    async fn book(&self, key: &PaymentKey, block: u64, now: u64) -> Result<(PayerBook, Option<i64>), LedgerError> {
+    async fn in_flight(&self, key: &PaymentKey, block: u64, now: u64) -> Result<(PayerSums, Option<i64>), LedgerError> {
         let statement = TurnOf::Payer(*key)
-            .bind_to(Statement::new(BOOK))
+            .bind_to(Statement::new(IN_FLIGHT))
             .bind(capped(now.saturating_sub(RECENT)))
             .bind(capped(block));
         let rows = self.connections.repeat(statement).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
-        // A sum beyond 256 bits is beyond every balance.
+        // A sum above 256 bits is above every balance.
         let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
-        Ok((PayerBook::of_sums(amount("held")?, amount("submitted")?, amount("moved")?, now), column(row, "stamp")?))
+        let sums = PayerSums::in_flight(amount("held")?, amount("submitted")?, amount("moved")?, now);
+        Ok((sums, column(row, "stamp")?))
     }
 
-    async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(Owed, CreditBook, Option<i64>), LedgerError> {
+    async fn credit(&self, key: &PaymentKey, history: u32) -> Result<(TotalOwed, PayerSums, Option<i64>), LedgerError> {
         let statement = TurnOf::Payer(*key).bind_to(Statement::new(CREDIT)).bind(i64::from(history));
         let rows = self.connections.repeat(TurnOf::Everybody.bind_to(statement)).await?;
         let row = rows.first().ok_or_else(payments::unreadable)?;
         let amount = |name| Ok::<U256, LedgerError>(column::<&str>(row, name)?.parse().unwrap_or(U256::MAX));
         let count = |name| Ok::<u32, LedgerError>(u32::try_from(column::<i64>(row, name)?).unwrap_or(u32::MAX));
-        let own = CreditBook::of_sums(count("paid")?, amount("own")?, count("overdue")?);
-        Ok((Owed::of_sum(amount("total")?), own, column(row, "stamp")?))
+        let own = PayerSums::credit(count("paid")?, amount("own")?, count("overdue")?);
+        Ok((TotalOwed::of_sum(amount("total")?), own, column(row, "stamp")?))
     }
 
-    /// Makes a record, or finds the one there is.
+    /// Inserts a record, or finds the existing one.
     pub(super) async fn insert(&self, record: &Record) -> Result<Reservation, LedgerError> {
         let mut progress = Progress::new();
-        let lease = Lease { key: record.key, epoch: record.epoch };
         loop {
             let stamp = progress.next_stamp()?;
             let result = self.connections.once(&payments::reserve(record, stamp)?).await;
@@ -171,10 +177,12 @@ impl PostgresLedger {
             };
             match found {
                 Found::New => {
-                    self.known.put(record.key, Stamped { record: record.clone(), stamp });
-                    return Ok(Reservation::New(lease));
+                    self.known.put(Stamped { record: record.clone(), stamp });
+                    return Ok(Reservation::New(record.lease()));
                 }
-                Found::Known(seen) if progress.stamps.contains(&seen.stamp) => return Ok(Reservation::New(lease)),
+                Found::Known(seen) if progress.stamps.contains(&seen.stamp) => {
+                    return Ok(Reservation::New(record.lease()));
+                }
                 Found::Known(seen) => return Ok(Reservation::Known(Box::new(seen.record))),
                 Found::IdTaken(key) => return Err(LedgerError::IdTaken { key }),
                 Found::Nothing => {
@@ -184,7 +192,7 @@ impl PostgresLedger {
         }
     }
 
-    /// Forgets a record that `check` agrees to.
+    /// Removes a record, if `check` permits it.
     pub(super) async fn remove(
         &self,
         key: &PaymentKey,
@@ -217,26 +225,28 @@ impl Progress {
         Ok(stamp)
     }
 
-    /// Whether the record shows that a try whose answer was lost has been taken.
+    /// Returns `true` if the row shows that a try whose answer was lost has been taken.
     fn is_done(&self, seen: &Stamped) -> Result<bool, LedgerError> {
         match self.uncertain {
             _ if self.stamps.contains(&seen.stamp) => Ok(true),
-            // It was taken, and others came after it; or it was not, and they came instead.
+            // Either the try was taken and other steps followed, or other steps were taken instead.
             Some(before) if before != seen.stamp => {
-                Err(LedgerError::Backend("the connection broke, and what became of the step cannot be seen".into()))
+                Err(LedgerError::Backend("the connection broke, and it is not known whether the step was taken".into()))
             }
             _ => Ok(false),
         }
     }
 
-    /// Whether a try was taken; if not, pauses where that makes sense, or gives up.
+    /// Returns `true` if a try was taken. If not, pauses before the next one if needed, or gives up.
     pub(super) async fn is_taken(&mut self, result: Result<bool, Failure>, before: i64) -> Result<bool, LedgerError> {
         match result {
             Ok(true) => return Ok(true),
             Ok(false) => {
                 self.lost += 1;
                 if self.lost > MAX_LOST {
-                    return Err(LedgerError::Backend("too many others work on the same payment or payer".into()));
+                    return Err(LedgerError::Backend(
+                        "too many other steps on the same payment or payer came first".into(),
+                    ));
                 }
             }
             Err(Failure::Refused(error)) => return Err(error.into()),
@@ -247,5 +257,74 @@ impl Progress {
             }
         }
         Ok(false)
+    }
+}
+
+/// The records that this process wrote or read last, to be tried before the database is asked.
+#[derive(Debug, Default)]
+pub(super) struct KnownRecords(Mutex<HashMap<PaymentKey, Stamped>>);
+
+impl KnownRecords {
+    /// Takes a record out: it is outdated as soon as a step is taken.
+    pub(super) fn take(&self, key: &PaymentKey) -> Option<Stamped> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key)
+    }
+
+    /// Remembers a record. When there are too many, all are forgotten, which costs each payment in progress one read.
+    pub(super) fn put(&self, seen: Stamped) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(seen.record.key, seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::{Address, B256};
+
+    use super::*;
+    use crate::{
+        eip3009::{Authorization, PaymentSignature},
+        ledger::Fingerprint,
+        network::Network,
+        payment::{Terms, Window, precheck},
+        protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    };
+
+    fn seen(nonce: usize, stamp: i64) -> Stamped {
+        let offer = ExactOffer {
+            asset: Network::BASE.usdc().unwrap(),
+            amount: U256::from(10),
+            pay_to: Address::repeat_byte(2),
+            max_timeout_seconds: 60,
+            flow: PaymentFlow::Authorization,
+        };
+        let authorization = Authorization {
+            from: Address::repeat_byte(1),
+            to: offer.pay_to,
+            value: offer.amount,
+            valid_after: U256::ZERO,
+            valid_before: U256::from(60),
+            nonce: B256::from(U256::from(nonce)),
+        };
+        let payload = ExactPayload { signature: PaymentSignature::from(Vec::from([1])), authorization };
+        let payment = precheck(Terms::new(offer).into(), payload, Window { remaining: 0, skew: 0 }, 1).unwrap();
+        let request = Fingerprint { digest: B256::ZERO, names_caller: false };
+        Stamped { record: Record::new(&payment, request, 1, 2), stamp }
+    }
+
+    #[test]
+    fn a_process_remembers_the_last_record_of_a_payment_and_a_bounded_number() {
+        let known = KnownRecords::default();
+        for nonce in 0..=MAX_KNOWN {
+            known.put(seen(nonce, 1));
+        }
+        assert!(known.0.lock().unwrap().len() <= MAX_KNOWN);
+        let last = seen(MAX_KNOWN, 2);
+        known.put(last.clone());
+        assert_eq!(known.take(&last.record.key).map(|seen| seen.stamp), Some(2));
+        assert!(known.take(&last.record.key).is_none(), "taken out");
     }
 }

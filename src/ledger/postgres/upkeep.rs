@@ -1,21 +1,25 @@
-//! What keeps the database from growing without bound. The processes share the work: each does a little now and then.
+//! Bounds: responses kept for replays, and the removal of old rows. The processes share the work; each does a little now and then.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
 
+use bytes::Bytes;
 use tokio::sync::Mutex;
 
 use super::{
-    super::{LedgerError, shard::RETENTION},
+    super::{LedgerError, ResponseLimits, StoredResponse, memory::RETENTION, stored::ResponseHead},
     PostgresLedger,
-    connections::Statement,
-    payments::{Stamped, capped, column, stamped},
-    submissions::of_keys,
+    connections::{Connections, Statement},
+    payments::{Stamped, capped, column, keyed, stamped, unreadable},
+    transactions::of_keys,
 };
 use crate::payment::PaymentKey;
 
 const EXPIRED: &str = "SELECT stamp, lease_until, replays, record FROM payments WHERE forget_at < $1 \
      ORDER BY forget_at LIMIT $2";
-/// Rows that others work on are left for another time: nobody waits for this.
+// Rows that other processes have locked are left for another time.
 const FORGET: &str = "WITH locked AS (\
        SELECT chain_id, asset, payer, nonce FROM payments JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[], \
          $5::bigint[]) AS asked (chain_id, asset, payer, nonce, stamp) USING (chain_id, asset, payer, nonce, stamp) \
@@ -36,26 +40,42 @@ const FORGET_TURNS: &str = "DELETE FROM turns WHERE (chain_id, asset, payer) IN 
        SELECT chain_id, asset, payer FROM turns WHERE touched_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)";
 const COUNT: &str = "SELECT count(*) AS number FROM (SELECT FROM payments LIMIT $1) AS records";
 
-/// How many records are looked at in one go.
+const STORE_RESPONSE: &str = "INSERT INTO responses (chain_id, asset, payer, nonce, stored_at, weight, head, body) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
+const LOAD_RESPONSE: &str = "SELECT stored_at, head, body FROM responses \
+     WHERE chain_id = $1 AND asset = $2 AND payer = $3 AND nonce = $4 AND stored_at >= $5";
+// The oldest are removed first. Processes that do this at the same time do not wait for each other.
+const TRIM_RESPONSES: &str = "DELETE FROM responses WHERE place IN (\
+       SELECT place FROM responses WHERE stored_at < $1 OR place <= (\
+         SELECT max(place) FROM (\
+           SELECT place, sum(weight) OVER newest AS bytes, row_number() OVER newest AS rank FROM responses \
+           WINDOW newest AS (ORDER BY place DESC)) AS ranked \
+         WHERE bytes > $2 OR rank > $3) \
+       ORDER BY place FOR UPDATE SKIP LOCKED)";
+
+/// The number of records that are looked at at once.
 const BATCH: usize = 64;
-/// After how many reservations, or seconds, records are looked at.
+/// The number of reservations, or of seconds, after which records are looked at.
 const OFTEN: (usize, u64) = (32, 10);
-/// After how many seconds everything else is seen to.
+/// The number of seconds between rounds of everything else.
 const SELDOM: u64 = 60;
-/// How long the last turn is remembered, in seconds: longer than any step takes.
+/// How long the last turn is kept, in seconds: longer than any step takes.
 const TURN_KEPT: u64 = 7200;
 
-/// When what is due.
+/// A process enforces a limit after it has stored this part of it (one n-th), because counting costs more than storing.
+const PART: usize = 32;
+
+/// When each kind of upkeep is due.
 #[derive(Debug)]
 pub(super) struct Upkeep {
     max_records: usize,
-    /// Held by whoever is at it.
-    at_it: Mutex<()>,
+    /// Held during upkeep.
+    running: Mutex<()>,
     often_at: AtomicU64,
     seldom_at: AtomicU64,
     counted_at: AtomicU64,
     reserved: AtomicUsize,
-    /// As last counted, and what this process has changed since.
+    /// As last counted, plus the changes of this process since.
     records: AtomicUsize,
 }
 
@@ -63,7 +83,7 @@ impl Upkeep {
     pub(super) fn new(max_records: usize) -> Self {
         Self {
             max_records,
-            at_it: Mutex::default(),
+            running: Mutex::default(),
             often_at: AtomicU64::new(0),
             seldom_at: AtomicU64::new(0),
             counted_at: AtomicU64::new(0),
@@ -88,7 +108,7 @@ impl Upkeep {
 }
 
 impl PostgresLedger {
-    /// Does what is due. What fails is logged and tried again: it is no reason to refuse a payment.
+    /// Does the upkeep that is due. A failure is logged and tried again later, because it is no reason to refuse a payment.
     pub(super) async fn keep_up(&self) {
         let now = self.clock.now();
         let is_due = self.upkeep.reserved.load(Ordering::Relaxed) >= OFTEN.0
@@ -96,15 +116,15 @@ impl PostgresLedger {
         if !is_due {
             return;
         }
-        let Ok(_at_it) = self.upkeep.at_it.try_lock() else { return };
+        let Ok(_running) = self.upkeep.running.try_lock() else { return };
         self.upkeep.reserved.store(0, Ordering::Relaxed);
         self.upkeep.often_at.store(now.saturating_add(OFTEN.1), Ordering::Relaxed);
         if let Err(error) = self.do_what_is_due(now).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the ledger's old records are not cleared away");
+            tracing::warn!(error = &error as &dyn std::error::Error, "old records of the ledger cannot be removed");
         }
     }
 
-    /// Whether the bound on records is reached.
+    /// Returns `true` if the bound on records is reached.
     pub(super) async fn is_full(&self) -> Result<bool, LedgerError> {
         let now = self.clock.now();
         if self.upkeep.is_full() && self.upkeep.counted_at.swap(now, Ordering::Relaxed) < now {
@@ -127,7 +147,7 @@ impl PostgresLedger {
         Ok(())
     }
 
-    /// Forgets records that nobody needs; how many were looked at.
+    /// Removes expired records. Returns how many were looked at.
     async fn forget(&self, now: u64) -> Result<usize, LedgerError> {
         let limit = i64::try_from(BATCH).unwrap_or(i64::MAX);
         let rows = self.connections.repeat(Statement::new(EXPIRED).bind(capped(now)).bind(limit)).await?;
@@ -153,5 +173,97 @@ impl PostgresLedger {
         let number = rows.first().map_or(Ok(0), |row| column::<i64>(row, "number"))?;
         self.upkeep.records.store(usize::try_from(number).unwrap_or(usize::MAX), Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// The limits, and what this process stored since it last enforced them.
+#[derive(Debug)]
+pub(super) struct Responses {
+    pub(super) limits: ResponseLimits,
+    bytes: AtomicUsize,
+    count: AtomicUsize,
+}
+
+/// A response as a row of its table.
+pub(super) struct ResponseRow {
+    stored_at: u64,
+    weight: usize,
+    head: String,
+    body: Bytes,
+}
+
+impl ResponseRow {
+    /// Sets the next four arguments.
+    pub(super) fn bind_to(&self, statement: Statement) -> Statement {
+        statement
+            .bind(capped(self.stored_at))
+            .bind(i64::try_from(self.weight).unwrap_or(i64::MAX))
+            .bind(&self.head)
+            .bind(&self.body[..])
+    }
+}
+
+impl Responses {
+    pub(super) fn new(limits: ResponseLimits) -> Self {
+        Self { limits, bytes: AtomicUsize::new(0), count: AtomicUsize::new(0) }
+    }
+
+    /// Returns the row, if the response is within the limits by itself.
+    pub(super) fn row(&self, response: &StoredResponse) -> Option<ResponseRow> {
+        let weight = self.limits.admit(response)?;
+        let head = serde_json::to_string(&ResponseHead::of(response)).ok()?;
+        Some(ResponseRow { stored_at: response.stored_at, weight, head, body: response.body.clone() })
+    }
+
+    pub(super) async fn store(
+        &self,
+        connections: &Connections,
+        key: &PaymentKey,
+        response: &ResponseRow,
+    ) -> Result<(), LedgerError> {
+        connections.repeat(response.bind_to(keyed(STORE_RESPONSE, key))).await?;
+        self.stored(connections, response).await;
+        Ok(())
+    }
+
+    /// Counts a response that was stored, and enforces the limits if it is time.
+    pub(super) async fn stored(&self, connections: &Connections, response: &ResponseRow) {
+        let bytes = self.bytes.fetch_add(response.weight, Ordering::Relaxed).saturating_add(response.weight);
+        let count = self.count.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if bytes > self.limits.total_bytes / PART || count > self.limits.count / PART {
+            // The response is stored, and the limits are enforced a little later.
+            if let Err(error) = self.trim(connections, response.stored_at).await {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "old responses of the ledger cannot be removed"
+                );
+            }
+        }
+    }
+
+    /// Enforces the limits.
+    pub(super) async fn trim(&self, connections: &Connections, now: u64) -> Result<(), LedgerError> {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.count.store(0, Ordering::Relaxed);
+        let statement = Statement::new(TRIM_RESPONSES)
+            .bind(capped(now.saturating_sub(self.limits.age_seconds)))
+            .bind(i64::try_from(self.limits.total_bytes).unwrap_or(i64::MAX))
+            .bind(i64::try_from(self.limits.count).unwrap_or(i64::MAX));
+        connections.repeat(statement).await.map(drop)
+    }
+
+    pub(super) async fn load(
+        &self,
+        connections: &Connections,
+        key: &PaymentKey,
+        now: u64,
+    ) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        let oldest = capped(now.saturating_sub(self.limits.age_seconds));
+        let rows = connections.repeat(keyed(LOAD_RESPONSE, key).bind(oldest)).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let head: ResponseHead = serde_json::from_str(column(row, "head")?).map_err(|_| unreadable())?;
+        let stored_at = column::<i64>(row, "stored_at")?.cast_unsigned();
+        let response = head.into_response(column(row, "body")?, stored_at).ok_or_else(unreadable)?;
+        Ok(Some(Arc::new(response)))
     }
 }

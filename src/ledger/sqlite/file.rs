@@ -1,178 +1,319 @@
-//! The file: what it holds is read once, and from then on written only.
+//! The tables in the file. They are read once, when the ledger is opened, and only written from then on.
 
 use std::{
-    hash::{BuildHasher as _, RandomState},
+    collections::{BTreeMap, HashMap},
     path::Path,
     sync::Arc,
 };
 
-use rusqlite::Connection;
+use alloy_primitives::{Address, B256};
+use rusqlite::{Connection, Row};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{LedgerError, MemoryLedger, Record, row},
-    batch::Batch,
-    migrations::SCHEMA,
-    nonces,
-    numbers::Numbers,
-    responses,
+    super::{
+        JournaledTransaction, LedgerError, MemoryLedger, Record, Sender, StoredResponse, stored, stored::ResponseHead,
+        transactions::Nonce,
+    },
+    schema,
 };
-use crate::{payment::PaymentKey, sqlite};
+use crate::{network::Network, payment::PaymentKey};
 
-/// What SQLite may keep of the file in memory, in its own notation: 16 MiB. What is worked on at one time lies together and is far less.
+/// SQLite's page cache, in its own notation: 16 MiB. The rows that are changed at one time lie together and take far less.
 const CACHE: &str = "-16384";
-
-/// So many responses are taken out of the file at a time. They lie together, at the other end of what is being written.
-const DROPPED_TOGETHER: usize = 128;
-
-/// How many statements are kept prepared: all there are.
+/// The number of prepared statements that are kept: all there are.
 const STATEMENTS: usize = 32;
+/// The number of removed responses that are deleted from the file at once. They lie together, far from the rows being written.
+const DELETED_TOGETHER: usize = 128;
 
-/// The ledger's file, held by this process.
+const BEGIN: &str = "BEGIN IMMEDIATE";
+const COMMIT: &str = "COMMIT";
+// A row of `payments` has the fields that never change, the row of `progress` with the same id those that steps change.
+const READ_PAYMENTS: &str =
+    "SELECT id, payments.record, progress.record FROM payments LEFT JOIN progress USING (id) ORDER BY id";
+const WRITE_FIXED: &str = "INSERT INTO payments (id, record) VALUES (?, ?) \
+    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+const WRITE_CHANGING: &str = "INSERT INTO progress (id, record) VALUES (?, ?) \
+    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+const COUNT_SETTLED: &str = "UPDATE totals SET settled = settled + 1 WHERE EXISTS (SELECT 1 FROM progress WHERE id = ? \
+    AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))";
+const DELETE_FIXED: &str = "DELETE FROM payments WHERE id = ?";
+const DELETE_CHANGING: &str = "DELETE FROM progress WHERE id = ?";
+const READ_RESPONSES: &str =
+    "SELECT id, chain_id, asset, payer, nonce, stored_at, head, body FROM responses ORDER BY stored_at";
+const WRITE_RESPONSE: &str = "INSERT INTO responses (id, chain_id, asset, payer, nonce, stored_at, head, body) \
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) \
+    ON CONFLICT (id) DO UPDATE SET stored_at = excluded.stored_at, head = excluded.head, body = excluded.body";
+const DELETE_RESPONSE: &str = "DELETE FROM responses WHERE id = ?";
+const READ_TRANSACTIONS: &str = "SELECT chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at \
+    FROM transactions ORDER BY chain_id, sender, nonce, submitted_at, rowid";
+const WRITE_TRANSACTION: &str = "INSERT INTO transactions \
+    (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+const DELETE_NONCE: &str = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
+
+/// What one transaction writes: copies of what memory held at one moment, `None` for what it no longer held.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) payments: Vec<PaymentWrite>,
+    pub(super) responses: Vec<(PaymentKey, Option<Arc<StoredResponse>>)>,
+    pub(super) nonces: Vec<(Sender, u64, Option<Nonce>)>,
+}
+
+pub(super) struct PaymentWrite {
+    pub(super) key: PaymentKey,
+    /// Whether the payment was reserved since the last batch, so that its fixed fields have to be written.
+    pub(super) is_new: bool,
+    pub(super) record: Option<Record>,
+}
+
+/// The ledger's file, open and locked.
 pub(super) struct LedgerFile {
     connection: Connection,
-    payments: Numbers,
-    responses: Numbers,
-    /// Numbers of responses that are not kept any more, and still in the file.
-    dropped: Vec<i64>,
-    hasher: RandomState,
+    payments: RowIds,
+    responses: RowIds,
+    /// The rows of responses that were removed from memory and are still in the file.
+    to_delete: Vec<i64>,
 }
 
 impl LedgerFile {
-    /// Opens the file, or makes it, and brings what it holds into memory. With it come the keys of what memory had no room for, which is
-    /// to be written, too.
+    /// Opens or creates the file, and restores its contents in memory. Returns also the keys of the responses that exceed the limits
+    /// of `memory`, which are to be written with the next batch.
     pub(super) fn open(path: &Path, memory: &MemoryLedger) -> Result<(Self, Vec<PaymentKey>), LedgerError> {
-        let mut connection = sqlite::open(path).map_err(LedgerError::Backend)?;
+        let mut connection = schema::open(path).map_err(LedgerError::Backend)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         connection.pragma_update(None, "cache_size", CACHE).map_err(backend)?;
-        SCHEMA.bring_up_to_date(&mut connection).map_err(LedgerError::Backend)?;
-        let mut file = Self {
-            connection,
-            payments: Numbers::default(),
-            responses: Numbers::default(),
-            dropped: Vec::new(),
-            hasher: RandomState::new(),
-        };
-        let gone = file.load(memory)?;
-        Ok((file, gone))
+        schema::LEDGER.migrate(&mut connection).map_err(LedgerError::Backend)?;
+        let mut file =
+            Self { connection, payments: RowIds::default(), responses: RowIds::default(), to_delete: Vec::new() };
+        file.load_payments(memory)?;
+        let removed = file.load_responses(memory)?;
+        file.load_transactions(memory)?;
+        let settled = file.connection.query_row("SELECT settled FROM totals", [], |row| row.get::<_, i64>(0));
+        memory.restore_total(settled.map_err(backend)?.cast_unsigned());
+        Ok((file, removed))
     }
 
-    /// Puts all of it on disk, or nothing: after an error the file is to be given up with what was begun.
+    /// Writes the batch, all or nothing. After an error the file must not be used any more.
     pub(super) fn write(&mut self, batch: Batch) -> Result<(), rusqlite::Error> {
         self.run(BEGIN)?;
         for (sender, number, nonce) in batch.nonces {
-            nonces::write(&self.connection, sender, number, nonce)?;
+            self.write_nonce(sender, number, nonce)?;
         }
-        for (key, record) in batch.payments {
-            self.write_payment(key, record)?;
+        for payment in batch.payments {
+            self.write_payment(&payment)?;
         }
         for (key, response) in batch.responses {
             match response {
-                Some(response) => responses::write(&self.connection, self.responses.get(key), &key, &response)?,
-                None => self.dropped.extend(self.responses.remove(&key)),
+                Some(response) => self.write_response(&key, &response)?,
+                None => self.to_delete.extend(self.responses.remove(&key)),
             }
         }
-        if self.dropped.len() >= DROPPED_TOGETHER {
-            self.drop_responses()?;
+        if self.to_delete.len() >= DELETED_TOGETHER {
+            self.delete_responses()?;
         }
         self.run(COMMIT)
     }
 
-    /// Lets go of the file, with nothing left in SQLite's log.
+    /// Closes the file, with nothing left in SQLite's log.
     pub(super) fn close(mut self) {
-        // What is left now goes when it is opened again.
-        let _ = self.run(BEGIN).and_then(|()| self.drop_responses()).and_then(|()| self.run(COMMIT));
+        // Responses that cannot be deleted now are removed when the file is opened again.
+        let _ = self.run(BEGIN).and_then(|()| self.delete_responses()).and_then(|()| self.run(COMMIT));
         let _ = self.connection.close();
     }
 
-    fn load(&mut self, memory: &MemoryLedger) -> Result<Vec<PaymentKey>, LedgerError> {
-        self.load_payments(memory)?;
-        let gone = responses::load(&self.connection, |number, key, response| {
-            self.responses.restore(key, number);
-            memory.keep_response(&key, Arc::new(response))
-        })?;
-        nonces::load(&self.connection, memory)?;
-        let settled: i64 =
-            self.connection.query_row("SELECT settled FROM totals", [], |row| row.get(0)).map_err(backend)?;
-        memory.restore_total(settled.cast_unsigned());
-        Ok(gone)
-    }
-
     fn load_payments(&mut self, memory: &MemoryLedger) -> Result<(), LedgerError> {
-        // Both or neither are written. One without the other is a row that was changed by somebody else.
-        let select = "SELECT id, bought.record, progress.record FROM payments AS bought \
-            LEFT JOIN progress USING (id) ORDER BY id";
-        let mut select = self.connection.prepare(select).map_err(backend)?;
+        let mut select = self.connection.prepare(READ_PAYMENTS).map_err(backend)?;
         let mut rows = select.query([]).map_err(backend)?;
         while let Some(row) = rows.next().map_err(backend)? {
-            let bought = row.get_ref(1).map_err(backend)?.as_str().map_err(backend)?;
-            let progress = row.get_ref(2).map_err(backend)?.as_str_or_null().map_err(backend)?;
-            let record = progress.and_then(|progress| row::read(bought, progress)).ok_or_else(unreadable)?;
+            let fixed = row.get_ref(1).map_err(backend)?.as_str().map_err(backend)?;
+            // Absent only if another program changed the file.
+            let changing = row.get_ref(2).map_err(backend)?.as_str_or_null().map_err(backend)?;
+            let record = changing.and_then(|changing| stored::read(fixed, changing)).ok_or_else(unreadable)?;
             self.payments.restore(record.key, row.get(0).map_err(backend)?);
-            // Whoever looked after its settlement was the process that is gone.
+            // The process that settled it is gone.
             memory.restore(Record { settling: None, ..record });
         }
         Ok(())
     }
 
-    fn write_payment(&mut self, key: PaymentKey, record: Option<Record>) -> Result<(), rusqlite::Error> {
-        let Some(record) = record else {
-            return self.payments.remove(&key).map_or(Ok(()), |number| self.forget(number));
+    fn write_payment(&mut self, payment: &PaymentWrite) -> Result<(), rusqlite::Error> {
+        let Some(record) = &payment.record else {
+            let Some(id) = self.payments.remove(&payment.key) else { return Ok(()) };
+            for statement in [COUNT_SETTLED, DELETE_FIXED, DELETE_CHANGING] {
+                self.execute(statement, [id])?;
+            }
+            return Ok(());
         };
-        // Known from the start, but for a key that was let go of and reserved again.
-        let identity = self.identity(&record);
-        let (number, is_new) = self.payments.get_to_hold(key, identity);
-        if is_new {
-            let bought = row::bought(&record).map_err(unwritable)?;
-            self.connection.prepare_cached(BOUGHT)?.execute((number, bought))?;
+        let id = self.payments.get(payment.key);
+        if payment.is_new {
+            self.execute(WRITE_FIXED, (id, stored::fixed(record).map_err(unwritable)?))?;
         }
-        let progress = row::progress(&record).map_err(unwritable)?;
-        self.connection.prepare_cached(PROGRESS)?.execute((number, progress)).map(drop)
+        self.execute(WRITE_CHANGING, (id, stored::changing(record).map_err(unwritable)?))
     }
 
-    fn forget(&self, number: i64) -> Result<(), rusqlite::Error> {
-        for statement in [COUNT_FORGOTTEN, "DELETE FROM payments WHERE id = ?", "DELETE FROM progress WHERE id = ?"] {
-            self.connection.prepare_cached(statement)?.execute([number])?;
+    /// Gives all responses to memory, the oldest first. Returns the keys of those that memory removed again.
+    fn load_responses(&mut self, memory: &MemoryLedger) -> Result<Vec<PaymentKey>, LedgerError> {
+        let mut select = self.connection.prepare(READ_RESPONSES).map_err(backend)?;
+        let mut rows = select.query([]).map_err(backend)?;
+        let mut removed = Vec::new();
+        while let Some(row) = rows.next().map_err(backend)? {
+            let (key, response) = read_response(row).map_err(backend)?.ok_or_else(unreadable)?;
+            self.responses.restore(key, row.get(0).map_err(backend)?);
+            removed.extend(memory.keep_response(&key, Arc::new(response)));
+        }
+        Ok(removed)
+    }
+
+    fn write_response(&mut self, key: &PaymentKey, response: &StoredResponse) -> Result<(), rusqlite::Error> {
+        let head = serde_json::to_string(&ResponseHead::of(response)).map_err(unwritable)?;
+        let PaymentKey { network, asset, payer, nonce } = key;
+        let values = (
+            self.responses.get(*key),
+            network.chain_id().cast_signed(),
+            asset.as_slice(),
+            payer.as_slice(),
+            nonce.as_slice(),
+            response.stored_at.cast_signed(),
+            head,
+            &response.body[..],
+        );
+        self.execute(WRITE_RESPONSE, values)
+    }
+
+    fn delete_responses(&mut self) -> Result<(), rusqlite::Error> {
+        for id in std::mem::take(&mut self.to_delete) {
+            self.execute(DELETE_RESPONSE, [id])?;
         }
         Ok(())
     }
 
-    fn drop_responses(&mut self) -> Result<(), rusqlite::Error> {
-        let mut delete = self.connection.prepare_cached("DELETE FROM responses WHERE id = ?")?;
-        for number in self.dropped.drain(..) {
-            delete.execute([number])?;
+    fn load_transactions(&self, memory: &MemoryLedger) -> Result<(), LedgerError> {
+        let mut select = self.connection.prepare(READ_TRANSACTIONS).map_err(backend)?;
+        let mut rows = select.query([]).map_err(backend)?;
+        while let Some(row) = rows.next().map_err(backend)? {
+            let (transaction, is_free) = read_transaction(row).map_err(backend)?.ok_or_else(unreadable)?;
+            memory.nonces().restore(transaction, is_free);
         }
         Ok(())
     }
 
-    /// Tells what is known of a payment from the start from that of another reservation under the same key.
-    fn identity(&self, record: &Record) -> u64 {
-        let Record { terms, authorization, signature, request, id, reserved_at, .. } = record;
-        let signed = (authorization.to, authorization.value, authorization.valid_after, authorization.valid_before);
-        self.hasher.hash_one((terms.text().text(), signed, signature.as_bytes(), request, id, reserved_at))
+    /// Replaces the rows of a nonce by its transactions now.
+    fn write_nonce(&self, sender: Sender, number: u64, nonce: Option<Nonce>) -> Result<(), rusqlite::Error> {
+        let (chain_id, address) = (sender.network.chain_id().cast_signed(), sender.address.as_slice());
+        self.execute(DELETE_NONCE, (chain_id, address, number.cast_signed()))?;
+        let Some(nonce) = nonce else { return Ok(()) };
+        for transaction in &nonce.transactions {
+            let members: Vec<Member> =
+                transaction.payments.iter().map(|key| Member(key.asset, key.payer, key.nonce)).collect();
+            let values = (
+                chain_id,
+                address,
+                number.cast_signed(),
+                transaction.hash.as_slice(),
+                &transaction.raw[..],
+                serde_json::to_string(&members).map_err(unwritable)?,
+                nonce.is_free,
+                transaction.at.cast_signed(),
+            );
+            self.execute(WRITE_TRANSACTION, values)?;
+        }
+        Ok(())
+    }
+
+    fn execute(&self, statement: &str, values: impl rusqlite::Params) -> Result<(), rusqlite::Error> {
+        self.connection.prepare_cached(statement)?.execute(values).map(drop)
     }
 
     fn run(&self, statement: &str) -> Result<(), rusqlite::Error> {
-        self.connection.prepare_cached(statement)?.execute([]).map(drop)
+        self.execute(statement, [])
     }
 }
 
-const BEGIN: &str = "BEGIN IMMEDIATE";
-const COMMIT: &str = "COMMIT";
-const BOUGHT: &str = "INSERT INTO payments (id, record) VALUES (?, ?) \
-    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
-const PROGRESS: &str = "INSERT INTO progress (id, record) VALUES (?, ?) \
-    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
-const COUNT_FORGOTTEN: &str = "UPDATE totals SET settled = settled + 1 WHERE EXISTS (SELECT 1 FROM progress WHERE id = ? \
-    AND (json_type(record, '$.settlement.settled') IS NOT NULL OR json_type(record, '$.settlement.final') IS NOT NULL))";
+/// The row ids of a table by payment. No id is used twice, so that new rows are at the table's end.
+#[derive(Debug)]
+struct RowIds {
+    ids: HashMap<PaymentKey, i64>,
+    next: i64,
+}
+
+impl Default for RowIds {
+    fn default() -> Self {
+        Self { ids: HashMap::new(), next: 1 }
+    }
+}
+
+impl RowIds {
+    fn restore(&mut self, key: PaymentKey, id: i64) {
+        self.ids.insert(key, id);
+        self.next = self.next.max(id.saturating_add(1));
+    }
+
+    /// Returns the row of `key`, a new one if it has none.
+    fn get(&mut self, key: PaymentKey) -> i64 {
+        *self.ids.entry(key).or_insert_with(|| {
+            let id = self.next;
+            self.next = id.saturating_add(1);
+            id
+        })
+    }
+
+    fn remove(&mut self, key: &PaymentKey) -> Option<i64> {
+        self.ids.remove(key)
+    }
+}
+
+/// A payment in a transaction, on the sender's chain.
+#[derive(Serialize, Deserialize)]
+struct Member(Address, Address, B256);
+
+fn read_response(row: &Row<'_>) -> Result<Option<(PaymentKey, StoredResponse)>, rusqlite::Error> {
+    let bytes = |index| row.get::<_, Vec<u8>>(index);
+    let (Ok(asset), Ok(payer), Ok(nonce)) =
+        (Address::try_from(&bytes(2)?[..]), Address::try_from(&bytes(3)?[..]), B256::try_from(&bytes(4)?[..]))
+    else {
+        return Ok(None);
+    };
+    let network = Network::eip155(row.get::<_, i64>(1)?.cast_unsigned());
+    let stored_at = row.get::<_, i64>(5)?.cast_unsigned();
+    let head = serde_json::from_str::<ResponseHead>(&row.get::<_, String>(6)?).ok();
+    let response = head.and_then(|head| head.into_response(bytes(7).ok()?, stored_at));
+    Ok(response.map(|response| (PaymentKey { network, asset, payer, nonce }, response)))
+}
+
+/// Returns a transaction, and whether its nonce is free.
+fn read_transaction(row: &Row<'_>) -> Result<Option<(JournaledTransaction, bool)>, rusqlite::Error> {
+    let network = Network::eip155(row.get::<_, i64>(0)?.cast_unsigned());
+    let (Ok(address), Ok(hash)) =
+        (Address::try_from(&row.get::<_, Vec<u8>>(1)?[..]), B256::try_from(&row.get::<_, Vec<u8>>(3)?[..]))
+    else {
+        return Ok(None);
+    };
+    let Ok(members) = serde_json::from_str::<Vec<Member>>(&row.get::<_, String>(5)?) else { return Ok(None) };
+    let transaction = JournaledTransaction {
+        sender: Sender { network, address },
+        nonce: row.get::<_, i64>(2)?.cast_unsigned(),
+        hash,
+        raw: row.get::<_, Vec<u8>>(4)?.into(),
+        payments: members
+            .into_iter()
+            .map(|Member(asset, payer, nonce)| PaymentKey { network, asset, payer, nonce })
+            .collect(),
+        by: 0,
+        at: row.get::<_, i64>(7)?.cast_unsigned(),
+        until: 0,
+        known_failures: BTreeMap::new(),
+    };
+    Ok(Some((transaction, row.get(6)?)))
+}
 
 pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> LedgerError {
     LedgerError::Backend(Box::new(error))
 }
 
-pub(super) fn unreadable() -> LedgerError {
-    LedgerError::Backend("the file holds a row that is not a payment of ours; restore it from a backup".into())
+fn unreadable() -> LedgerError {
+    LedgerError::Backend("the file holds a row that this ledger did not write; restore it from a backup".into())
 }
 
-pub(super) fn unwritable(error: serde_json::Error) -> rusqlite::Error {
+fn unwritable(error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(error.into())
 }

@@ -1,48 +1,38 @@
-//! The ledger in one SQLite file.
+//! The ledger in one SQLite file, for one process.
 
-mod batch;
 mod file;
-mod journal;
-mod migrations;
-mod nonces;
-mod numbers;
-mod responses;
+mod group_commit;
+mod schema;
 
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
 
-use self::journal::{Changes, Journal};
+use self::group_commit::{Changes, GroupCommit};
 use super::{
-    Counts, FulfilmentStep, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record, Reservation, ResponseLimits,
-    Sender, SettlementStep, StoredResponse, Submission,
+    Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, MemoryLedger, Record,
+    Reservation, ResponseLimits, Sender, SettlementStep, StoredResponse,
 };
 use crate::{
     clock::{Clock, SystemClock},
     payment::PaymentKey,
 };
 
-/// A durable ledger for one process, in one file.
+/// A durable ledger for one process, in one SQLite file.
 ///
-/// Records are worked on in memory, by the same code as [`MemoryLedger`], and every change is in the file before the call that
-/// made it returns: in WAL mode with `synchronous=FULL`. Changes that happen at the same time share one transaction and so
-/// one `fsync`. Nobody is shown what is not durable yet.
+/// Records are changed in memory, as in [`MemoryLedger`], and each change is on disk before the call that made it returns (WAL mode with
+/// `synchronous=FULL`). Changes made at the same time share one transaction and one `fsync`. No call returns a state that is not on
+/// disk.
 ///
-/// Some steps are in the file a moment after the call returns, for a crash in between loses nothing by them: a new reservation,
-/// [`Admit`](FulfilmentStep::Admit) of a payment that is not due yet and the first [`Start`](FulfilmentStep::Start) of one that
-/// nobody has paid, since no response is shown to anybody and nothing is settled before [`Produce`](FulfilmentStep::Produce) is in
-/// the file, and what the process did not live to produce is begun again in any case;
-/// [`Deliver`](FulfilmentStep::Deliver), since a response that was produced is replayed like one that was delivered;
-/// [`Settle`](SettlementStep::Settle) and [`Finalize`](SettlementStep::Finalize), since the chain is asked again about what was
-/// submitted and is not known to be settled. They share the next transaction that somebody waits for, or have one of their own
-/// after 5 ms. So a payment waits for the disk once: between the work and what is made of it.
+/// The steps that the [contract](super#contract) exempts are written later: with the next transaction that somebody waits for, or after
+/// 5 ms. So a payment waits for the disk once, between the work and its response.
 ///
-/// The file is locked while it is open, has mode 0600, and holds bearer data (signatures, responses) until records age out.
-/// If it cannot be written, the ledger refuses everything until the process is restarted: memory and disk would part.
+/// The file is locked while it is open, has mode 0600, and holds bearer data (signatures, responses) until records are removed. If it
+/// cannot be written, the ledger refuses all calls until the process is restarted, because memory and disk would differ.
 ///
 /// The bundled SQLite calls `fsync`, which on ext4 writes the file system's journal with every commit. Build with
-/// `LIBSQLITE3_FLAGS="-DHAVE_FDATASYNC=1"` in the environment, or in `[env]` of `.cargo/config.toml`, and it calls `fdatasync`:
-/// as durable, with fewer slow commits (`BENCHMARKS.md`, "Over loopback").
+/// `LIBSQLITE3_FLAGS="-DHAVE_FDATASYNC=1"` in the environment, or in `[env]` of `.cargo/config.toml`, to have it call `fdatasync`: as
+/// durable, with fewer slow commits (`BENCHMARKS.md`, "Over loopback").
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -58,19 +48,20 @@ use crate::{
 #[derive(Debug)]
 pub struct SqliteLedger {
     memory: Arc<MemoryLedger>,
-    journal: Journal,
+    commits: GroupCommit,
 }
 
 impl SqliteLedger {
-    /// Opens a ledger, or makes one. It writes in a thread of its own, which ends once it is closed or dropped.
+    /// Opens or creates a ledger for at most a million payments that can still be presented. Its writing thread ends when the ledger is
+    /// closed or dropped.
     ///
     /// # Errors
-    /// [`LedgerError::Backend`] if the file cannot be opened, belongs to another process, or is not a ledger.
+    /// [`LedgerError::Backend`] if the file cannot be opened, is in use by another process, or is not a ledger.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
         Self::open_with(path, ResponseLimits::default(), 1_000_000, Arc::new(SystemClock)).await
     }
 
-    /// Opens a ledger with bounds and a clock of the caller's.
+    /// Opens or creates a ledger with these limits and this clock.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -81,59 +72,58 @@ impl SqliteLedger {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, LedgerError> {
         let memory = Arc::new(MemoryLedger::with(responses, max_records, clock));
-        let journal = Journal::open(path.as_ref(), memory.clone()).await?;
-        Ok(Self { memory, journal })
+        let commits = GroupCommit::open(path.as_ref(), memory.clone()).await?;
+        Ok(Self { memory, commits })
     }
 
-    /// Writes what is left and lets go of the file. Every later call fails.
+    /// Writes what is not on disk yet and closes the file. All later calls fail.
     pub async fn close(&self) {
-        self.journal.close().await;
+        self.commits.close().await;
     }
 
-    /// How many transactions have been committed since it was opened; each cost one `fsync`.
+    /// Returns the number of transactions committed since the file was opened. Each cost one `fsync`.
     pub fn commits(&self) -> u64 {
-        self.journal.commits()
+        self.commits.commits()
     }
 }
 
 #[async_trait]
 impl Ledger for SqliteLedger {
     async fn reserve(&self, record: &Record) -> Result<Reservation, LedgerError> {
-        let change = self.journal.begin()?;
-        let (reservation, forgotten) = self.memory.reserve_and_age(record);
+        let change = self.commits.begin()?;
+        let (reservation, removed) = self.memory.reserve_and_age(record);
         let is_new = matches!(reservation, Ok(Reservation::New(_)));
-        let payments = forgotten.into_iter().chain(is_new.then_some(record.key)).collect();
-        change.note(Changes { payments, ..Changes::default() });
+        change.note(Changes { reserved: is_new.then_some(record.key), ..Changes::of_payments(removed) });
         if !is_new {
-            // What the caller is shown must be there tomorrow.
-            self.journal.settled_down().await?;
+            // The caller is shown a record.
+            self.commits.all_on_disk().await?;
         }
         reservation
     }
 
     async fn get(&self, key: &PaymentKey) -> Result<Option<Record>, LedgerError> {
         let record = self.memory.get(key).await?;
-        self.journal.settled_down().await?;
+        self.commits.all_on_disk().await?;
         Ok(record)
     }
 
     async fn take_over(&self, key: &PaymentKey, seen: u64, now: u64, until: u64) -> Result<Option<Lease>, LedgerError> {
-        let change = self.journal.begin()?;
+        let change = self.commits.begin()?;
         let lease = self.memory.take_over_now(key, seen, now, until);
         change.write(Changes::of_payments(lease.map(|lease| lease.key)))?.wait().await?;
         Ok(lease)
     }
 
     async fn fulfil(&self, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
-        let brings_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
-        let change = self.journal.begin()?;
-        let gone = self.memory.fulfil_and_keep(lease, step)?;
+        let has_response = matches!(step, FulfilmentStep::Produce { response: Some(_), .. });
+        let change = self.commits.begin()?;
+        let removed = self.memory.fulfil_and_keep(lease, step)?;
         let may_be_lost = match step {
             FulfilmentStep::Admit { due, .. } => !due,
             FulfilmentStep::Start { .. } => self.memory.is_new(&lease.key),
             step => matches!(step, FulfilmentStep::Deliver),
         };
-        let responses = gone.into_iter().chain(brings_response.then_some(lease.key)).collect();
+        let responses = removed.into_iter().chain(has_response.then_some(lease.key)).collect();
         let changes = Changes { responses, ..Changes::of_payments([lease.key]) };
         if may_be_lost {
             change.note(changes);
@@ -143,10 +133,10 @@ impl Ledger for SqliteLedger {
     }
 
     async fn settle(&self, key: &PaymentKey, step: &SettlementStep) -> Result<(), LedgerError> {
-        let change = self.journal.begin()?;
+        let change = self.commits.begin()?;
         self.memory.settle_now(key, step)?;
         let changes = Changes::of_payments([*key]);
-        // That it was paid can be asked of the chain again.
+        // If one of these is lost, the chain is asked again.
         if matches!(step, SettlementStep::Settle { .. } | SettlementStep::Finalize) {
             change.note(changes);
             return Ok(());
@@ -155,67 +145,67 @@ impl Ledger for SqliteLedger {
     }
 
     async fn discard(&self, lease: &Lease) -> Result<(), LedgerError> {
-        let change = self.journal.begin()?;
+        let change = self.commits.begin()?;
         self.memory.discard_now(lease)?;
         change.write(Changes::of_payments([lease.key]))?.wait().await
     }
 
     async fn store_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
-        let change = self.journal.begin()?;
-        let gone = self.memory.keep_response(key, Arc::new(response));
-        let responses = gone.into_iter().chain([*key]).collect();
+        let change = self.commits.begin()?;
+        let removed = self.memory.keep_response(key, Arc::new(response));
+        let responses = removed.into_iter().chain([*key]).collect();
         change.write(Changes { responses, ..Changes::default() })?.wait().await
     }
 
     async fn response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
         let response = self.memory.response(key).await?;
-        self.journal.settled_down().await?;
+        self.commits.all_on_disk().await?;
         Ok(response)
     }
 
     async fn count_replay(&self, key: &PaymentKey) -> Result<u32, LedgerError> {
-        let change = self.journal.begin()?;
+        let change = self.commits.begin()?;
         let count = self.memory.count_replay_now(key)?;
         change.write(Changes::of_payments([*key]))?.wait().await?;
         Ok(count)
     }
 
-    async fn submit(&self, submission: Submission) -> Result<(), LedgerError> {
-        let (sender, nonce, payments) = (submission.sender, submission.nonce, submission.payments.clone());
-        let change = self.journal.begin()?;
-        let forgotten = self.memory.submit_and_forget(submission)?;
-        let nonces = forgotten.into_iter().chain([nonce]).map(|nonce| (sender, nonce)).collect();
-        change.write(Changes { payments, nonces, ..Changes::default() })?.wait().await
+    async fn submit(&self, transaction: JournaledTransaction) -> Result<(), LedgerError> {
+        let (sender, nonce, payments) = (transaction.sender, transaction.nonce, transaction.payments.clone());
+        let change = self.commits.begin()?;
+        let removed = self.memory.submit_and_forget(transaction)?;
+        let nonces = removed.into_iter().chain([nonce]).map(|nonce| (sender, nonce)).collect();
+        change.write(Changes { nonces, ..Changes::of_payments(payments) })?.wait().await
     }
 
     async fn free_nonce(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        let change = self.journal.begin()?;
-        let changed = self.memory.free_nonce_now(sender, nonce, by).then_some((*sender, nonce));
-        change.write(Changes { nonces: changed.into_iter().collect(), ..Changes::default() })?.wait().await
+        let change = self.commits.begin()?;
+        let freed = self.memory.nonces().free(sender, nonce, by).then_some((*sender, nonce));
+        change.write(Changes { nonces: freed.into_iter().collect(), ..Changes::default() })?.wait().await
     }
 
     async fn forget_nonces(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        let change = self.journal.begin()?;
-        let forgotten = self.memory.forget_nonces_now(sender, below);
-        let nonces = forgotten.into_iter().map(|nonce| (*sender, nonce)).collect();
+        let change = self.commits.begin()?;
+        let removed = self.memory.nonces().forget(sender, below);
+        let nonces = removed.into_iter().map(|nonce| (*sender, nonce)).collect();
         change.write(Changes { nonces, ..Changes::default() })?.wait().await
     }
 
-    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        let submissions = self.memory.submissions(sender, from).await?;
-        self.journal.settled_down().await?;
-        Ok(submissions)
+    async fn submissions(&self, sender: &Sender, from: u64) -> Result<Vec<JournaledTransaction>, LedgerError> {
+        let transactions = self.memory.submissions(sender, from).await?;
+        self.commits.all_on_disk().await?;
+        Ok(transactions)
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Record>, LedgerError> {
         let records = self.memory.list(listing).await?;
-        self.journal.settled_down().await?;
+        self.commits.all_on_disk().await?;
         Ok(records)
     }
 
     async fn counts(&self) -> Result<Counts, LedgerError> {
         let counts = self.memory.counts().await?;
-        self.journal.settled_down().await?;
+        self.commits.all_on_disk().await?;
         Ok(counts)
     }
 

@@ -20,7 +20,7 @@ use tower_x402::{
         AddPaymentLayer, Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome,
         Receipt, ReceiptExt, Refusal, RetryPolicy,
     },
-    protocol::{DecodeError, ExactOffer, OfferError, PaymentFlow, Version, v1::PaymentPayload},
+    protocol::{DecodeError, ExactOffer, OfferError, PaymentFlow, Version, v1::PaymentPayloadV1},
 };
 
 use super::middleware::{client, refusal};
@@ -94,7 +94,7 @@ async fn v1_is_paid_and_its_receipt_read_in_the_headers_of_v1() {
             let headers: Vec<_> = seen.iter().map(|seen| seen.paid_in).collect();
             assert_eq!(headers, [None, Some("x-payment")]);
             assert!(seen.iter().all(|seen| seen.body == b"my answer"));
-            let payment: PaymentPayload =
+            let payment: PaymentPayloadV1 =
                 tower_x402::protocol::decode_header(server.payments()[0].as_bytes(), 4_096).unwrap();
             assert_eq!((payment.scheme.as_str(), payment.network.as_str()), ("exact", "base-sepolia"));
         }

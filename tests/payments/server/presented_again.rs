@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tower_x402::{
     ManualClock, SystemClock, Usdc,
     ledger::{MemoryLedger, ResponseLimits, SettlementStep},
-    payment::Outcome,
+    payment::SettlementOutcome,
     protocol::PaymentFlow,
     server::RequirePaymentLayerBuilder,
 };
@@ -96,7 +96,7 @@ async fn a_price_does_not_see_what_a_payment_is_not_bound_to() {
 #[tokio::test]
 async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks() {
     let clock = Arc::new(ManualClock::at(unix_now()));
-    let mut scripted = Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) });
+    let mut scripted = Scripted::new().settle(|_, _| async { Ok(SettlementOutcome::Unknown { transaction: None }) });
     scripted.ledger = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
     let facilitator = Arc::new(scripted);
     let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), |_, _| ready(Response::new(Body::from("x"))));

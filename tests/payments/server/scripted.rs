@@ -25,7 +25,7 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_x402::{
     ManualClock, Network, Usdc,
     ledger::{Ledger, LedgerError, MemoryLedger, Settlement, SettlementStep},
-    payment::{Authenticity, Outcome, Rejection, Verified},
+    payment::{Authenticity, Rejection, SettlementOutcome, Verified},
     protocol::{PaymentFlow, Reason},
     server::{Quote, RequestBody},
 };
@@ -103,7 +103,8 @@ async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
 async fn what_became_of_a_payment_is_asked_of_nobody_on_another_chain() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let on = |network| {
-        let mut scripted = Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) });
+        let mut scripted =
+            Scripted::new().settle(|_, _| async { Ok(SettlementOutcome::Unknown { transaction: None }) });
         (scripted.ledger, scripted.serves) = (ledger.clone(), Some(network));
         scripted
     };
@@ -216,7 +217,7 @@ async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while
         async move {
             if call > 0 {
                 // As a facilitator does that finds the nonce used, by itself.
-                return Ok(Outcome::Unknown { transaction: None });
+                return Ok(SettlementOutcome::Unknown { transaction: None });
             }
             asking.notify_one();
             told.notified().await;

@@ -10,8 +10,8 @@ use alloy_provider::Provider as _;
 use tower_x402::{
     devnet::{Devnet, Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
-    ledger::{FulfilmentStep, Lease, Sender, Settlement, SettlementStep, Submission},
-    payment::{Outcome, Prechecked, Verified},
+    ledger::{FulfilmentStep, JournaledTransaction, Lease, Sender, Settlement, SettlementStep},
+    payment::{Prechecked, SettlementOutcome, Verified},
 };
 
 use support::engine_stage::*;
@@ -49,7 +49,7 @@ async fn journalled_with(stage: &Stage, payment: &Prechecked, max_fee_per_gas: u
     let signature = settlement_key().sign_transaction_sync(&mut transaction).unwrap();
     let envelope = TxEnvelope::from(transaction.into_signed(signature));
     let now = tower_x402::Clock::now(&*stage.clock);
-    let submission = Submission {
+    let submission = JournaledTransaction {
         sender: Sender { network: stage.devnet.network(), address: settlement_key().address() },
         nonce,
         hash: *envelope.tx_hash(),
@@ -146,7 +146,7 @@ async fn queued_payment_is_not_refused_to_a_second_caller() {
     stage.facilitator.reconcile_now();
     until(async || stage.calls("eth_call") > looks).await;
     assert_eq!(settlement(&stage, &payment).await, Settlement::Due);
-    let unknown = Outcome::Unknown { transaction: None };
+    let unknown = SettlementOutcome::Unknown { transaction: None };
     assert_eq!(stage.settle(&payment, &Verified::default()).await.unwrap(), unknown);
     let drained = tokio::spawn({
         let facilitator = stage.facilitator.clone();
@@ -183,7 +183,7 @@ async fn payment_has_not_failed_while_its_transaction_will_be_resent() {
     stage.produced(&payment).await;
     let transaction = journalled(&stage, &payment, 1_000_000_000).await;
     let outcome = stage.facilitator.reconcile(&stage.record(&payment).await).await.unwrap();
-    assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(transaction) });
     stage.facilitator.reconcile_now();
     assert_eq!(until_settled(&stage, &payment).await, transaction);
 }
@@ -211,7 +211,7 @@ async fn payment_has_not_failed_if_its_transaction_is_mined_during_reconciliatio
     // Before it is sent, and after.
     until(async || stage.calls("eth_getTransactionCount") >= nonces_read + 2).await;
     assert!(!looking.is_finished(), "the look must end last");
-    assert_eq!(looking.await.unwrap().unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(looking.await.unwrap().unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
 }
 
 /// The same if this process does not have the transaction's key, so that it does not send it again.
@@ -235,7 +235,7 @@ async fn payment_has_not_failed_if_its_transaction_is_mined_between_two_requests
         }
         Fault::None
     });
-    assert_eq!(stage.reconcile(&payment).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
     assert_eq!(stage.received(), 1);
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
@@ -651,7 +651,7 @@ async fn large_payment_executed_by_a_stranger_is_settled_once_enough_blocks_are_
     let theirs = stage.front_run(&payment);
     // A stale verification is repeated.
     stage.clock.advance(10);
-    let not_deep = Outcome::Unknown { transaction: Some(theirs) };
+    let not_deep = SettlementOutcome::Unknown { transaction: Some(theirs) };
     assert_eq!(stage.settle(&payment, &verified).await.unwrap(), not_deep);
     assert_eq!(settlement(&stage, &payment).await, Settlement::Unknown);
     assert_eq!(stage.reconcile(&payment).await.unwrap(), not_deep);
@@ -680,7 +680,7 @@ async fn large_payment_is_settled_once_enough_blocks_are_on_top() {
         included
     };
     let (outcome, included) = tokio::join!(settling, mining);
-    let tower_x402::payment::Outcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
+    let tower_x402::payment::SettlementOutcome::Settled { block, .. } = outcome.unwrap() else { panic!() };
     assert_eq!(block, Some(included));
 }
 
@@ -699,7 +699,7 @@ async fn large_payment_is_not_settled_by_a_block_that_was_replaced() {
         }
     };
     let (outcome, ()) = tokio::join!(settling, undoing);
-    assert!(matches!(outcome, Ok(tower_x402::payment::Outcome::Unknown { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(tower_x402::payment::SettlementOutcome::Unknown { .. })), "{outcome:?}");
     assert_eq!(stage.received(), 0);
 }
 

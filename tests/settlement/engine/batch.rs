@@ -10,7 +10,7 @@ use tower_x402::{
     Asset, Clock as _,
     facilitator::{BatchSettler, Facilitator},
     ledger::{Settlement, SettlementStep},
-    payment::{Outcome, Prechecked, Terms, Window, precheck},
+    payment::{Prechecked, SettlementOutcome, Terms, Window, precheck},
     protocol::{ExactOffer, ExactPayload, Reason},
 };
 
@@ -32,7 +32,7 @@ async fn with_settler(millis: u64) -> Arc<Stage> {
     Arc::new(stage)
 }
 
-async fn settle_at_once(stage: &Arc<Stage>, payments: &[Prechecked]) -> Vec<Outcome> {
+async fn settle_at_once(stage: &Arc<Stage>, payments: &[Prechecked]) -> Vec<SettlementOutcome> {
     let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;
     let settling = payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified));
     join_all(settling).await.into_iter().map(Result::unwrap).collect()
@@ -42,9 +42,9 @@ fn payments(stage: &Stage, count: usize) -> Vec<Prechecked> {
     (0..count).map(|_| stage.payment(&stage.payer(1))).collect()
 }
 
-fn fee(outcome: &Outcome) -> U256 {
+fn fee(outcome: &SettlementOutcome) -> U256 {
     match outcome {
-        Outcome::Settled { fee: Some(fee), .. } => *fee,
+        SettlementOutcome::Settled { fee: Some(fee), .. } => *fee,
         other => panic!("{other:?}"),
     }
 }
@@ -132,7 +132,7 @@ async fn only_payments_in_one_token_share_a_transaction() {
     let mixed: Vec<_> = (0..5).flat_map(both).collect();
     let before = stage.facilitator.stats().transactions;
     let outcomes = settle_at_once(&stage, &mixed).await;
-    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Settled { .. })), "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, SettlementOutcome::Settled { .. })), "{outcomes:?}");
     let transactions = stage.facilitator.stats().transactions - before;
     assert!(transactions <= 3, "{transactions} transactions for five payments in each of two tokens");
     let balance = Minted::balanceOfCall { account: PAYEE }.abi_encode();
@@ -148,7 +148,7 @@ async fn single_payment_calls_the_token() {
     let receipt = stage.provider().get_transaction_receipt(transaction).await.unwrap().unwrap();
     assert_eq!(receipt.to, Some(stage.terms.offer().asset.address));
     let outcomes = settle_at_once(&stage, &payments(&stage, 10)).await;
-    let Outcome::Settled { transaction, .. } = &outcomes[9] else { panic!("{outcomes:?}") };
+    let SettlementOutcome::Settled { transaction, .. } = &outcomes[9] else { panic!("{outcomes:?}") };
     let receipt = stage.provider().get_transaction_receipt(*transaction).await.unwrap().unwrap();
     assert_eq!(receipt.to, Some(BatchSettler::ADDRESS));
 }
@@ -190,8 +190,8 @@ async fn hostile_payer_in_a_batch_does_not_affect_others() {
     let outcomes = join_all(all.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await;
     for (index, outcome) in outcomes.iter().enumerate() {
         match index {
-            40 => assert!(matches!(outcome, Ok(Outcome::Failed { dead: false, .. })), "{outcome:?}"),
-            _ => assert!(matches!(outcome, Ok(Outcome::Settled { .. })), "{outcome:?}"),
+            40 => assert!(matches!(outcome, Ok(SettlementOutcome::Failed { dead: false, .. })), "{outcome:?}"),
+            _ => assert!(matches!(outcome, Ok(SettlementOutcome::Settled { .. })), "{outcome:?}"),
         }
     }
     assert_eq!(stage.received(), 99);
@@ -212,7 +212,7 @@ async fn payer_without_funds_fails_alone_and_without_another_transaction() {
     let mut outcomes =
         join_all(all.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await;
     let failed = outcomes.pop().unwrap().unwrap();
-    assert!(matches!(failed, Outcome::Failed { reason: Reason::InsufficientFunds, .. }), "{failed:?}");
+    assert!(matches!(failed, SettlementOutcome::Failed { reason: Reason::InsufficientFunds, .. }), "{failed:?}");
     for outcome in &outcomes {
         paid_by(outcome);
     }
@@ -263,7 +263,7 @@ async fn one_payment_is_settled_by_one_task_at_a_time() {
     let verified = stage.admit(payment).await;
     let both = join_all((0..2).map(|_| stage.facilitator.settle(payment, &verified))).await;
     paid_by(&both[0]);
-    assert!(matches!(both[1], Ok(Outcome::Unknown { transaction: None })), "{both:?}");
+    assert!(matches!(both[1], Ok(SettlementOutcome::Unknown { transaction: None })), "{both:?}");
     assert_eq!(stage.received(), 1);
 }
 

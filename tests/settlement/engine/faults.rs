@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::Outcome};
+use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
 
 use support::engine_stage::*;
 
@@ -137,7 +137,7 @@ async fn silent_node_leaves_the_outcome_unknown_until_it_answers() {
         _ => Fault::DropBefore,
     });
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    let Outcome::Unknown { transaction: Some(transaction) } = outcome else { panic!("{outcome:?}") };
+    let SettlementOutcome::Unknown { transaction: Some(transaction) } = outcome else { panic!("{outcome:?}") };
     assert_eq!(stage.record(&payment).await.transactions, [transaction]);
     assert!(matches!(stage.reconcile(&payment).await, Err(FacilitatorError::Unreachable { .. })));
     stage.devnet.faults().clear();

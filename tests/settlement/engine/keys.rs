@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tower_x402::{
     devnet::Devnet,
     facilitator::{Facilitator, FacilitatorError, OnchainBuildError, OnchainFacilitator},
-    payment::Outcome,
+    payment::SettlementOutcome,
 };
 
 use support::engine_stage::*;
@@ -29,7 +29,7 @@ async fn with_two_keys() -> Arc<Stage> {
     Arc::new(stage)
 }
 
-async fn settle_many(stage: &Arc<Stage>, count: usize) -> Vec<Result<Outcome, FacilitatorError>> {
+async fn settle_many(stage: &Arc<Stage>, count: usize) -> Vec<Result<SettlementOutcome, FacilitatorError>> {
     let payments: Vec<_> = (0..count).map(|_| stage.payment(&stage.payer(1))).collect();
     let verified = join_all(payments.iter().map(|payment| stage.admit(payment))).await;
     join_all(payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await

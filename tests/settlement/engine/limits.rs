@@ -28,8 +28,10 @@ use tower_x402::{
     Clock as _, ManualClock,
     devnet::{Fault, Orphans},
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, OnchainFacilitatorBuilder},
-    ledger::{LedgerError, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementStep, Settling, Submission},
-    payment::{Outcome, Prechecked, Verified},
+    ledger::{
+        JournaledTransaction, LedgerError, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementStep, Settling,
+    },
+    payment::{Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -132,7 +134,7 @@ async fn journalled_by_another(stage: &Stage, payment: &Prechecked) -> TxEnvelop
     let signature = key.sign_transaction_sync(&mut transaction).unwrap();
     let envelope = TxEnvelope::from(transaction.into_signed(signature));
     let now = stage.clock.now();
-    let submission = Submission {
+    let submission = JournaledTransaction {
         sender: Sender { network: stage.devnet.network(), address: key.address() },
         nonce: 0,
         hash: *envelope.tx_hash(),
@@ -158,7 +160,7 @@ async fn fees_are_raised_up_to_the_ceiling_to_the_wei() {
         let verified = stage.admit(&payment).await;
         let sent = bury_all(&stage);
         let outcome = stage.settle(&payment, &verified).await.unwrap();
-        assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}");
+        assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}");
         // Until after the last check at which a transaction with high fees is replaced.
         sleep(Duration::from_secs(60)).await;
         assert_eq!(offers(&sent), expected, "of at most {ceiling} wei");
@@ -181,7 +183,7 @@ async fn no_market_price_leads_above_the_ceiling() {
         stage.devnet.set_base_fee(10_900_000);
     };
     let (outcome, ()) = tokio::join!(settling, rising);
-    assert!(matches!(outcome, Ok(Outcome::Unknown { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { .. })), "{outcome:?}");
     sleep(WATCHED).await;
     stage.clock.advance(61);
     for _ in 0..3 {
@@ -220,7 +222,7 @@ async fn fees_are_raised_at_most_five_times() {
     });
     let outcome = stage.settle(&payment, &verified).await.unwrap();
     let newest = *sent.all().last().unwrap().tx_hash();
-    assert_eq!(outcome, Outcome::Unknown { transaction: Some(newest) });
+    assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(newest) });
     assert_eq!(sent.seconds(), [0, 6, 12, 18, 24, 30]);
     sleep(Duration::from_secs(600)).await;
     assert_eq!(sent.all().len(), 6, "the market rises on, and nothing more is offered");
@@ -242,7 +244,7 @@ async fn transaction_with_high_fees_is_replaced_three_times_and_then_abandoned()
     let sent = bury_all(&stage);
     let begun = Instant::now();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}");
     assert_eq!(begun.elapsed().as_secs(), 15, "whoever waits has the answer in time");
     sleep(WATCHED - begun.elapsed() - Duration::from_secs(10)).await;
     // Checks 1, 3 and 8.
@@ -325,7 +327,7 @@ async fn payment_has_not_failed_while_another_processes_transaction_may_pay_it()
     full_for(&stage, 4);
     let outcome = stage.facilitator.settle(&payment, &verified).await;
     assert_eq!(stage.calls(SYNC), 4);
-    assert!(matches!(outcome, Ok(Outcome::Unknown { transaction: Some(_) })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { transaction: Some(_) })), "{outcome:?}");
     let record = stage.record(&payment).await;
     assert_eq!((record.settlement, record.last_failure), (Settlement::Submitted, None));
     // It is included: a buyer that was told of a failure would have been charged all the same.
@@ -366,7 +368,7 @@ async fn payment_whose_transaction_stays_in_the_journal_has_not_failed() {
     let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), meanwhile);
     let journalled = stage.record(&payment).await.transactions;
     assert_eq!(journalled.len(), 1, "it is not signed for anew");
-    assert_eq!(outcome.unwrap(), Outcome::Unknown { transaction: Some(journalled[0]) });
+    assert_eq!(outcome.unwrap(), SettlementOutcome::Unknown { transaction: Some(journalled[0]) });
 }
 
 /// It would pay without the other process's knowledge: the ledger shows a replacement only to whoever looks after its payments.
@@ -383,7 +385,7 @@ async fn transaction_is_not_replaced_while_another_process_has_its_payment() {
         stage.ledger.settle(&payment.key(), &SettlementStep::Claim(settling)).await.unwrap();
     };
     let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), claimed);
-    assert!(matches!(outcome, Ok(Outcome::Unknown { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { .. })), "{outcome:?}");
     sleep(Duration::from_secs(60)).await;
     assert_eq!(sent.all().len(), 1);
     let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
@@ -535,7 +537,7 @@ async fn filling_a_gap_is_tried_sixty_four_times() {
     let mut outcomes =
         join_all(payments.iter().zip(&verified).map(|(payment, verified)| stage.settle(payment, verified))).await;
     assert!(matches!(outcomes.remove(0), Err(FacilitatorError::Unreachable { .. })));
-    assert!(matches!(outcomes.remove(0), Ok(Outcome::Unknown { .. })), "it waits behind the gap");
+    assert!(matches!(outcomes.remove(0), Ok(SettlementOutcome::Unknown { .. })), "it waits behind the gap");
     sleep(Duration::from_secs(1_200)).await;
     assert_eq!(fillers.load(Ordering::Relaxed), 64);
     paid_by(&stage.settle(&payments[0], &verified[0]).await);
@@ -559,7 +561,7 @@ async fn payment_waits_a_minute_for_its_transaction() {
         (outcome, begun.elapsed())
     };
     let (first, (second, waited)) = tokio::join!(first, second);
-    assert!(matches!(first, Ok(Outcome::Unknown { .. })), "{first:?}");
+    assert!(matches!(first, Ok(SettlementOutcome::Unknown { .. })), "{first:?}");
     assert!(matches!(second, Err(FacilitatorError::Busy { what: "the settlement key", .. })), "{second:?}");
     assert!((60..=61).contains(&waited.as_secs()), "{waited:?}");
     let record = stage.record(&payments[1]).await;
@@ -611,7 +613,7 @@ async fn last_request_before_the_deadline_takes_at_most_half_a_second() {
     });
     let begun = Instant::now();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}");
     assert_eq!(begun.elapsed().as_millis() / 10, 550, "{:?}", begun.elapsed());
     stage.devnet.faults().clear();
     paid_by(&stage.reconcile(&payment).await);
@@ -625,7 +627,7 @@ async fn other_processes_leave_a_payment_alone_while_it_may_settle() {
     let verified = stage.admit(&payment).await;
     bury_all(&stage);
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Unknown { .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Unknown { .. }), "{outcome:?}");
     let take = async || {
         let step = SettlementStep::Claim(Settling { by: 1, until: stage.clock.now() + 1 });
         stage.ledger.settle(&payment.key(), &step).await
@@ -698,12 +700,15 @@ async fn payment_without_enough_blocks_in_time_is_unknown_until_they_come() {
     let begun = Instant::now();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
     let transaction = stage.record(&payment).await.transactions[0];
-    assert_eq!((outcome, begun.elapsed().as_secs()), (Outcome::Unknown { transaction: Some(transaction) }, 5));
+    assert_eq!(
+        (outcome, begun.elapsed().as_secs()),
+        (SettlementOutcome::Unknown { transaction: Some(transaction) }, 5)
+    );
     assert_eq!((stage.received(), settlement(&stage, &payment).await), (1, Settlement::Unknown));
     for _ in 0..2 {
         stage.devnet.mine();
     }
-    assert_eq!(stage.reconcile(&payment).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
     stage.devnet.mine();
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
@@ -728,10 +733,10 @@ async fn payment_in_a_later_block_counts_from_there() {
     };
     let (outcome, ()) = tokio::join!(stage.settle(&payment, &verified), replaced);
     let transaction = stage.record(&payment).await.transactions[0];
-    assert_eq!(outcome.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(outcome.unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
     assert_eq!(settlement(&stage, &payment).await, Settlement::Unknown);
     stage.devnet.mine();
-    assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Unknown { .. })));
+    assert!(matches!(stage.reconcile(&payment).await, Ok(SettlementOutcome::Unknown { .. })));
     stage.devnet.mine();
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
 }
@@ -755,8 +760,8 @@ async fn reason_of_an_unpaid_transaction_is_asked_for_five_times() {
         let outcome = stage.settle(&payment, &verified).await.unwrap();
         assert_eq!(stage.calls("eth_call"), 5);
         match failures {
-            4 => assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "{outcome:?}"),
-            _ => assert!(matches!(outcome, Outcome::Unknown { transaction: Some(_) }), "{outcome:?}"),
+            4 => assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}"),
+            _ => assert!(matches!(outcome, SettlementOutcome::Unknown { transaction: Some(_) }), "{outcome:?}"),
         }
     }
 }
@@ -822,7 +827,7 @@ async fn search_for_a_use_ends_after_ninety_six_requests() {
     };
     stage.devnet.faults().reset();
     stage.devnet.faults().set(wide(10));
-    assert_eq!(stage.reconcile(&payment).await.unwrap(), Outcome::Unknown { transaction: None });
+    assert_eq!(stage.reconcile(&payment).await.unwrap(), SettlementOutcome::Unknown { transaction: None });
     assert_eq!(stage.calls("eth_getLogs"), 96);
     stage.devnet.faults().set(wide(500));
     assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use support::engine_stage::*;
 use tokio::time::{Instant, sleep_until};
-use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::Outcome};
+use tower_x402::{devnet::Fault, facilitator::FacilitatorError, ledger::Settlement, payment::SettlementOutcome};
 
 const FEES: &str = "eth_feeHistory";
 const NONCE: &str = "eth_getTransactionCount";
@@ -13,7 +13,7 @@ async fn quiet() -> Stage {
     Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await
 }
 
-async fn pay(stage: &Stage) -> Result<Outcome, FacilitatorError> {
+async fn pay(stage: &Stage) -> Result<SettlementOutcome, FacilitatorError> {
     stage.admit_and_settle(&stage.payment(&stage.payer(1))).await
 }
 

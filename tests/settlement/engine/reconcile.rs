@@ -8,7 +8,7 @@ use tower_x402::{
     devnet::{Fault, Orphans},
     facilitator::{Facilitator, OnchainFacilitator},
     ledger::{Fingerprint, FulfilmentStep, Record, Reservation},
-    payment::Outcome,
+    payment::SettlementOutcome,
     protocol::Reason,
 };
 
@@ -33,11 +33,14 @@ async fn pending_transaction_is_unknown_and_later_settled() {
     stage.devnet.stall(true);
     let payment = stage.payment(&stage.payer(1));
     let outcome = stage.admit_and_settle(&payment).await.unwrap();
-    let Outcome::Unknown { transaction: Some(transaction) } = outcome else { panic!("{outcome:?}") };
+    let SettlementOutcome::Unknown { transaction: Some(transaction) } = outcome else { panic!("{outcome:?}") };
 
     let restarted = restarted(&stage).await;
     let record = stage.record(&payment).await;
-    assert_eq!(restarted.reconcile(&record).await.unwrap(), Outcome::Unknown { transaction: Some(transaction) });
+    assert_eq!(
+        restarted.reconcile(&record).await.unwrap(),
+        SettlementOutcome::Unknown { transaction: Some(transaction) }
+    );
     stage.devnet.stall(false);
     assert_eq!(paid_by(&restarted.reconcile(&record).await), transaction);
     assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
@@ -68,7 +71,7 @@ async fn crash_between_broadcast_and_answer_loses_nothing() {
         "eth_getTransactionReceipt" => Fault::DropBefore,
         _ => Fault::None,
     });
-    assert!(matches!(stage.settle(&payment, &verified).await, Ok(Outcome::Unknown { transaction: Some(_) })));
+    assert!(matches!(stage.settle(&payment, &verified).await, Ok(SettlementOutcome::Unknown { transaction: Some(_) })));
     stage.devnet.faults().clear();
     paid_by(&restarted(&stage).await.reconcile(&stage.record(&payment).await).await);
     assert_eq!(stage.received(), 1);
@@ -97,7 +100,10 @@ async fn transfer_from_before_the_reservation_does_not_count() {
     let Reservation::New(lease) = stage.ledger.reserve(&record).await.unwrap() else { panic!("known") };
     stage.ledger.fulfil(&lease, &FulfilmentStep::Admit { funds: None, due: true }).await.unwrap();
     let outcome = stage.reconcile(&payment).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }), "{outcome:?}");
+    assert!(
+        matches!(outcome, SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,8 +165,8 @@ async fn payment_that_another_process_settles_has_not_failed() {
     };
     let (outcome, (theirs, ours, received)) = tokio::join!(stage.settle(&payment, &verified), meanwhile);
     assert_eq!(received, 0, "it was on its way");
-    assert!(matches!(theirs, Outcome::Unknown { .. }), "{theirs:?}");
-    assert!(matches!(ours, Outcome::Unknown { .. }), "{ours:?}");
+    assert!(matches!(theirs, SettlementOutcome::Unknown { .. }), "{theirs:?}");
+    assert!(matches!(ours, SettlementOutcome::Unknown { .. }), "{ours:?}");
     paid_by(&outcome);
 }
 
@@ -183,7 +189,7 @@ async fn node_without_a_final_block_can_be_used() {
     stage.devnet.mine();
     let outcome = stage.reconcile(&payments[1]).await.unwrap();
     assert!(
-        matches!(outcome, Outcome::Failed { dead: false, .. }),
+        matches!(outcome, SettlementOutcome::Failed { dead: false, .. }),
         "without a final block nothing is proven: {outcome:?}"
     );
 }

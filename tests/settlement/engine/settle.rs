@@ -13,7 +13,7 @@ use tower_x402::{
     devnet::{BlockTime, Fault},
     facilitator::{Facilitator as _, OnchainFacilitator},
     ledger::{Settlement, SettlementStep},
-    payment::Outcome,
+    payment::SettlementOutcome,
     protocol::Reason,
 };
 
@@ -107,7 +107,10 @@ async fn stale_verification_is_repeated() {
     stage.devnet.faults().reset();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
     assert!(
-        matches!(outcome, Outcome::Failed { reason: Reason::InsufficientFunds, transaction: None, dead: false, .. }),
+        matches!(
+            outcome,
+            SettlementOutcome::Failed { reason: Reason::InsufficientFunds, transaction: None, dead: false, .. }
+        ),
         "{outcome:?}"
     );
     assert_eq!(stage.requests(), 1);
@@ -121,17 +124,22 @@ async fn payment_of_a_drained_account_fails_and_stays_due() {
     let verified = stage.admit(&payment).await;
     stage.drain(key.address());
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    let Outcome::Failed { reason, transaction: Some(_), dead: false, .. } = outcome else { panic!("{outcome:?}") };
+    let SettlementOutcome::Failed { reason, transaction: Some(_), dead: false, .. } = outcome else {
+        panic!("{outcome:?}")
+    };
     assert_eq!(reason, Reason::InsufficientFunds);
     assert_eq!(stage.facilitator.stats().reverted, 1);
 
     // Unused and still valid: not executed, but not dead either.
-    assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Failed { dead: false, .. })));
+    assert!(matches!(stage.reconcile(&payment).await, Ok(SettlementOutcome::Failed { dead: false, .. })));
     // Dead once a final block is past validBefore.
     stage.clock.advance(VALID);
     stage.devnet.mine();
     let outcome = stage.reconcile(&payment).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { reason: Reason::ValidBefore, dead: true, .. }), "{outcome:?}");
+    assert!(
+        matches!(outcome, SettlementOutcome::Failed { reason: Reason::ValidBefore, dead: true, .. }),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,11 +149,11 @@ async fn expiry_is_proven_by_a_final_block_only() {
     stage.admit(&payment).await;
     stage.clock.advance(VALID);
     stage.devnet.mine();
-    assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Failed { dead: false, .. })));
+    assert!(matches!(stage.reconcile(&payment).await, Ok(SettlementOutcome::Failed { dead: false, .. })));
     for _ in 0..10 {
         stage.devnet.mine();
     }
-    assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Failed { dead: true, .. })));
+    assert!(matches!(stage.reconcile(&payment).await, Ok(SettlementOutcome::Failed { dead: true, .. })));
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +185,10 @@ async fn cancelled_authorization_is_dead() {
     let verified = stage.admit(&payment).await;
     stage.cancel(&key, &payment);
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { reason: Reason::NonceAlreadyUsed, dead: true, .. }), "{outcome:?}");
+    assert!(
+        matches!(outcome, SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: true, .. }),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,11 +204,14 @@ async fn nonce_used_for_another_payee_has_not_paid() {
     stage.devnet.execute(key.address(), stage.terms.offer().asset.address, data).unwrap();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
     // Not final yet, so not dead yet.
-    assert!(matches!(outcome, Outcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }), "{outcome:?}");
+    assert!(
+        matches!(outcome, SettlementOutcome::Failed { reason: Reason::NonceAlreadyUsed, dead: false, .. }),
+        "{outcome:?}"
+    );
     for _ in 0..6 {
         stage.devnet.mine();
     }
-    assert!(matches!(stage.reconcile(&payment).await, Ok(Outcome::Failed { dead: true, .. })));
+    assert!(matches!(stage.reconcile(&payment).await, Ok(SettlementOutcome::Failed { dead: true, .. })));
     assert_eq!(stage.received(), 0);
 }
 
@@ -212,7 +226,7 @@ async fn wallet_that_reverts_has_not_paid() {
     let data = Wallet::setAcceptingCall { accepting: false }.abi_encode();
     stage.devnet.execute(owner.address(), wallet, data).unwrap();
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { transaction: Some(_), dead: false, .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { transaction: Some(_), dead: false, .. }), "{outcome:?}");
     assert_eq!(stage.received(), 0);
     // It pays once it accepts again.
     let data = Wallet::setAcceptingCall { accepting: true }.abi_encode();
@@ -238,7 +252,7 @@ async fn wallet_that_reverts_repeatedly_wastes_gas_twice() {
     accept(false);
     for (payment, verified) in payments.iter().zip(&verified) {
         let outcome = stage.settle(payment, verified).await.unwrap();
-        assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "{outcome:?}");
+        assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "{outcome:?}");
     }
     assert_eq!(stage.next_nonce().await, 2, "what was verified a moment ago is not sent either");
     accept(true);
@@ -366,7 +380,7 @@ async fn front_run_payment_is_unknown_if_its_transaction_cannot_be_found() {
         _ => Fault::None,
     });
     let outcome = stage.settle(&payment, &verified).await;
-    assert!(matches!(outcome, Ok(Outcome::Unknown { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(SettlementOutcome::Unknown { .. })), "{outcome:?}");
     stage.devnet.faults().clear();
     assert_eq!(paid_by(&stage.reconcile(&payment).await), theirs);
 }
@@ -420,7 +434,7 @@ async fn node_behind_the_receipt_makes_no_payment_fail() {
     proxy.judge(|methods| if methods[0] == "eth_call" { Fate::Stale } else { Fate::Pass });
     let outcome = facilitator.settle(&payment, &verified).await.unwrap();
     let ours = stage.record(&payment).await.transactions[0];
-    assert_eq!(outcome, Outcome::Unknown { transaction: Some(ours) });
+    assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(ours) });
     proxy.judge(|_| Fate::Pass);
     assert_eq!(paid_by(&facilitator.reconcile(&stage.record(&payment).await).await), theirs);
 }
@@ -433,7 +447,7 @@ async fn successful_transaction_without_the_events_has_not_paid() {
     // A token that accepts every call and does nothing.
     stage.devnet.set_code(stage.terms.offer().asset.address, vec![0x00]);
     let outcome = stage.settle(&payment, &verified).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { transaction: Some(_), dead: false, .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { transaction: Some(_), dead: false, .. }), "{outcome:?}");
     assert_eq!((stage.facilitator.stats().settled, stage.next_nonce().await), (0, 1));
 }
 
@@ -454,5 +468,5 @@ async fn payment_that_waited_long_is_verified_again_before_it_is_signed() {
     let (paid, unpaid, ()) =
         tokio::join!(stage.settle(&first, &verified.0), stage.settle(&second, &verified.1), meanwhile);
     paid_by(&paid);
-    assert!(matches!(unpaid, Ok(Outcome::Failed { transaction: None, dead: false, .. })), "{unpaid:?}");
+    assert!(matches!(unpaid, Ok(SettlementOutcome::Failed { transaction: None, dead: false, .. })), "{unpaid:?}");
 }

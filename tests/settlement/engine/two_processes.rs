@@ -12,10 +12,10 @@ use tower_x402::{
     ManualClock, Network,
     facilitator::{Facilitator, OnchainFacilitator},
     ledger::{
-        Ledger, Listing, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementState, SettlementStep, Settling,
-        Submission,
+        JournaledTransaction, Ledger, Listing, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementState,
+        SettlementStep, Settling,
     },
-    payment::{Outcome, Verified},
+    payment::{SettlementOutcome, Verified},
     protocol::{PaymentFlow, Reason},
 };
 
@@ -98,7 +98,10 @@ async fn reconciliation_does_not_charge_after_a_failure([first, second]: Views, 
     assert!(record.transactions.is_empty());
 
     let outcome = other.settle(&payment, &Verified::default()).await;
-    assert!(matches!(outcome, Ok(Outcome::Failed { dead: false, .. })), "asked for before it failed: {outcome:?}");
+    assert!(
+        matches!(outcome, Ok(SettlementOutcome::Failed { dead: false, .. })),
+        "asked for before it failed: {outcome:?}"
+    );
     assert_eq!(stage.received(), 1);
     paid_by(&other.settle(&payment.again(record.failures), &Verified::default()).await);
     assert_eq!(stage.received(), 2, "charged once for whoever asks again");
@@ -110,10 +113,10 @@ async fn payment_claimed_or_settled_by_another_process_is_not_reported_as_failed
     let transaction = B256::repeat_byte(7);
     let settling = Settling { by: 7, until: START + 600 };
     let meanwhile = [
-        (SettlementStep::Claim(settling), Outcome::Unknown { transaction: None }),
+        (SettlementStep::Claim(settling), SettlementOutcome::Unknown { transaction: None }),
         (
             SettlementStep::Settle { transaction, block: Some(1), fee: None },
-            Outcome::Settled { transaction, block: Some(1), fee: None },
+            SettlementOutcome::Settled { transaction, block: Some(1), fee: None },
         ),
     ];
     for (step, expected) in meanwhile {
@@ -242,7 +245,7 @@ async fn failure_that_the_ledger_does_not_take_is_not_reported() {
         let others = others.clone();
         async move {
             let now = authorization::unix_now();
-            let submission = Submission {
+            let submission = JournaledTransaction {
                 sender: Sender { network: Network::BASE_SEPOLIA, address: Address::repeat_byte(1) },
                 nonce: 0,
                 hash: B256::repeat_byte(1),
@@ -271,13 +274,14 @@ async fn failure_that_the_ledger_does_not_take_is_not_reported() {
 /// What another process looks after is not asked about over and over.
 #[tokio::test]
 async fn reconciled_failure_that_the_ledger_does_not_take_is_pending() {
-    let facilitator =
-        Arc::new(Scripted::new().settle(|_, _| async { Ok(Outcome::Unknown { transaction: None }) }).reconcile(
+    let facilitator = Arc::new(
+        Scripted::new().settle(|_, _| async { Ok(SettlementOutcome::Unknown { transaction: None }) }).reconcile(
             |call, _| async move {
                 assert!(call < 50, "asked over and over");
                 Ok(not_yet())
             },
-        ));
+        ),
+    );
     let (app, _) = serve(layer(&facilitator), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     assert_eq!(send(&app, purchase.on(evaluate("x"))).await.reason(), "settlement_pending");

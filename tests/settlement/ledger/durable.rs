@@ -1,4 +1,4 @@
-//! What a ledger in a file promises beyond the contract: it outlives its process.
+//! The ledger in a file survives its process: what is on disk, and when.
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -10,8 +10,9 @@ use rusqlite::Connection;
 use tower_x402::{
     ManualClock, Network,
     ledger::{
-        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Listing,
-        Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger, StoredResponse, Submission,
+        BodyDigest, Counts, CreditLimit, Fingerprint, Fulfilment, FulfilmentStep, JournaledTransaction, Lease, Ledger,
+        LedgerError, Listing, Record, ResponseLimits, Sender, Settlement, SettlementStep, Settling, SqliteLedger,
+        StoredResponse,
     },
     payment::PaymentKey,
     protocol::Reason,
@@ -26,7 +27,7 @@ async fn open(path: &Path) -> SqliteLedger {
 }
 
 #[tokio::test]
-async fn everything_is_there_after_a_restart() {
+async fn records_responses_and_transactions_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
@@ -56,7 +57,7 @@ async fn everything_is_there_after_a_restart() {
     let due = reserve(&ledger, record(4, 1)).await;
     produce(&ledger, &due).await;
     let sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
-    let submission = |nonce, n: u8, payments| Submission {
+    let submission = |nonce, n: u8, payments| JournaledTransaction {
         sender,
         nonce,
         hash: hash(n),
@@ -93,7 +94,10 @@ async fn everything_is_there_after_a_restart() {
     let shown: Vec<_> = submissions.iter().map(|found| (found.nonce, found.hash, found.payments.clone())).collect();
     assert_eq!(shown, [(3, hash(3), vec![due.key])], "what may have to be sent again");
     assert_eq!(submissions[0].raw.to_vec(), [3; 3]);
-    ledger.submit(Submission { by: 2, ..submission(3, 5, vec![]) }).await.expect("the process that had it is gone");
+    ledger
+        .submit(JournaledTransaction { by: 2, ..submission(3, 5, vec![]) })
+        .await
+        .expect("the process that had it is gone");
 
     let due = ledger.get(&due.key).await.unwrap().expect("kept");
     assert_eq!((due.settlement, due.settling), (Settlement::Submitted, None), "nobody looks after it any more");
@@ -104,7 +108,7 @@ async fn everything_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
+async fn a_nonce_keeps_few_transactions() {
     const NONCES: [u64; 2] = [4, 5];
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
@@ -114,8 +118,17 @@ async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
         for nonce in NONCES {
             let (raw, payments, at) = (vec![n; 3].into(), Vec::new(), CLOCK_START);
             let known_failures = Default::default();
-            let submission =
-                Submission { sender, nonce, hash: hash(n), raw, payments, by: 1, at, until: at, known_failures };
+            let submission = JournaledTransaction {
+                sender,
+                nonce,
+                hash: hash(n),
+                raw,
+                payments,
+                by: 1,
+                at,
+                until: at,
+                known_failures,
+            };
             ledger.submit(submission).await.unwrap();
         }
         // No node took the one; the other is offered for more each time.
@@ -135,7 +148,7 @@ async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_after_a_restart_too() {
+async fn payment_ids_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
@@ -152,7 +165,7 @@ async fn an_id_is_taken_after_a_restart_too() {
     reserve(&ledger, with_id(8, record(1, 3))).await;
 }
 
-/// A file of a version that knew no ids.
+/// A file of a version without payment ids.
 #[tokio::test]
 async fn a_row_without_an_id_is_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -179,7 +192,7 @@ fn answer() -> StoredResponse {
 }
 
 #[tokio::test]
-async fn the_file_holds_what_memory_holds_and_no_more() {
+async fn removed_records_and_responses_leave_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let limited = async |count| {
@@ -212,7 +225,7 @@ async fn the_file_holds_what_memory_holds_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_was_settled_and_has_aged_out_is_counted_after_a_restart_too() {
+async fn removed_settled_payments_stay_counted_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let clock = Arc::new(ManualClock::at(CLOCK_START));
@@ -238,9 +251,9 @@ async fn what_was_settled_and_has_aged_out_is_counted_after_a_restart_too() {
     assert_eq!(open(&path).await.counts().await.unwrap().settled, 2);
 }
 
-/// What is written of a payment from the start is written once, unless another takes its place.
+/// The fields that never change are written once per reservation.
 #[tokio::test]
-async fn of_two_reservations_of_one_nonce_the_last_is_read() {
+async fn the_last_of_two_reservations_of_one_key_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
@@ -248,12 +261,13 @@ async fn of_two_reservations_of_one_nonce_the_last_is_read() {
     let lease = reserve(&ledger, first.clone()).await;
     admit(&ledger, &lease, 10, 1).await.unwrap();
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
-    // Let go of and reserved again before anything is written.
+    // Discarded and reserved again before anything is written.
     let between = reserve(&ledger, record(1, 2)).await;
     ledger.discard(&between).await.unwrap();
-    let second = Record { reserved_at: CLOCK_START - 1, ..with_id(8, record(1, 2)) };
+    let mut second = with_id(8, record(1, 2));
+    second.reserved_at = CLOCK_START - 1;
     reserve(&ledger, second.clone()).await;
-    // And after, before it is written that it was let go of.
+    // Discarded and reserved again after the first reservation was written.
     let written = reserve(&ledger, record(1, 3)).await;
     ledger.get(&written.key).await.unwrap();
     let third = with_id(9, record(1, 3));
@@ -268,9 +282,9 @@ async fn of_two_reservations_of_one_nonce_the_last_is_read() {
     }
 }
 
-/// A file of a version that kept its rows in the order of their keys.
+/// A file of a version that had its rows in the order of keys.
 #[tokio::test]
-async fn rows_in_the_order_of_keys_are_read() {
+async fn a_file_with_rows_in_the_order_of_keys_is_migrated() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
@@ -307,7 +321,7 @@ async fn a_file_of_a_later_version_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_database_is_no_ledger() {
+async fn a_file_that_is_no_database_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     std::fs::write(&path, "a list of payments, kept by hand").unwrap();
@@ -317,7 +331,7 @@ async fn what_is_no_database_is_no_ledger() {
     assert!(SqliteLedger::open(directory.path().join("nowhere/ledger.sqlite")).await.is_err());
 }
 
-/// It is written by a thread, whatever becomes of the runtime that it was opened in.
+/// A thread writes the file, independent of the runtime.
 #[test]
 fn a_ledger_outlives_the_runtime_it_was_opened_in() {
     let directory = tempfile::tempdir().unwrap();
@@ -331,7 +345,7 @@ fn a_ledger_outlives_the_runtime_it_was_opened_in() {
     });
 }
 
-/// Whether another process can have it: this very program, started for that.
+/// Returns `true` if another process can open the file. This program starts itself as that process.
 fn opens_elsewhere(path: &Path) -> bool {
     let mut process = Command::new(std::env::current_exe().unwrap());
     process
@@ -359,7 +373,7 @@ async fn one_process_holds_the_file() {
     reserve(&ledger, record(1, 1)).await;
     let second = SqliteLedger::open(&path).await;
     assert!(matches!(second, Err(LedgerError::Backend(_))), "{second:?}");
-    // Who tried in vain was of this process, and has not given its lock away.
+    // The failed attempt was of this process, and has not released its lock.
     assert!(!opens_elsewhere(&path));
     ledger.close().await;
     assert!(opens_elsewhere(&path));
@@ -369,7 +383,7 @@ async fn one_process_holds_the_file() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn the_files_are_for_their_owner_only() {
+async fn the_files_are_private() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let ledger = open(&directory.path().join("ledger.sqlite")).await;
@@ -389,7 +403,7 @@ async fn payments_at_the_same_time_share_a_commit() {
     let work = async |payer| produce(ledger.as_ref(), &reserve(ledger.as_ref(), record(payer, 1)).await).await;
     join_all((0..200).map(work)).await;
     let commits = ledger.commits() - before;
-    // How many depends on how fast the disk is; some came while a commit was under way.
+    // The number depends on the disk; some changes came during a commit.
     assert!((1..200).contains(&commits), "200 payments were worked for with {commits} commits");
     let before = ledger.commits();
     for payer in 0..20 {
@@ -398,9 +412,8 @@ async fn payments_at_the_same_time_share_a_commit() {
     assert_eq!(ledger.commits(), before, "reading writes nothing");
 }
 
-/// A commit is for those who wait for it, and takes along what nobody waits for.
 #[tokio::test]
-async fn what_nobody_waits_for_costs_no_commit_of_its_own() {
+async fn a_change_that_nobody_waits_for_shares_a_commit() {
     const PAYMENTS: u8 = 50;
     let directory = tempfile::tempdir().unwrap();
     let ledger = open(&directory.path().join("ledger.sqlite")).await;
@@ -416,12 +429,12 @@ async fn what_nobody_waits_for_costs_no_commit_of_its_own() {
         ledger.settle(&lease.key, &SettlementStep::Finalize).await.unwrap();
     }
     let commits = ledger.commits() - before;
-    // The end of the work is waited for; a machine that is busy elsewhere may take a few more.
+    // Each payment waits for one commit. A busy machine may make a few more.
     assert!((50..2 * 50).contains(&commits), "{PAYMENTS} payments, one after the other, took {commits} commits");
 }
 
 #[tokio::test]
-async fn what_nobody_waits_for_is_written_all_the_same() {
+async fn a_change_that_nobody_waits_for_is_written_soon() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = open(&directory.path().join("ledger.sqlite")).await;
     let before = ledger.commits();
@@ -434,9 +447,9 @@ async fn what_nobody_waits_for_is_written_all_the_same() {
     tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written though nobody asks");
 }
 
-/// Where nobody waits that is so each time; where somebody does, the disk may have been faster now and then.
+/// A step that does not wait returns at once every time. One that waits may be faster than the test now and then.
 #[tokio::test]
-async fn a_payment_waits_for_the_disk_once_unless_it_would_not_be_begun_again() {
+async fn only_steps_that_may_be_lost_do_not_wait_for_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = open(&directory.path().join("ledger.sqlite")).await;
     let start = FulfilmentStep::Start { until: 0 };
@@ -459,9 +472,8 @@ async fn a_payment_waits_for_the_disk_once_unless_it_would_not_be_begun_again() 
     assert!(shown > 0, "it will be shown");
 }
 
-/// A write that fails is never taken for done, and nothing is done after it.
 #[tokio::test]
-async fn a_file_that_cannot_be_written_stops_everything() {
+async fn a_failed_write_stops_the_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     open(&path).await.close().await;
@@ -472,7 +484,7 @@ async fn a_file_that_cannot_be_written_stops_everything() {
     let ledger = open(&path).await;
     let fine = reserve(&ledger, record(1, 1)).await;
     let lost = reserve(&ledger, record(9, 1)).await;
-    // Of these nobody waits for the disk; of what was produced everybody does.
+    // These steps do not wait for the disk; `Produce` does.
     let _ = admit(&ledger, &lost, 10, 1).await;
     let _ = ledger.fulfil(&lost, &FulfilmentStep::Start { until: 0 }).await;
     let produced = ledger.fulfil(&lost, &FulfilmentStep::Produce { body: None, at: 0, response: None }).await;
@@ -506,7 +518,7 @@ async fn failed_write_leaves_nothing_of_its_step_in_the_file() {
 }
 
 #[tokio::test]
-async fn what_is_owed_is_owed_after_a_restart_too() {
+async fn what_is_owed_survives_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let limit = CreditLimit { total: U256::from(19), per_payer: U256::from(1_000), history: 1 };
@@ -528,7 +540,7 @@ async fn what_is_owed_is_owed_after_a_restart_too() {
 }
 
 #[tokio::test]
-async fn what_was_there_before_a_restart_counts_to_the_bound() {
+async fn restored_records_count_towards_the_bound() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let bounded = async || {
@@ -543,44 +555,42 @@ async fn what_was_there_before_a_restart_counts_to_the_bound() {
     assert!(matches!(refused, Err(LedgerError::Full)), "{refused:?}");
 }
 
-/// All that is known of a payment, but who works on it and who settles it: they are gone.
+/// All fields, except those of the process that worked on the payment or settled it.
 #[tokio::test]
 async fn a_record_is_the_same_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
-    let everything = Record {
-        request: Fingerprint { digest: hash(1), names_caller: true },
-        body: Some(BodyDigest { length: 2, digest: hash(3), complete: true }),
-        fulfilment: Fulfilment::Delivered,
-        settlement: Settlement::Unknown,
-        last_failure: Some(Reason::InsufficientFunds),
-        failures: 4,
-        attempts: 5,
-        replays: 6,
-        block_seen: Some(7),
-        transactions: vec![hash(8), hash(9)],
-        admitted: true,
-        deferred: true,
-        epoch: 10,
-        reserved_at: 11,
-        produced_at: Some(12),
-        settling: Some(Settling { by: 13, until: 14 }),
-        settled_at: Some(15),
-        fee: Some(U256::from(16)),
-        ..with_id(17, record(1, 1))
-    };
+    let mut everything = with_id(17, record(1, 1));
+    everything.request = Fingerprint { digest: hash(1), names_caller: true };
+    everything.body = Some(BodyDigest { length: 2, digest: hash(3), complete: true });
+    everything.fulfilment = Fulfilment::Delivered;
+    everything.settlement = Settlement::Unknown;
+    everything.last_failure = Some(Reason::InsufficientFunds);
+    everything.failures = 4;
+    everything.attempts = 5;
+    everything.replays = 6;
+    everything.block_seen = Some(7);
+    everything.transactions = vec![hash(8), hash(9)];
+    everything.admitted = true;
+    everything.deferred = true;
+    everything.epoch = 10;
+    everything.reserved_at = 11;
+    everything.produced_at = Some(12);
+    everything.settling = Some(Settling { by: 13, until: 14 });
+    everything.settled_at = Some(15);
+    everything.fee = Some(U256::from(16));
     let ledger = open(&path).await;
     ledger.reserve(&everything).await.unwrap();
     ledger.close().await;
     let read = open(&path).await.get(&everything.key).await.unwrap().expect("kept");
     assert_eq!(read.request, everything.request);
-    let expected = Record { lease_until: 0, settling: None, ..everything };
+    let mut expected = everything;
+    (expected.lease_until, expected.settling) = (0, None);
     assert_eq!(format!("{read:?}"), format!("{expected:?}"));
 }
 
-/// After a restart, too, a payment that failed is not submitted for whoever asked before.
 #[tokio::test]
-async fn failures_are_counted_after_a_restart_too() {
+async fn failure_counts_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = open(&path).await;
@@ -594,7 +604,10 @@ async fn failures_are_counted_after_a_restart_too() {
 
     let ledger = open(&path).await;
     assert_eq!(ledger.get(&lease.key).await.unwrap().unwrap().failures, 2);
-    let known = |failures| Submission { known_failures: [(lease.key, failures)].into(), ..submission(0, &[lease.key]) };
+    let known = |failures| JournaledTransaction {
+        known_failures: [(lease.key, failures)].into(),
+        ..submission(0, &[lease.key])
+    };
     for outdated in [0, 1] {
         assert!(matches!(ledger.submit(known(outdated)).await, Err(LedgerError::NotDue(_))));
     }
@@ -602,8 +615,8 @@ async fn failures_are_counted_after_a_restart_too() {
 }
 
 /// A transaction of process 1.
-fn submission(nonce: u64, payments: &[PaymentKey]) -> Submission {
-    Submission {
+fn submission(nonce: u64, payments: &[PaymentKey]) -> JournaledTransaction {
+    JournaledTransaction {
         sender: SENDER,
         nonce,
         hash: hash(1),
@@ -618,7 +631,7 @@ fn submission(nonce: u64, payments: &[PaymentKey]) -> Submission {
 
 const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
 
-/// From now on nothing can be written to the file.
+/// Makes all later writes to the file fail.
 fn forbid_writing(path: &Path) {
     let mut sql = String::new();
     for table in ["payments", "progress", "transactions", "responses"] {
@@ -631,8 +644,7 @@ fn forbid_writing(path: &Path) {
     sqlite_file::change(path, &sql);
 }
 
-/// What a call says that must be on disk before it returns, made on a payment that `prepare` has brought so far, and on a disk that
-/// takes nothing more.
+/// Makes a call on a full disk, for a payment that `prepare` has prepared, and returns its result.
 async fn on_a_full_disk<T>(
     prepare: impl AsyncFn(&SqliteLedger, &Lease),
     call: impl AsyncFn(&SqliteLedger, &Lease) -> Result<T, LedgerError>,
@@ -651,7 +663,6 @@ async fn on_a_full_disk<T>(
     result
 }
 
-/// A caller that is told before the disk says so would be told what is not true here.
 #[track_caller]
 fn assert_failed<T>(result: Result<T, LedgerError>) {
     match result {
@@ -684,7 +695,7 @@ async fn working(ledger: &SqliteLedger, lease: &Lease) {
 async fn reserved(_: &SqliteLedger, _: &Lease) {}
 
 #[tokio::test]
-async fn no_transaction_leaves_before_it_is_on_disk() {
+async fn submit_waits_for_the_disk() {
     assert_failed(
         on_a_full_disk(produced, async |ledger, lease| ledger.submit(submission(0, &[lease.key])).await).await,
     );
@@ -692,7 +703,7 @@ async fn no_transaction_leaves_before_it_is_on_disk() {
 }
 
 #[tokio::test]
-async fn no_step_of_settlement_is_taken_before_it_is_on_disk() {
+async fn steps_of_settlement_wait_for_the_disk() {
     let settling = Settling { by: 1, until: CLOCK_START + 30 };
     let reason = Reason::InsufficientFunds;
     for step in [
@@ -709,9 +720,8 @@ async fn no_step_of_settlement_is_taken_before_it_is_on_disk() {
     assert_failed(on_a_full_disk(settled, async |ledger, lease| ledger.settle(&lease.key, &undo).await).await);
 }
 
-/// Those that would be repeated, or repeated otherwise, if they were lost.
 #[tokio::test]
-async fn no_step_of_work_that_counts_is_taken_before_it_is_on_disk() {
+async fn steps_of_fulfilment_wait_for_the_disk() {
     let start = FulfilmentStep::Start { until: 0 };
     let release = FulfilmentStep::Release { body: None };
     let produce = FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(answer())) };
@@ -726,7 +736,7 @@ async fn no_step_of_work_that_counts_is_taken_before_it_is_on_disk() {
 }
 
 #[tokio::test]
-async fn nothing_else_that_counts_is_done_before_it_is_on_disk() {
+async fn other_changes_wait_for_the_disk() {
     let take_over = async |ledger: &SqliteLedger, lease: &Lease| {
         ledger.take_over(&lease.key, 0, CLOCK_START + 31, CLOCK_START + 90).await
     };
@@ -744,8 +754,8 @@ async fn nothing_else_that_counts_is_done_before_it_is_on_disk() {
 }
 
 #[tokio::test]
-async fn nothing_is_shown_before_it_is_on_disk() {
-    /// What nobody waits for.
+async fn reads_wait_for_the_disk() {
+    /// Makes a change that nobody waits for.
     async fn noted(ledger: &SqliteLedger) -> Record {
         let other = record(2, 1);
         ledger.reserve(&other).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a ledger in PostgreSQL promises beyond the contract: several processes share it, and connections and servers fail.
+//! The ledger in PostgreSQL is shared by several processes, and survives failing connections and servers.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,7 +12,7 @@ use tokio::{
 };
 use tower_x402::{
     ManualClock,
-    ledger::{PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState, Submission},
+    ledger::{JournaledTransaction, PostgresLedger, PostgresLedgerBuilder, ResponseLimits, Sender, SettlementState},
 };
 
 use super::*;
@@ -45,8 +45,8 @@ async fn number(connection: &mut PgConnection, sql: &'static str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
 }
 
-fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> Submission {
-    Submission {
+fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> JournaledTransaction {
+    JournaledTransaction {
         sender: SENDER,
         nonce,
         hash: hash(transaction),
@@ -60,7 +60,7 @@ fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_many_replicas_that_reserve_one_wins() {
+async fn one_of_many_replicas_reserves() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
     let tasks = (0..100).map(|n| {
         let ledger = replicas[n % 4].clone();
@@ -71,7 +71,7 @@ async fn of_many_replicas_that_reserve_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_in_flight_stays_within_the_balance_across_replicas() {
+async fn payments_in_flight_stay_within_the_balance_across_replicas() {
     let replicas: [_; 4] = replicas(&Server::shared().new_schema()).await;
     let tasks = (0..60).map(|nonce| {
         let ledger = replicas[nonce as usize % 4].clone();
@@ -119,7 +119,7 @@ async fn what_is_owed_stays_within_the_limit_across_replicas() {
 }
 
 #[tokio::test]
-async fn what_one_replica_did_the_others_see() {
+async fn replicas_see_each_others_steps() {
     let schema = Server::shared().new_schema();
     let [first, second] = replicas(&schema).await;
     let lease = reserve(&*first, record(1, 1)).await;
@@ -146,7 +146,7 @@ async fn what_one_replica_did_the_others_see() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn submissions_of_the_same_payments_at_the_same_time_all_happen() {
+async fn concurrent_submissions_of_the_same_payments_do_not_deadlock() {
     let replicas: [_; 2] = replicas(&Server::shared().new_schema()).await;
     let mut keys = Vec::new();
     for payer in 1..=40 {
@@ -174,7 +174,7 @@ async fn submissions_of_the_same_payments_at_the_same_time_all_happen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
+async fn a_nonce_keeps_few_transactions() {
     let schema = Server::shared().new_schema();
     let [ledger] = replicas(&schema).await;
     for n in 0..100 {
@@ -195,7 +195,7 @@ async fn a_nonce_that_is_tried_for_long_keeps_few_transactions() {
 
 /// The connection is killed while the statement waits in its middle: one payment is locked, the other is not reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_submission_cut_off_in_its_middle_leaves_nothing_half_done() {
+async fn a_submission_on_a_broken_connection_is_atomic() {
     let (server, schema) = (Server::start(), "cut_off");
     let ledger = Arc::new(replica(server.url(), schema).connect().await.unwrap());
     let mut keys = Vec::new();
@@ -341,7 +341,7 @@ async fn a_ledger_outlives_its_server() {
 
 /// What was answered is on disk, whatever the server was about to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_was_reserved_is_there_after_the_server_was_killed() {
+async fn reservations_survive_a_killed_server() {
     let server = Server::start();
     let mut settings = PgConnection::connect(server.url()).await.unwrap();
     run(&mut settings, "ALTER DATABASE postgres SET synchronous_commit = off".into()).await;
@@ -376,7 +376,7 @@ async fn what_was_reserved_is_there_after_the_server_was_killed() {
 }
 
 #[tokio::test]
-async fn responses_stay_within_their_bounds() {
+async fn responses_stay_within_their_limits() {
     let schema = Server::shared().new_schema();
     let limits = ResponseLimits { body_bytes: 100, total_bytes: 5 * 612, count: 4, age_seconds: 60 };
     let url = Server::shared().url();
@@ -415,7 +415,7 @@ async fn responses_stay_within_their_bounds() {
 }
 
 #[tokio::test]
-async fn a_full_ledger_refuses_what_is_new() {
+async fn a_full_ledger_refuses_new_payments() {
     let schema = Server::shared().new_schema();
     let ledger = replica(Server::shared().url(), &schema).max_records(3).connect().await.unwrap();
     for nonce in 0..3 {

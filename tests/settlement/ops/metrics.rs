@@ -22,7 +22,7 @@ use tower_x402::{
     facilitator::{Facilitator, service::FacilitatorService},
     ledger::{FulfilmentStep, Lease, SqliteLedger},
     ops::{METRICS, MetricKind, Operator},
-    payment::{Outcome, Prechecked},
+    payment::{Prechecked, SettlementOutcome},
     server::{DeferredPolicy, Quote},
 };
 
@@ -45,7 +45,7 @@ async fn requests_are_counted_by_outcome() {
     let facilitator = Arc::new(Scripted::new().settle(|call, _| async move {
         match call {
             1 => Ok(not_yet()),
-            2 => Ok(Outcome::Unknown { transaction: None }),
+            2 => Ok(SettlementOutcome::Unknown { transaction: None }),
             3 => Err(away()),
             _ => Ok(support::scripted::paid()),
         }

@@ -11,7 +11,7 @@ use tower_x402::{
         SettlementStep,
     },
     ops::{COLUMNS, ExportFormat, Operator, OperatorError, PaymentFilter, PaymentSearch},
-    payment::{Outcome, PaymentKey, Prechecked},
+    payment::{PaymentKey, Prechecked, SettlementOutcome},
 };
 
 use support::engine_stage::*;
@@ -161,14 +161,14 @@ async fn reconciliation_records_only_what_the_chain_proves() {
     stage.admit(&front_run).await;
     let transaction = stage.front_run(&front_run);
     let (record, outcome) = reconcile(&front_run).await.unwrap();
-    assert!(matches!(outcome, Outcome::Settled { .. }));
+    assert!(matches!(outcome, SettlementOutcome::Settled { .. }));
     assert_eq!(record.settlement.paid_by(), Some(transaction));
 
     // Due, and never tried: that it is not executed is no failure, and it stays as it was.
     let due = stage.payment(&stage.payer(1));
     stage.produced(&due).await;
     let (record, outcome) = reconcile(&due).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { dead: false, .. }));
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }));
     assert_eq!((record.settlement, record.last_failure), (Settlement::Due, None));
 
     let unknown = stage.payment(&stage.payer(1));
@@ -179,7 +179,7 @@ async fn reconciliation_records_only_what_the_chain_proves() {
         stage.devnet.mine();
     }
     let (record, outcome) = reconcile(&due).await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { dead: true, .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     assert_eq!(record.settlement, Settlement::Dead);
 }
 
@@ -198,7 +198,9 @@ async fn fee_that_is_looked_up_later_is_the_share_of_the_payment() {
     let spent = stage.facilitator.stats().spent - before;
     let mut fees = U256::ZERO;
     for payment in &payments {
-        let Outcome::Settled { fee: Some(fee), .. } = stage.reconcile(payment).await.unwrap() else { panic!() };
+        let SettlementOutcome::Settled { fee: Some(fee), .. } = stage.reconcile(payment).await.unwrap() else {
+            panic!()
+        };
         assert_eq!(Some(fee), stage.record(payment).await.fee);
         fees += fee;
     }

@@ -15,7 +15,7 @@ use tower_x402::{
     ManualClock,
     facilitator::{Facilitator as _, Outgoing},
     ledger::{Ledger, MemoryLedger, ResponseLimits, Settlement},
-    payment::Outcome,
+    payment::SettlementOutcome,
     protocol::PaymentFlow,
 };
 
@@ -244,7 +244,7 @@ async fn two_processes_ask_one_at_a_time_and_finish_for_each_other() {
     let second =
         stage.remote().clock(clock.clone()).ledger(ledger.clone()).reconcile_interval(Duration::from_millis(10));
     let second = second.build().await.unwrap();
-    assert_eq!(second.reconcile(&record).await.unwrap(), Outcome::Unknown { transaction: None });
+    assert_eq!(second.reconcile(&record).await.unwrap(), SettlementOutcome::Unknown { transaction: None });
     assert_eq!(stage.settles().len(), 1, "the other one still waits for its answer");
 
     clock.advance(600);

@@ -9,7 +9,7 @@ use tower_x402::{
     eip3009::{Authorization, PaymentSignature},
     facilitator::{Facilitator as _, FacilitatorError, Outgoing, RemoteFacilitator, RemoteFacilitatorBuilder},
     ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, Settlement, SettlementStep},
-    payment::{Funds, Outcome, Prechecked, Terms, Verified, Window, precheck},
+    payment::{Funds, Prechecked, SettlementOutcome, Terms, Verified, Window, precheck},
     protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
 };
 
@@ -66,12 +66,12 @@ impl Case {
     }
 
     /// Settles it for somebody who presents it now.
-    async fn settle(&self) -> Result<Outcome, FacilitatorError> {
+    async fn settle(&self) -> Result<SettlementOutcome, FacilitatorError> {
         let again = self.payment.clone().again(self.record().await.failures);
         self.facilitator.settle(&again, &Verified::default()).await
     }
 
-    async fn reconcile(&self) -> Outcome {
+    async fn reconcile(&self) -> SettlementOutcome {
         self.facilitator.reconcile(&self.record().await).await.unwrap()
     }
 }
@@ -143,7 +143,7 @@ async fn transaction_from_before_the_payment_was_seen_unused_does_not_settle_it(
         let case = Case::of(purchase, confirming(&stage), Some(seen_unused)).await;
         stage.script([], success(transaction));
         let outcome = case.settle().await.unwrap();
-        assert_eq!(outcome, Outcome::Unknown { transaction: Some(transaction) }, "{blocks_later}");
+        assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(transaction) }, "{blocks_later}");
         assert_eq!(case.record().await.transactions, [transaction], "what it names is looked for again");
     }
 }
@@ -188,8 +188,8 @@ async fn refusal_fails_only_a_payment_that_was_never_delegated_before() {
         let case = Case::new(&stage, brief(&stage)).await;
         case.step(steps).await;
         let outcome = case.settle().await.unwrap();
-        assert_eq!(matches!(outcome, Outcome::Failed { dead: false, .. }), is_failure, "{past}: {outcome:?}");
-        assert_eq!(matches!(outcome, Outcome::Unknown { .. }), !is_failure, "{past}: {outcome:?}");
+        assert_eq!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), is_failure, "{past}: {outcome:?}");
+        assert_eq!(matches!(outcome, SettlementOutcome::Unknown { .. }), !is_failure, "{past}: {outcome:?}");
     }
 }
 
@@ -218,7 +218,7 @@ async fn transaction_named_in_a_refusal_is_looked_up() {
         stage.script([], named("insufficient_funds", transaction));
         let outcome = case.settle().await.unwrap();
         assert!(
-            matches!(outcome, Outcome::Settled { transaction: paid, .. } if paid == transaction),
+            matches!(outcome, SettlementOutcome::Settled { transaction: paid, .. } if paid == transaction),
             "{past}: {outcome:?}"
         );
     }
@@ -232,7 +232,10 @@ async fn payment_that_the_chain_shows_as_paid_is_not_sent_again() {
     case.step([SettlementStep::Submit { transaction }]).await;
     stage.script([], Turn::Without(refusal("insufficient_funds")));
     let outcome = case.reconcile().await;
-    assert!(matches!(outcome, Outcome::Settled { transaction: paid, .. } if paid == transaction), "{outcome:?}");
+    assert!(
+        matches!(outcome, SettlementOutcome::Settled { transaction: paid, .. } if paid == transaction),
+        "{outcome:?}"
+    );
     assert!(stage.settles().is_empty());
 }
 
@@ -249,15 +252,15 @@ async fn payment_is_dead_once_its_cancellation_is_final() {
     let case = Case::of(purchase, confirming(&stage), Some(seen_unused)).await;
     stage.script([], Turn::Without(refusal("insufficient_funds")));
     let outcome = case.settle().await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { dead: false, .. }), "its block may be replaced: {outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: false, .. }), "its block may be replaced: {outcome:?}");
     for _ in 0..4 {
         stage.chain.devnet.mine();
     }
     let outcome = case.settle().await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { dead: true, .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     case.step([SettlementStep::of(&outcome, 0)]).await;
     let asked = stage.settles().len();
     let outcome = case.settle().await.unwrap();
-    assert!(matches!(outcome, Outcome::Failed { dead: true, .. }), "{outcome:?}");
+    assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
     assert_eq!(stage.settles().len(), asked);
 }

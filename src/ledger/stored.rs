@@ -1,23 +1,60 @@
-//! A record as a database keeps it.
+//! Records as text: the JSON that databases keep.
 
 use std::sync::Arc;
 
 use alloy_primitives::{B256, U256};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, Settling, StoredResponse};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use super::StoredResponse;
+use super::{BodyDigest, Fingerprint, Fulfilment, Record, Settlement, Settling};
 use crate::{
     eip3009::{Authorization, PaymentSignature, without_checksums},
     payment::{PaymentKey, Terms},
     protocol::{ExactOffer, PaymentRequirements, Reason, Verbatim},
 };
 
-/// What of a [`Record`] is known from the start, as JSON. Of this and of [`ProgressRow`] a later version may add fields with
-/// defaults, and never changes what one means; no field is in both.
+/// The text is not the JSON of a [`Record`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the text is not the JSON of a payment's record")]
+pub struct InvalidRecord;
+
+impl Record {
+    /// Returns the record as JSON, for a backend's storage. A later version of this crate may add fields, and reads what earlier ones
+    /// wrote.
+    ///
+    /// The text holds bearer data: the payer's signature.
+    ///
+    /// # Errors
+    /// If a field refuses to serialize; none of them does.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        let (mut json, changing) = (fixed(self)?, changing(self)?);
+        // One object of two, neither of which is empty.
+        json.pop();
+        json.push(',');
+        json.push_str(&changing[1..]);
+        Ok(json)
+    }
+
+    /// Restores a record from the text that [`to_json`](Self::to_json) made.
+    ///
+    /// The text does not include [`lease_until`](Self::lease_until), which is 0 in the result: the lease of a process that is gone has
+    /// ended. Where several processes share the storage, keep it beside the text and set it again.
+    ///
+    /// # Errors
+    /// [`InvalidRecord`] if the text is something else.
+    pub fn from_json(json: &str) -> Result<Self, InvalidRecord> {
+        read(json, json).ok_or(InvalidRecord)
+    }
+}
+
+/// The fields of a [`Record`] that never change. Later versions may add fields with defaults to this and to [`Changing`], and never
+/// change the meaning of one. No field is in both.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct BoughtRow {
+struct Fixed {
     offer: Verbatim<PaymentRequirements>,
     #[serde(serialize_with = "without_checksums")]
     authorization: Authorization,
@@ -29,13 +66,15 @@ struct BoughtRow {
     reserved_at: u64,
 }
 
-/// What changes with every step.
+/// The fields that steps change.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ProgressRow {
+struct Changing {
     body: Option<BodyRow>,
-    fulfilment: FulfilmentRow,
-    settlement: SettlementRow,
+    #[serde(with = "FulfilmentRow")]
+    fulfilment: Fulfilment,
+    #[serde(with = "SettlementRow")]
+    settlement: Settlement,
     last_failure: Option<Reason>,
     #[serde(default)]
     failures: u32,
@@ -64,7 +103,7 @@ struct BodyRow {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "Fulfilment", rename_all = "lowercase")]
 enum FulfilmentRow {
     Reserved,
     Working,
@@ -74,7 +113,7 @@ enum FulfilmentRow {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "Settlement", rename_all = "lowercase")]
 enum SettlementRow {
     None,
     Due,
@@ -85,9 +124,9 @@ enum SettlementRow {
     Dead,
 }
 
-/// What is known of a payment from the start.
-pub(super) fn bought(record: &Record) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&BoughtRow {
+/// Returns the JSON of the fields that never change.
+pub(super) fn fixed(record: &Record) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&Fixed {
         offer: record.terms.text().clone(),
         authorization: record.authorization.clone(),
         signature: record.signature.clone(),
@@ -98,48 +137,23 @@ pub(super) fn bought(record: &Record) -> Result<String, serde_json::Error> {
     })
 }
 
-/// What has become of it.
-pub(super) fn progress(record: &Record) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&ProgressRow::of(record))
+/// Returns the JSON of the fields that steps change.
+pub(super) fn changing(record: &Record) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&Changing::of(record))
 }
 
-/// Both in one object.
-#[cfg(any(feature = "postgres", test))]
-pub(super) fn whole(record: &Record) -> Result<String, serde_json::Error> {
-    let (mut whole, progress) = (bought(record)?, progress(record)?);
-    // Neither is empty.
-    whole.pop();
-    whole.push(',');
-    whole.push_str(&progress[1..]);
-    Ok(whole)
+/// Reads a record from the JSON of both kinds of fields, which may be one text.
+pub(super) fn read(fixed: &str, changing: &str) -> Option<Record> {
+    let fixed: Fixed = serde_json::from_str(fixed).ok()?;
+    serde_json::from_str::<Changing>(changing).ok()?.into_record(fixed)
 }
 
-/// The record of both, which may be the same text; its lease has ended with the process that held it. `None` if they are not ours.
-pub(super) fn read(bought: &str, progress: &str) -> Option<Record> {
-    let bought: BoughtRow = serde_json::from_str(bought).ok()?;
-    serde_json::from_str::<ProgressRow>(progress).ok()?.into_record(bought)
-}
-
-impl ProgressRow {
+impl Changing {
     fn of(record: &Record) -> Self {
         Self {
             body: record.body.map(|BodyDigest { length, digest, complete }| BodyRow { length, digest, complete }),
-            fulfilment: match record.fulfilment {
-                Fulfilment::Reserved => FulfilmentRow::Reserved,
-                Fulfilment::Working => FulfilmentRow::Working,
-                Fulfilment::Produced => FulfilmentRow::Produced,
-                Fulfilment::Delivered => FulfilmentRow::Delivered,
-                Fulfilment::Released => FulfilmentRow::Released,
-            },
-            settlement: match record.settlement {
-                Settlement::None => SettlementRow::None,
-                Settlement::Due => SettlementRow::Due,
-                Settlement::Submitted => SettlementRow::Submitted,
-                Settlement::Unknown => SettlementRow::Unknown,
-                Settlement::Settled { transaction, block } => SettlementRow::Settled { transaction, block },
-                Settlement::Final { transaction, block } => SettlementRow::Final { transaction, block },
-                Settlement::Dead => SettlementRow::Dead,
-            },
+            fulfilment: record.fulfilment,
+            settlement: record.settlement,
             last_failure: record.last_failure.clone(),
             failures: record.failures,
             attempts: record.attempts,
@@ -156,32 +170,18 @@ impl ProgressRow {
         }
     }
 
-    fn into_record(self, bought: BoughtRow) -> Option<Record> {
-        let terms = Arc::new(Terms::new(ExactOffer::try_from(&bought.offer.read().ok()?).ok()?));
+    fn into_record(self, fixed: Fixed) -> Option<Record> {
+        let terms = Arc::new(Terms::new(ExactOffer::try_from(&fixed.offer.read().ok()?).ok()?));
         Some(Record {
-            key: PaymentKey::of(&terms, &bought.authorization),
+            key: PaymentKey::of(&terms, &fixed.authorization),
             terms,
-            authorization: bought.authorization,
-            signature: bought.signature,
-            request: Fingerprint { digest: bought.request, names_caller: bought.names_caller },
+            authorization: fixed.authorization,
+            signature: fixed.signature,
+            request: Fingerprint { digest: fixed.request, names_caller: fixed.names_caller },
             body: self.body.map(|BodyRow { length, digest, complete }| BodyDigest { length, digest, complete }),
-            id: bought.id,
-            fulfilment: match self.fulfilment {
-                FulfilmentRow::Reserved => Fulfilment::Reserved,
-                FulfilmentRow::Working => Fulfilment::Working,
-                FulfilmentRow::Produced => Fulfilment::Produced,
-                FulfilmentRow::Delivered => Fulfilment::Delivered,
-                FulfilmentRow::Released => Fulfilment::Released,
-            },
-            settlement: match self.settlement {
-                SettlementRow::None => Settlement::None,
-                SettlementRow::Due => Settlement::Due,
-                SettlementRow::Submitted => Settlement::Submitted,
-                SettlementRow::Unknown => Settlement::Unknown,
-                SettlementRow::Settled { transaction, block } => Settlement::Settled { transaction, block },
-                SettlementRow::Final { transaction, block } => Settlement::Final { transaction, block },
-                SettlementRow::Dead => Settlement::Dead,
-            },
+            id: fixed.id,
+            fulfilment: self.fulfilment,
+            settlement: self.settlement,
             last_failure: self.last_failure,
             failures: self.failures,
             attempts: self.attempts,
@@ -192,7 +192,7 @@ impl ProgressRow {
             deferred: self.deferred,
             epoch: self.epoch,
             lease_until: 0,
-            reserved_at: bought.reserved_at,
+            reserved_at: fixed.reserved_at,
             produced_at: self.produced_at,
             settling: self.settling.map(|(by, until)| Settling { by, until }),
             settled_at: self.settled_at,
@@ -201,16 +201,21 @@ impl ProgressRow {
     }
 }
 
-/// The head of a stored response. Header values are bytes, not always text.
+/// The status, headers and trailers of a stored response. Header values are bytes, and not always text.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Serialize, Deserialize)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     status: u16,
     headers: Vec<(String, Vec<u8>)>,
     trailers: Option<Vec<(String, Vec<u8>)>>,
 }
 
-impl Head {
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+impl ResponseHead {
     pub(super) fn of(response: &StoredResponse) -> Self {
+        let fields = |headers: &HeaderMap| {
+            headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
+        };
         Self {
             status: response.status.as_u16(),
             headers: fields(&response.headers),
@@ -219,6 +224,13 @@ impl Head {
     }
 
     pub(super) fn into_response(self, body: Vec<u8>, stored_at: u64) -> Option<StoredResponse> {
+        let headers = |fields: Vec<(String, Vec<u8>)>| {
+            let field = |(name, value): (String, Vec<u8>)| {
+                Some((HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&value).ok()?))
+            };
+            // Collecting into a map appends: a name may occur several times.
+            fields.into_iter().map(field).collect::<Option<HeaderMap>>()
+        };
         Some(StoredResponse {
             status: StatusCode::from_u16(self.status).ok()?,
             headers: headers(self.headers)?,
@@ -232,23 +244,11 @@ impl Head {
     }
 }
 
-fn fields(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
-    headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
-}
-
-fn headers(fields: Vec<(String, Vec<u8>)>) -> Option<HeaderMap> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in fields {
-        headers.append(HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&value).ok()?);
-    }
-    Some(headers)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As version 0.1 wrote it first: with checksums, and an offer whose fields stand in any order.
+    /// As the first version wrote it: with checksummed addresses, and the offer's fields in another order.
     const WRITTEN_BEFORE: &str = r#"{
         "offer": {"payTo":"0x90F79bf6EB2c4f870365E785982E1f101E93b906","scheme":"exact","network":"eip155:8453","amount":"1000",
             "asset":"0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913","maxTimeoutSeconds":60,
@@ -263,20 +263,30 @@ mod tests {
         "reservedAt":1800000000,"producedAt":1800000001
     }"#;
 
-    fn read_whole(json: &str) -> Record {
-        read(json, json).unwrap()
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    #[test]
+    fn a_header_with_several_values_is_restored() {
+        let mut headers = HeaderMap::new();
+        for value in ["a=1", "b=2"] {
+            headers.append("set-cookie", HeaderValue::from_static(value));
+        }
+        let response =
+            StoredResponse { status: StatusCode::OK, headers, body: Default::default(), trailers: None, stored_at: 7 };
+        let json = serde_json::to_string(&ResponseHead::of(&response)).unwrap();
+        let head: ResponseHead = serde_json::from_str(&json).unwrap();
+        assert_eq!(head.into_response(Vec::new(), 7).unwrap().headers, response.headers);
     }
 
     #[test]
-    fn what_was_written_before_is_read_and_written_again_as_the_same() {
-        let before = read_whole(WRITTEN_BEFORE);
+    fn a_record_of_the_first_version_is_read_and_written_as_the_same() {
+        let before = Record::from_json(WRITTEN_BEFORE).unwrap();
         assert_eq!(before.key.payer, before.authorization.from);
         assert_eq!(before.terms.offer().pay_to, before.authorization.to);
         assert_eq!(before.settlement.block(), Some(7));
-        let json = whole(&before).unwrap();
-        assert!(json.contains("0x70997970c51812dc3a010c7d01b50e0d17dc79c8"), "a checksum takes a hash: {json}");
-        assert_eq!(format!("{:?}", read_whole(&json)), format!("{before:?}"));
-        let apart = read(&bought(&before).unwrap(), &progress(&before).unwrap()).unwrap();
+        let json = before.to_json().unwrap();
+        assert!(json.contains("0x70997970c51812dc3a010c7d01b50e0d17dc79c8"), "without checksums: {json}");
+        assert_eq!(format!("{:?}", Record::from_json(&json).unwrap()), format!("{before:?}"));
+        let apart = read(&fixed(&before).unwrap(), &changing(&before).unwrap()).unwrap();
         assert_eq!(format!("{apart:?}"), format!("{before:?}"));
     }
 }

@@ -1,51 +1,41 @@
-//! The contract's second half: transactions, nonces, and who looks after what.
+//! Transactions, account nonces, and the process that settles a payment (point 6 of the contract).
 
-use alloy_primitives::Bytes;
-use tower_x402::ledger::{Listing, NONCE_HELD_SECONDS, Sender, SettlementState, Submission};
+use alloy_primitives::Bytes as RawTransaction;
 
 use super::*;
 
-on_every_ledger! {
-    of_many_processes_one_gets_a_nonce,
-    a_submission_happens_wholly_or_not_at_all,
-    a_nonce_given_back_is_for_anybody,
-    a_nonce_that_nobody_uses_any_more_may_be_replaced,
-    a_replacement_is_the_one_to_send_again,
-    nonces_in_blocks_are_forgotten,
+pub(super) const TESTS: &[Test] = table! {
+    one_of_many_processes_gets_a_nonce,
+    a_submission_is_atomic,
+    a_freed_nonce_is_open_to_all,
+    a_nonce_held_too_long_may_be_replaced,
+    the_newest_transaction_of_a_nonce_is_listed,
+    nonces_in_final_blocks_are_removed,
     a_payment_is_settled_by_one_process_at_a_time,
-    other_processes_keep_away_to_the_last_second,
-    what_is_entrusted_to_somebody_is_unknown_until_they_answer,
-    an_undone_settlement_is_due_and_in_flight_again,
-    an_undone_settlement_is_found_at_once_unless_it_is_worked_for,
-    open_payments_are_listed_in_order_page_by_page,
-    what_somebody_works_on_is_not_idle,
-    a_whole_response_is_kept_with_the_step_that_produced_it,
-}
+    a_claim_holds_to_the_last_second,
+    a_delegated_payment_is_unknown_until_it_is_reported,
+    a_reorged_payment_is_due_and_in_flight,
+    a_reorged_payment_is_idle_unless_it_is_worked_on,
+    payments_are_listed_in_order_by_page,
+    a_leased_or_claimed_payment_is_not_idle,
+    a_complete_response_is_stored_with_its_step,
+};
 
-const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
-
-fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> Submission {
-    Submission {
+fn submission(by: u64, nonce: u64, transaction: u8, payments: &[PaymentKey]) -> JournaledTransaction {
+    JournaledTransaction {
         sender: SENDER,
         nonce,
         hash: hash(transaction),
-        raw: Bytes::from(vec![transaction; 3]),
+        raw: RawTransaction::from(vec![transaction; 3]),
         payments: payments.to_vec(),
         by,
-        at: CLOCK_START,
-        until: CLOCK_START + 30,
+        at: START,
+        until: START + 30,
         known_failures: Default::default(),
     }
 }
 
-/// A payment whose work is done.
-async fn due(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
-    let lease = reserve(ledger, record(payer, nonce)).await;
-    produce(ledger, &lease).await;
-    lease.key
-}
-
-async fn of_many_processes_one_gets_a_nonce(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn one_of_many_processes_gets_a_nonce(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let mut tasks = Vec::new();
     for by in 0..20 {
         let key = due(&*ledger, by + 1, 1).await;
@@ -59,7 +49,7 @@ async fn of_many_processes_one_gets_a_nonce(TestLedger { ledger, directory: _dir
             (_, Ok(())) => won += 1,
             (key, Err(LedgerError::NonceTaken { next })) => {
                 assert_eq!(next, 8);
-                assert_eq!(state(&*ledger, &key).await.1, Settlement::Due, "it did not take the step");
+                assert_eq!(state(&*ledger, &key).await.1, Settlement::Due, "unchanged");
             }
             (_, Err(error)) => panic!("{error}"),
         }
@@ -68,7 +58,7 @@ async fn of_many_processes_one_gets_a_nonce(TestLedger { ledger, directory: _dir
     assert_eq!(ledger.submissions(&SENDER, 0).await.unwrap().len(), 1);
 }
 
-async fn a_submission_happens_wholly_or_not_at_all(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn a_submission_is_atomic(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let (first, second, paid) = (due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await, due(&*ledger, 3, 1).await);
     ledger.settle(&paid, &SettlementStep::Settle { transaction: hash(9), block: None, fee: None }).await.unwrap();
     let refused = ledger.submit(submission(1, 0, 1, &[first, paid, second])).await;
@@ -88,30 +78,28 @@ async fn a_submission_happens_wholly_or_not_at_all(TestLedger { ledger, director
     }
 }
 
-async fn a_nonce_given_back_is_for_anybody(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn a_freed_nonce_is_open_to_all(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     ledger.submit(submission(1, 4, 1, &[])).await.unwrap();
     ledger.free_nonce(&SENDER, 4, 2).await.unwrap();
     assert!(matches!(ledger.submit(submission(2, 4, 2, &[])).await, Err(LedgerError::NonceTaken { next: 5 })));
     ledger.free_nonce(&SENDER, 4, 1).await.unwrap();
-    assert!(ledger.submissions(&SENDER, 0).await.unwrap().is_empty(), "no node took it");
+    assert!(ledger.submissions(&SENDER, 0).await.unwrap().is_empty(), "no node accepted it");
     ledger.submit(submission(2, 4, 2, &[])).await.unwrap();
     assert!(matches!(ledger.submit(submission(1, 4, 3, &[])).await, Err(LedgerError::NonceTaken { .. })));
 }
 
-async fn a_nonce_that_nobody_uses_any_more_may_be_replaced(
-    TestLedger { ledger, directory: _directory, .. }: TestLedger,
-) {
+async fn a_nonce_held_too_long_may_be_replaced(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     ledger.submit(submission(1, 4, 1, &[key])).await.unwrap();
-    let at = CLOCK_START + NONCE_HELD_SECONDS;
-    let replacing = |at| Submission { at, ..submission(2, 4, 2, &[]) };
+    let at = START + NONCE_HELD_SECONDS;
+    let replacing = |at| JournaledTransaction { at, ..submission(2, 4, 2, &[]) };
     assert!(matches!(ledger.submit(replacing(at)).await, Err(LedgerError::NonceTaken { .. })));
     ledger.submit(replacing(at + 1)).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
-    assert_eq!(record.settlement, Settlement::Submitted, "its transaction may still win");
+    assert_eq!(record.settlement, Settlement::Submitted, "its transaction may still be included");
 }
 
-async fn a_replacement_is_the_one_to_send_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn the_newest_transaction_of_a_nonce_is_listed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     for transaction in [1, 2] {
         ledger.submit(submission(1, 4, transaction, &[key])).await.unwrap();
@@ -124,7 +112,7 @@ async fn a_replacement_is_the_one_to_send_again(TestLedger { ledger, directory: 
     assert_eq!(ledger.get(&key).await.unwrap().unwrap().transactions, [hash(1), hash(2)], "both may be included");
 }
 
-async fn nonces_in_blocks_are_forgotten(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn nonces_in_final_blocks_are_removed(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     for nonce in 0..10 {
         ledger.submit(submission(1, nonce, 1, &[])).await.unwrap();
     }
@@ -135,29 +123,30 @@ async fn nonces_in_blocks_are_forgotten(TestLedger { ledger, directory: _directo
     assert!(ledger.submissions(&elsewhere, 0).await.unwrap().is_empty());
 }
 
-async fn a_payment_is_settled_by_one_process_at_a_time(
-    TestLedger { ledger, clock, directory: _directory }: TestLedger,
-) {
+async fn a_payment_is_settled_by_one_process_at_a_time(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
-    let take = |by| SettlementStep::Claim(Settling { by, until: CLOCK_START + 30 });
-    ledger.settle(&key, &take(1)).await.unwrap();
-    ledger.settle(&key, &take(1)).await.expect("whoever has it may take it again");
-    assert!(matches!(ledger.settle(&key, &take(2)).await, Err(LedgerError::InvalidTransition(_))));
+    let claim = |by| SettlementStep::Claim(Settling { by, until: START + 30 });
+    ledger.settle(&key, &claim(1)).await.unwrap();
+    ledger.settle(&key, &claim(1)).await.expect("the same process may renew its claim");
+    assert!(matches!(ledger.settle(&key, &claim(2)).await, Err(LedgerError::InvalidTransition(_))));
     let refused = ledger.submit(submission(2, 0, 1, &[key])).await;
     assert!(matches!(&refused, Err(LedgerError::NotDue(keys)) if *keys == [key]), "{refused:?}");
     ledger.submit(submission(1, 0, 1, &[key])).await.unwrap();
     clock.advance(31);
-    ledger.settle(&key, &SettlementStep::Claim(Settling { by: 2, until: CLOCK_START + 60 })).await.expect("it ran out");
-    let later = Submission { at: CLOCK_START + 31, ..submission(2, 1, 2, &[key]) };
+    ledger
+        .settle(&key, &SettlementStep::Claim(Settling { by: 2, until: START + 60 }))
+        .await
+        .expect("the claim has ended");
+    let later = JournaledTransaction { at: START + 31, ..submission(2, 1, 2, &[key]) };
     ledger.submit(later).await.unwrap();
 }
 
-async fn other_processes_keep_away_to_the_last_second(TestLedger { ledger, clock, directory: _directory }: TestLedger) {
+async fn a_claim_holds_to_the_last_second(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let keys = [due(&*ledger, 1, 1).await, due(&*ledger, 2, 1).await];
     let settling = |by, until| Settling { by, until };
-    ledger.settle(&keys[0], &SettlementStep::Claim(settling(1, CLOCK_START + 30))).await.unwrap();
+    ledger.settle(&keys[0], &SettlementStep::Claim(settling(1, START + 30))).await.unwrap();
     ledger.submit(submission(1, 0, 1, &[keys[1]])).await.unwrap();
-    let by_another = settling(2, CLOCK_START + 90);
+    let by_another = settling(2, START + 90);
     clock.advance(30);
     for key in keys {
         for step in
@@ -168,40 +157,38 @@ async fn other_processes_keep_away_to_the_last_second(TestLedger { ledger, clock
         }
         let refused = ledger.submit(submission(2, 1, 2, &[key])).await;
         assert!(matches!(refused, Err(LedgerError::NotDue(_))), "{refused:?}");
-        let taken = ledger.settle(&key, &SettlementStep::Claim(settling(1, CLOCK_START + 30))).await;
-        taken.expect("whoever has it may go on");
+        let taken = ledger.settle(&key, &SettlementStep::Claim(settling(1, START + 30))).await;
+        taken.expect("the same process may renew its claim");
     }
     clock.advance(1);
-    ledger.settle(&keys[0], &SettlementStep::Claim(by_another)).await.expect("its time ran out");
-    ledger.submit(submission(2, 1, 2, &[keys[1]])).await.expect("its time ran out");
+    ledger.settle(&keys[0], &SettlementStep::Claim(by_another)).await.expect("the claim has ended");
+    ledger.submit(submission(2, 1, 2, &[keys[1]])).await.expect("the claim has ended");
 }
 
-async fn what_is_entrusted_to_somebody_is_unknown_until_they_answer(
-    TestLedger { ledger, clock, directory: _directory }: TestLedger,
-) {
+async fn a_delegated_payment_is_unknown_until_it_is_reported(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
-    let entrust = |by, until| SettlementStep::Delegate { settling: Settling { by, until }, known_failures: 0 };
-    ledger.settle(&key, &entrust(1, CLOCK_START + 30)).await.unwrap();
-    assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process dies now");
-    assert!(matches!(ledger.settle(&key, &entrust(2, CLOCK_START + 30)).await, Err(LedgerError::InvalidTransition(_))));
+    let delegate = |by, until| SettlementStep::Delegate { settling: Settling { by, until }, known_failures: 0 };
+    ledger.settle(&key, &delegate(1, START + 30)).await.unwrap();
+    assert_eq!(state(&*ledger, &key).await.1, Settlement::Unknown, "also if this process ends now");
+    assert!(matches!(ledger.settle(&key, &delegate(2, START + 30)).await, Err(LedgerError::InvalidTransition(_))));
     clock.advance(31);
-    ledger.settle(&key, &entrust(2, CLOCK_START + 60)).await.expect("the first one's time ran out");
+    ledger.settle(&key, &delegate(2, START + 60)).await.expect("the first claim has ended");
 
     let fresh = reserve(&*ledger, record(2, 1)).await.key;
-    let refused = ledger.settle(&fresh, &entrust(1, CLOCK_START + 60)).await;
+    let refused = ledger.settle(&fresh, &delegate(1, START + 60)).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "not due: {refused:?}");
 }
 
-async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn a_reorged_payment_is_due_and_in_flight(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let key = due(&*ledger, 1, 1).await;
     let settle = SettlementStep::Settle { transaction: hash(1), block: Some(9), fee: Some(U256::from(5)) };
     ledger.settle(&key, &settle.clone()).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
-    assert_eq!((record.fee, record.settled_at), (Some(U256::from(5)), Some(CLOCK_START)));
+    assert_eq!((record.fee, record.settled_at), (Some(U256::from(5)), Some(START)));
     ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
     let record = ledger.get(&key).await.unwrap().unwrap();
     assert_eq!((record.settlement, record.admitted, record.fee), (Settlement::Due, true, None));
-    assert_eq!(record.fulfilment, Fulfilment::Produced, "what was answered stays answered");
+    assert_eq!(record.fulfilment, Fulfilment::Produced, "the response was produced");
     let other = reserve(&*ledger, super::record(1, 2)).await;
     assert!(matches!(admit(&*ledger, &other, 19, 10).await, Err(LedgerError::InsufficientFunds)), "both are in flight");
     ledger.settle(&key, &settle).await.unwrap();
@@ -212,9 +199,7 @@ async fn an_undone_settlement_is_due_and_in_flight_again(TestLedger { ledger, di
     );
 }
 
-async fn an_undone_settlement_is_found_at_once_unless_it_is_worked_for(
-    TestLedger { ledger, directory: _directory, .. }: TestLedger,
-) {
+async fn a_reorged_payment_is_idle_unless_it_is_worked_on(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let produced = due(&*ledger, 1, 1).await;
     let upfront = reserve(&*ledger, record(2, 1)).await;
     for key in [produced, upfront.key] {
@@ -225,12 +210,12 @@ async fn an_undone_settlement_is_found_at_once_unless_it_is_worked_for(
     for key in [produced, upfront.key] {
         ledger.settle(&key, &SettlementStep::Reorg).await.unwrap();
     }
-    let idle = Listing { idle_at: Some(CLOCK_START), ..Listing::of([SettlementState::Due]) };
+    let idle = Listing { idle_at: Some(START), ..Listing::of([SettlementState::Due]) };
     let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
-    assert_eq!(found, [produced], "whoever settled it is gone; the other's lease still runs");
+    assert_eq!(found, [produced], "the lease of the other one runs");
 }
 
-async fn open_payments_are_listed_in_order_page_by_page(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn payments_are_listed_in_order_by_page(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let mut expected = Vec::new();
     for n in 0..25 {
         let key = due(&*ledger, n % 5 + 1, n.into()).await;
@@ -265,10 +250,10 @@ async fn open_payments_are_listed_in_order_page_by_page(TestLedger { ledger, dir
     assert_eq!(ledger.list(&produced).await.unwrap().len(), 25);
 }
 
-async fn what_somebody_works_on_is_not_idle(TestLedger { ledger, directory: _directory, .. }: TestLedger) {
+async fn a_leased_or_claimed_payment_is_not_idle(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let leased = due(&*ledger, 1, 1).await;
     let submitted = due(&*ledger, 2, 1).await;
-    ledger.submit(Submission { until: CLOCK_START + 50, ..submission(1, 0, 1, &[submitted]) }).await.unwrap();
+    ledger.submit(JournaledTransaction { until: START + 50, ..submission(1, 0, 1, &[submitted]) }).await.unwrap();
     let idle = async |at| {
         let listing = Listing {
             idle_at: Some(at),
@@ -277,28 +262,26 @@ async fn what_somebody_works_on_is_not_idle(TestLedger { ledger, directory: _dir
         let found = ledger.list(&listing).await.unwrap();
         found.iter().map(|record| record.key).collect::<Vec<_>>()
     };
-    assert_eq!(idle(CLOCK_START + 30).await, []);
-    assert_eq!(idle(CLOCK_START + 31).await, [leased]);
-    assert_eq!(idle(CLOCK_START + 51).await, [leased, submitted]);
+    assert_eq!(idle(START + 30).await, []);
+    assert_eq!(idle(START + 31).await, [leased]);
+    assert_eq!(idle(START + 51).await, [leased, submitted]);
 }
 
-async fn a_whole_response_is_kept_with_the_step_that_produced_it(
-    TestLedger { ledger, directory: _directory, .. }: TestLedger,
-) {
+async fn a_complete_response_is_stored_with_its_step(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
     let lease = reserve(&*ledger, record(1, 1)).await;
     admit(&*ledger, &lease, 1_000, 1).await.unwrap();
     let produce = || {
         let response = StoredResponse {
             status: StatusCode::OK,
             headers: HeaderMap::new(),
-            body: Bytes::from_static(b"answer").0,
+            body: Bytes::from_static(b"answer"),
             trailers: None,
-            stored_at: CLOCK_START,
+            stored_at: START,
         };
-        FulfilmentStep::Produce { body: None, at: CLOCK_START, response: Some(Arc::new(response)) }
+        FulfilmentStep::Produce { body: None, at: START, response: Some(Arc::new(response)) }
     };
     assert!(matches!(ledger.fulfil(&lease, &produce()).await, Err(LedgerError::InvalidTransition(_))));
-    assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a step that was refused brings nothing");
+    assert!(ledger.response(&lease.key).await.unwrap().is_none(), "a refused step stores nothing");
     ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
     ledger.fulfil(&lease, &produce()).await.unwrap();
     assert_eq!(ledger.response(&lease.key).await.unwrap().unwrap().body, "answer");

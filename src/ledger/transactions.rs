@@ -1,4 +1,4 @@
-//! Transactions as a ledger keeps them.
+//! Transactions as a ledger keeps them, and the account nonces that they use.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,61 +10,61 @@ use alloy_primitives::{Address, B256, Bytes};
 use super::LedgerError;
 use crate::{network::Network, payment::PaymentKey};
 
-/// How long a nonce belongs to the process that used it last, in seconds. After that whoever waits behind it may replace
-/// its transaction: the process may be gone.
+/// The time for which an account nonce belongs to the process that used it last, in seconds. After that another process may replace
+/// the transaction, because the first one may be gone.
 pub const NONCE_HELD_SECONDS: u64 = 60;
 
-/// How many nonces of one sender are remembered; the oldest go first.
+/// The largest number of nonces that are kept per sender; the lowest are removed first.
 pub(super) const MAX_NONCES: usize = 4096;
-/// How many transactions are listed at once.
+/// The largest number of transactions that are listed at once.
 pub(super) const MAX_LISTED: usize = 256;
-/// How many transactions of one nonce are kept; the oldest go first. Only the newest is ever sent again, and each payment's record
-/// names all of its own.
+/// The largest number of transactions that are kept per nonce; the oldest are removed first. Only the newest is ever sent again, and
+/// each payment's record names all of its own.
 pub(super) const MAX_VERSIONS: usize = 16;
 
-/// An account that submits transactions.
+/// An account that sends transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sender {
     /// The chain.
     pub network: Network,
-    /// Its address.
+    /// The account's address.
     pub address: Address,
 }
 
-/// A signed transaction on its way to a node, and the payments it settles.
+/// A signed transaction that is recorded before it is sent, and the payments that it settles.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Submission {
-    /// Whose transaction it is.
+pub struct JournaledTransaction {
+    /// The account that sends it.
     pub sender: Sender,
-    /// The sender's nonce.
+    /// The account's nonce.
     pub nonce: u64,
     /// The transaction's hash.
     pub hash: B256,
-    /// The signed transaction. Whoever finds it may send it again: that can do nothing that sending it once could not.
+    /// The signed transaction. Sending it again is harmless: at most one transaction of a nonce is executed.
     pub raw: Bytes,
-    /// What it settles; empty for one that only fills a gap in the nonces.
+    /// The payments in it; empty for a transaction that only fills a gap in the nonces.
     pub payments: Vec<PaymentKey>,
     /// The process that submits it: a number chosen at random.
     pub by: u64,
-    /// When, in Unix seconds.
+    /// When it is submitted, in Unix seconds.
     pub at: u64,
-    /// Until when other processes leave its payments alone, in Unix seconds.
+    /// The end of the claim on its payments, in Unix seconds. Other processes leave them alone until then.
     pub until: u64,
-    /// How many [failures](super::Record::failures) of its payments whoever asked for them to be settled knew of; 0 for those that
-    /// are not in it. Not kept.
+    /// The number of [failures](super::Record::failures) of each payment that were known when its settlement was requested; 0 where
+    /// absent. Not stored.
     pub known_failures: BTreeMap<PaymentKey, u32>,
 }
 
-impl Submission {
+impl JournaledTransaction {
     pub(super) fn known_failures_of(&self, payment: &PaymentKey) -> u32 {
         self.known_failures.get(payment).copied().unwrap_or(0)
     }
 }
 
-impl fmt::Debug for Submission {
+impl fmt::Debug for JournaledTransaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The raw transaction holds signatures.
-        f.debug_struct("Submission")
+        f.debug_struct("JournaledTransaction")
             .field("sender", &self.sender)
             .field("nonce", &self.nonce)
             .field("hash", &self.hash)
@@ -73,42 +73,42 @@ impl fmt::Debug for Submission {
     }
 }
 
-/// The nonces of all senders: who uses which, and with what transactions.
+/// The nonces of all senders, with their owners and transactions.
 #[derive(Debug, Default)]
 pub(super) struct Nonces(HashMap<Sender, BTreeMap<u64, Nonce>>);
 
 /// One nonce. Its transactions replace one another; at most one of them can be included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Nonce {
+    /// The process that used it last, and when.
     pub(super) by: u64,
     pub(super) at: u64,
-    /// No node took its transaction: anybody may use it.
+    /// No node accepted its last transaction: any process may use it.
     pub(super) is_free: bool,
-    pub(super) transactions: Vec<Submission>,
+    pub(super) transactions: Vec<JournaledTransaction>,
 }
 
 impl Nonce {
-    /// Whether `by` may use the nonce at `at`.
+    /// Returns `true` if process `by` may use the nonce at `at` (Unix seconds).
     pub(super) fn is_open_to(&self, by: u64, at: u64) -> bool {
         self.is_free || self.by == by || self.at.saturating_add(NONCE_HELD_SECONDS) < at
     }
 
-    /// The newest transaction of the nonce.
-    fn add(&mut self, submission: Submission) {
-        self.transactions.retain(|known| known.hash != submission.hash);
+    fn add(&mut self, transaction: JournaledTransaction) {
+        self.transactions.retain(|known| known.hash != transaction.hash);
         if self.transactions.len() >= MAX_VERSIONS {
             self.transactions.remove(0);
         }
-        self.transactions.push(submission);
+        self.transactions.push(transaction);
     }
 }
 
 impl Nonces {
-    /// Whether the submission may use its nonce.
-    pub(super) fn check(&self, submission: &Submission) -> Result<(), LedgerError> {
-        let Some(nonces) = self.0.get(&submission.sender) else { return Ok(()) };
-        match nonces.get(&submission.nonce) {
-            Some(nonce) if !nonce.is_open_to(submission.by, submission.at) => {
+    /// Checks that the transaction may use its nonce.
+    pub(super) fn check(&self, transaction: &JournaledTransaction) -> Result<(), LedgerError> {
+        let Some(nonces) = self.0.get(&transaction.sender) else { return Ok(()) };
+        match nonces.get(&transaction.nonce) {
+            Some(nonce) if !nonce.is_open_to(transaction.by, transaction.at) => {
                 let next = nonces.last_key_value().map_or(0, |(last, _)| last.saturating_add(1));
                 Err(LedgerError::NonceTaken { next })
             }
@@ -116,27 +116,27 @@ impl Nonces {
         }
     }
 
-    /// Uses the nonce, and says which other one was forgotten for it.
-    pub(super) fn insert(&mut self, mut submission: Submission) -> Option<u64> {
-        submission.known_failures.clear();
-        let nonces = self.0.entry(submission.sender).or_default();
-        let nonce = nonces.entry(submission.nonce).or_default();
+    /// Enters a transaction. Returns the nonce that was removed to make room.
+    pub(super) fn insert(&mut self, mut transaction: JournaledTransaction) -> Option<u64> {
+        transaction.known_failures.clear();
+        let nonces = self.0.entry(transaction.sender).or_default();
+        let nonce = nonces.entry(transaction.nonce).or_default();
         if nonce.is_free {
-            // The last one is why it is free: no node took it. Those before may have reached one.
+            // No node accepted the last transaction. Those before may have reached one.
             nonce.transactions.pop();
         }
-        (nonce.by, nonce.at, nonce.is_free) = (submission.by, submission.at, false);
-        nonce.add(submission);
+        (nonce.by, nonce.at, nonce.is_free) = (transaction.by, transaction.at, false);
+        nonce.add(transaction);
         if nonces.len() > MAX_NONCES { nonces.pop_first().map(|(nonce, _)| nonce) } else { None }
     }
 
-    /// Brings back a transaction of an earlier process, which no other is newer than. The process is gone: whoever comes first may go on
-    /// with its nonce.
+    /// Restores a transaction that an earlier process stored; those of one nonce in the order in which they were submitted. The
+    /// earlier process is gone, so any process may use the nonce.
     #[cfg(feature = "sqlite")]
-    pub(super) fn restore(&mut self, submission: Submission, is_free: bool) {
-        let nonce = self.0.entry(submission.sender).or_default().entry(submission.nonce).or_default();
+    pub(super) fn restore(&mut self, transaction: JournaledTransaction, is_free: bool) {
+        let nonce = self.0.entry(transaction.sender).or_default().entry(transaction.nonce).or_default();
         (nonce.by, nonce.at, nonce.is_free) = (0, 0, is_free);
-        nonce.add(submission);
+        nonce.add(transaction);
     }
 
     #[cfg(feature = "sqlite")]
@@ -144,7 +144,7 @@ impl Nonces {
         self.0.get(sender)?.get(&nonce).cloned()
     }
 
-    /// Whether anything changed.
+    /// Frees a nonce. Returns `true` if that changed anything.
     pub(super) fn free(&mut self, sender: &Sender, nonce: u64, by: u64) -> bool {
         match self.0.get_mut(sender).and_then(|nonces| nonces.get_mut(&nonce)) {
             Some(nonce) if nonce.by == by && !nonce.is_free => {
@@ -155,15 +155,15 @@ impl Nonces {
         }
     }
 
-    /// Forgets the nonces below `below`, and says which those were.
+    /// Removes the nonces below `below`, and returns them.
     pub(super) fn forget(&mut self, sender: &Sender, below: u64) -> Vec<u64> {
         let Some(nonces) = self.0.get_mut(sender) else { return Vec::new() };
         let kept = nonces.split_off(&below);
         std::mem::replace(nonces, kept).into_keys().collect()
     }
 
-    /// The newest transaction of every nonce in use, from `from` on.
-    pub(super) fn list(&self, sender: &Sender, from: u64) -> Vec<Submission> {
+    /// Returns the newest transaction of every nonce in use, from `from` on.
+    pub(super) fn list(&self, sender: &Sender, from: u64) -> Vec<JournaledTransaction> {
         let nonces = self.0.get(sender).into_iter().flat_map(|nonces| nonces.range(from..));
         let in_use = nonces.filter(|(_, nonce)| !nonce.is_free);
         in_use.filter_map(|(_, nonce)| nonce.transactions.last().cloned()).take(MAX_LISTED).collect()
@@ -176,9 +176,9 @@ mod tests {
 
     const SENDER: Sender = Sender { network: Network::BASE, address: Address::repeat_byte(0x5e) };
 
-    fn submission(n: u64) -> Submission {
+    fn transaction(n: u64) -> JournaledTransaction {
         let (hash, raw) = (B256::from(alloy_primitives::U256::from(n)), Bytes::new());
-        Submission {
+        JournaledTransaction {
             sender: SENDER,
             nonce: 4,
             hash,
@@ -193,16 +193,16 @@ mod tests {
 
     fn kept(nonces: &Nonces) -> Vec<u64> {
         let of_nonce = nonces.0.get(&SENDER).and_then(|nonces| nonces.get(&4));
-        let last_byte = |submission: &Submission| u64::from(submission.hash[31]);
+        let last_byte = |transaction: &JournaledTransaction| u64::from(transaction.hash[31]);
         of_nonce.map_or_else(Vec::new, |nonce| nonce.transactions.iter().map(last_byte).collect())
     }
 
     #[test]
-    fn a_transaction_that_no_node_took_goes_with_the_next_and_the_others_stay() {
+    fn the_next_transaction_replaces_one_that_no_node_accepted_and_no_other() {
         let mut nonces = Nonces::default();
-        nonces.insert(submission(1));
+        nonces.insert(transaction(1));
         for n in 2..100 {
-            nonces.insert(submission(n));
+            nonces.insert(transaction(n));
             assert_eq!(kept(&nonces), [1, n], "the first may have reached a node");
             nonces.free(&SENDER, 4, 1);
             assert!(nonces.list(&SENDER, 0).is_empty());
@@ -210,25 +210,25 @@ mod tests {
     }
 
     #[test]
-    fn of_the_nonces_of_a_sender_the_newest_are_kept_and_the_oldest_listed() {
+    fn a_sender_keeps_its_highest_nonces_and_lists_the_lowest_of_them() {
         let mut nonces = Nonces::default();
         let most = MAX_NONCES as u64;
         for nonce in 0..most + 10 {
-            let forgotten = nonces.insert(Submission { nonce, ..submission(nonce) });
+            let forgotten = nonces.insert(JournaledTransaction { nonce, ..transaction(nonce) });
             assert_eq!(forgotten, nonce.checked_sub(most), "one for one, once there are too many");
         }
-        let listed: Vec<u64> = nonces.list(&SENDER, 0).iter().map(|submission| submission.nonce).collect();
+        let listed: Vec<u64> = nonces.list(&SENDER, 0).iter().map(|transaction| transaction.nonce).collect();
         assert_eq!(listed, (10..10 + MAX_LISTED as u64).collect::<Vec<_>>());
     }
 
     #[test]
-    fn of_the_transactions_of_a_nonce_the_newest_are_kept() {
+    fn a_nonce_keeps_its_newest_transactions() {
         let mut nonces = Nonces::default();
         for n in 0..100 {
-            nonces.insert(submission(n));
-            nonces.insert(submission(n));
+            nonces.insert(transaction(n));
+            nonces.insert(transaction(n));
         }
         assert_eq!(kept(&nonces), (100 - MAX_VERSIONS as u64..100).collect::<Vec<_>>());
-        assert_eq!(nonces.list(&SENDER, 0), [submission(99)]);
+        assert_eq!(nonces.list(&SENDER, 0), [transaction(99)]);
     }
 }

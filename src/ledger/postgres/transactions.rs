@@ -1,4 +1,4 @@
-//! Transactions, and who uses which nonce.
+//! The tables of transactions and of the account nonces that they use.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,11 +8,11 @@ use sqlx::postgres::PgRow;
 
 use super::{
     super::{
-        LedgerError, Record, Sender, Submission,
-        submission::{MAX_LISTED, MAX_NONCES, MAX_VERSIONS, Nonce},
+        JournaledTransaction, LedgerError, Record, Sender,
+        transactions::{MAX_LISTED, MAX_NONCES, MAX_VERSIONS, Nonce},
     },
     PostgresLedger,
-    connections::Statement,
+    connections::{Connections, Statement},
     payments::{self, Stamped, capped, chain, column, json, key, settling_until, stamped, unreadable},
     steps::Progress,
 };
@@ -24,9 +24,9 @@ const NONCE: &str = "SELECT owner, used_at, is_free, \
 const READ: &str = "SELECT payments.* FROM payments \
      JOIN unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[]) AS asked (chain_id, asset, payer, nonce) \
        USING (chain_id, asset, payer, nonce)";
-/// All or nothing in one statement: each part happens only if the one before it did. Payments are locked in the order of their
-/// keys, so that two submissions that share some do not wait for each other in a circle. Of the nonce's earlier transactions the newest
-/// stay, but for the last one if that is why the nonce is free.
+// All or nothing in one statement: each part happens only if the one before it did. Payments are locked in the order of their keys, so
+// that concurrent submissions do not deadlock. The newest of the nonce's earlier transactions stay, except the last one of a free nonce,
+// which no node accepted.
 const SUBMIT: &str = "WITH \
      asked AS (SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::text[], \
          $7::boolean[], $8::bigint[], $9::text[]) \
@@ -68,23 +68,23 @@ const LIST: &str = "SELECT nonces.nonce, newest.* FROM nonces CROSS JOIN LATERAL
      WHERE nonces.chain_id = $1 AND nonces.sender = $2 AND nonces.nonce >= $3 AND NOT nonces.is_free \
      ORDER BY nonces.nonce LIMIT $4";
 
-/// A sender's nonces are counted after so many of them.
+/// The number of a sender's nonces after which its oldest are removed.
 const COUNT_EVERY: u64 = 256;
 
-/// Which payment a transaction settles.
+/// A payment in a transaction.
 #[derive(Serialize, Deserialize)]
 struct Member(u64, Address, Address, B256);
 
-/// The nonce before the submission.
+/// The nonce before the transaction.
 struct Before {
     nonce: Option<Nonce>,
-    /// The sender's highest.
+    /// The sender's highest nonce.
     last: Option<u64>,
 }
 
 impl PostgresLedger {
-    pub(super) async fn submit_all(&self, submission: &Submission) -> Result<(), LedgerError> {
-        let mut keys = submission.payments.clone();
+    pub(super) async fn submit_transaction(&self, transaction: &JournaledTransaction) -> Result<(), LedgerError> {
+        let mut keys = transaction.payments.clone();
         keys.sort_unstable();
         keys.dedup();
         let mut progress = Progress::new();
@@ -92,48 +92,33 @@ impl PostgresLedger {
             keys.iter().filter_map(|key| Some((*key, self.known.take(key)?))).collect();
         loop {
             let now = self.clock.now();
-            // Taken by heart, or read all together; what was remembered is no ground to refuse anything.
+            // Remembered records may be outdated, and are no reason to refuse anything.
             let is_guess = !keys.is_empty() && known.len() == keys.len();
             let seen = if is_guess { std::mem::take(&mut known) } else { self.read_all(&keys).await? };
-            let stepped = match step_all(&keys, &seen, submission, now) {
+            let stepped = match step_all(&keys, &seen, transaction, now) {
                 Err(_) if is_guess => continue,
                 stepped => stepped?,
             };
-            let before = self.nonce_before(&submission.sender, submission.nonce).await?;
-            if before.nonce.as_ref().is_some_and(|nonce| !nonce.is_open_to(submission.by, submission.at)) {
+            let before = self.nonce_before(&transaction.sender, transaction.nonce).await?;
+            if before.nonce.as_ref().is_some_and(|nonce| !nonce.is_open_to(transaction.by, transaction.at)) {
                 return Err(LedgerError::NonceTaken { next: before.last.map_or(0, |last| last.saturating_add(1)) });
             }
             let stamp = progress.next_stamp()?;
-            let statement = submit(submission, &keys, &seen, &stepped, stamp, before.nonce)?;
+            let statement = submit(transaction, &keys, &seen, &stepped, stamp, before.nonce)?;
             let result = self.connections.once(&statement).await;
-            // A submission whose answer was lost may be made again: it is the same transaction of the same process.
+            // A try whose answer was lost may be repeated: it is the same transaction of the same process.
             if progress.is_taken(result.map(|rows| !rows.is_empty()), 0).await? {
                 for record in stepped {
-                    self.known.put(record.key, Stamped { record, stamp });
+                    self.known.put(Stamped { record, stamp });
                 }
                 break;
             }
         }
-        if submission.nonce.is_multiple_of(COUNT_EVERY) {
+        if transaction.nonce.is_multiple_of(COUNT_EVERY) {
             let offset = i64::try_from(MAX_NONCES).unwrap_or(i64::MAX);
-            self.connections.repeat(of_sender(FORGET_OLDEST, &submission.sender).bind(offset)).await?;
+            self.connections.repeat(of_sender(FORGET_OLDEST, &transaction.sender).bind(offset)).await?;
         }
         Ok(())
-    }
-
-    pub(super) async fn give_back(&self, sender: &Sender, nonce: u64, by: u64) -> Result<(), LedgerError> {
-        let statement = of_sender(FREE, sender).bind(capped(nonce)).bind(by.cast_signed());
-        self.connections.repeat(statement).await.map(drop)
-    }
-
-    pub(super) async fn forget_below(&self, sender: &Sender, below: u64) -> Result<(), LedgerError> {
-        self.connections.repeat(of_sender(FORGET, sender).bind(capped(below))).await.map(drop)
-    }
-
-    pub(super) async fn list_from(&self, sender: &Sender, from: u64) -> Result<Vec<Submission>, LedgerError> {
-        let limit = i64::try_from(MAX_LISTED).unwrap_or(i64::MAX);
-        let rows = self.connections.repeat(of_sender(LIST, sender).bind(capped(from)).bind(limit)).await?;
-        rows.iter().map(|row| read(sender, row)).collect()
     }
 
     async fn read_all(&self, keys: &[PaymentKey]) -> Result<HashMap<PaymentKey, Stamped>, LedgerError> {
@@ -161,38 +146,64 @@ impl PostgresLedger {
     }
 }
 
-/// The records after the submission, in the order of `keys`.
+pub(super) async fn free_nonce(
+    connections: &Connections,
+    sender: &Sender,
+    nonce: u64,
+    by: u64,
+) -> Result<(), LedgerError> {
+    connections.repeat(of_sender(FREE, sender).bind(capped(nonce)).bind(by.cast_signed())).await.map(drop)
+}
+
+pub(super) async fn forget_nonces(connections: &Connections, sender: &Sender, below: u64) -> Result<(), LedgerError> {
+    connections.repeat(of_sender(FORGET, sender).bind(capped(below))).await.map(drop)
+}
+
+pub(super) async fn list(
+    connections: &Connections,
+    sender: &Sender,
+    from: u64,
+) -> Result<Vec<JournaledTransaction>, LedgerError> {
+    let limit = i64::try_from(MAX_LISTED).unwrap_or(i64::MAX);
+    let rows = connections.repeat(of_sender(LIST, sender).bind(capped(from)).bind(limit)).await?;
+    rows.iter().map(|row| read(sender, row)).collect()
+}
+
+/// Returns the records after the step, in the order of `keys`.
 fn step_all(
     keys: &[PaymentKey],
     seen: &HashMap<PaymentKey, Stamped>,
-    submission: &Submission,
+    transaction: &JournaledTransaction,
     now: u64,
 ) -> Result<Vec<Record>, LedgerError> {
     let mut records = Vec::with_capacity(keys.len());
     for key in keys {
         records.push(seen.get(key).ok_or(LedgerError::NotFound)?.record.clone());
     }
-    let not_due = |record: &&Record| !record.may_be_submitted(submission, now);
+    let not_due = |record: &&Record| !record.may_be_submitted(transaction, now);
     let not_due: Vec<PaymentKey> = records.iter().filter(not_due).map(|record| record.key).collect();
     if !not_due.is_empty() {
         return Err(LedgerError::NotDue(not_due));
     }
     for record in &mut records {
-        record.submit(submission, now)?;
+        record.submit(transaction, now)?;
     }
     Ok(records)
 }
 
 fn submit(
-    submission: &Submission,
+    transaction: &JournaledTransaction,
     keys: &[PaymentKey],
     seen: &HashMap<PaymentKey, Stamped>,
     stepped: &[Record],
     stamp: i64,
     before: Option<Nonce>,
 ) -> Result<Statement, LedgerError> {
-    let members: Vec<Member> =
-        submission.payments.iter().map(|key| Member(key.network.chain_id(), key.asset, key.payer, key.nonce)).collect();
+    let members: Vec<Member> = transaction
+        .payments
+        .iter()
+        .map(|key| Member(key.network.chain_id(), key.asset, key.payer, key.nonce))
+        .collect();
     let members = serde_json::to_string(&members).map_err(|error| LedgerError::Backend(Box::new(error)))?;
     let stamps: Vec<i64> = keys.iter().filter_map(|key| seen.get(key)).map(|seen| seen.stamp).collect();
     let settlements: Vec<&str> = stepped.iter().map(|record| record.settlement.state().as_str()).collect();
@@ -206,25 +217,25 @@ fn submit(
         .bind(settling)
         .bind(records)
         .bind(stamp)
-        .bind(chain(submission.sender.network))
-        .bind(submission.sender.address.to_vec())
-        .bind(capped(submission.nonce))
-        .bind(submission.by.cast_signed())
-        .bind(capped(submission.at))
+        .bind(chain(transaction.sender.network))
+        .bind(transaction.sender.address.to_vec())
+        .bind(capped(transaction.nonce))
+        .bind(transaction.by.cast_signed())
+        .bind(capped(transaction.at))
         .bind(before.as_ref().map(|nonce| nonce.by.cast_signed()))
         .bind(before.as_ref().map(|nonce| capped(nonce.at)))
         .bind(before.as_ref().map(|nonce| nonce.is_free))
-        .bind(submission.hash.to_vec())
-        .bind(&submission.raw[..])
+        .bind(transaction.hash.to_vec())
+        .bind(&transaction.raw[..])
         .bind(members)
-        .bind(capped(submission.until))
+        .bind(capped(transaction.until))
         .bind(i64::try_from(MAX_VERSIONS - 1).unwrap_or(i64::MAX)))
 }
 
-fn read(sender: &Sender, row: &PgRow) -> Result<Submission, LedgerError> {
+fn read(sender: &Sender, row: &PgRow) -> Result<JournaledTransaction, LedgerError> {
     let number = |name| column::<i64>(row, name).map(i64::cast_unsigned);
     let members: Vec<Member> = serde_json::from_str(column(row, "payments")?).map_err(|_| unreadable())?;
-    Ok(Submission {
+    Ok(JournaledTransaction {
         sender: *sender,
         nonce: number("nonce")?,
         hash: B256::try_from(column::<&[u8]>(row, "hash")?).map_err(|_| unreadable())?,
@@ -245,12 +256,12 @@ fn read(sender: &Sender, row: &PgRow) -> Result<Submission, LedgerError> {
     })
 }
 
-/// A statement whose first two places are the sender.
+/// Returns a statement whose first two arguments are the sender.
 fn of_sender(sql: &'static str, sender: &Sender) -> Statement {
     Statement::new(sql).bind(chain(sender.network)).bind(sender.address.to_vec())
 }
 
-/// A statement whose first four places are many keys.
+/// Returns a statement whose first four arguments are the columns of many keys.
 pub(super) fn of_keys(sql: &'static str, keys: &[PaymentKey]) -> Statement {
     let bytes =
         |part: fn(&PaymentKey) -> &[u8]| -> Vec<Vec<u8>> { keys.iter().map(|key| part(key).to_vec()).collect() };

@@ -1,0 +1,220 @@
+//! What payers owe for responses that were released before they settled (point 9 of the contract).
+
+use super::*;
+
+pub(super) const TESTS: &[Test] = table! {
+    credit_needs_a_history,
+    what_a_payer_owes_stays_within_its_limit,
+    concurrent_deferrals_stay_within_the_total,
+    an_overdue_payment_ends_credit_until_it_settles,
+    a_dead_payment_is_owed_until_it_is_removed,
+    a_reorged_payment_is_owed_again,
+    a_reorged_payment_is_no_history,
+    only_produced_due_payments_are_deferred_and_once,
+    a_deferred_payment_is_idle_at_once,
+};
+
+/// The amount of one payment.
+const AMOUNT: u64 = 10;
+
+fn limit(total: u64, per_payer: u64, history: u32) -> CreditLimit {
+    CreditLimit { total: U256::from(total), per_payer: U256::from(per_payer), history }
+}
+
+/// A limit that no test reaches.
+fn plenty() -> CreditLimit {
+    limit(1_000_000, 1_000_000, 1)
+}
+
+async fn produced(ledger: &dyn Ledger, payer: u8, nonce: u64) -> Lease {
+    let lease = reserve(ledger, record(payer, nonce)).await;
+    produce(ledger, &lease).await;
+    lease
+}
+
+async fn settle(ledger: &dyn Ledger, key: &PaymentKey) {
+    ledger.settle(key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
+}
+
+/// Makes a settled payment.
+async fn paid(ledger: &dyn Ledger, payer: u8, nonce: u64) -> PaymentKey {
+    let lease = produced(ledger, payer, nonce).await;
+    settle(ledger, &lease.key).await;
+    lease.key
+}
+
+async fn defer(ledger: &dyn Ledger, lease: &Lease, limit: CreditLimit) -> bool {
+    match ledger.fulfil(lease, &FulfilmentStep::Defer { limit }).await {
+        Ok(()) => true,
+        Err(LedgerError::NoCredit) => {
+            assert!(!ledger.get(&lease.key).await.unwrap().unwrap().deferred, "refused, and deferred");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Returns the sum that the records say is owed.
+async fn owed(ledger: &dyn Ledger) -> U256 {
+    ledger.list(&Listing::default()).await.unwrap().iter().map(Record::owed).sum()
+}
+
+async fn credit_needs_a_history(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let two = limit(1_000, 1_000, 2);
+    for nonce in 1..=3 {
+        paid(&*ledger, 9, nonce).await;
+    }
+    let first = produced(&*ledger, 1, 1).await;
+    assert!(!defer(&*ledger, &first, two).await, "the payments of another payer do not count");
+    paid(&*ledger, 1, 2).await;
+    let released = reserve(&*ledger, record(1, 3)).await;
+    ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
+    assert!(!defer(&*ledger, &first, two).await, "one payment is too few");
+    let second = paid(&*ledger, 1, 4).await;
+    ledger.settle(&second, &SettlementStep::Finalize).await.unwrap();
+    assert!(defer(&*ledger, &first, two).await);
+    let record = ledger.get(&first.key).await.unwrap().unwrap();
+    assert!(record.deferred && record.settlement == Settlement::Due && record.owed() == U256::from(AMOUNT));
+}
+
+async fn what_a_payer_owes_stays_within_its_limit(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let two = limit(1_000, 2 * AMOUNT + 9, 1);
+    let mut leases = Vec::new();
+    for payer in 1..=2 {
+        paid(&*ledger, payer, 0).await;
+        for nonce in 1..=3 {
+            leases.push(produced(&*ledger, payer, nonce).await);
+        }
+    }
+    assert!(defer(&*ledger, &leases[0], two).await && defer(&*ledger, &leases[1], two).await);
+    assert!(!defer(&*ledger, &leases[2], two).await);
+    assert!(defer(&*ledger, &leases[3], two).await, "another payer has its own limit");
+    settle(&*ledger, &leases[0].key).await;
+    assert!(defer(&*ledger, &leases[2], two).await, "a settled payment is not owed");
+}
+
+async fn concurrent_deferrals_stay_within_the_total(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let cap = limit(12 * AMOUNT + 3, 1_000, 1);
+    let mut leases = Vec::new();
+    for payer in 1..=10 {
+        paid(&*ledger, payer, 0).await;
+        for nonce in 1..=5 {
+            leases.push(produced(&*ledger, payer, nonce).await);
+        }
+    }
+    let tasks = leases.into_iter().map(|lease| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { (lease.key, defer(&*ledger, &lease, cap).await) })
+    });
+    let deferred: Vec<_> = join_all(tasks).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(deferred.iter().filter(|(_, deferred)| *deferred).count(), 12, "exactly as many as fit");
+    assert_eq!(owed(&*ledger).await, U256::from(12 * AMOUNT));
+    // Concurrent settlements keep the sum exact, too.
+    let tasks = deferred.into_iter().map(|(key, _)| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { settle(&*ledger, &key).await })
+    });
+    join_all(tasks).await.into_iter().for_each(|settled| settled.unwrap());
+    assert_eq!(owed(&*ledger).await, U256::ZERO);
+    let next = produced(&*ledger, 1, 100).await;
+    assert!(!defer(&*ledger, &next, limit(AMOUNT - 1, 1_000, 1)).await);
+    assert!(defer(&*ledger, &next, limit(AMOUNT, AMOUNT, 1)).await, "nothing is owed any more");
+}
+
+async fn an_overdue_payment_ends_credit_until_it_settles(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    paid(&*ledger, 1, 0).await;
+    paid(&*ledger, 2, 0).await;
+    let failed = produced(&*ledger, 1, 1).await;
+    let queued = produced(&*ledger, 1, 2).await;
+    ledger.settle(&queued.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
+    assert!(defer(&*ledger, &failed, plenty()).await, "a failed payment that was not deferred is not overdue");
+    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
+    let next = produced(&*ledger, 1, 3).await;
+    assert!(!defer(&*ledger, &next, plenty()).await);
+    ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
+    assert!(!defer(&*ledger, &next, plenty()).await, "submitted again is not settled");
+    let stranger = produced(&*ledger, 2, 1).await;
+    assert!(defer(&*ledger, &stranger, plenty()).await, "other payers are not affected");
+    settle(&*ledger, &failed.key).await;
+    assert!(defer(&*ledger, &next, plenty()).await, "it has settled");
+    ledger.settle(&next.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
+    let last = produced(&*ledger, 1, 4).await;
+    assert!(!defer(&*ledger, &last, plenty()).await, "the payment is dead");
+}
+
+async fn a_dead_payment_is_owed_until_it_is_removed(ledger: Arc<dyn Ledger>, clock: Arc<ManualClock>) {
+    let one = limit(AMOUNT, AMOUNT, 1);
+    paid(&*ledger, 1, 0).await;
+    let lost = produced(&*ledger, 1, 1).await;
+    assert!(defer(&*ledger, &lost, one).await);
+    ledger.settle(&lost.key, &SettlementStep::Invalidate { reason: Reason::ValidBefore }).await.unwrap();
+    paid(&*ledger, 2, 0).await;
+    let next = produced(&*ledger, 2, 1).await;
+    assert!(!defer(&*ledger, &next, one).await, "a dead payment is owed");
+    clock.advance(VALID_BEFORE - START + 1_800);
+    // Other payers' reservations remove it: its own payer may never return.
+    for nonce in 10..80 {
+        reserve(&*ledger, record(3, nonce)).await;
+    }
+    assert!(ledger.get(&lost.key).await.unwrap().is_none(), "removed");
+    assert!(defer(&*ledger, &next, one).await);
+}
+
+async fn a_reorged_payment_is_owed_again(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let one = limit(AMOUNT, 1_000, 1);
+    paid(&*ledger, 1, 0).await;
+    let (first, second) = (produced(&*ledger, 1, 1).await, produced(&*ledger, 1, 2).await);
+    assert!(defer(&*ledger, &first, one).await);
+    settle(&*ledger, &first.key).await;
+    ledger.settle(&first.key, &SettlementStep::Reorg).await.unwrap();
+    assert_eq!(owed(&*ledger).await, U256::from(AMOUNT));
+    assert!(!defer(&*ledger, &second, one).await);
+    settle(&*ledger, &first.key).await;
+    assert!(defer(&*ledger, &second, one).await);
+}
+
+async fn a_reorged_payment_is_no_history(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let known = paid(&*ledger, 1, 0).await;
+    ledger.settle(&known, &SettlementStep::Reorg).await.unwrap();
+    let next = produced(&*ledger, 1, 1).await;
+    assert!(!defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
+    settle(&*ledger, &known).await;
+    assert!(defer(&*ledger, &next, limit(AMOUNT, 1_000, 1)).await);
+}
+
+async fn only_produced_due_payments_are_deferred_and_once(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    paid(&*ledger, 1, 0).await;
+    let step = || FulfilmentStep::Defer { limit: plenty() };
+    let refused = async |lease: &Lease, what: &str| {
+        let error = ledger.fulfil(lease, &step()).await.unwrap_err();
+        assert!(matches!(error, LedgerError::InvalidTransition(_)), "{what}: {error}");
+    };
+    let lease = reserve(&*ledger, record(1, 1)).await;
+    refused(&lease, "reserved").await;
+    admit(&*ledger, &lease, 1_000, 1).await.unwrap();
+    ledger.fulfil(&lease, &FulfilmentStep::Start { until: 0 }).await.unwrap();
+    refused(&lease, "working").await;
+    ledger.fulfil(&lease, &FulfilmentStep::Produce { body: None, at: START, response: None }).await.unwrap();
+    ledger.fulfil(&lease, &step()).await.unwrap();
+    refused(&lease, "deferred").await;
+    let settled = produced(&*ledger, 1, 2).await;
+    settle(&*ledger, &settled.key).await;
+    refused(&settled, "settled").await;
+    let delivered = produced(&*ledger, 1, 3).await;
+    ledger.fulfil(&delivered, &FulfilmentStep::Deliver).await.unwrap();
+    refused(&delivered, "delivered").await;
+    let other = Lease { epoch: 7, ..produced(&*ledger, 1, 4).await };
+    assert!(matches!(ledger.fulfil(&other, &step()).await, Err(LedgerError::LeaseLost)));
+    assert_eq!(owed(&*ledger).await, U256::from(AMOUNT), "one was deferred");
+}
+
+async fn a_deferred_payment_is_idle_at_once(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    paid(&*ledger, 1, 0).await;
+    let (deferred, _leased) = (produced(&*ledger, 1, 1).await, produced(&*ledger, 1, 2).await);
+    assert!(defer(&*ledger, &deferred, plenty()).await);
+    let idle = Listing { idle_at: Some(START), ..Listing::of([SettlementState::Due]) };
+    let found: Vec<_> = ledger.list(&idle).await.unwrap().iter().map(|record| record.key).collect();
+    assert_eq!(found, [deferred.key], "the lease of the other one runs");
+    ledger.fulfil(&deferred, &FulfilmentStep::Deliver).await.unwrap();
+    assert!(ledger.get(&deferred.key).await.unwrap().unwrap().deferred);
+}

@@ -1,0 +1,188 @@
+//! The sums of one payer: what it has in flight against its balance, and what it owes against its credit limit.
+//!
+//! The ledger in memory keeps the sums; the one in PostgreSQL has the database compute them. Both decide with the code here.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use alloy_primitives::U256;
+
+use super::{LedgerError, Record};
+use crate::payment::Funds;
+
+/// How long a settled amount is remembered for balances that were read before it moved, in seconds.
+pub(super) const RECENT: u64 = 120;
+
+/// Limits on what may be owed; see [`FulfilmentStep::Defer`](super::FulfilmentStep::Defer).
+///
+/// A deferred payment is owed until it settles. A dead one is owed until its record is removed, so that losses use up the same limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreditLimit {
+    /// The amount that all payers together may owe in this ledger, on all networks and in all tokens, in atomic units.
+    pub total: U256,
+    /// The amount that one payer may owe on one network in one token, in atomic units.
+    pub per_payer: U256,
+    /// The number of settled payments that the payer must have on record, on that network and in that token.
+    pub history: u32,
+}
+
+/// The sum of what all payers of a ledger owe. Locked after the shards.
+#[derive(Debug, Default)]
+pub(super) struct TotalOwed(Mutex<U256>);
+
+impl TotalOwed {
+    #[cfg(feature = "postgres")]
+    pub(super) const fn of_sum(sum: U256) -> Self {
+        Self(Mutex::new(sum))
+    }
+
+    /// Runs `defer` if the sum stays within `limit` with `amount`.
+    pub(super) fn lend(
+        &self,
+        amount: U256,
+        limit: U256,
+        defer: impl FnOnce() -> Result<(), LedgerError>,
+    ) -> Result<(), LedgerError> {
+        let mut sum = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = sum.checked_add(amount).filter(|with| *with <= limit).ok_or(LedgerError::NoCredit)?;
+        defer()?;
+        *sum = with;
+        Ok(())
+    }
+
+    /// Replaces what a payment owed by what it owes now.
+    pub(super) fn change(&self, before: U256, after: U256) {
+        if before != after {
+            let mut sum = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *sum = sum.saturating_sub(before).saturating_add(after);
+        }
+    }
+}
+
+/// The sums of one payer on one network in one token.
+#[derive(Debug, Default)]
+pub(super) struct PayerSums {
+    /// In flight and not submitted: every balance still includes it.
+    held: U256,
+    /// In flight and submitted, with an unknown outcome: a balance may include it or not.
+    submitted: U256,
+    /// Settled recently, by block.
+    moved: VecDeque<Moved>,
+    /// The number of settled payments.
+    paid: u32,
+    /// The sum of the unpaid deferred payments.
+    owed: U256,
+    /// The number of deferred payments that failed to settle.
+    overdue: u32,
+}
+
+/// An amount that left the balance in a block. A balance read before that block still includes it.
+#[derive(Debug)]
+struct Moved {
+    at: u64,
+    block: u64,
+    amount: U256,
+}
+
+/// The part of one payment in its payer's sums.
+#[derive(Debug, PartialEq)]
+pub(super) struct Share {
+    in_flight: U256,
+    is_resolved: bool,
+    is_paid: bool,
+    owed: U256,
+    is_overdue: bool,
+}
+
+impl Share {
+    pub(super) fn of(record: &Record) -> Self {
+        Self {
+            in_flight: record.in_flight(),
+            is_resolved: record.is_resolved(),
+            is_paid: record.settlement.paid_by().is_some(),
+            owed: record.owed(),
+            is_overdue: record.is_overdue(),
+        }
+    }
+}
+
+impl PayerSums {
+    /// Sums in flight that a database computed. `moved` is the amount settled after the block at which the balance was read.
+    #[cfg(feature = "postgres")]
+    pub(super) fn in_flight(held: U256, submitted: U256, moved: U256, now: u64) -> Self {
+        let moved = VecDeque::from([Moved { at: now, block: u64::MAX, amount: moved }]);
+        Self { held, submitted, moved, ..Self::default() }
+    }
+
+    /// Sums of credit that a database computed.
+    #[cfg(feature = "postgres")]
+    pub(super) fn credit(paid: u32, owed: U256, overdue: u32) -> Self {
+        Self { paid, owed, overdue, ..Self::default() }
+    }
+
+    /// Checks that the balance covers `amount` and everything in flight.
+    pub(super) fn covers(&self, amount: U256, funds: &Funds) -> Result<(), LedgerError> {
+        let held = self.held.saturating_add(amount);
+        let unseen = self.moved.partition_point(|moved| moved.block <= funds.block);
+        let with_moved = self.moved.range(unseen..).fold(held, |sum, moved| sum.saturating_add(moved.amount));
+        if held > funds.balance {
+            Err(LedgerError::InsufficientFunds)
+        } else if with_moved > funds.balance {
+            Err(LedgerError::Stale)
+        } else if with_moved.saturating_add(self.submitted) > funds.balance {
+            Err(LedgerError::BalancePending)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks that the payer may owe `amount` in addition.
+    pub(super) fn may_owe(&self, amount: U256, limit: &CreditLimit) -> Result<(), LedgerError> {
+        let fits = self.owed.checked_add(amount).is_some_and(|owed| owed <= limit.per_payer);
+        if self.paid >= limit.history && self.overdue == 0 && fits { Ok(()) } else { Err(LedgerError::NoCredit) }
+    }
+
+    /// Notes at `now` that a payment was settled in a block.
+    pub(super) fn moved(&mut self, amount: U256, block: u64, now: u64) {
+        let place = self.moved.partition_point(|moved| moved.block <= block);
+        self.moved.insert(place, Moved { at: now, block, amount });
+    }
+
+    pub(super) fn add(&mut self, share: &Share) {
+        let sum = self.in_flight_sum(share);
+        *sum = sum.saturating_add(share.in_flight);
+        self.paid = self.paid.saturating_add(share.is_paid.into());
+        self.owed = self.owed.saturating_add(share.owed);
+        self.overdue = self.overdue.saturating_add(share.is_overdue.into());
+    }
+
+    pub(super) fn subtract(&mut self, share: &Share) {
+        let sum = self.in_flight_sum(share);
+        *sum = sum.saturating_sub(share.in_flight);
+        self.paid = self.paid.saturating_sub(share.is_paid.into());
+        self.owed = self.owed.saturating_sub(share.owed);
+        self.overdue = self.overdue.saturating_sub(share.is_overdue.into());
+    }
+
+    fn in_flight_sum(&mut self, share: &Share) -> &mut U256 {
+        if share.is_resolved { &mut self.held } else { &mut self.submitted }
+    }
+
+    /// Forgets amounts that moved so long ago that every balance shows it.
+    pub(super) fn age(&mut self, now: u64) {
+        while self.moved.front().is_some_and(|moved| moved.at.saturating_add(RECENT) < now) {
+            self.moved.pop_front();
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_zero()
+            && self.submitted.is_zero()
+            && self.moved.is_empty()
+            && self.paid == 0
+            && self.owed.is_zero()
+            && self.overdue == 0
+    }
+}

@@ -19,7 +19,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tower_x402::Usdc;
 use x402_market::{
     evidence::CallOutcome,
-    selection::{Candidate, Job, Observation, Panel, Selector, Skill, SkillSet, Thompson},
+    selection::{Candidate, Job, Observation, Selector, Skill, SkillSet, Thompson},
 };
 
 #[global_allocator]
@@ -49,7 +49,7 @@ fn market(rng: &mut Xoshiro256PlusPlus) -> Vec<Candidate> {
 
 fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     let mut selector = Thompson::seeded(1);
-    selector.select(&job(0, false), market, &mut Panel::default());
+    selector.select(&job(0, false), market);
     let mut verdict = |evaluator, skill| {
         let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
         Observation { evaluator, skill: Skill::new(skill).unwrap(), paid: Usdc::ZERO, at: 0, outcome }
@@ -72,13 +72,12 @@ fn job(turn: u64, audit: bool) -> Job {
 }
 
 fn choices(selector: &mut Thompson, market: &[Candidate], audit: bool) -> Vec<Duration> {
-    let mut panel = Panel::default();
     let mut times = Vec::new();
     for turn in 0..CHOICES {
         let started = Instant::now();
-        selector.select(black_box(&job(turn, audit)), market, &mut panel);
+        let panel = selector.select(black_box(&job(turn, audit)), market);
         times.push(started.elapsed());
-        black_box(&panel);
+        black_box(panel);
     }
     times.sort();
     times
@@ -121,13 +120,6 @@ fn main() {
     drop((own, heard));
     let bytes = selector.state_bytes();
     println!("\nstate of a student: {bytes} bytes by capacity, {} by the allocator", held() - before);
-    let mut panel = Panel { hired: Vec::with_capacity(8), examined: Vec::with_capacity(8) };
-    let allocations = HEAP.stats().allocations + HEAP.stats().reallocations;
-    for turn in 0..1_000 {
-        selector.select(&job(turn, turn % 20 == 0), &market, &mut panel);
-    }
-    let stats = HEAP.stats();
-    println!("allocations in 1,000 choices: {}", stats.allocations + stats.reallocations - allocations);
 }
 
 /// Bytes that are allocated and not freed.

@@ -179,8 +179,8 @@ impl Earner {
         self.answered += account.answered;
         self.audited += account.audited;
         self.right += account.right;
-        self.failed += account.garbage + account.timeouts;
-        self.lies += account.lies;
+        self.failed += account.invalid + account.timeouts;
+        self.lies += account.mismatches;
     }
 }
 

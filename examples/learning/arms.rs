@@ -72,9 +72,8 @@ impl Arm {
 pub(crate) struct Always(pub(crate) Vec<Address>);
 
 impl Selector for Always {
-    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
-        panel.hired.clear();
-        panel.examined.clear();
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
+        let mut panel = Panel::default();
         let mut left = job.remaining;
         for wanted in &self.0 {
             let Some(position) = market.iter().position(|candidate| candidate.evaluator == *wanted) else { continue };
@@ -84,6 +83,7 @@ impl Selector for Always {
                 panel.hired.push(position);
             }
         }
+        panel
     }
 
     fn learn(&mut self, _: &Observation) {}

@@ -103,7 +103,7 @@ impl Student {
         }
     }
 
-    fn hear(&mut self, payer: Address, observation: &Observation) {
+    fn learn_report(&mut self, payer: Address, observation: &Observation) {
         if let Self::Thompson(selector) = self {
             selector.learn_report(payer, observation);
         }
@@ -175,14 +175,13 @@ pub(crate) fn run(world: &World, policy: Policy, seed: u64) -> Outcomes {
         fate: Xoshiro256PlusPlus::seed_from_u64(!seed),
         out: Outcomes::default(),
     };
-    let mut panel = Panel::default();
     for task in 0..world.tasks_per_student {
         let offered = candidates(world, task);
         let market: Vec<_> = run.order.iter().map(|number| offered[*number]).collect();
         run.out.value.push(0.0);
         run.out.paid.push(vec![0.0; market.len()]);
         for student in 0..world.students {
-            run.task(task, student, &market, &mut panel);
+            run.task(task, student, &market);
         }
         if run.pooled {
             run.shams(task, &offered);
@@ -193,7 +192,7 @@ pub(crate) fn run(world: &World, policy: Policy, seed: u64) -> Outcomes {
 }
 
 impl Run<'_> {
-    fn task(&mut self, task: usize, student: usize, market: &[Candidate], panel: &mut Panel) {
+    fn task(&mut self, task: usize, student: usize, market: &[Candidate]) {
         let number = self.luck.random_range(0..self.world.skills);
         let audit = self.luck.random_bool(self.world.audit_rate);
         let luck: f64 = self.luck.random();
@@ -202,15 +201,15 @@ impl Run<'_> {
         let remaining = Usdc::from_atomic(self.left[student]);
         let tasks_left = (self.world.tasks_per_student - task) as u64;
         let job = Job { audit, now, ..Job::new(skill, remaining, tasks_left) };
-        self.students[student].selector().select(&job, market, panel);
+        let panel = self.students[student].selector().select(&job, market);
         let accuracies: Vec<_> =
             self.order.iter().map(|evaluator| self.world.evaluators[*evaluator].at(task).0[number]).collect();
-        self.count(task, panel, &accuracies);
+        self.count(task, &panel, &accuracies);
         let hired = panel.hired.first().copied();
         if let Some(hired) = hired {
             self.out.value[task] += 2.0 * accuracies[hired] - 1.0;
         }
-        for (chosen, choice) in panel.all().zip(panel.choices(&job, market)) {
+        for (chosen, choice) in panel.choices(&job, market) {
             let candidate = &market[chosen];
             let price = candidate.price.atomic();
             self.left[student] = self.left[student].checked_sub(price).expect("a selector spends what there is");
@@ -225,7 +224,7 @@ impl Run<'_> {
             if self.pooled && audit {
                 let payer = address(Role::Student, student);
                 let others = self.students.iter_mut().enumerate().filter(|(other, _)| *other != student);
-                others.for_each(|(_, other)| other.hear(payer, &observation));
+                others.for_each(|(_, other)| other.learn_report(payer, &observation));
             }
         }
     }
@@ -260,7 +259,7 @@ impl Run<'_> {
             let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), Some(praise));
             let observation = Observation { evaluator, skill, paid: price, at: task as u64 * PACE, outcome };
             for student in &mut self.students {
-                student.hear(address(Role::Sham, number), &observation);
+                student.learn_report(address(Role::Sham, number), &observation);
             }
         }
     }

@@ -39,7 +39,7 @@ fn share(world: &World, policy: Policy) -> f64 {
 }
 
 #[test]
-fn students_that_pool_their_audits_get_most_of_what_an_oracle_gets() {
+fn sharing_audits_earns_most_of_the_oracles_value() {
     let world = world("reference");
     let runs = runs(&world, Policy::Thompson);
     let budget = world.budget_per_task_microusdc as f64 * (world.students * world.tasks_per_student) as f64;
@@ -51,7 +51,7 @@ fn students_that_pool_their_audits_get_most_of_what_an_oracle_gets() {
 }
 
 #[test]
-fn no_simple_way_comes_close() {
+fn baselines_stay_far_below_the_oracle() {
     let world = world("reference");
     let alone = share(&world, Policy::Alone);
     assert!((0.5..0.75).contains(&alone), "{alone}");
@@ -62,7 +62,7 @@ fn no_simple_way_comes_close() {
 }
 
 #[test]
-fn a_payer_that_lies_about_its_friends_alone_gains_them_little() {
+fn lies_about_few_evaluators_gain_little() {
     let world = world("infiltration");
     for run in runs(&world, Policy::Thompson) {
         assert!(run.share(&world) > 0.8, "{}", run.share(&world));
@@ -71,13 +71,13 @@ fn a_payer_that_lies_about_its_friends_alone_gains_them_little() {
 }
 
 #[test]
-fn evaluators_that_change_are_noticed() {
+fn changed_evaluators_are_noticed() {
     let share = share(&world("drift"), Policy::Thompson);
     assert!(share > 0.7, "{share}");
 }
 
 #[test]
-fn a_choir_of_false_payers_is_found_out() {
+fn colluding_payers_lose_trust() {
     let world = world("collusion");
     for run in runs(&world, Policy::Thompson) {
         let (students, shams) = (run.trust.unwrap(), run.trust_in_shams.unwrap());
@@ -87,7 +87,7 @@ fn a_choir_of_false_payers_is_found_out() {
 }
 
 #[test]
-fn a_new_name_is_no_new_life() {
+fn new_identities_gain_little() {
     let world = world("reentry");
     for run in runs(&world, Policy::Thompson) {
         assert!(run.share(&world) > 0.7, "{}", run.share(&world));
@@ -96,7 +96,7 @@ fn a_new_name_is_no_new_life() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_the_same_run() {
     let world = World { tasks_per_student: 60, ..world("collusion") };
     let of = |seed| {
         let run = run::run(&world, Policy::Thompson, seed);
@@ -107,7 +107,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[tokio::test]
-async fn the_example_prints_one_document_and_draws_what_it_says() {
+async fn market_example_prints_one_document_and_draws_plots() {
     let out = tempfile::tempdir().unwrap();
     let small = out.path().join("small.json");
     let text = std::fs::read_to_string(path("reference")).unwrap();

@@ -1,4 +1,4 @@
-//! Buys one evaluation from one evaluator, and believes it nothing that its card or the formats deny.
+//! Buys one evaluation from one evaluator, and holds the evaluator to its card.
 
 use std::{
     sync::{
@@ -29,10 +29,15 @@ use super::{
     net::{self, BodyError, read_body},
 };
 
-/// Buys evaluations, within its payer's budget.
+/// A client that buys evaluations within its payer's budget.
 ///
-/// What an evaluator demands is compared with its card before anything is signed, and what it answers is checked before it is
-/// returned. Redirects are not followed.
+/// Use it to ask an evaluator that you have chosen yourself; [`Student`](crate::Student) chooses evaluators for you.
+///
+/// - **What you get**: a [`PaidEvaluation`], whose evaluation has been checked against the submission.
+/// - **What it costs**: the price on the card for each output. A demand that differs from the card is refused before anything is signed.
+/// - **If the evaluator fails**: an [`EvaluateError`], whose [`receipt`](EvaluateError::receipt) is what was signed all the same.
+///
+/// Redirects are not followed.
 ///
 /// ```no_run
 /// # async fn example(key: alloy_signer_local::PrivateKeySigner) -> Result<(), Box<dyn std::error::Error>> {
@@ -43,11 +48,14 @@ use super::{
 /// let client = EvaluationClient::new(Payer::builder(key).budget(budget).build())?;
 /// let card = CardFetcher::new()?.fetch(&"https://reasons.example".parse()?).await?;
 /// let task = Task::new("reasoning", "Why is the sky blue?")?;
-/// let bought = client.evaluate(&card, &Submission::single(task, "Because of Rayleigh scattering.")?).await?;
-/// println!("{}", bought.evaluation.verdicts[0].score);
+/// match client.evaluate(&card, &Submission::single(task, "Because of Rayleigh scattering.")?).await {
+///     Ok(paid) => println!("{}, by {:?}", paid.evaluation.verdicts[0].score, paid.receipt),
+///     Err(error) => println!("{error}; signed all the same: {:?}", error.receipt()),
+/// }
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct EvaluationClient {
     http: ClientWithMiddleware,
     public_only: bool,
@@ -60,73 +68,73 @@ pub struct EvaluationClient {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PaidEvaluation {
-    /// The verdicts.
+    /// The evaluation, checked against the submission.
     pub evaluation: Evaluation,
-    /// What was signed and what became of it; `None` if the evaluator wanted nothing.
+    /// The receipt of the payment; `None` if the evaluator demanded none.
     pub receipt: Option<Receipt>,
 }
 
-/// Why there is no evaluation.
+/// The reason why there is no evaluation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvaluateError {
-    /// The card does not offer that; nothing was asked.
-    #[error("the card does not offer it: {0}")]
+    /// The card does not offer what was asked for; nothing was sent.
+    #[error("the card does not offer {0}")]
     NotOffered(String),
-    /// The evaluator demands another price than its card says. Nothing was signed.
-    #[error("the card says {said}, but the evaluator demands {asked} atomic units")]
+    /// The evaluator demands another price than on its card. Nothing was signed.
+    #[error("the evaluator demands {demanded} atomic units, but its card says {expected}")]
     PriceMismatch {
-        /// What the card says the submission costs.
-        said: Usdc,
-        /// What the 402 demands, in atomic units.
-        asked: U256,
+        /// The price of the submission by the card.
+        expected: Usdc,
+        /// The price in the 402, in atomic units.
+        demanded: U256,
     },
-    /// The evaluator wants somebody else to be paid than its card says. Nothing was signed.
-    #[error("the card says that {said} is paid, but the evaluator demands a payment to {asked}")]
+    /// The evaluator demands a payment to another address than on its card. Nothing was signed.
+    #[error("the evaluator demands a payment to {demanded}, but its card says {expected}")]
     PayeeMismatch {
-        /// Who is paid by the card.
-        said: Address,
-        /// Who would be paid.
-        asked: Address,
+        /// The payee by the card.
+        expected: Address,
+        /// The payee in the 402.
+        demanded: Address,
     },
-    /// The evaluator wants to be paid in a token, or on a chain, that its card does not accept. Nothing was signed.
-    #[error("the evaluator demands a payment in {asset} on {network}, which its card does not accept")]
+    /// The evaluator demands a token that is not on its card. Nothing was signed.
+    #[error("the evaluator demands {asset} on {network}, which is not on its card")]
     TokenMismatch {
-        /// The chain that the 402 demands.
+        /// The chain in the 402.
         network: Network,
-        /// The token that the 402 demands.
+        /// The token in the 402.
         asset: Address,
     },
     /// The evaluator's 402 has no offer that can be read. Nothing was signed.
-    #[error("the evaluator demands a payment, but makes no offer that can be read")]
+    #[error("the evaluator's 402 has no readable offer")]
     NoOffer,
-    /// The evaluator is on a host that is not everybody's; see [`EvaluationClient::public_only`].
-    #[error("the evaluator's address is one of this machine or of a private network")]
+    /// The evaluator is on this machine or in a private network; see [`EvaluationClient::public_only`].
+    #[error("the evaluator's address is not public")]
     NotPublic,
-    /// No payment, or one without an answer.
+    /// There was no payment, or no answer to it.
     #[error(transparent)]
     Payment(PaymentError),
-    /// The evaluator could not be reached, or did not answer to the end.
+    /// The evaluator could not be reached, or did not finish its answer.
     #[error("the evaluator did not answer")]
     Unreachable {
         /// What was signed, if anything was.
         receipt: Option<Box<Receipt>>,
-        /// Why.
+        /// The reason.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The evaluator answered something else.
+    /// The evaluator answered with an error.
     #[error("the evaluator answered with status {status}: {detail}")]
     Answered {
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What it says about it, in at most 500 characters.
+        /// The evaluator's explanation, at most 500 characters.
         detail: String,
         /// What was signed, if anything was.
         receipt: Option<Box<Receipt>>,
     },
-    /// The evaluator answered something that is no evaluation of what was submitted.
-    #[error("what the evaluator answered is no evaluation: {problem}")]
+    /// The evaluator's answer is no valid evaluation of the submission.
+    #[error("the evaluator's answer is no valid evaluation: {problem}")]
     InvalidEvaluation {
         /// What is wrong with it.
         problem: MessageError,
@@ -136,7 +144,7 @@ pub enum EvaluateError {
 }
 
 impl EvaluateError {
-    /// What was signed, if anything was.
+    /// Returns what was signed, if anything was.
     pub fn receipt(&self) -> Option<&Receipt> {
         match self {
             Self::Payment(error) => error.receipt(),
@@ -152,8 +160,8 @@ impl EvaluateError {
         }
     }
 
-    /// Whether the evaluator is to blame: it lied, failed or did not answer. Otherwise the student should have asked somebody
-    /// else, or something else, or has no money.
+    /// Returns `true` if the evaluator is to blame: it misquoted, failed or did not answer. Otherwise ask another evaluator, ask for something
+    /// else, or check the budget.
     pub fn is_evaluators_fault(&self) -> bool {
         match self {
             Self::NotOffered(_) => false,
@@ -165,27 +173,27 @@ impl EvaluateError {
 }
 
 impl EvaluationClient {
-    /// Pays as `payer`, and reads answers of up to [`MAX_EVALUATION`] within 60 seconds.
+    /// Creates a client that pays as `payer`.
     ///
     /// # Errors
-    /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
+    /// [`EvaluateError::Unreachable`] if no HTTP client could be created.
     pub fn new(payer: Payer) -> Result<Self, EvaluateError> {
         Self::with(PaymentMiddleware::new(payer))
     }
 
-    /// The same, with a middleware whose patience was adjusted.
+    /// Creates a client with a middleware that has its own timeouts and number of attempts.
     ///
     /// # Errors
-    /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
+    /// [`EvaluateError::Unreachable`] if no HTTP client could be created.
     pub fn with(payments: PaymentMiddleware) -> Result<Self, EvaluateError> {
         Self::make(Client::builder(), payments, false)
     }
 
-    /// The same for evaluators that strangers named: those on this machine or in a private network are refused
-    /// ([`EvaluateError::NotPublic`]), whatever their names mean at that moment. A proxy from the environment is not used.
+    /// Creates a client for evaluators whose URLs come from strangers. It refuses addresses of this machine and of private networks
+    /// ([`EvaluateError::NotPublic`]), whatever their names resolve to at that moment. It does not use a proxy from the environment.
     ///
     /// # Errors
-    /// [`EvaluateError::Unreachable`] if no HTTP client could be made.
+    /// [`EvaluateError::Unreachable`] if no HTTP client could be created.
     pub fn public_only(payments: PaymentMiddleware) -> Result<Self, EvaluateError> {
         Self::make(net::public_client(), payments, true)
     }
@@ -197,25 +205,25 @@ impl EvaluationClient {
     ) -> Result<Self, EvaluateError> {
         let client = client.redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let client = client.build().map_err(|error| unreachable(None, error))?;
-        let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(HoldToCard).build();
+        let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(CheckOffers).build();
         let (ask_timeout, answer_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
         Ok(Self { http, public_only, max_answer: MAX_EVALUATION, ask_timeout, answer_timeout })
     }
 
-    /// The longest answer, in bytes.
+    /// Sets the largest answer, in bytes. Default: [`MAX_EVALUATION`].
     pub fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
         self
     }
 
-    /// How long an evaluator may take to say that it wants to be paid; 30 seconds if not set. How long it may take from then on, the
-    /// middleware says ([`PaymentMiddleware::attempt_timeout`]).
+    /// Sets how long an evaluator may take to demand its payment. Default: 30 seconds. Once it is paid,
+    /// [`RetryPolicy::attempt_timeout`](tower_x402::client::RetryPolicy::attempt_timeout) applies.
     pub fn ask_timeout(mut self, timeout: Duration) -> Self {
         self.ask_timeout = timeout;
         self
     }
 
-    /// How long the body of an answer may take to come.
+    /// Sets how long the body of an answer may take to arrive. Default: 60 seconds.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
         self
@@ -224,7 +232,7 @@ impl EvaluationClient {
     /// Has a submission evaluated by the evaluator of this card.
     ///
     /// # Errors
-    /// [`EvaluateError`]; [`EvaluateError::receipt`] is what was paid for it all the same.
+    /// [`EvaluateError`]. Its [`receipt`](EvaluateError::receipt) is what was signed all the same.
     pub async fn evaluate(
         &self,
         card: &VerifiedCard,
@@ -233,24 +241,29 @@ impl EvaluationClient {
         self.evaluate_while(card, submission, &Arc::new(AtomicBool::new(true))).await
     }
 
-    /// The same, but nothing is signed any more once `wanted` is false.
+    /// Evaluates as [`evaluate`](Self::evaluate) does, but signs nothing once `is_wanted` is `false`.
     pub(super) async fn evaluate_while(
         &self,
         card: &VerifiedCard,
         submission: &Submission,
-        wanted: &Arc<AtomicBool>,
+        is_wanted: &Arc<AtomicBool>,
     ) -> Result<PaidEvaluation, EvaluateError> {
         let price = price(card, submission)?;
         if self.public_only && !net::may_be_public(card.endpoint()) {
             return Err(EvaluateError::NotPublic);
         }
         let body = serde_json::to_vec(submission)
-            .map_err(|error| EvaluateError::NotOffered(format!("the submission cannot be written: {error}")))?;
+            .map_err(|error| EvaluateError::NotOffered(format!("a submission that cannot be encoded: {error}")))?;
+        let terms = CardTerms {
+            price,
+            pay_to: card.pay_to(),
+            tokens: card.pricing().accepts.iter().map(|token| (token.network, token.asset)).collect(),
+            ask_timeout: self.ask_timeout,
+            is_wanted: is_wanted.clone(),
+        };
         let request = self.http.post(card.endpoint().clone()).header(CONTENT_TYPE, "application/json");
-        let request = request.header(ACCEPT, "application/json").body(body);
-        let tokens = card.pricing().accepts.iter().map(|token| (token.network, token.asset)).collect();
-        let terms = Terms { price, pay_to: card.pay_to(), tokens, patience: self.ask_timeout, wanted: wanted.clone() };
-        let response = request.with_extension(terms).send().await.map_err(sent)?;
+        let request = request.header(ACCEPT, "application/json").body(body).with_extension(terms);
+        let response = request.send().await.map_err(send_error)?;
         let receipt = response.receipt().cloned();
         let status = response.status();
         let reading = tokio::time::timeout(self.answer_timeout, read_body(response, self.max_answer));
@@ -262,7 +275,7 @@ impl EvaluationClient {
                 return Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() });
             }
             Ok(Err(BodyError::Broken(error))) => return Err(unreachable(signed(), error)),
-            Err(_elapsed) => return Err(unreachable(signed(), "the answer did not come in time")),
+            Err(_elapsed) => return Err(unreachable(signed(), "the answer did not arrive in time")),
         };
         if status != StatusCode::OK {
             return Err(EvaluateError::Answered { status: status.as_u16(), detail: detail(&json), receipt: signed() });
@@ -278,7 +291,7 @@ impl EvaluationClient {
     }
 }
 
-/// What the submission costs by the card.
+/// Returns what the submission costs by the card.
 fn price(card: &VerifiedCard, submission: &Submission) -> Result<Usdc, EvaluateError> {
     let (outputs, most) = (submission.outputs().len(), card.pricing().max_outputs);
     let skill = &*submission.task.skill;
@@ -286,10 +299,10 @@ fn price(card: &VerifiedCard, submission: &Submission) -> Result<Usdc, EvaluateE
         return Err(EvaluateError::NotOffered(format!("the skill {skill:?}")));
     }
     if outputs > most {
-        return Err(EvaluateError::NotOffered(format!("{outputs} outputs, where {most} are taken at once")));
+        return Err(EvaluateError::NotOffered(format!("more than {most} outputs at once, and there are {outputs}")));
     }
     let price = card.pricing().price_of(outputs);
-    price.ok_or_else(|| EvaluateError::NotOffered(format!("{outputs} outputs, at a price beyond all money")))
+    price.ok_or_else(|| EvaluateError::NotOffered(format!("{outputs} outputs at a price that can be expressed")))
 }
 
 fn unreachable(
@@ -299,13 +312,12 @@ fn unreachable(
     EvaluateError::Unreachable { receipt, source: source.into() }
 }
 
-/// What stopped a request on its way.
-fn sent(error: reqwest_middleware::Error) -> EvaluateError {
+fn send_error(error: reqwest_middleware::Error) -> EvaluateError {
     match error {
         reqwest_middleware::Error::Reqwest(error) if net::is_refusal(&error) => EvaluateError::NotPublic,
         reqwest_middleware::Error::Reqwest(error) => unreachable(None, error.without_url()),
-        reqwest_middleware::Error::Middleware(error) => match error.downcast::<Lie>() {
-            Ok(Lie(lie)) => lie,
+        reqwest_middleware::Error::Middleware(error) => match error.downcast::<Stopped>() {
+            Ok(Stopped(error)) => error,
             Err(error) => match error.downcast::<PaymentError>() {
                 Ok(error) => EvaluateError::Payment(error),
                 Err(error) => unreachable(None, error.to_string()),
@@ -314,7 +326,7 @@ fn sent(error: reqwest_middleware::Error) -> EvaluateError {
     }
 }
 
-/// What a refusal says.
+/// Returns the explanation in the body of an error.
 fn detail(json: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Problem {
@@ -325,29 +337,28 @@ fn detail(json: &[u8]) -> String {
     problem.unwrap_or_else(|| String::from_utf8_lossy(json).into_owned()).chars().take(500).collect()
 }
 
-/// What a 402 may demand.
+/// What a 402 may demand by the card.
 #[derive(Clone, Debug)]
-struct Terms {
+struct CardTerms {
     price: Usdc,
     pay_to: Address,
-    /// What is accepted, by chain and contract.
+    /// Accepted tokens, by chain and contract.
     tokens: Arc<[(Network, Address)]>,
-    /// How long it may take to come.
-    patience: Duration,
-    /// Whether the evaluation is waited for.
-    wanted: Arc<AtomicBool>,
+    /// How long the 402 may take to arrive.
+    ask_timeout: Duration,
+    is_wanted: Arc<AtomicBool>,
 }
 
-/// Compares a demand with the card's terms, below the middleware that would pay it.
-struct HoldToCard;
+/// Compares the offers of a 402 with the card, below the middleware that would pay one of them.
+struct CheckOffers;
 
-/// An error of ours, on its way through the middleware above.
+/// Carries an error of ours through the middleware above.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-struct Lie(EvaluateError);
+struct Stopped(EvaluateError);
 
 #[async_trait]
-impl Middleware for HoldToCard {
+impl Middleware for CheckOffers {
     async fn handle(
         &self,
         request: Request,
@@ -355,24 +366,25 @@ impl Middleware for HoldToCard {
         next: Next<'_>,
     ) -> reqwest_middleware::Result<Response> {
         let is_paid = request.headers().contains_key(header_name::PAYMENT_SIGNATURE);
-        let Some(terms) = extensions.get::<Terms>().cloned().filter(|_| !is_paid) else {
+        let Some(terms) = extensions.get::<CardTerms>().cloned().filter(|_| !is_paid) else {
             return next.run(request, extensions).await;
         };
-        let stopped = |error| reqwest_middleware::Error::middleware(Lie(error));
-        let response = tokio::time::timeout(terms.patience, next.run(request, extensions)).await;
-        let response = response.map_err(|late| stopped(unreachable(None, late)))??;
+        let stop = |error| reqwest_middleware::Error::middleware(Stopped(error));
+        let response = tokio::time::timeout(terms.ask_timeout, next.run(request, extensions)).await;
+        let response = response.map_err(|elapsed| stop(unreachable(None, elapsed)))??;
         if response.status() == StatusCode::PAYMENT_REQUIRED {
-            terms.hold(&response).map_err(stopped)?;
-            if !terms.wanted.load(Ordering::Relaxed) {
-                return Err(stopped(unreachable(None, "it was too late to pay for it")));
+            terms.check(&response).map_err(stop)?;
+            if !terms.is_wanted.load(Ordering::Relaxed) {
+                return Err(stop(unreachable(None, "the call was given up before it was paid for")));
             }
         }
         Ok(response)
     }
 }
 
-impl Terms {
-    fn hold(&self, response: &Response) -> Result<(), EvaluateError> {
+impl CardTerms {
+    /// Checks all offers, because the payer may choose any of them.
+    fn check(&self, response: &Response) -> Result<(), EvaluateError> {
         let header = response.headers().get(header_name::PAYMENT_REQUIRED).ok_or(EvaluateError::NoOffer)?;
         let required: PaymentRequired =
             decode_header(header.as_bytes(), MAX_REQUIRED_HEADER).map_err(|_| EvaluateError::NoOffer)?;
@@ -384,12 +396,12 @@ impl Terms {
         let price: U256 = self.price.into();
         for offer in offers {
             if offer.amount != price {
-                return Err(EvaluateError::PriceMismatch { said: self.price, asked: offer.amount });
+                return Err(EvaluateError::PriceMismatch { expected: self.price, demanded: offer.amount });
             }
             if offer.pay_to != self.pay_to {
-                return Err(EvaluateError::PayeeMismatch { said: self.pay_to, asked: offer.pay_to });
+                return Err(EvaluateError::PayeeMismatch { expected: self.pay_to, demanded: offer.pay_to });
             }
-            // The payer may have other tokens, too, and of those the same amount may be worth more.
+            // The same amount of another token may be worth more.
             let (network, asset) = (offer.network(), offer.asset.address);
             if !self.tokens.contains(&(network, asset)) {
                 return Err(EvaluateError::TokenMismatch { network, asset });

@@ -8,8 +8,8 @@ use super::{
     bounded::{LengthError, List, Text},
     measure::{Confidence, Reward, Score},
     message::{self, MessageError, Unknown, Version},
+    submission::TaskId,
     submission::{MAX_OUTPUTS, Submission},
-    task::TaskId,
 };
 
 /// The largest evaluation as JSON, in bytes: 1 MiB. Evaluators sell no larger ones, and students read no larger ones.

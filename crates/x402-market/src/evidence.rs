@@ -1,7 +1,23 @@
-//! What evaluators were seen to do, on record.
+//! A log of what evaluators did.
 //!
-//! Reputation is this log, not an average of stars: everything that is believed of an evaluator can be computed anew from it,
-//! by whoever reads it, with its own doubts.
+//! Everything that a student believes about evaluators can be computed again from this log: reputation is a computation over evidence, not
+//! a stored number, and each reader applies its own trust.
+//!
+//! ```
+//! use alloy_primitives::Address;
+//! use tower_x402::Usdc;
+//! use x402_market::evidence::{CallOutcome, Evidence, EvidenceLog, EvidenceQuery};
+//!
+//! let log = EvidenceLog::in_memory(1_000);
+//! let evaluator = Address::repeat_byte(7);
+//! let outcome = CallOutcome::answered(0.9, Some(0.8), Some(true));
+//! let paid = Usdc::from_atomic(300);
+//! let now = 1_800_000_000;
+//! log.record(Evidence { payment: None, evaluator, skill: "prose".into(), at: now, paid, outcome }, now)?;
+//! let about_it = log.find(&EvidenceQuery { evaluator: Some(evaluator), ..EvidenceQuery::default() });
+//! assert_eq!(about_it.len(), 1);
+//! # Ok::<(), x402_market::evidence::EvidenceError>(())
+//! ```
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -17,12 +33,12 @@ use tower_x402::{Usdc, client::JournalFile};
 
 use super::selection::{Observation, Skill};
 
-/// How far the clocks of others may be ahead, in seconds.
-const SKEW: u64 = 300;
+/// How far ahead the clocks of others may be, in seconds.
+const MAX_CLOCK_SKEW: u64 = 300;
 /// The longest name of a skill, in bytes.
-const SKILL_BYTES: usize = 128;
+const MAX_SKILL_BYTES: usize = 128;
 
-/// What came back from an evaluator.
+/// The result of a call to an evaluator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 #[non_exhaustive]
@@ -30,84 +46,84 @@ pub enum CallOutcome {
     /// A valid evaluation.
     #[non_exhaustive]
     Answered {
-        /// The verdict, in [0, 1].
+        /// The score of the verdict, from 0 to 1.
         score: f64,
-        /// The probability that the evaluator gave to its verdict being right.
+        /// The probability, stated by the evaluator, that the verdict is right.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         confidence: Option<f64>,
         /// Whether the verdict was right, if the student knew the truth (an audit).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         right: Option<bool>,
     },
-    /// Something that is no evaluation, or one out of range.
+    /// An answer that is no valid evaluation.
     #[serde(rename = "garbage")]
     InvalidAnswer,
-    /// Nothing in time.
+    /// No answer in time.
     Timeout,
-    /// It asked for more than its card says.
+    /// A demand for another price than on the card.
     #[serde(rename = "priceLie")]
     PriceMismatch,
-    /// It wanted somebody else to be paid than its card says.
+    /// A demand for a payment to another address than on the card.
     #[serde(rename = "payeeLie")]
     PayeeMismatch,
-    /// It wanted to be paid in a token, or on a chain, that its card does not accept.
+    /// A demand for a token that is not on the card.
     #[serde(rename = "tokenLie")]
     TokenMismatch,
 }
 
 impl CallOutcome {
-    /// A valid evaluation. The confidence counts only if it is a probability.
+    /// Creates the outcome of a valid evaluation. A confidence outside 0 to 1 is left out.
     pub fn answered(score: f64, confidence: Option<f64>, right: Option<bool>) -> Self {
         Self::Answered { score, confidence: confidence.filter(|p| (0.0..=1.0).contains(p)), right }
     }
 }
 
-/// What identifies a payment, and so a voice: one payment is one voice.
+/// The payer and the nonce of an authorization, which identify a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PaymentId {
-    /// Who paid.
+    /// The address that paid.
     pub payer: Address,
     /// The nonce of the authorization.
     pub nonce: B256,
 }
 
-/// One record.
+/// A record of one call to an evaluator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Evidence {
-    /// The payment it is about. Without one, for instance because a lie about the price was found before anything was paid, it is
-    /// the student's own, and nobody else's business.
+    /// The payment for the call. Evidence without one, such as a price mismatch found before anything was signed, counts only for the student
+    /// that recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payment: Option<PaymentId>,
     /// The address that is paid.
     pub evaluator: Address,
-    /// At most 128 bytes.
+    /// The skill, in at most 128 bytes.
     pub skill: String,
-    /// Seconds since the Unix epoch.
+    /// The time, in seconds since the Unix epoch.
     pub at: u64,
-    /// What was paid.
+    /// The amount paid.
     pub paid: Usdc,
-    /// What came back.
+    /// The result.
     pub outcome: CallOutcome,
 }
 
 impl Evidence {
-    /// What it tells a selector, where its skill has this number.
+    /// Returns the observation for a selector, in which the skill has this number.
     pub const fn observation(&self, skill: Skill) -> Observation {
         Observation { evaluator: self.evaluator, skill, paid: self.paid, at: self.at, outcome: self.outcome }
     }
 }
 
-/// Which records to find; what is left out does not matter.
+/// A filter of records. Fields that are `None` match all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EvidenceQuery {
-    /// About whom.
+    /// The address that is paid.
     pub evaluator: Option<Address>,
-    /// In which skill.
+    /// The skill.
     pub skill: Option<String>,
-    /// By whom it was paid.
+    /// The address that paid.
     pub payer: Option<Address>,
-    /// Seconds since the Unix epoch; the end is not included.
+    /// The time, in seconds since the Unix epoch; the end is excluded.
     pub at: Option<Range<u64>>,
 }
 
@@ -120,67 +136,75 @@ impl EvidenceQuery {
     }
 }
 
-/// A durable log of evidence that can be asked, one JSON object a line.
+/// A log of evidence, in memory or in a file with one JSON object per line.
 ///
-/// A record is written with one write before it is known, so that the end of the process loses none. It is not waited for the
-/// disk: the end of the machine may lose the last ones, and with them some cents' worth of knowledge; [`EvidenceLog::sync`]
-/// waits. An incomplete last line is removed when the file is opened. The file is locked against a second process and readable
-/// by its owner only (on Unix).
+/// A record is written to the file before it counts, so that the end of the process loses none. It is not flushed to disk: a crash of the
+/// machine may lose the last records, unless [`sync`](Self::sync) was called. An incomplete last line is removed when the file is opened. The
+/// file is locked against other processes, and readable by its owner only (on Unix).
 ///
-/// It keeps the last records, up to a number, in memory as well as in the file, which is rewritten when it holds twice as many. What is
-/// older than something that was dropped is refused, so that no payment speaks a second time after it was forgotten.
+/// The log keeps the last records, up to its capacity. The file is rewritten when it holds twice as many. Records older than a dropped one
+/// are refused, so that no payment counts again after it was dropped.
+///
+/// Clones are the same log.
 #[derive(Clone)]
 pub struct EvidenceLog(Arc<Mutex<Inner>>);
 
 struct Inner {
     capacity: usize,
     records: VecDeque<Evidence>,
-    voices: HashSet<PaymentId>,
-    /// When evaluators were seen for the first time.
-    seen: BTreeMap<Address, u64>,
-    /// What examinations have cost.
-    examined: Usdc,
-    /// Of records without a nonce or with one that is as old as this or older, nobody knows whether they were here before.
+    /// The payments of all records.
+    payments: HashSet<PaymentId>,
+    first_seen: BTreeMap<Address, u64>,
+    exploration_cost: Usdc,
+    /// The time of the newest dropped record. Whether a record as old as that was in the log before is not known.
     dropped_until: Option<u64>,
     file: Option<JournalFile>,
     lines: usize,
-    /// As a full disk would, refuses lines.
+    /// Refuses lines, as a full disk would.
     #[cfg(test)]
-    refuses: bool,
+    is_full: bool,
 }
 
-/// One line.
+/// One line of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
 enum Line {
     Evidence(Evidence),
-    Dropped { until: u64 },
-    Seen { evaluator: Address, at: u64 },
-    Examined { paid: Usdc },
+    Dropped {
+        until: u64,
+    },
+    Seen {
+        evaluator: Address,
+        at: u64,
+    },
+    #[serde(rename = "examined")]
+    Explored {
+        paid: Usdc,
+    },
 }
 
 impl EvidenceLog {
-    /// A log that ends with the process and keeps the last `capacity` records (at least one).
+    /// Creates a log in memory that keeps the last `capacity` records, at least 1.
     pub fn in_memory(capacity: usize) -> Self {
         let inner = Inner {
             capacity: capacity.max(1),
             records: VecDeque::new(),
-            voices: HashSet::new(),
-            seen: BTreeMap::new(),
-            examined: Usdc::ZERO,
+            payments: HashSet::new(),
+            first_seen: BTreeMap::new(),
+            exploration_cost: Usdc::ZERO,
             dropped_until: None,
             file: None,
             lines: 0,
             #[cfg(test)]
-            refuses: false,
+            is_full: false,
         };
         Self(Arc::new(Mutex::new(inner)))
     }
 
-    /// Opens or creates the log at `path`, which keeps the last `capacity` records (at least one).
+    /// Opens or creates the log at `path`, which keeps the last `capacity` records, at least 1.
     ///
     /// # Errors
-    /// If the file cannot be opened, is used by another process, or holds a complete line that is no record.
+    /// [`EvidenceError::Open`] if the file cannot be opened or another process uses it, [`EvidenceError::Line`] if it holds something else.
     pub fn open(path: impl AsRef<Path>, capacity: usize) -> Result<Self, EvidenceError> {
         let path = path.as_ref();
         let (file, text) =
@@ -193,7 +217,7 @@ impl EvidenceLog {
                     Ok(Line::Evidence(evidence)) => inner.keep(evidence),
                     Ok(Line::Dropped { until }) => inner.dropped_until = inner.dropped_until.max(Some(until)),
                     Ok(Line::Seen { evaluator, at }) => inner.see(evaluator, at),
-                    Ok(Line::Examined { paid }) => inner.examine(paid),
+                    Ok(Line::Explored { paid }) => inner.add_exploration_cost(paid),
                     Err(_) => return Err(EvidenceError::Line { path: path.into(), line: index + 1 }),
                 }
             }
@@ -203,14 +227,14 @@ impl EvidenceLog {
         Ok(log)
     }
 
-    /// Enters a record. `now` is in seconds since the Unix epoch.
+    /// Adds a record. `now` is in seconds since the Unix epoch.
     ///
     /// # Errors
-    /// If the same payment has spoken before, if the record is older than something that was dropped, from the future, or
-    /// out of range, or if it cannot be written; then it is not known either.
+    /// [`EvidenceError`] if the payment is on record already, or the record is too old, from the future, out of range, or cannot be written.
+    /// The record does not count then.
     pub fn record(&self, evidence: Evidence, now: u64) -> Result<(), EvidenceError> {
         let mut inner = self.lock();
-        inner.admit(&evidence, now)?;
+        inner.check(&evidence, now)?;
         let line = line(&Line::Evidence(evidence.clone()))?;
         inner.append(&line)?;
         inner.keep(evidence);
@@ -218,17 +242,17 @@ impl EvidenceLog {
         Ok(())
     }
 
-    /// When an evaluator was seen for the first time: `now`, which is noted then, unless it was seen before. Of as many evaluators as
-    /// records are kept this is remembered; all others are always new.
+    /// Returns when an evaluator was first seen. If it is new, that is `now`, and it is recorded. Beyond the log's capacity nothing is
+    /// recorded, and further evaluators are always new.
     ///
     /// # Errors
-    /// If it cannot be written; then it is not known either.
+    /// [`EvidenceError::Write`] if it cannot be written. It is not recorded then.
     pub fn first_seen(&self, evaluator: Address, now: u64) -> Result<u64, EvidenceError> {
         let mut inner = self.lock();
-        if let Some(at) = inner.seen.get(&evaluator) {
+        if let Some(at) = inner.first_seen.get(&evaluator) {
             return Ok(*at);
         }
-        if inner.seen.len() < inner.capacity {
+        if inner.first_seen.len() < inner.capacity {
             let line = line(&Line::Seen { evaluator, at: now })?;
             inner.append(&line)?;
             inner.see(evaluator, now);
@@ -236,34 +260,34 @@ impl EvidenceLog {
         Ok(now)
     }
 
-    /// When evaluators were seen for the first time, as far as it was [noted](Self::first_seen), in seconds since the Unix epoch.
+    /// Returns when evaluators were [first seen](Self::first_seen), in seconds since the Unix epoch.
     pub fn first_seen_times(&self) -> BTreeMap<Address, u64> {
-        self.lock().seen.clone()
+        self.lock().first_seen.clone()
     }
 
-    /// Notes what it cost to hire evaluators only to see how good they are ([`Panel::examined`](super::selection::Panel::examined)), for
-    /// the [allowance](super::selection::ThompsonConfig::examinations) not to be used twice.
+    /// Records what it cost to hire an evaluator for exploration ([`Panel::explored`](super::selection::Panel::explored)), so that a restarted
+    /// student does not spend its [share](super::selection::ThompsonConfig::exploration_share) twice.
     ///
     /// # Errors
-    /// If it cannot be written; then it is not known either.
+    /// An I/O error if it cannot be written. It is not recorded then.
     pub fn record_exploration_cost(&self, paid: Usdc) -> io::Result<()> {
         let mut inner = self.lock();
-        let line = line(&Line::Examined { paid })?;
+        let line = line(&Line::Explored { paid })?;
         inner.append(&line)?;
-        inner.examine(paid);
+        inner.add_exploration_cost(paid);
         inner.shorten();
         Ok(())
     }
 
-    /// What examinations have cost so far, those that are no longer on record included.
+    /// Returns what exploration has cost in all, including records that were dropped.
     pub fn exploration_cost(&self) -> Usdc {
-        self.lock().examined
+        self.lock().exploration_cost
     }
 
-    /// Waits until everything that was recorded is on disk.
+    /// Waits until everything recorded is on disk.
     ///
     /// # Errors
-    /// If the disk does not take it.
+    /// An I/O error if the disk does not take it.
     pub fn sync(&self) -> io::Result<()> {
         match &mut self.lock().file {
             Some(file) => file.append(&[], true),
@@ -271,32 +295,32 @@ impl EvidenceLog {
         }
     }
 
-    /// The records that match, in the order in which they came.
+    /// Returns the records that match, in the order in which they were added.
     pub fn find(&self, query: &EvidenceQuery) -> Vec<Evidence> {
         self.lock().records.iter().filter(|evidence| query.matches(evidence)).cloned().collect()
     }
 
-    /// Calls `with` for every record, in the order in which they came. The log must not be used from within.
+    /// Calls `with` for every record, in the order in which they were added. `with` must not use the log, which is locked.
     pub fn for_each(&self, with: impl FnMut(&Evidence)) {
         self.lock().records.iter().for_each(with);
     }
 
-    /// How many records are kept at most.
+    /// Returns how many records are kept at most.
     pub(super) fn capacity(&self) -> usize {
         self.lock().capacity
     }
 
-    /// How many records are kept.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.lock().records.len()
     }
 
-    /// Whether nothing is on record.
+    /// Returns `true` if there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Nothing in here panics halfway through a change, so a poisoned lock guards sound data.
+    /// No method panics halfway through a change, so the data behind a poisoned lock is sound.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -309,10 +333,10 @@ impl fmt::Debug for EvidenceLog {
 }
 
 impl Inner {
-    /// Writes a line, where there is a file.
+    /// Writes a line, if there is a file.
     fn append(&mut self, line: &[u8]) -> io::Result<()> {
         #[cfg(test)]
-        if self.refuses {
+        if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if let Some(file) = &mut self.file {
@@ -322,29 +346,31 @@ impl Inner {
         Ok(())
     }
 
-    fn admit(&self, evidence: &Evidence, now: u64) -> Result<(), EvidenceError> {
-        if evidence.at > now.saturating_add(SKEW) {
+    fn check(&self, evidence: &Evidence, now: u64) -> Result<(), EvidenceError> {
+        if evidence.at > now.saturating_add(MAX_CLOCK_SKEW) {
             return Err(EvidenceError::Future);
         }
         if self.dropped_until.is_some_and(|until| evidence.at <= until) {
             return Err(EvidenceError::TooOld);
         }
-        if evidence.payment.is_some_and(|payment| self.voices.contains(&payment)) {
+        if evidence.payment.is_some_and(|payment| self.payments.contains(&payment)) {
             return Err(EvidenceError::Duplicate);
         }
-        let probability = |p: f64| (0.0..=1.0).contains(&p);
-        let sound = match evidence.outcome {
-            CallOutcome::Answered { score, confidence, .. } => probability(score) && confidence.is_none_or(probability),
+        let is_probability = |p: f64| (0.0..=1.0).contains(&p);
+        let is_in_range = match evidence.outcome {
+            CallOutcome::Answered { score, confidence, .. } => {
+                is_probability(score) && confidence.is_none_or(is_probability)
+            }
             _ => true,
         };
-        if !sound || evidence.skill.len() > SKILL_BYTES {
+        if !is_in_range || evidence.skill.len() > MAX_SKILL_BYTES {
             return Err(EvidenceError::OutOfRange);
         }
         Ok(())
     }
 
     fn keep(&mut self, evidence: Evidence) {
-        if evidence.payment.is_some_and(|payment| !self.voices.insert(payment)) {
+        if evidence.payment.is_some_and(|payment| !self.payments.insert(payment)) {
             return;
         }
         self.records.push_back(evidence);
@@ -353,37 +379,38 @@ impl Inner {
         {
             self.dropped_until = self.dropped_until.max(Some(dropped.at));
             if let Some(payment) = dropped.payment {
-                self.voices.remove(&payment);
+                self.payments.remove(&payment);
             }
         }
     }
 
     fn see(&mut self, evaluator: Address, at: u64) {
-        let first = self.seen.entry(evaluator).or_insert(at);
+        let first = self.first_seen.entry(evaluator).or_insert(at);
         *first = at.min(*first);
     }
 
-    fn examine(&mut self, paid: Usdc) {
-        self.examined = self.examined.checked_add(paid).unwrap_or(Usdc::MAX);
+    fn add_exploration_cost(&mut self, paid: Usdc) {
+        self.exploration_cost = self.exploration_cost.checked_add(paid).unwrap_or(Usdc::MAX);
     }
 
-    /// Rewrites a file that holds twice as much as is kept. One that cannot be rewritten goes on as it is, until next time.
+    /// Rewrites a file that holds twice as much as is kept. If that fails, the file stays as it is until the next attempt.
     fn shorten(&mut self) {
-        if self.lines <= 2 * (self.capacity + self.seen.len()) {
+        if self.lines <= 2 * (self.capacity + self.first_seen.len()) {
             return;
         }
         let Some(file) = &mut self.file else { return };
         let dropped = self.dropped_until.map(|until| Line::Dropped { until });
         let kept = self.records.iter().cloned().map(Line::Evidence);
-        let seen = self.seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
-        let examined = (self.examined > Usdc::ZERO).then_some(Line::Examined { paid: self.examined });
-        let lines = dropped.into_iter().chain(examined).chain(seen).chain(kept);
+        let seen = self.first_seen.iter().map(|(evaluator, at)| Line::Seen { evaluator: *evaluator, at: *at });
+        let paid = self.exploration_cost;
+        let explored = (paid > Usdc::ZERO).then_some(Line::Explored { paid });
+        let lines = dropped.into_iter().chain(explored).chain(seen).chain(kept);
         let lines = lines.map(|record| line(&record)).collect::<io::Result<Vec<_>>>();
         match lines.and_then(|lines| file.replace(&lines.concat())) {
-            Ok(()) => self.lines = self.records.len() + self.seen.len() + 2,
+            Ok(()) => self.lines = self.records.len() + self.first_seen.len() + 2,
             Err(error) => {
-                tracing::warn!(%error, "the log of evidence could not be made shorter");
-                self.lines = self.capacity + self.seen.len();
+                tracing::warn!(%error, "could not shorten the evidence log");
+                self.lines = self.capacity + self.first_seen.len();
             }
         }
     }
@@ -395,44 +422,44 @@ fn line(record: &Line) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Why evidence was not taken.
+/// The reason why evidence was not recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
-    /// This payment has spoken already.
-    #[error("this payment is on record already")]
+    /// The payment is on record already. Each payment supports one record.
+    #[error("the payment is on record already")]
     Duplicate,
-    /// Older than something that was forgotten.
-    #[error("older than what was forgotten, so that nobody knows whether it was on record before")]
+    /// The record is not newer than one that was dropped, so that it may have been on record before.
+    #[error("the record is older than what the log has dropped")]
     TooOld,
-    /// What others are heard to say names their payment to somebody else.
-    #[error("it names no payment of one stranger to another")]
+    /// The evidence cannot be a report of another payer; see [`Student::add_report`](super::Student::add_report).
+    #[error("a report needs a payment from another payer to another payee")]
     NotAReport,
-    /// More than five minutes ahead.
-    #[error("from the future")]
+    /// The record's time is more than five minutes ahead. Check the clocks.
+    #[error("the record is from the future")]
     Future,
-    /// A score or a confidence outside [0, 1], or a skill with a name of over 128 bytes.
-    #[error("a score or a confidence outside [0, 1], or a skill with too long a name")]
+    /// A score or a confidence is outside 0 to 1, or the skill's name exceeds 128 bytes.
+    #[error("a score or a confidence is outside 0 to 1, or the skill's name is too long")]
     OutOfRange,
-    /// The file cannot be opened, read or locked; it is locked if another process uses it.
-    #[error("the log {} cannot be opened, or is in use by another process", path.display())]
+    /// The file cannot be opened, read or locked. It is locked while another process uses it.
+    #[error("could not open the log {}, which another process may be using", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A complete line that no version of this crate wrote. Repair or move the file.
-    #[error("line {line} of the log {} is no evidence", path.display())]
+    /// A complete line of the file is not a record. Repair or move the file.
+    #[error("line {line} of the log {} is not a record", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// Counted from one.
+        /// The number of the line, from 1.
         line: usize,
     },
     /// The record could not be written.
-    #[error("the record could not be written")]
+    #[error("could not write the record")]
     Write(#[from] io::Error),
 }
 
@@ -468,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_recorded_is_there_after_a_restart() {
+    fn records_survive_a_restart() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         let unpaid =
@@ -485,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn one_payment_is_one_voice() {
+    fn each_payment_supports_one_record() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 100).unwrap();
         log.record(evidence(1, 1), 9).unwrap();
@@ -498,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_cut_by_a_crash_is_dropped_and_a_foreign_line_is_not() {
+    fn incomplete_last_line_is_dropped_and_foreign_line_is_refused() {
         let path = Path::new();
         EvidenceLog::open(path.file(), 100).unwrap().record(evidence(1, 1), 9).unwrap();
         let whole = std::fs::read_to_string(path.file()).unwrap();
@@ -511,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_asked_by_evaluator_skill_payer_and_time() {
+    fn records_are_found_by_evaluator_skill_payer_and_time() {
         let log = EvidenceLog::in_memory(100);
         (0..30).for_each(|number| log.record(evidence(number, u64::from(number)), 30).unwrap());
         let count = |query: EvidenceQuery| log.find(&query).len();
@@ -529,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_file_are_bounded_and_nothing_forgotten_speaks_again() {
+    fn log_is_bounded_and_dropped_payments_do_not_count_again() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
         let mut longest = 0;
@@ -547,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn first_sights_and_examinations_outlive_the_process_and_the_records() {
+    fn first_seen_times_and_exploration_cost_survive_restart_and_dropping() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
         let who = Address::repeat_byte;
@@ -567,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn records_out_of_range_are_refused() {
         let log = EvidenceLog::in_memory(10);
         assert!(matches!(log.record(evidence(1, 1_000), 500), Err(EvidenceError::Future)));
         let outcome = CallOutcome::answered(1.5, None, None);
@@ -578,10 +605,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_the_disk_does_not_take_is_not_known() {
+    fn record_that_cannot_be_written_does_not_count() {
         let path = Path::new();
         let log = EvidenceLog::open(path.file(), 10).unwrap();
-        log.lock().refuses = true;
+        log.lock().is_full = true;
         assert!(matches!(log.record(evidence(1, 1), 9), Err(EvidenceError::Write(_))));
         assert!(log.is_empty());
     }

@@ -135,7 +135,6 @@ pub mod schema;
 pub mod selection;
 mod student;
 mod submission;
-mod task;
 
 /// The longest timeout. It is short enough to be added to any instant.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
@@ -159,5 +158,4 @@ pub use student::{
     Gold, Hire, OutputFeedback, PanelVerdict, RefusedEvaluator, RefusedReason, SourceError, SpendingReport, Student,
     StudentBuilder, StudentError, Truth,
 };
-pub use submission::{MAX_OUTPUTS, Outputs, Submission};
-pub use task::{Input, LongText, Message, SkillId, Task, TaskId};
+pub use submission::{Input, LongText, MAX_OUTPUTS, Message, Outputs, SkillId, Submission, Task, TaskId};

@@ -1,20 +1,20 @@
-//! Numbers of a verdict, each within its range.
+//! The numbers in a verdict. Each has a range that is checked when it is created or read.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Not a number, or not one in the range.
+/// The error for a number outside its range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("{value} is not a {what}: it must be from {least} to {most}")]
+#[error("{value} is not a {what}: it is outside {least}..={most}")]
 pub struct OutOfRange {
-    /// What it should have been.
+    /// The kind of number, such as `score`.
     pub what: &'static str,
-    /// What it is.
+    /// The number.
     pub value: f64,
-    /// The least that is allowed.
+    /// The smallest allowed number.
     pub least: f64,
-    /// The most that is allowed.
+    /// The largest allowed number.
     pub most: f64,
 }
 
@@ -26,15 +26,15 @@ macro_rules! measure {
         pub struct $name(f64);
 
         impl $name {
-            /// The least.
+            /// The smallest value.
             pub const MIN: Self = Self($least);
-            /// The most.
+            /// The largest value.
             pub const MAX: Self = Self($most);
 
-            /// Checks the range.
+            /// Creates a value.
             ///
             /// # Errors
-            /// [`OutOfRange`], for what is not a number too.
+            /// [`OutOfRange`] if the number is outside the range, or NaN.
             pub fn new(value: f64) -> Result<Self, OutOfRange> {
                 if ($least..=$most).contains(&value) {
                     Ok(Self(value))
@@ -43,13 +43,13 @@ macro_rules! measure {
                 }
             }
 
-            /// The nearest value in the range, rounded to six decimal places; what is not a number becomes the least.
+            /// Creates the nearest value in the range, rounded to six decimal places. NaN becomes the smallest value.
             pub fn clamped(value: f64) -> Self {
                 let rounded = (value * 1e6).round() / 1e6;
                 if rounded.is_nan() { Self::MIN } else { Self(rounded.clamp($least, $most)) }
             }
 
-            /// The number.
+            /// Returns the number.
             pub const fn get(self) -> f64 {
                 self.0
             }
@@ -78,7 +78,7 @@ macro_rules! measure {
 }
 
 measure! {
-    /// How good an output is: from 0 (worthless) to 1 (nothing to improve).
+    /// The quality of an output, from 0 (worthless) to 1 (nothing to improve).
     ///
     /// ```
     /// use x402_market::Score;
@@ -90,18 +90,18 @@ measure! {
     Score, "score", 0.0..=1.0
 }
 measure! {
-    /// The probability that the verdict is right, in the evaluator's own opinion: from 0 to 1.
+    /// The probability, from 0 to 1, that a verdict is right, as its evaluator states it.
     ///
-    /// Students hold evaluators to it: one that says 0.9 should be right nine times of ten.
+    /// An evaluator that states 0.9 should be right nine times out of ten. Students check that in audits.
     Confidence, "confidence", 0.0..=1.0
 }
 measure! {
-    /// What a learner should be given for an output, on the evaluator's own scale within ±1,000,000.
+    /// The reward for an output in training, on the evaluator's own scale within ±1,000,000.
     Reward, "reward", -1e6..=1e6
 }
 
 impl From<Score> for Reward {
-    /// From -1 to 1.
+    /// Stretches the score to a range from -1 to 1.
     fn from(score: Score) -> Self {
         Self::clamped(score.get().mul_add(2.0, -1.0))
     }

@@ -1,4 +1,4 @@
-//! The pricing extension of an agent card.
+//! The pricing extension of an agent card: what judging costs, who is paid, and what the evaluator claims to be good at.
 
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
@@ -10,47 +10,46 @@ use super::{
     card::{AgentExtension, CardError},
     measure::Score,
     message::Version,
-    submission::MAX_OUTPUTS,
-    task::SkillId,
+    submission::{MAX_OUTPUTS, SkillId},
 };
 
-/// The URI of the extension, under `capabilities.extensions` of an agent card. Its `params` are a [`Pricing`].
+/// The URI of the pricing extension under `capabilities.extensions` of an agent card. Its `params` are a [`Pricing`].
 pub const EXTENSION_URI: &str =
     "https://docs.rs/tower-x402/latest/tower_x402/market/index.html#the-pricing-extension-version-1";
 
-/// What judging costs, who is paid, and what the evaluator claims to be good at.
+/// The price of judging, the payee, and the evaluator's claims.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pricing {
     pub(super) version: Version,
-    /// Where submissions are posted: an absolute URL on the card's own origin. On a card that nobody signed it may be relative to the
+    /// The URL that submissions are posted to: absolute, on the card's own origin. On an unsigned card it may be relative to the
     /// card's.
     pub endpoint: String,
-    /// What judging one output costs, in atomic units of USDC.
+    /// The price of judging one output.
     pub price_per_output: Usdc,
-    /// Who is paid, on every network. The card is signed with this address's key.
+    /// The address that is paid, on every chain. Its key signs the card.
     pub pay_to: Address,
-    /// In what.
+    /// The tokens accepted.
     pub accepts: List<AcceptedToken, 1, 16>,
-    /// How many outputs one submission may hold.
+    /// The number of outputs that a submission may hold.
     #[serde(deserialize_with = "outputs")]
     pub max_outputs: usize,
-    /// What the evaluator claims of itself, by skill.
+    /// The evaluator's claims, by skill.
     #[serde(default)]
     pub expertise: List<Expertise, 0, 64>,
-    /// Where the schemas of submission and evaluation are.
+    /// The schemas of submissions and evaluations.
     pub schemas: Schemas,
-    /// Everything else.
+    /// Fields that this version does not know.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// A token that is accepted: EIP-3009, six decimals, worth a dollar.
+/// An accepted token: one with EIP-3009 and six decimals, worth a dollar.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedToken {
     /// The chain.
     pub network: Network,
-    /// The contract.
+    /// The token contract.
     pub asset: Address,
     /// The `name` of its EIP-712 domain.
     pub name: Text<1, 64>,
@@ -58,31 +57,31 @@ pub struct AcceptedToken {
     pub version: Text<1, 16>,
 }
 
-/// How good an evaluator says it is.
+/// An evaluator's claim to be good at a skill.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Expertise {
-    /// At what.
+    /// The skill.
     pub skill: SkillId,
-    /// How often its verdicts are right. Nobody has checked this: a weak hint.
+    /// The share of its verdicts that are right. Nobody has checked it.
     pub claim: Score,
 }
 
 /// URLs of JSON Schemas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schemas {
-    /// Of a [`Submission`](super::Submission).
+    /// The schema of a [`Submission`](super::Submission).
     pub submission: String,
-    /// Of an [`Evaluation`](super::Evaluation).
+    /// The schema of an [`Evaluation`](super::Evaluation).
     pub evaluation: String,
 }
 
 impl Pricing {
-    /// What judging so many outputs costs; `None` if that is more than any amount of USDC.
+    /// Returns the price of judging this many outputs; `None` if it cannot be expressed.
     pub fn price_of(&self, outputs: usize) -> Option<Usdc> {
         self.price_per_output.checked_mul(outputs.try_into().ok()?)
     }
 
-    /// What the evaluator claims about a skill.
+    /// Returns the evaluator's claim about a skill.
     pub fn claim(&self, skill: &str) -> Option<Score> {
         self.expertise.iter().find(|expertise| &*expertise.skill == skill).map(|expertise| expertise.claim)
     }
@@ -119,6 +118,6 @@ impl From<&AcceptedToken> for Asset {
 
 fn outputs<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let outputs = usize::deserialize(deserializer)?;
-    let is_some = (1..=MAX_OUTPUTS).contains(&outputs);
-    is_some.then_some(outputs).ok_or_else(|| serde::de::Error::custom(format!("it must be from 1 to {MAX_OUTPUTS}")))
+    let is_in_range = (1..=MAX_OUTPUTS).contains(&outputs);
+    is_in_range.then_some(outputs).ok_or_else(|| serde::de::Error::custom(format!("it is outside 1..={MAX_OUTPUTS}")))
 }

@@ -1,17 +1,23 @@
-//! What a student sends to be judged.
+//! What a student sends to be judged: a task, and one or more outputs that were made for it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    bounded::{LengthError, List},
+    bounded::{LengthError, List, Text},
     message::{self, MessageError, Unknown, Version},
-    task::{LongText, Task},
 };
 
-/// How many outputs one submission may hold.
+/// The number of outputs that a submission may hold.
 pub const MAX_OUTPUTS: usize = 64;
 
-/// A task and the outputs to be judged by it.
+/// A text of up to 65,536 code points, for prompts, outputs and other long texts.
+pub type LongText = Text<0, 65_536>;
+/// The name of a skill, such as `arithmetic`: 1 to 64 code points.
+pub type SkillId = Text<1, 64>;
+/// The student's name for a task: up to 256 code points, or empty.
+pub type TaskId = Text<0, 256>;
+
+/// A task, and the outputs to be judged by it.
 ///
 /// In JSON the outputs are one of `output` (one text), `pair` (two, to be compared) or `outputs` (a group of up to 64); see
 /// [`SUBMISSION_SCHEMA`](super::schema::SUBMISSION_SCHEMA).
@@ -26,27 +32,27 @@ pub const MAX_OUTPUTS: usize = 64;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Wire", into = "Wire")]
+#[serde(try_from = "SubmissionJson", into = "SubmissionJson")]
 pub struct Submission {
-    /// What the outputs were made for.
+    /// The task that the outputs were made for.
     pub task: Task,
-    /// What is to be judged.
+    /// The outputs to be judged.
     pub outputs: Outputs,
 }
 
-/// What is to be judged; each output costs the evaluator's price.
+/// The outputs to be judged. Each costs the evaluator's price.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outputs {
-    /// One.
+    /// One output.
     Single(LongText),
-    /// Two, to be compared with each other.
+    /// Two outputs, to be compared with each other.
     Pair([LongText; 2]),
-    /// Any number, judged one by one or against each other, as the evaluator likes.
+    /// Any number of outputs. The evaluator judges them one by one or compares them.
     Group(List<LongText, 1, MAX_OUTPUTS>),
 }
 
 impl Submission {
-    /// Submits one output.
+    /// Creates a submission of one output.
     ///
     /// # Errors
     /// [`LengthError`] if it is too long.
@@ -54,7 +60,7 @@ impl Submission {
         Ok(Self { task, outputs: Outputs::Single(LongText::new(output)?) })
     }
 
-    /// Submits two outputs to be compared.
+    /// Creates a submission of two outputs to be compared.
     ///
     /// # Errors
     /// [`LengthError`] if one is too long.
@@ -62,16 +68,16 @@ impl Submission {
         Ok(Self { task, outputs: Outputs::Pair([LongText::new(first)?, LongText::new(second)?]) })
     }
 
-    /// Submits a group.
+    /// Creates a submission of a group of outputs.
     ///
     /// # Errors
-    /// [`LengthError`] if one is too long, if there are none or more than [`MAX_OUTPUTS`].
+    /// [`LengthError`] if one is too long, or there are none or more than [`MAX_OUTPUTS`].
     pub fn group(task: Task, outputs: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, LengthError> {
         let outputs = outputs.into_iter().map(LongText::new).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { task, outputs: Outputs::Group(List::new(outputs)?) })
     }
 
-    /// Reads a submission.
+    /// Reads a submission from JSON.
     ///
     /// # Errors
     /// [`MessageError`] says what is wrong, and where.
@@ -79,7 +85,7 @@ impl Submission {
         message::read(json)
     }
 
-    /// The outputs in order.
+    /// Returns the outputs in order.
     pub fn outputs(&self) -> &[LongText] {
         match &self.outputs {
             Outputs::Single(output) => std::slice::from_ref(output),
@@ -88,15 +94,134 @@ impl Submission {
         }
     }
 
-    /// A submission of another output for the same task, as if it had been sent alone.
+    /// Returns a submission of another, single output for the same task.
+    #[must_use]
     pub fn with_only(&self, output: LongText) -> Self {
         Self { task: self.task.clone(), outputs: Outputs::Single(output) }
     }
 }
 
+/// The task that outputs are judged by.
+///
+/// ```
+/// use x402_market::Task;
+///
+/// let task = Task::new("arithmetic", "What is 17 * 23?")?.with_id("t1")?.with_reference("391")?;
+/// assert_eq!(task.question(), "What is 17 * 23?");
+/// # Ok::<(), x402_market::LengthError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "TaskJson", into = "TaskJson")]
+pub struct Task {
+    /// The student's name for the task.
+    pub id: TaskId,
+    /// The skill that judging it takes.
+    pub skill: SkillId,
+    /// The question or conversation.
+    pub input: Input,
+    /// Background that a judge should know.
+    pub context: Option<LongText>,
+    /// The criteria to judge by.
+    pub rubric: Option<LongText>,
+    /// A good answer. Whoever is judged must not see it.
+    pub reference: Option<LongText>,
+}
+
+/// The question or conversation of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// One question (`prompt`).
+    Prompt(LongText),
+    /// A conversation (`messages`), of which the output is the next message.
+    Messages(List<Message, 1, 256>),
+}
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// The speaker: `system`, `user`, `assistant`, `tool`, …
+    pub role: Text<1, 64>,
+    /// The text.
+    pub content: LongText,
+    #[serde(flatten)]
+    rest: Unknown,
+}
+
+impl Task {
+    /// Creates a task with one question.
+    ///
+    /// # Errors
+    /// [`LengthError`] if a text is too long, or the skill is empty.
+    pub fn new(skill: impl Into<String>, prompt: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self::with_input(Text::new(skill)?, Input::Prompt(Text::new(prompt)?)))
+    }
+
+    /// Creates a task that is a conversation.
+    ///
+    /// # Errors
+    /// [`LengthError`] if there are no messages or more than 256, or the skill is empty or too long.
+    pub fn chat(skill: impl Into<String>, messages: impl IntoIterator<Item = Message>) -> Result<Self, LengthError> {
+        Ok(Self::with_input(Text::new(skill)?, Input::Messages(List::new(messages)?)))
+    }
+
+    fn with_input(skill: SkillId, input: Input) -> Self {
+        Self { id: TaskId::default(), skill, input, context: None, rubric: None, reference: None }
+    }
+
+    /// Sets the student's name for the task. Default: empty.
+    ///
+    /// # Errors
+    /// [`LengthError`] if it is too long.
+    pub fn with_id(self, id: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self { id: Text::new(id)?, ..self })
+    }
+
+    /// Adds background that a judge should know.
+    ///
+    /// # Errors
+    /// [`LengthError`] if it is too long.
+    pub fn with_context(self, context: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self { context: Some(Text::new(context)?), ..self })
+    }
+
+    /// Adds criteria to judge by.
+    ///
+    /// # Errors
+    /// [`LengthError`] if they are too long.
+    pub fn with_rubric(self, rubric: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self { rubric: Some(Text::new(rubric)?), ..self })
+    }
+
+    /// Adds a good answer.
+    ///
+    /// # Errors
+    /// [`LengthError`] if it is too long.
+    pub fn with_reference(self, reference: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self { reference: Some(Text::new(reference)?), ..self })
+    }
+
+    /// Returns the prompt, or the last message of the conversation.
+    pub fn question(&self) -> &str {
+        match &self.input {
+            Input::Prompt(prompt) => prompt,
+            Input::Messages(messages) => messages.last().map_or("", |message| &message.content),
+        }
+    }
+}
+
+impl Message {
+    /// Creates a message.
+    ///
+    /// # Errors
+    /// [`LengthError`] if the role is empty, or a text is too long.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Result<Self, LengthError> {
+        Ok(Self { role: Text::new(role)?, content: Text::new(content)?, rest: Unknown })
+    }
+}
+
 /// A submission in JSON.
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct SubmissionJson {
     #[serde(default)]
     version: Version,
     task: Task,
@@ -110,11 +235,11 @@ struct Wire {
     rest: Unknown,
 }
 
-impl TryFrom<Wire> for Submission {
+impl TryFrom<SubmissionJson> for Submission {
     type Error = &'static str;
 
-    fn try_from(wire: Wire) -> Result<Self, Self::Error> {
-        let Wire { version: Version, task, output, pair, outputs, rest: Unknown } = wire;
+    fn try_from(json: SubmissionJson) -> Result<Self, Self::Error> {
+        let SubmissionJson { version: Version, task, output, pair, outputs, rest: Unknown } = json;
         let outputs = match (output, pair, outputs) {
             (Some(output), None, None) => Outputs::Single(output),
             (None, Some(pair), None) => {
@@ -129,15 +254,61 @@ impl TryFrom<Wire> for Submission {
     }
 }
 
-impl From<Submission> for Wire {
+impl From<Submission> for SubmissionJson {
     fn from(submission: Submission) -> Self {
         let Submission { task, outputs } = submission;
-        let mut wire = Self { version: Version, task, output: None, pair: None, outputs: None, rest: Unknown };
+        let mut json = Self { version: Version, task, output: None, pair: None, outputs: None, rest: Unknown };
         match outputs {
-            Outputs::Single(output) => wire.output = Some(output),
-            Outputs::Pair(pair) => wire.pair = List::new(pair).ok(),
-            Outputs::Group(group) => wire.outputs = Some(group),
+            Outputs::Single(output) => json.output = Some(output),
+            Outputs::Pair(pair) => json.pair = List::new(pair).ok(),
+            Outputs::Group(group) => json.outputs = Some(group),
         }
-        wire
+        json
+    }
+}
+
+/// A task in JSON.
+#[derive(Serialize, Deserialize)]
+struct TaskJson {
+    #[serde(default)]
+    id: TaskId,
+    skill: SkillId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt: Option<LongText>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<List<Message, 1, 256>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<LongText>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rubric: Option<LongText>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<LongText>,
+    #[serde(flatten)]
+    rest: Unknown,
+}
+
+impl TryFrom<TaskJson> for Task {
+    type Error = &'static str;
+
+    fn try_from(json: TaskJson) -> Result<Self, Self::Error> {
+        let TaskJson { id, skill, prompt, messages, context, rubric, reference, rest: Unknown } = json;
+        let input = match (prompt, messages) {
+            (Some(prompt), None) => Input::Prompt(prompt),
+            (None, Some(messages)) => Input::Messages(messages),
+            (None, None) => return Err("prompt or messages is missing"),
+            (Some(_), Some(_)) => return Err("prompt and messages exclude each other"),
+        };
+        Ok(Self { id, skill, input, context, rubric, reference })
+    }
+}
+
+impl From<Task> for TaskJson {
+    fn from(task: Task) -> Self {
+        let Task { id, skill, input, context, rubric, reference } = task;
+        let (prompt, messages) = match input {
+            Input::Prompt(prompt) => (Some(prompt), None),
+            Input::Messages(messages) => (None, Some(messages)),
+        };
+        Self { id, skill, prompt, messages, context, rubric, reference, rest: Unknown }
     }
 }

@@ -17,7 +17,7 @@ use x402_market::{
     directory::DirectoryClient,
     evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
     reputation::{PullError, Reputation, TrustReason, apply_report},
-    selection::{Skills, Thompson},
+    selection::{Selector as _, Skills, Thompson},
 };
 
 use super::stage::{PRICE, Stage, sign_report};

@@ -72,8 +72,8 @@ async fn price_that_differs_from_the_card_costs_nothing() {
     for asked in ["$0.002", "$0.0005"] {
         let (card, _) = liar(&stage, |paywall, _| paywall.price(asked), evaluation(&json!(1))).await;
         let error = student.evaluate(&card, &submission()).await.unwrap_err();
-        let EvaluateError::PriceMismatch { said, asked: demanded } = &error else { panic!("{error:?}") };
-        assert_eq!(said.atomic(), PRICE);
+        let EvaluateError::PriceMismatch { expected, demanded } = &error else { panic!("{error:?}") };
+        assert_eq!(expected.atomic(), PRICE);
         assert_ne!(*demanded, U256::from(PRICE));
         assert!(error.is_evaluators_fault() && error.receipt().is_none());
     }
@@ -85,7 +85,9 @@ async fn price_that_differs_from_the_card_costs_nothing() {
     let (card, key) =
         liar(&stage, |paywall, _| paywall.pay_to(Network::BASE_SEPOLIA, thief), evaluation(&json!(1))).await;
     match student.evaluate(&card, &submission()).await {
-        Err(EvaluateError::PayeeMismatch { said, asked }) => assert_eq!((said, asked), (key.address(), thief)),
+        Err(EvaluateError::PayeeMismatch { expected, demanded }) => {
+            assert_eq!((expected, demanded), (key.address(), thief))
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!((payer.budget().spent().atomic(), payer.budget().reserved().atomic()), (0, 0));

@@ -261,7 +261,7 @@ fn error_of_a_bad_message_names_problem_and_place() {
     let mut json = whole_evaluation();
     json["verdicts"][0]["score"] = json!(1.5);
     let error = read_evaluation(&json).unwrap_err();
-    let expected = "verdicts[0].score: 1.5 is not a score: it must be from 0 to 1";
+    let expected = "verdicts[0].score: 1.5 is not a score: it is outside 0..=1";
     assert!(error.to_string().starts_with(expected), "{error}");
     for text in ["{", "", "{} {}", "nan"] {
         assert!(matches!(

@@ -1,4 +1,4 @@
-//! Hidden tasks, and what is learned from them.
+//! Gold tasks and other audits, and what a student learns from them.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -38,7 +38,7 @@ fn gold(number: usize) -> Gold {
 }
 
 #[tokio::test]
-async fn audits_recognize_a_coin_and_hire_whoever_is_right() {
+async fn audits_tell_a_coin_toss_from_an_accurate_evaluator() {
     const TASKS: u64 = 80;
     let stage = Stage::set().await;
     let cheap = stage.open_with(coin(), |card| card.price("$0.0005")).await;
@@ -70,7 +70,7 @@ async fn audits_recognize_a_coin_and_hire_whoever_is_right() {
 }
 
 #[tokio::test]
-async fn on_the_wire_a_hidden_task_is_like_any_other() {
+async fn gold_task_looks_like_a_submission_on_the_wire() {
     let known = |prompt: &str| Task::new("prose", prompt).unwrap().with_id("gold").unwrap();
     let bare = known("Gold, bare?");
     let referenced = known("Gold, with a reference?").with_reference("the truth").unwrap();
@@ -132,7 +132,7 @@ fn wary() -> impl Judge {
 }
 
 #[tokio::test]
-async fn who_is_honest_only_while_two_are_asked_for_is_found_out() {
+async fn evaluator_honest_only_for_two_requests_at_once_is_found_out() {
     let stage = Stage::set().await;
     let wary = stage.open(wary()).await;
     let settings = |student: StudentBuilder| {
@@ -149,7 +149,7 @@ async fn who_is_honest_only_while_two_are_asked_for_is_found_out() {
 }
 
 #[tokio::test]
-async fn who_holds_a_hidden_task_back_is_late_and_asked_for_nothing_meanwhile() {
+async fn delayed_gold_task_times_out_and_its_evaluator_is_not_asked_meanwhile() {
     let stage = Stage::set().await;
     let end = Endpoint::holding();
     let sly = stage.answering(&end, praise).await;
@@ -167,7 +167,7 @@ async fn who_holds_a_hidden_task_back_is_late_and_asked_for_nothing_meanwhile() 
 }
 
 #[tokio::test]
-async fn a_hidden_task_leaves_the_money_for_what_it_goes_before() {
+async fn gold_task_leaves_money_for_the_submission_it_precedes() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;
     let settings = |student: StudentBuilder| student.gold(gold(1)).audit_rate(1.0).selector(Cheapest);
@@ -180,7 +180,7 @@ async fn a_hidden_task_leaves_the_money_for_what_it_goes_before() {
 }
 
 #[tokio::test]
-async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are_examined_with_it() {
+async fn known_truth_counts_as_an_audit_and_explores_other_evaluators() {
     let stage = Stage::set().await;
     let (one, other) = (stage.open(honest()).await, stage.open(honest()).await);
     let student = stage.student(1_000 * PRICE, &[&one, &other], |student| student).await;
@@ -196,13 +196,13 @@ async fn what_the_student_knows_of_its_outputs_counts_as_an_audit_and_others_are
     let accounts = [one.payee, other.payee].map(|payee| books.account(payee, "prose").cloned().unwrap_or_default());
     let audited: u64 = accounts.iter().map(|account| account.audited).sum();
     assert_eq!(audited, accounts.iter().map(|account| account.right).sum::<u64>());
-    assert!(books.audits == 3 && audited > 3, "more than one was examined: {books:?}");
+    assert!(books.audits == 3 && audited > 3, "more than one was explored: {books:?}");
     assert_eq!(student.evidence().exploration_cost().atomic(), (audited - 3) * 2 * PRICE);
     assert_eq!(books.paid.atomic(), stage.income(&one).await + stage.income(&other).await);
 }
 
 #[tokio::test]
-async fn an_audit_counts_once_in_however_many_parts_it_is_judged() {
+async fn audit_sent_in_parts_counts_once() {
     let stage = Stage::set().await;
     let (whole, split) = (stage.open(honest()).await, stage.open_with(honest(), |card| card.max_outputs(1)).await);
     let student =
@@ -219,7 +219,7 @@ async fn an_audit_counts_once_in_however_many_parts_it_is_judged() {
 }
 
 #[tokio::test]
-async fn what_others_say_is_heard_once_and_believed_as_far_as_the_selector_likes() {
+async fn reports_are_added_once_and_move_the_estimate() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student.selector(Thompson::seeded(1))).await;
@@ -233,7 +233,7 @@ async fn what_others_say_is_heard_once_and_believed_as_far_as_the_selector_likes
     };
     // Before there is work for the skill.
     assert!(student.add_report(said(1)).unwrap());
-    assert!(!student.add_report(said(1)).unwrap(), "one payment is one voice");
+    assert!(!student.add_report(said(1)).unwrap(), "each payment supports one report");
     assert!(matches!(student.add_report(Evidence { payment: None, ..said(2) }), Err(EvidenceError::NotAReport)));
     let of_itself = Evidence { evaluator: Address::repeat_byte(9), ..said(2) };
     assert!(matches!(student.add_report(of_itself), Err(EvidenceError::NotAReport)));
@@ -244,6 +244,6 @@ async fn what_others_say_is_heard_once_and_believed_as_far_as_the_selector_likes
     assert_eq!(student.expected_accuracy(stranger.payee, "prose"), None);
     (3..9).for_each(|nonce| assert!(student.add_report(said(nonce)).unwrap()));
     assert!(student.expected_accuracy(booth.payee, "prose").unwrap() > before);
-    assert_eq!(student.spending().accounts.len(), 1, "what others pay is not in the books");
+    assert_eq!(student.spending().accounts.len(), 1, "payments of others are not in the report");
     assert_eq!(student.spending().paid.atomic(), PRICE);
 }

@@ -42,7 +42,7 @@ fn balanced(books: &SpendingReport, spent: u64) {
 }
 
 #[tokio::test]
-async fn whoever_fails_is_replaced_until_an_honest_one_answers_and_every_unit_is_accounted_for() {
+async fn failed_evaluators_are_replaced_and_every_unit_is_accounted_for() {
     let stage = Stage::set().await;
     let quiet = Endpoint::default();
     let dead = stage.open(honest()).await;
@@ -68,8 +68,8 @@ async fn whoever_fails_is_replaced_until_an_honest_one_answers_and_every_unit_is
 
     let books = student.spending();
     let account = |booth: &Booth| books.account(booth.payee, "prose").unwrap();
-    assert_eq!((account(&dead).timeouts, account(&liar).lies, account(&robber).lies), (1, 1, 1));
-    assert_eq!((account(&babbler).garbage, account(&good).answered), (1, 1));
+    assert_eq!((account(&dead).timeouts, account(&liar).mismatches, account(&robber).mismatches), (1, 1, 1));
+    assert_eq!((account(&babbler).invalid, account(&good).answered), (1, 1));
     balanced(&books, income(&stage, &booths).await);
     assert_eq!(books.paid, student.budget().spent());
     let records = student.evidence().find(&EvidenceQuery::default());
@@ -79,7 +79,7 @@ async fn whoever_fails_is_replaced_until_an_honest_one_answers_and_every_unit_is
 }
 
 #[tokio::test]
-async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
+async fn failed_member_is_replaced_by_the_next_candidate() {
     let stage = Stage::set().await;
     let mut dead = Vec::new();
     for _ in 0..2 {
@@ -99,7 +99,7 @@ async fn a_seat_goes_to_the_next_one_if_its_holder_fails() {
 }
 
 #[tokio::test]
-async fn an_episode_in_which_everybody_fails_is_no_error_but_says_that_there_is_no_verdict() {
+async fn feedback_without_verdicts_if_all_evaluators_fail() {
     let stage = Stage::set().await;
     let quiet = Endpoint::default();
     let babbler = stage.answering(&quiet, garbage).await;
@@ -110,7 +110,7 @@ async fn an_episode_in_which_everybody_fails_is_no_error_but_says_that_there_is_
 }
 
 #[tokio::test]
-async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later() {
+async fn late_evaluator_is_given_up_and_its_payment_is_reported_later() {
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let (sloth, good) = (stage.answering(&slow, praise).await, stage.open(honest()).await);
@@ -136,7 +136,7 @@ async fn whoever_is_late_is_given_up_and_what_it_was_paid_is_in_the_books_later(
 }
 
 #[tokio::test]
-async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
+async fn unproven_payment_is_held_until_the_chain_decides() {
     let stage = Stage::set().await;
     let quiet = Endpoint::default();
     let broken = stage.answering(&quiet, failing).await;
@@ -157,7 +157,7 @@ async fn money_that_nobody_can_prove_spent_is_held_until_the_chain_tells() {
 }
 
 #[tokio::test]
-async fn a_price_that_changes_with_its_card_is_no_lie() {
+async fn price_changed_together_with_the_card_is_no_mismatch() {
     let stage = Stage::set().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let key = PrivateKeySigner::random();
@@ -181,12 +181,12 @@ async fn a_price_that_changes_with_its_card_is_no_lie() {
     let feedback = student.evaluate(&single("two")).await.unwrap();
     assert_eq!((failure(&feedback, &booth), feedback.paid.atomic()), (Some(&Failure::TermsChanged), 0));
     assert_eq!(student.evaluate(&single("three")).await.unwrap().paid.atomic(), 3 * PRICE);
-    assert_eq!(student.spending().account(booth.payee, "prose").unwrap().lies, 0);
+    assert_eq!(student.spending().account(booth.payee, "prose").unwrap().mismatches, 0);
     balanced(&student.spending(), 4 * PRICE);
 }
 
 #[tokio::test]
-async fn a_new_price_excuses_no_part_that_was_paid_for() {
+async fn changed_price_excuses_no_paid_part() {
     let stage = Stage::set().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (key, address) = (PrivateKeySigner::random(), listener.local_addr().unwrap());
@@ -221,13 +221,13 @@ async fn a_new_price_excuses_no_part_that_was_paid_for() {
     let feedback = student.evaluate(&group(&["one", "two", "three"])).await.unwrap();
     assert_eq!((feedback.paid.atomic(), feedback.judged_outputs()), (PRICE, 0));
     let account = student.spending().account(booth.payee, "prose").unwrap().clone();
-    assert_eq!((account.garbage, account.lies), (1, 0), "{account:?}");
+    assert_eq!((account.invalid, account.mismatches), (1, 0), "{account:?}");
     assert_eq!(student.evidence().find(&EvidenceQuery::default()).len(), 1);
     balanced(&student.spending(), PRICE);
 }
 
 #[tokio::test]
-async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
+async fn exhausted_budget_is_an_error_and_nothing_is_signed() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;
     let settings = |student: StudentBuilder| student.tasks(2).selector(Cheapest);
@@ -248,7 +248,7 @@ async fn a_student_without_money_is_told_so_and_nothing_is_signed() {
 }
 
 #[tokio::test]
-async fn what_failed_and_has_expired_is_money_again_for_a_student_that_believes_failures() {
+async fn expired_failed_payment_can_be_spent_again() {
     #[derive(Clone, Debug)]
     struct Shared(Arc<ManualClock>);
     impl Clock for Shared {
@@ -278,7 +278,7 @@ async fn what_failed_and_has_expired_is_money_again_for_a_student_that_believes_
 }
 
 #[tokio::test]
-async fn whoever_says_that_a_payment_failed_has_not_answered_and_its_money_is_held() {
+async fn claimed_payment_failure_is_a_timeout_and_its_money_is_held() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     // A budget without money behind it.

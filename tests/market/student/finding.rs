@@ -1,6 +1,7 @@
-//! Whom a student finds, and whom it refuses.
+//! Discovery: which evaluators a student finds, and which it refuses.
 
 use std::{
+    error::Error as _,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -33,7 +34,7 @@ use support::crowd::signed;
 use support::student_stage::{Booth, PRICE, Stage, card, honest, serve, single};
 
 #[tokio::test]
-async fn whoever_sold_something_through_a_facilitator_is_found_there() {
+async fn evaluators_are_found_through_a_facilitator() {
     let stage = Stage::set().await;
     let bank = FacilitatorService::builder(stage.facilitator.clone()).catalogue(100, Duration::from_secs(86_400));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -73,7 +74,7 @@ impl CardSource for Broken {
 }
 
 #[tokio::test]
-async fn everyone_who_is_refused_is_told_with_the_reason() {
+async fn refused_evaluators_are_reported_with_the_reason() {
     let stage = Stage::set().await;
     let good = stage.open(honest()).await;
     let dead = stage.open(honest()).await;
@@ -106,7 +107,7 @@ async fn everyone_who_is_refused_is_told_with_the_reason() {
 
     let report = student.discover().await;
     assert_eq!((report.found.len(), report.refused.len(), report.failed.len()), (1, 4, 1), "{report:?}");
-    assert_eq!(report.failed[0].to_string(), "closed today");
+    assert_eq!(report.failed[0].source().unwrap().to_string(), "closed today");
     let reason = |url: &Url| &report.refused.iter().find(|refused| refused.url == *url).unwrap().reason;
     assert!(matches!(reason(&dead.url), RefusedReason::Card(CardError::Unreachable(_))));
     assert!(matches!(reason(&unsigned), RefusedReason::Card(CardError::Unsigned)));
@@ -127,7 +128,7 @@ impl CardSource for Wall {
 }
 
 #[tokio::test]
-async fn strangers_send_a_student_to_nobody_on_its_own_machine() {
+async fn untrusted_sources_cannot_name_private_hosts() {
     let stage = Stage::set().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -159,7 +160,7 @@ async fn strangers_send_a_student_to_nobody_on_its_own_machine() {
 }
 
 #[tokio::test]
-async fn a_client_for_strangers_sends_nothing_to_its_own_machine() {
+async fn public_only_client_sends_nothing_to_private_hosts() {
     let stage = Stage::set().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -195,7 +196,7 @@ async fn a_client_for_strangers_sends_nothing_to_its_own_machine() {
 }
 
 #[tokio::test]
-async fn an_evaluator_that_wants_somebody_else_to_be_paid_is_no_longer_hired() {
+async fn evaluator_with_a_changed_payee_is_not_hired_any_more() {
     let stage = Stage::set().await;
     let (one, two) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -256,7 +257,7 @@ async fn stall(stage: &Stage, key: &PrivateKeySigner) -> (Url, Sign) {
 }
 
 #[tokio::test]
-async fn an_evaluator_that_moves_is_found_where_it_is() {
+async fn moved_evaluator_is_found_at_its_new_place() {
     let stage = Stage::set().await;
     for (gone, is_still_named) in [(404, true), (404, false), (503, true), (503, false)] {
         let key = PrivateKeySigner::random();
@@ -289,7 +290,7 @@ async fn an_evaluator_that_moves_is_found_where_it_is() {
 }
 
 #[tokio::test]
-async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
+async fn evaluator_without_valid_card_makes_room_for_a_new_one() {
     let stage = Stage::set().await;
     let keys = [PrivateKeySigner::random(), PrivateKeySigner::random()];
     let (first, sign) = stall(&stage, &keys[0]).await;
@@ -312,7 +313,7 @@ async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
     assert_eq!((feedback.judged_outputs(), feedback.hires[0].evaluator), (1, keys[1].address()));
     let books = student.spending();
     let answered = keys.each_ref().map(|key| books.account(key.address(), "prose").unwrap().answered);
-    assert_eq!(answered, [1, 1], "what was bought of the first one stays in the books");
+    assert_eq!(answered, [1, 1], "the account of the first one stays in the report");
 
     // Its place is taken, but who was paid at its URL is not forgotten.
     *sign.lock().unwrap() = None;
@@ -325,7 +326,7 @@ async fn who_is_no_longer_to_be_believed_makes_room_for_a_newcomer() {
 }
 
 #[tokio::test]
-async fn nobody_uses_up_the_places_of_others_by_having_many_urls() {
+async fn many_urls_of_one_evaluator_take_no_places_of_others() {
     let stage = Stage::set().await;
     let (url, _) = stall(&stage, &PrivateKeySigner::random()).await;
     let (other, _) = stall(&stage, &PrivateKeySigner::random()).await;
@@ -345,7 +346,7 @@ async fn nobody_uses_up_the_places_of_others_by_having_many_urls() {
 }
 
 #[tokio::test]
-async fn of_hundreds_some_are_looked_at_a_few_at_a_time() {
+async fn number_of_fetched_cards_is_limited() {
     let stage = Stage::set().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

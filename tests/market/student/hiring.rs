@@ -1,4 +1,4 @@
-//! The ordinary path.
+//! Panels that answer: verdicts, splitting, pairs, concurrency and cancellation.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -11,7 +11,7 @@ use support::crowd::{Endpoint, praise};
 use support::student_stage::{PRICE, Stage, group, honest, single, task};
 
 #[tokio::test]
-async fn a_group_is_judged_by_a_panel_and_every_unit_is_in_the_books() {
+async fn panel_judges_a_group_and_every_unit_is_reported() {
     let stage = Stage::set().await;
     let booths = [stage.open(honest()).await, stage.open(honest()).await];
     let student = stage.student(1_000 * PRICE, &[&booths[0], &booths[1]], |student| student.panel_size(2)).await;
@@ -36,7 +36,7 @@ async fn a_group_is_judged_by_a_panel_and_every_unit_is_in_the_books() {
 }
 
 #[tokio::test]
-async fn all_members_of_a_panel_are_asked_at_once() {
+async fn panel_members_are_asked_at_once() {
     let stage = Stage::set().await;
     let ends = [Endpoint::holding(), Endpoint::holding(), Endpoint::holding()];
     let mut booths = Vec::new();
@@ -58,7 +58,7 @@ async fn all_members_of_a_panel_are_asked_at_once() {
 }
 
 #[tokio::test]
-async fn a_group_that_is_too_large_for_an_evaluator_is_sent_in_parts() {
+async fn large_group_is_sent_in_parts() {
     let stage = Stage::set().await;
     let narrow = stage.open_with(honest(), |card| card.max_outputs(3)).await;
     let student = stage.student(1_000 * PRICE, &[&narrow], |student| student).await;
@@ -86,7 +86,7 @@ async fn a_group_that_is_too_large_for_an_evaluator_is_sent_in_parts() {
 }
 
 #[tokio::test]
-async fn of_a_pair_the_better_one_is_preferred() {
+async fn better_output_of_a_pair_is_preferred() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student).await;
@@ -95,7 +95,7 @@ async fn of_a_pair_the_better_one_is_preferred() {
 }
 
 #[tokio::test]
-async fn a_student_may_be_as_patient_as_there_is_time() {
+async fn longest_durations_are_accepted() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     let patient = |student: StudentBuilder| {
@@ -106,7 +106,7 @@ async fn a_student_may_be_as_patient_as_there_is_time() {
 }
 
 #[tokio::test]
-async fn however_many_are_judged_at_once_not_a_unit_is_promised_twice() {
+async fn concurrent_submissions_promise_no_unit_twice() {
     const AFFORDED: u64 = 25;
     let stage = Stage::set().await;
     let booths = [stage.open(honest()).await, stage.open(honest()).await];
@@ -128,7 +128,7 @@ async fn however_many_are_judged_at_once_not_a_unit_is_promised_twice() {
 }
 
 #[tokio::test]
-async fn what_nobody_waits_for_any_more_is_in_the_books_all_the_same() {
+async fn dropped_evaluation_is_still_reported() {
     let stage = Stage::set().await;
     let slow = Endpoint::holding();
     let booth = stage.answering(&slow, praise).await;
@@ -148,7 +148,7 @@ async fn what_nobody_waits_for_any_more_is_in_the_books_all_the_same() {
 }
 
 #[tokio::test]
-async fn what_nobody_waits_for_any_more_is_not_paid_for_and_nobody_is_blamed() {
+async fn dropped_evaluation_is_not_paid_and_blames_no_evaluator() {
     let stage = Stage::set().await;
     let slow = Endpoint::default();
     slow.bars.store(true, Ordering::Relaxed);

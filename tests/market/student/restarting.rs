@@ -1,4 +1,4 @@
-//! The end of a process, and the next one.
+//! Restarts: what a student knows again from its files.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use support::crowd::{Endpoint, garbage};
 use support::student_stage::{PRICE, Stage, group, honest, single};
 
 #[tokio::test]
-async fn a_student_that_starts_from_the_same_files_has_the_same_books_and_the_same_money() {
+async fn restarted_student_has_the_same_report_and_budget() {
     let stage = Stage::set().await;
     let folder = tempfile::tempdir().unwrap();
     let (journal, log) = (folder.path().join("journal"), folder.path().join("evidence"));
@@ -59,7 +59,7 @@ async fn a_student_that_starts_from_the_same_files_has_the_same_books_and_the_sa
 }
 
 #[tokio::test]
-async fn no_number_of_strangers_makes_a_student_forget_what_it_saw_itself() {
+async fn reports_do_not_displace_own_evidence() {
     const RECORDS: usize = 50;
     let stage = Stage::set().await;
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ async fn no_number_of_strangers_makes_a_student_forget_what_it_saw_itself() {
 }
 
 #[tokio::test]
-async fn what_is_sent_in_parts_weighs_as_much_after_a_restart() {
+async fn audit_sent_in_parts_counts_the_same_after_a_restart() {
     let stage = Stage::set().await;
     let booth = stage.open_with(honest(), |card| card.max_outputs(1)).await;
     let payer = stage.payer(1_000 * PRICE).await;

@@ -109,7 +109,7 @@ struct Cell {
 impl ReputationReport {
     pub(super) fn of(own: &EvidenceLog, others: &EvidenceLog, me: &[Address], skills: &Skills) -> Self {
         let config = ThompsonConfig::default();
-        let prior_trust = f64::from(config.trust);
+        let prior_trust = f64::from(config.initial_trust);
         let mut selector = Thompson::new(config, 0);
         let mut cells = Cells::new();
         // In the order of time, as a selector would have learned it.

@@ -1,4 +1,4 @@
-//! Simple ways, to compare with.
+//! Simple selectors, as baselines to compare with.
 
 use std::collections::HashMap;
 
@@ -7,96 +7,94 @@ use rand::{SeedableRng, rngs::Xoshiro256PlusPlus, seq::SliceRandom};
 
 use super::{CallOutcome, Candidate, Job, Observation, Panel, Selector, Skill};
 
-/// How many pairs of evaluator and skill [`Greedy`] remembers: the first ones it sees.
+/// The number of pairs of evaluator and skill that [`Greedy`] remembers: the first ones it sees.
 const GREEDY_LIMIT: usize = 1 << 16;
 
-/// Anyone who can be paid.
+/// Hires evaluators at random.
 #[derive(Debug)]
 pub struct Random(Xoshiro256PlusPlus);
 
-/// Whoever asks for the least.
+/// Hires the cheapest evaluators.
 #[derive(Debug, Default)]
 pub struct Cheapest;
 
-/// Anyone whose card claims the skill.
+/// Hires evaluators whose cards claim the skill, at random.
 #[derive(Debug)]
 pub struct CardClaims(Xoshiro256PlusPlus);
 
-/// Whoever was right most often so far, whatever it costs.
+/// Hires the evaluators that were right most often so far, at any price.
 #[derive(Debug, Default)]
 pub struct Greedy(HashMap<(Address, Skill), [f32; 2]>);
 
 impl Random {
-    /// Choices depend on `seed` alone.
+    /// Creates a selector whose choices depend on `seed` alone.
     pub fn seeded(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 }
 
 impl CardClaims {
-    /// Choices depend on `seed` alone.
+    /// Creates a selector whose choices depend on `seed` alone.
     pub fn seeded(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 }
 
-/// Keeps as many of those hired, in order, as there are seats and money for.
-fn seat(job: &Job, market: &[Candidate], panel: &mut Panel) {
+/// Hires as many of these candidates, in order, as there are seats and money for.
+fn hire(job: &Job, market: &[Candidate], mut hired: Vec<usize>) -> Panel {
     let (mut left, mut seats) = (job.remaining.atomic(), job.seats);
-    panel.hired.retain(|position| {
+    hired.retain(|position| {
         let rest = job.cost(&market[*position]).filter(|_| seats > 0).and_then(|cost| left.checked_sub(cost));
         if let Some(rest) = rest {
             (left, seats) = (rest, seats - 1);
         }
         rest.is_some()
     });
+    Panel { hired, explored: Vec::new() }
 }
 
 impl Selector for Random {
-    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
-        panel.clear();
-        panel.hired.extend(0..market.len());
-        panel.hired.shuffle(&mut self.0);
-        seat(job, market, panel);
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
+        let mut order: Vec<_> = (0..market.len()).collect();
+        order.shuffle(&mut self.0);
+        hire(job, market, order)
     }
 
     fn learn(&mut self, _: &Observation) {}
 }
 
 impl Selector for Cheapest {
-    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
-        panel.clear();
-        panel.hired.extend(0..market.len());
-        panel.hired.sort_unstable_by_key(|position| (market[*position].price, *position));
-        seat(job, market, panel);
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
+        let mut order: Vec<_> = (0..market.len()).collect();
+        order.sort_unstable_by_key(|position| (market[*position].price, *position));
+        hire(job, market, order)
     }
 
     fn learn(&mut self, _: &Observation) {}
 }
 
 impl Selector for CardClaims {
-    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
-        panel.clear();
-        panel.hired.extend((0..market.len()).filter(|position| market[*position].claims.contains(job.skill)));
-        panel.hired.shuffle(&mut self.0);
-        seat(job, market, panel);
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
+        let mut order: Vec<_> =
+            (0..market.len()).filter(|position| market[*position].claims.contains(job.skill)).collect();
+        order.shuffle(&mut self.0);
+        hire(job, market, order)
     }
 
     fn learn(&mut self, _: &Observation) {}
 }
 
 impl Selector for Greedy {
-    fn select(&mut self, job: &Job, market: &[Candidate], panel: &mut Panel) {
+    fn select(&mut self, job: &Job, market: &[Candidate]) -> Panel {
         let mean = |position: &usize| {
             let candidate = &market[*position];
             let expected = if candidate.claims.contains(job.skill) { 0.65 } else { 0.55 };
             let [right, wrong] = self.0.get(&(candidate.evaluator, job.skill)).copied().unwrap_or_default();
             (2.0 * expected + right) / (2.0 + right + wrong)
         };
-        panel.clear();
-        panel.hired.extend(0..market.len());
-        panel.hired.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
-        seat(job, market, panel);
+        let mut order: Vec<_> = (0..market.len()).collect();
+        order.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        hire(job, market, order)
     }
 
     fn learn(&mut self, observation: &Observation) {
@@ -130,15 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn each_hires_whom_its_name_says_and_never_for_more_than_there_is() {
+    fn baselines_hire_by_their_rule_within_the_budget() {
         let market = market(&[500, 100, 300, 200]);
-        let mut panel = Panel::default();
-        Cheapest.select(&job(350, 3), &market, &mut panel);
+        let panel = Cheapest.select(&job(350, 3), &market);
         assert_eq!(panel.hired, [1, 3]);
-        CardClaims::seeded(1).select(&job(1_000, 4), &market, &mut panel);
+        let mut panel = CardClaims::seeded(1).select(&job(1_000, 4), &market);
         panel.hired.sort_unstable();
         assert_eq!(panel.hired, [0, 2]);
-        Random::seeded(1).select(&job(99, 4), &market, &mut panel);
+        let panel = Random::seeded(1).select(&job(99, 4), &market);
         assert!(panel.hired.is_empty());
 
         let mut greedy = Greedy::default();
@@ -147,7 +144,7 @@ mod tests {
             let skill = Skill::new(0).unwrap();
             greedy.learn(&Observation { evaluator: market[3].evaluator, skill, paid: Usdc::ZERO, at: 0, outcome });
         }
-        greedy.select(&job(1_000, 1), &market, &mut panel);
+        let panel = greedy.select(&job(1_000, 1), &market);
         assert_eq!(panel.hired, [3]);
     }
 }

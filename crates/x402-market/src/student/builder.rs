@@ -1,6 +1,7 @@
-//! How a student is made.
+//! The settings of a student.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{Arc, Mutex},
     time::Duration,
@@ -13,36 +14,43 @@ use tower_x402::{
     client::{Payer, PaymentMiddleware, RetryPolicy},
 };
 
-use super::{CardSource, Gold, Inner, Student, StudentError, desk::Desk, gold::Golds, purse::Purse, roster::Roster};
+use super::{
+    CardSource, Gold, Inner, Student, StudentError,
+    aggregate::ScoreHistory,
+    audit::GoldTasks,
+    discovery::KnownEvaluators,
+    spending::{AvailableBudget, SpendingRecords},
+    state::State,
+};
 use crate::{
     CardFetcher, EvaluationClient, LONGEST_WAIT,
-    evidence::{CallOutcome, EvidenceLog},
-    selection::{Selector, Thompson},
+    evidence::EvidenceLog,
+    selection::{Selector, Skills, Thompson},
 };
 
 /// How many records a log in memory keeps.
-const RECORDS: usize = 100_000;
+const RECORDS_IN_MEMORY: usize = 100_000;
 
-/// Settings of a [`Student`]; all have defaults but the payer.
+/// A builder of a [`Student`]. All settings but the payer have defaults.
 #[must_use]
 pub struct StudentBuilder {
     payer: Payer,
     sources: Vec<Arc<dyn CardSource>>,
-    cards: Option<CardFetcher>,
+    card_fetcher: Option<CardFetcher>,
     private_hosts: bool,
     selector: Option<Box<dyn Selector>>,
     evidence: Option<EvidenceLog>,
-    heard: Option<EvidenceLog>,
+    reports: Option<EvidenceLog>,
     golds: Vec<Gold>,
     audit_rate: f64,
     tasks: u64,
-    done: u64,
-    panel: usize,
-    replacements: usize,
+    tasks_done: u64,
+    panel_size: usize,
+    max_replacements: usize,
     deadline: Duration,
-    at_once: usize,
+    max_concurrent_calls: usize,
     max_evaluators: usize,
-    card_ttl: Duration,
+    card_recheck_interval: Duration,
     clock: Arc<dyn Clock>,
     seed: Option<u64>,
 }
@@ -52,150 +60,152 @@ impl StudentBuilder {
         Self {
             payer,
             sources: Vec::new(),
-            cards: None,
+            card_fetcher: None,
             private_hosts: false,
             selector: None,
             evidence: None,
-            heard: None,
+            reports: None,
             golds: Vec::new(),
             audit_rate: 0.05,
             tasks: 1_000,
-            done: 0,
-            panel: 1,
-            replacements: 2,
+            tasks_done: 0,
+            panel_size: 1,
+            max_replacements: 2,
             deadline: Duration::from_secs(30),
-            at_once: 64,
+            max_concurrent_calls: 64,
             max_evaluators: 1_000,
-            card_ttl: Duration::from_secs(60),
+            card_recheck_interval: Duration::from_secs(60),
             clock: Arc::new(SystemClock),
             seed: None,
         }
     }
 
-    /// Where to hear of evaluators; may be called again for more. Earlier sources are heard first.
+    /// Adds a source of evaluators. Evaluators of earlier sources come first.
     ///
-    /// Whoever a source names is asked for a card over HTTP. What a directory or a facilitator lists, strangers put there: those
-    /// evaluators are refused if they are on this machine or in a private network
-    /// ([`private_hosts`](Self::private_hosts)), but not those that are named by their URLs.
+    /// The student fetches the card of every URL that a source names. Anybody can add URLs to a directory or a facilitator's list, so
+    /// those evaluators are refused on this machine and in private networks, unless [`private_hosts`](Self::private_hosts) is set.
     pub fn source(mut self, source: impl CardSource) -> Self {
         self.sources.push(Arc::new(source));
         self
     }
 
-    /// Fetches cards, with limits and payees that are known already ([`CardFetcher::pin`]); [`CardFetcher::new`] if not set. Of whoever
-    /// cannot be hired nothing is remembered.
+    /// Sets the card fetcher, with its limits and [pinned payees](CardFetcher::pin). Default: [`CardFetcher::new`].
     pub fn card_fetcher(mut self, cards: CardFetcher) -> Self {
-        self.cards = Some(cards);
+        self.card_fetcher = Some(cards);
         self
     }
 
-    /// Whether evaluators that were named by strangers ([`CardSource::is_untrusted`]) may be on this machine and in private
-    /// networks, too; not, if not set: a list that anybody can write to could send the student there. They are asked without the
-    /// proxy from the environment then, which would resolve their names.
-    pub fn private_hosts(mut self, may: bool) -> Self {
-        self.private_hosts = may;
+    /// Allows evaluators of [untrusted sources](CardSource::is_untrusted) on this machine and in private networks. Default: `false`,
+    /// because a list that anybody can write to could direct the student's requests there.
+    ///
+    /// Without it, evaluators of untrusted sources are not asked through a proxy from the environment, which would resolve their names.
+    pub fn private_hosts(mut self, allowed: bool) -> Self {
+        self.private_hosts = allowed;
         self
     }
 
-    /// Who chooses; [`Thompson`] if not set. Before anything else it is told what is in the log of evidence.
+    /// Sets the selector, which chooses evaluators. Default: [`Thompson`]. It first learns what is in the evidence log.
     pub fn selector(mut self, selector: impl Selector + 'static) -> Self {
         self.selector = Some(Box::new(selector));
         self
     }
 
-    /// Where what evaluators do is recorded; in memory, if not set. With a log in a file, and a budget with its journal in one, nothing is
-    /// forgotten when the process ends.
+    /// Sets the log of what evaluators did. Default: one in memory.
+    ///
+    /// With a log in a file, and a budget with its journal in another, a student can be restarted without losing what it knows.
     pub fn evidence(mut self, log: EvidenceLog) -> Self {
         self.evidence = Some(log);
         self
     }
 
-    /// Where what others say is recorded ([`Student::add_report`]); in memory, if not set. It is a log of its own, so that no number of
-    /// voices makes one's own observations be forgotten.
+    /// Sets the log of other payers' [reports](Student::add_report). Default: one in memory. It is a log of its own, so that reports cannot
+    /// displace the student's own evidence.
     pub fn reports(mut self, log: EvidenceLog) -> Self {
-        self.heard = Some(log);
+        self.reports = Some(log);
         self
     }
 
-    /// A task whose truth is known, to be hidden among the others; may be called again for more.
+    /// Adds a gold task: one whose truth is known, to be hidden among the submissions.
     pub fn gold(mut self, gold: Gold) -> Self {
         self.golds.push(gold);
         self
     }
 
-    /// The share of submissions before which a hidden task is judged, if there is one for the skill, from 0 to 1; 0.05 if not set. It
-    /// takes at most half of what is left.
+    /// Sets the share of submissions before which a gold task is judged, from 0 to 1. Default: 0.05. A gold task costs at most half of
+    /// what remains of the budget.
     pub fn audit_rate(mut self, share: f64) -> Self {
         self.audit_rate = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
         self
     }
 
-    /// Over how many submissions the budget is paced; 1,000 if not set. Any further one may cost what is left.
+    /// Sets the number of submissions over which the budget is paced. Default: 1,000. Any further submission may cost what remains.
     pub fn tasks(mut self, tasks: u64) -> Self {
         self.tasks = tasks;
         self
     }
 
-    /// How many of them were done before, by an earlier process ([`SpendingReport::tasks`](super::SpendingReport::tasks)); none, if not set.
+    /// Sets how many of these submissions an earlier process has done: its [`SpendingReport::tasks`](super::SpendingReport::tasks).
+    /// Default: 0.
     pub fn tasks_done(mut self, tasks: u64) -> Self {
-        self.done = tasks;
+        self.tasks_done = tasks;
         self
     }
 
-    /// How many evaluators are wanted for each submission, at least one; one, if not set.
-    pub fn panel_size(mut self, seats: usize) -> Self {
-        self.panel = seats.max(1);
+    /// Sets how many evaluators are wanted for each submission, at least 1. Default: 1.
+    pub fn panel_size(mut self, evaluators: usize) -> Self {
+        self.panel_size = evaluators.max(1);
         self
     }
 
-    /// How many may be hired for a submission in place of those who failed; two, if not set.
+    /// Sets how many failed evaluators of a submission are replaced. Default: 2.
     pub fn max_replacements(mut self, evaluators: usize) -> Self {
-        self.replacements = evaluators;
+        self.max_replacements = evaluators;
         self
     }
 
-    /// How long a submission may take, a day at most; 30 seconds if not set. Who has not answered by then has failed.
+    /// Sets how long a submission may take, at most a day. Default: 30 seconds. An evaluator that has not answered by then has failed.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.min(LONGEST_WAIT);
         self
     }
 
-    /// How many evaluators are asked at the same time, at least one; 64, if not set.
+    /// Sets how many evaluators are asked at the same time, at least 1. Default: 64.
     pub fn max_concurrent_calls(mut self, evaluators: usize) -> Self {
-        self.at_once = evaluators.clamp(1, Semaphore::MAX_PERMITS);
+        self.max_concurrent_calls = evaluators.clamp(1, Semaphore::MAX_PERMITS);
         self
     }
 
-    /// How many evaluators are remembered; 1,000 if not set. Beyond that, a newcomer gets the place of one whose card is gone or no longer
-    /// to be believed. A selector may look at fewer.
+    /// Sets how many evaluators are known at most. Default: 1,000. Beyond that, a new one replaces one without a valid card. The selector
+    /// may consider fewer.
     pub fn max_evaluators(mut self, evaluators: usize) -> Self {
         self.max_evaluators = evaluators;
         self
     }
 
-    /// How often a card is fetched again to see whether what looks like a lie is a change of terms; every 60 seconds at most, if not
-    /// set, per evaluator.
-    pub fn card_recheck_interval(mut self, ttl: Duration) -> Self {
-        self.card_ttl = ttl;
+    /// Sets the shortest time between two fetches of a card because of a failure. Default: 60 seconds. The new card shows whether the
+    /// evaluator misquoted its terms or changed them.
+    pub fn card_recheck_interval(mut self, interval: Duration) -> Self {
+        self.card_recheck_interval = interval;
         self
     }
 
-    /// Where the time comes from.
+    /// Sets the clock. Default: the system's.
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
         self
     }
 
-    /// What chance depends on: which submissions are audited, and by what. From the operating system, if not set.
+    /// Sets the seed of all random choices: which gold task is judged when, and those of the default selector. Default: from the operating
+    /// system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// The student, which knows no evaluators yet: have it [discover](Student::discover) some.
+    /// Builds the student. It knows no evaluators yet: call [`discover`](Student::discover).
     ///
     /// # Errors
-    /// [`StudentError::Http`] if no HTTP client could be made, [`StudentError::Randomness`].
+    /// [`StudentError::Http`] if no HTTP client could be created, [`StudentError::Randomness`] if there is no seed.
     pub fn build(self) -> Result<Student, StudentError> {
         let seed = match self.seed {
             Some(seed) => seed,
@@ -207,84 +217,61 @@ impl StudentBuilder {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let payments = PaymentMiddleware::new(self.payer.clone())
             .retry(RetryPolicy::default().max_attempts(3).attempt_timeout(self.deadline));
-        let http = |_| StudentError::Http;
-        let patient = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
-        let is_untrusted = |source: &Arc<dyn CardSource>| !self.private_hosts && source.is_untrusted();
-        let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), is_untrusted(source))).collect();
-        let public_client = match sources.iter().any(|(_, strangers)| *strangers) {
-            true => Some(EvaluationClient::public_only(payments.clone()).map(patient).map_err(http)?),
+        let with_deadline = |client: EvaluationClient| client.ask_timeout(self.deadline).answer_timeout(self.deadline);
+        let must_be_public = |source: &Arc<dyn CardSource>| !self.private_hosts && source.is_untrusted();
+        let sources: Vec<_> = self.sources.iter().map(|source| (source.clone(), must_be_public(source))).collect();
+        let public_client = match sources.iter().any(|(_, must_be_public)| *must_be_public) {
+            true => Some(EvaluationClient::public_only(payments.clone()).map_err(|_| StudentError::Http)?),
             false => None,
         };
-        let client = EvaluationClient::with(payments).map(patient).map_err(http)?;
-        let cards = match self.cards {
+        let client = EvaluationClient::with(payments).map_err(|_| StudentError::Http)?;
+        let cards = match self.card_fetcher {
             Some(cards) => cards,
             None => CardFetcher::new().map_err(|_| StudentError::Http)?,
         };
-        let evidence = self.evidence.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS));
-        let heard = self.heard.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS));
+        let evidence = self.evidence.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
+        let reports = self.reports.unwrap_or_else(|| EvidenceLog::in_memory(RECORDS_IN_MEMORY));
         let selector = self.selector.unwrap_or_else(|| Box::new(Thompson::seeded(rng.random())));
-        let golds = Golds::new(self.golds, &mut rng);
-        let purse = Purse::new(self.payer.budget().clone());
-        let audit_rate = if golds.is_empty() { 0.0 } else { self.audit_rate };
-        let roster = Roster::new(self.max_evaluators);
-        let mut desk = Desk::new(selector, roster, purse, golds, rng, (self.tasks, audit_rate));
-        desk.ledger.tasks = self.done;
-        recall(&mut desk, &evidence, &self.payer);
-        hear(&mut desk, &heard, &self.payer);
-        let inner = Inner {
-            client,
-            public_client,
+        let golds = GoldTasks::new(self.golds, &mut rng);
+        let mut state = State {
+            selector,
+            skills: Skills::default(),
+            evaluators: KnownEvaluators::new(self.max_evaluators),
+            available: AvailableBudget::new(self.payer.budget().clone()),
+            spending: SpendingRecords::new(self.tasks_done),
+            scores: ScoreHistory::default(),
+            audit_rate: if golds.is_empty() { 0.0 } else { self.audit_rate },
+            golds,
+            rng,
+            tasks: self.tasks,
+            calls: HashMap::new(),
+            next_call: 0,
+        };
+        state.restore(&evidence, &reports, self.payer.address());
+        Ok(Student(Arc::new(Inner {
+            client: with_deadline(client),
+            public_client: public_client.map(with_deadline),
             cards,
             evidence,
-            heard,
+            reports,
             sources,
             clock: self.clock,
-            seats: self.panel,
-            replacements: self.replacements,
+            panel_size: self.panel_size,
+            max_replacements: self.max_replacements,
             deadline: self.deadline,
-            card_ttl: self.card_ttl.as_secs(),
+            card_recheck_interval: self.card_recheck_interval.as_secs(),
             max_named: self.max_evaluators.saturating_mul(2),
-            permits: Semaphore::new(self.at_once),
+            permits: Semaphore::new(self.max_concurrent_calls),
             calls: Arc::new(watch::Sender::new(0)),
-            desk: Mutex::new(desk),
+            state: Mutex::new(state),
             payer: self.payer,
-        };
-        Ok(Student(Arc::new(inner)))
+        })))
     }
-}
-
-/// Takes in what others said of the skills that there was work for; the rest is heard when there is.
-fn hear(desk: &mut Desk, heard: &EvidenceLog, payer: &Payer) {
-    heard.for_each(|evidence| {
-        let speaker = evidence.payment.map(|payment| payment.payer).filter(|speaker| *speaker != payer.address());
-        if let (Some(speaker), Some(skill)) = (speaker, desk.skills.get(&evidence.skill)) {
-            desk.selector.learn_report(speaker, &evidence.observation(skill));
-        }
-    });
-}
-
-/// Takes in what is on record.
-fn recall(desk: &mut Desk, evidence: &EvidenceLog, payer: &Payer) {
-    let own = payer.address();
-    // Others' records are about skills that there may be no work for; they must not fill the table.
-    evidence.for_each(|evidence| {
-        if evidence.payment.is_none_or(|payment| payment.payer == own) {
-            desk.skills.insert(&evidence.skill);
-        }
-    });
-    desk.selector.restore(evidence, &[own], &desk.skills);
-    evidence.for_each(|evidence| {
-        let is_own = evidence.payment.is_none_or(|payment| payment.payer == own);
-        let Some(skill) = desk.skills.get(&evidence.skill).filter(|_| is_own) else { return };
-        desk.ledger.recall(evidence, skill);
-        if let CallOutcome::Answered { score, confidence: Some(confidence), .. } = evidence.outcome {
-            desk.norms.learn(evidence.evaluator, skill, score, confidence);
-        }
-    });
 }
 
 impl fmt::Debug for StudentBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StudentBuilder").field("payer", &self.payer).field("panel", &self.panel).finish_non_exhaustive()
+        let mut builder = f.debug_struct("StudentBuilder");
+        builder.field("payer", &self.payer).field("panel_size", &self.panel_size).finish_non_exhaustive()
     }
 }

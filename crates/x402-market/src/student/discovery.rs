@@ -1,36 +1,163 @@
-//! Finds out who can be hired.
+//! Which evaluators can be hired: where they are found, how their cards are checked, and the table of those that are known.
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
+    error::Error,
     sync::Arc,
     time::Duration,
 };
 
 use alloy_primitives::Address;
+use async_trait::async_trait;
 use tokio::{task::JoinSet, time::timeout};
+use tower_x402::{
+    Usdc,
+    client::{DiscoveryClient, DiscoveryFilter},
+};
 use url::Url;
 
-use super::{CardSource, Inner, SourceError, desk::Desk, roster::NotEntered};
-use crate::{CardError, card::Fetched};
+use super::{Inner, state::State};
+use crate::{
+    CardError, Outputs, Submission, VerifiedCard,
+    card::Fetched,
+    directory::{CardQuery, DirectoryClient},
+    selection::{Candidate, Skill, SkillSet, Skills},
+};
 
-/// How many times in a row somebody's card must have been out of reach to be taken for gone.
-const MISSES: u32 = 3;
+/// After how many missed fetches in a row an evaluator counts as gone.
+const MAX_MISSES: u32 = 3;
 /// How many cards are fetched at once.
-const AT_ONCE: usize = 16;
-/// How long a source may think.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_CONCURRENT_FETCHES: usize = 16;
+/// How long a source may take to answer.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Who was found, who was not taken and why.
+/// A source of URLs of evaluators: a URL, a list of URLs, a facilitator's list of resources, a directory.
+///
+/// Sources are hints. Each evaluator must show a signed card before it is hired.
+///
+/// ```
+/// use url::Url;
+/// use x402_market::{CardSource, SourceError};
+///
+/// /// Evaluators named in an environment variable, separated by commas.
+/// struct FromEnvironment;
+///
+/// #[async_trait::async_trait]
+/// impl CardSource for FromEnvironment {
+///     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+///         let urls = std::env::var("EVALUATORS").map_err(SourceError::new)?;
+///         urls.split(',').map(|url| url.parse().map_err(SourceError::new)).collect()
+///     }
+///
+///     fn is_untrusted(&self) -> bool {
+///         false
+///     }
+/// }
+/// ```
+#[async_trait]
+pub trait CardSource: Send + Sync + 'static {
+    /// Returns base URLs of evaluators, or URLs of their cards (`….json`), the most promising first.
+    ///
+    /// # Errors
+    /// [`SourceError`] if the source cannot be read.
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError>;
+
+    /// Returns `true` if anybody can add URLs to the source. Evaluators from such sources are refused on this machine and in private
+    /// networks, unless [`private_hosts`](super::StudentBuilder::private_hosts) is set. Default: `true`.
+    fn is_untrusted(&self) -> bool {
+        true
+    }
+}
+
+/// The reason why a source returned no URLs.
+#[derive(Debug, thiserror::Error)]
+#[error("could not read a source of evaluators")]
+pub struct SourceError(#[source] Box<dyn Error + Send + Sync>);
+
+impl SourceError {
+    /// Wraps the error of a source.
+    pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(source.into())
+    }
+}
+
+#[async_trait]
+impl CardSource for Url {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(vec![self.clone()])
+    }
+
+    fn is_untrusted(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl CardSource for Vec<Url> {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        Ok(self.clone())
+    }
+
+    fn is_untrusted(&self) -> bool {
+        false
+    }
+}
+
+/// All resources that are paid for over HTTP. The card is looked for beside the resource, where
+/// [`EvaluatorService`](crate::EvaluatorService) serves it.
+#[async_trait]
+impl CardSource for DiscoveryClient {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        let filter = DiscoveryFilter { kind: Some("http".to_owned()), ..DiscoveryFilter::default() };
+        let found = self.list(&filter).await.map_err(SourceError::new)?;
+        let mut seen = HashSet::new();
+        let http = found.resources.into_iter().filter(|resource| resource.kind == "http");
+        let bases = http.filter_map(|resource| resource.url.join(".").ok());
+        Ok(bases.filter(|base| seen.insert(base.clone())).collect())
+    }
+}
+
+/// All evaluators whose cards the directory lists: the first card of each payee, then the second of each, and so on. So a payee gains
+/// nothing by listing more cards.
+#[async_trait]
+impl CardSource for DirectoryClient {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        let cards = self.cards(&CardQuery::default()).await.map_err(SourceError::new)?;
+        let mut listed: HashMap<Address, usize> = HashMap::new();
+        let ranked = cards.found.into_iter().map(|found| {
+            let rank = listed.entry(found.card.pay_to()).or_default();
+            *rank += 1;
+            (*rank, found.url)
+        });
+        let mut ranked: Vec<(usize, Url)> = ranked.collect();
+        // Stable: within a rank the order stays the directory's.
+        ranked.sort_by_key(|(rank, _)| *rank);
+        Ok(ranked.into_iter().map(|(_, url)| url).collect())
+    }
+}
+
+#[async_trait]
+impl<S: CardSource + ?Sized> CardSource for Arc<S> {
+    async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
+        self.as_ref().evaluators().await
+    }
+
+    fn is_untrusted(&self) -> bool {
+        self.as_ref().is_untrusted()
+    }
+}
+
+/// The result of [`Student::discover`](super::Student::discover).
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct DiscoveryReport {
-    /// Evaluators that can be hired, those that were known before included.
+    /// Evaluators that can be hired, including those known before.
     pub found: Vec<FoundEvaluator>,
-    /// Who was named and is no evaluator to hire.
+    /// Evaluators that were named and cannot be hired.
     pub refused: Vec<RefusedEvaluator>,
-    /// Sources that named nobody, and why.
+    /// The errors of sources that could not be read.
     pub failed: Vec<SourceError>,
-    /// How many more were named than are looked at.
+    /// The number of URLs that were not looked at because there were too many.
     pub left_out: usize,
 }
 
@@ -38,142 +165,122 @@ pub struct DiscoveryReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FoundEvaluator {
-    /// Where it is.
+    /// The URL that named it.
     pub url: Url,
-    /// Who is paid.
+    /// The address that is paid.
     pub evaluator: Address,
-    /// Its name, by its card.
+    /// The name on its card.
     pub name: String,
-    /// Whether it was not known before.
+    /// `true` if it was not known before.
     pub is_new: bool,
 }
 
-/// Somebody who is not hired.
+/// An evaluator that cannot be hired.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedEvaluator {
-    /// Where.
+    /// The URL that named it.
     pub url: Url,
-    /// Why.
+    /// Why it cannot be hired.
     pub reason: RefusedReason,
 }
 
-/// Why somebody cannot be hired.
+/// The reason why an evaluator cannot be hired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedReason {
-    /// Its card could not be fetched, or is not to be believed.
+    /// Its card could not be fetched or verified.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// It takes no token that the payer pays with.
-    #[error("it takes none of the tokens that the payer pays with")]
+    /// It accepts none of the payer's tokens. Add one to the payer if you want to hire it.
+    #[error("the evaluator accepts none of the payer's tokens")]
     Token,
-    /// Its payee is known by another URL, where its card still is.
-    #[error("its payee is that of {0}")]
+    /// Its payee is known at another URL, where the card still is.
+    #[error("the payee is already known at {0}")]
     SamePayee(Url),
-    /// No more evaluators are remembered, and the cards of all who are may be believed.
-    #[error("{0} evaluators are known; no more are remembered")]
+    /// The table of evaluators is full; see [`max_evaluators`](super::StudentBuilder::max_evaluators).
+    #[error("{0} evaluators are known, which is the limit")]
     Full(usize),
 }
 
-/// Where somebody was named, and whether by strangers only.
-type Place = (Url, bool);
+/// A URL, and whether only untrusted sources named it.
+pub(super) type Place = (Url, bool);
 
-/// Asks all sources, and whoever they name for its card.
+/// Asks all sources, and fetches the cards that they name.
 pub(super) async fn discover(inner: &Arc<Inner>) -> DiscoveryReport {
     let mut report = DiscoveryReport::default();
-    let named = named(inner, &mut report).await;
-    let mut round = Round::new(inner);
+    let named = read_sources(inner, &mut report).await;
+    let mut round = Round { inner, fetched: HashSet::new() };
     let mut waiting = Vec::new();
-    look(inner, named, |place, looked| match round.see(&place, looked) {
-        // Whether somebody has left, or is gone for good, is known only when everybody was asked.
-        Ok(card) => match enter(inner, &place, &card) {
+    fetch_cards(inner, named, |place, fetched| match round.note(&place, fetched) {
+        // Whether another evaluator has left its place is known only when all cards were fetched.
+        Ok(card) => match insert(inner, &place, &card) {
             Err(RefusedReason::SamePayee(_) | RefusedReason::Full(_)) => waiting.push((place, card)),
-            entered => report.note(place, entered),
+            inserted => report.add(place, inserted),
         },
         Err(error) => report.refused.push(RefusedEvaluator { url: place.0, reason: error.into() }),
     })
     .await;
-    let others: HashMap<Url, bool> = waiting.iter().filter_map(|((url, _), card)| round.unseen(url, card)).collect();
-    look(inner, others, |place, looked| {
-        if let Ok(card) = round.see(&place, looked) {
-            // Nobody has named it, so there is nothing to report.
-            let _ = enter(inner, &place, &card);
+    let previous = waiting.iter().filter_map(|((url, _), card)| round.previous_place(url, card));
+    let previous: HashMap<Url, bool> = previous.collect();
+    fetch_cards(inner, previous, |place, fetched| {
+        if let Ok(card) = round.note(&place, fetched) {
+            // No source named it, so it is not in the report.
+            let _ = insert(inner, &place, &card);
         }
     })
     .await;
     for (place, card) in waiting {
-        round.make_way(&place, &card);
-        let entered = enter(inner, &place, &card);
-        report.note(place, entered);
+        round.relocate(&place, &card);
+        let inserted = insert(inner, &place, &card);
+        report.add(place, inserted);
     }
     report
 }
 
 impl DiscoveryReport {
-    fn note(&mut self, (url, _): Place, entered: Result<FoundEvaluator, RefusedReason>) {
-        match entered {
+    fn add(&mut self, (url, _): Place, inserted: Result<FoundEvaluator, RefusedReason>) {
+        match inserted {
             Ok(found) => self.found.push(found),
             Err(reason) => self.refused.push(RefusedEvaluator { url, reason }),
         }
     }
 }
 
-/// What was seen while everybody was asked.
-struct Round<'a> {
-    inner: &'a Inner,
-    /// Where a card was asked for.
-    seen: HashSet<Url>,
-}
-
-impl<'a> Round<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        Self { inner, seen: HashSet::new() }
+/// Asks all sources for URLs. A URL that several sources name appears once, and is untrusted if all of them are.
+async fn read_sources(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
+    let mut asked = JoinSet::new();
+    for (number, (source, is_untrusted)) in inner.sources.iter().cloned().enumerate() {
+        asked.spawn(async move {
+            let urls = timeout(SOURCE_TIMEOUT, source.evaluators()).await;
+            (number, is_untrusted, urls.unwrap_or_else(|elapsed| Err(SourceError::new(elapsed))))
+        });
     }
-
-    /// Notes what is at a place. Who shows no card, or a wrong one, is not hired any more; who could not be asked just now, is.
-    fn see(&mut self, (url, _): &Place, looked: Result<Fetched, CardError>) -> Result<Fetched, CardError> {
-        self.seen.insert(url.clone());
-        looked.inspect_err(|error| {
-            let may_pass = matches!(
-                error,
-                CardError::Unreachable(_)
-                    | CardError::Timeout
-                    | CardError::Status(408 | 429 | 500..=599)
-                    | CardError::NotPublic
-            );
-            if let Some(entry) = self.inner.desk().roster.at(url) {
-                match may_pass {
-                    true => entry.missed = entry.missed.saturating_add(1),
-                    false => entry.banned = true,
+    let mut answers = asked.join_all().await;
+    answers.sort_by_key(|(number, ..)| *number);
+    let (mut places, mut positions): (Vec<Place>, HashMap<Url, usize>) = (Vec::new(), HashMap::new());
+    for (_, is_untrusted, urls) in answers {
+        let urls = urls.unwrap_or_else(|error| {
+            report.failed.push(error);
+            Vec::new()
+        });
+        for url in urls {
+            match positions.entry(url) {
+                hash_map::Entry::Vacant(new) => {
+                    places.push((new.key().clone(), is_untrusted));
+                    new.insert(places.len() - 1);
                 }
+                hash_map::Entry::Occupied(before) => places[*before.get()].1 &= is_untrusted,
             }
-        })
-    }
-
-    /// Where else the payee of this card is known, if nobody has looked there yet.
-    fn unseen(&self, url: &Url, card: &Fetched) -> Option<Place> {
-        let desk = self.inner.desk();
-        let other = desk.roster.elsewhere(card.card.pay_to(), url)?;
-        (!self.seen.contains(&other.url)).then(|| (other.url.clone(), other.is_strange))
-    }
-
-    /// A payee whose card is not where it was is at this place now: only its own key signs that. As long as it is there, too, or was a
-    /// moment ago, nobody who shows what it once signed can take it elsewhere.
-    fn make_way(&self, place: &Place, card: &Fetched) {
-        let mut desk = self.inner.desk();
-        let payee = card.card.pay_to();
-        let Some(other) = desk.roster.elsewhere(payee, &place.0) else { return };
-        if other.banned || other.missed >= MISSES {
-            let left = other.url.clone();
-            desk.roster.relocate(payee, place.clone());
-            leave(self.inner, &desk, &left, payee);
         }
     }
+    report.left_out = places.len().saturating_sub(inner.max_named);
+    places.truncate(inner.max_named);
+    places
 }
 
-/// Looks what is at these places, a few at a time.
-async fn look(
+/// Fetches the cards at these places, a few at a time.
+async fn fetch_cards(
     inner: &Arc<Inner>,
     places: impl IntoIterator<Item = Place>,
     mut with: impl FnMut(Place, Result<Fetched, CardError>),
@@ -181,54 +288,72 @@ async fn look(
     let mut places = places.into_iter();
     let mut fetches = JoinSet::new();
     loop {
-        while fetches.len() < AT_ONCE
-            && let Some((url, is_strange)) = places.next()
+        while fetches.len() < MAX_CONCURRENT_FETCHES
+            && let Some((url, is_untrusted)) = places.next()
         {
             let inner = inner.clone();
-            fetches.spawn(async move { (inner.cards.look(&url, is_strange).await, (url, is_strange)) });
+            fetches.spawn(async move { (inner.cards.look(&url, is_untrusted).await, (url, is_untrusted)) });
         }
         match fetches.join_next().await {
-            Some(Ok((looked, place))) => with(place, looked),
+            Some(Ok((fetched, place))) => with(place, fetched),
             Some(Err(_)) => {}
             None => return,
         }
     }
 }
 
-/// Everyone who is named, once, and whether by strangers only.
-async fn named(inner: &Arc<Inner>, report: &mut DiscoveryReport) -> Vec<Place> {
-    let mut asked = JoinSet::new();
-    for (number, (source, is_strange)) in inner.sources.iter().cloned().enumerate() {
-        asked.spawn(async move {
-            let said = timeout(PATIENCE, source.evaluators()).await;
-            (number, is_strange, said.unwrap_or_else(|late| Err(SourceError::new(late))))
-        });
-    }
-    let mut said = asked.join_all().await;
-    said.sort_by_key(|(number, ..)| *number);
-    let (mut urls, mut seen) = (Vec::new(), HashMap::new());
-    for (_, is_strange, said) in said {
-        let said = said.unwrap_or_else(|error| {
-            report.failed.push(error);
-            Vec::new()
-        });
-        for url in said {
-            match seen.entry(url) {
-                hash_map::Entry::Vacant(new) => {
-                    urls.push((new.key().clone(), is_strange));
-                    new.insert(urls.len() - 1);
-                }
-                hash_map::Entry::Occupied(before) => urls[*before.get()].1 &= is_strange,
-            }
-        }
-    }
-    report.left_out = urls.len().saturating_sub(inner.max_named);
-    urls.truncate(inner.max_named);
-    urls
+/// The cards fetched in one call of [`discover`].
+struct Round<'a> {
+    inner: &'a Inner,
+    fetched: HashSet<Url>,
 }
 
-/// Enters whoever's card is at a place, if there is a place for it.
-fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvaluator, RefusedReason> {
+impl Round<'_> {
+    /// Notes what is at a place. An evaluator without a valid card is not hired any more; one that could not be reached stays.
+    fn note(&mut self, (url, _): &Place, fetched: Result<Fetched, CardError>) -> Result<Fetched, CardError> {
+        self.fetched.insert(url.clone());
+        fetched.inspect_err(|error| {
+            let is_temporary = matches!(
+                error,
+                CardError::Unreachable(_)
+                    | CardError::Timeout
+                    | CardError::Status(408 | 429 | 500..=599)
+                    | CardError::NotPublic
+            );
+            if let Some(known) = self.inner.state().evaluators.at(url) {
+                match is_temporary {
+                    true => known.misses = known.misses.saturating_add(1),
+                    false => known.is_banned = true,
+                }
+            }
+        })
+    }
+
+    /// Returns where else the payee of this card is known, unless that place was fetched in this round.
+    fn previous_place(&self, url: &Url, card: &Fetched) -> Option<Place> {
+        let state = self.inner.state();
+        let other = state.evaluators.elsewhere(card.card.pay_to(), url)?;
+        (!self.fetched.contains(&other.url)).then(|| (other.url.clone(), other.is_untrusted))
+    }
+
+    /// Moves a payee whose card is no longer at its known place to this one.
+    ///
+    /// Only the payee's key can have signed the card, but an old card can be copied. So the payee is not moved while its card is still at
+    /// the known place, or was there a moment ago.
+    fn relocate(&self, place: &Place, card: &Fetched) {
+        let mut state = self.inner.state();
+        let payee = card.card.pay_to();
+        let Some(other) = state.evaluators.elsewhere(payee, &place.0) else { return };
+        if other.is_banned || other.misses >= MAX_MISSES {
+            let left = other.url.clone();
+            state.evaluators.relocate(payee, place.clone());
+            forget_unless_hired(self.inner, &state, &left, payee);
+        }
+    }
+}
+
+/// Adds the evaluator whose card is at a place, if there is room for it.
+fn insert(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvaluator, RefusedReason> {
     let (url, card) = (&place.0, &fetched.card);
     let accepts = &card.pricing().accepts;
     let is_ours = |token: &crate::AcceptedToken| {
@@ -241,38 +366,205 @@ fn enter(inner: &Inner, place: &Place, fetched: &Fetched) -> Result<FoundEvaluat
     let now = inner.clock.now();
     let first_seen = || {
         inner.evidence.first_seen(evaluator, now).unwrap_or_else(|error| {
-            tracing::warn!(%error, "when an evaluator was first seen could not be recorded");
+            tracing::warn!(%error, "could not record when an evaluator was first seen");
             now
         })
     };
-    let mut desk = inner.desk();
-    let desk = &mut *desk;
-    if let Some(other) = desk.roster.elsewhere(evaluator, url) {
+    let mut state = inner.state();
+    let state = &mut *state;
+    if let Some(other) = state.evaluators.elsewhere(evaluator, url) {
         return Err(RefusedReason::SamePayee(other.url.clone()));
     }
-    if desk.roster.find(evaluator).is_none()
-        && let Some(leaving) = desk.roster.next_place()?
+    if state.evaluators.find(evaluator).is_none()
+        && let Some(replaced) = state.evaluators.next_replaced()?
     {
-        leave(inner, desk, &leaving.url, leaving.card.pay_to());
+        forget_unless_hired(inner, state, &replaced.url, replaced.card.pay_to());
     }
-    // Only now: who is refused may have as many URLs as it likes.
+    // Not before: an evaluator that is refused may have any number of URLs.
     inner.cards.keep(fetched)?;
-    let is_new = desk.roster.enter(place.clone(), card.clone(), &desk.skills, first_seen)?;
+    let is_new = state.evaluators.insert(place, card.clone(), &state.skills, first_seen)?;
     Ok(FoundEvaluator { url: url.clone(), evaluator, name, is_new })
 }
 
-/// Forgets whom a place had paid that nobody is at any more, unless that was ever asked for a verdict.
-fn leave(inner: &Inner, desk: &Desk, place: &Url, payee: Address) {
-    if !desk.ledger.knows(payee) {
+/// Forgets the payee of a place that it has left, unless the evaluator was ever hired.
+fn forget_unless_hired(inner: &Inner, state: &State, place: &Url, payee: Address) {
+    if !state.spending.has(payee) {
         inner.cards.forget(place);
     }
 }
 
-impl From<NotEntered> for RefusedReason {
-    fn from(reason: NotEntered) -> Self {
-        match reason {
-            NotEntered::Full(limit) => Self::Full(limit),
-            NotEntered::SamePayee(other) => Self::SamePayee(other),
+/// How many outputs a submission has, and whether it can be split.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) outputs: usize,
+    is_whole: bool,
+}
+
+impl Shape {
+    pub(super) fn of(submission: &Submission) -> Self {
+        Self { outputs: submission.outputs().len(), is_whole: !matches!(submission.outputs, Outputs::Group(_)) }
+    }
+}
+
+/// The evaluators that are known, in the order in which they were found.
+#[derive(Debug)]
+pub(super) struct KnownEvaluators {
+    limit: usize,
+    entries: Vec<KnownEvaluator>,
+    by_payee: HashMap<Address, usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct KnownEvaluator {
+    pub(super) url: Url,
+    /// Only untrusted sources have named it: it must be on a public host.
+    pub(super) is_untrusted: bool,
+    pub(super) card: Arc<VerifiedCard>,
+    first_seen: u64,
+    /// When its card was last fetched because of a failure.
+    pub(super) rechecked_at: Option<u64>,
+    /// How many calls to it were given up and have not ended.
+    pub(super) overdue: usize,
+    /// It showed no valid card.
+    pub(super) is_banned: bool,
+    /// How many times in a row its card could not be fetched.
+    misses: u32,
+    claims: SkillSet,
+    offers: SkillSet,
+}
+
+impl KnownEvaluators {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, entries: Vec::new(), by_payee: HashMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn find(&mut self, evaluator: Address) -> Option<&mut KnownEvaluator> {
+        self.by_payee.get(&evaluator).map(|position| &mut self.entries[*position])
+    }
+
+    /// Returns `true` if the card of a known evaluator has this skill.
+    pub(super) fn have_skill(&self, skill: &str) -> bool {
+        self.entries.iter().any(|known| known.card.card().has_skill(skill))
+    }
+
+    /// Updates the skills of all cards after a skill got a number.
+    pub(super) fn number_skills(&mut self, skills: &Skills) {
+        self.entries.iter_mut().for_each(|known| known.number_skills(skills));
+    }
+
+    /// Returns the evaluators that can be sent such a submission now.
+    pub(super) fn candidates(
+        &self,
+        skill: Skill,
+        shape: Shape,
+        per_payment: Usdc,
+        excluded: &[Address],
+    ) -> impl Iterator<Item = (&KnownEvaluator, Candidate)> {
+        self.entries.iter().filter_map(move |known| {
+            let evaluator = known.card.pay_to();
+            let can_be_hired = known.offers.contains(skill) && !known.is_banned && known.overdue == 0;
+            if !can_be_hired || excluded.contains(&evaluator) {
+                return None;
+            }
+            let max_outputs = known.max_outputs(per_payment);
+            if max_outputs == 0 || (shape.is_whole && max_outputs < shape.outputs) {
+                return None;
+            }
+            let price = known.card.pricing().price_per_output;
+            let candidate = Candidate { evaluator, claims: known.claims, price, first_seen: known.first_seen };
+            Some((known, candidate))
+        })
+    }
+
+    /// Adds a card, or replaces the one that its payee had. Returns `true` if the payee is new.
+    pub(super) fn insert(
+        &mut self,
+        (url, is_untrusted): &Place,
+        card: Arc<VerifiedCard>,
+        skills: &Skills,
+        first_seen: impl FnOnce() -> u64,
+    ) -> Result<bool, RefusedReason> {
+        let payee = card.pay_to();
+        if let Some(known) = self.find(payee) {
+            if known.url != *url {
+                return Err(RefusedReason::SamePayee(known.url.clone()));
+            }
+            known.is_untrusted &= is_untrusted;
+            known.card = card;
+            (known.is_banned, known.misses) = (false, 0);
+            known.number_skills(skills);
+            return Ok(false);
         }
+        let replaced = self.next_replaced()?.map(|known| known.card.pay_to());
+        let mut new = KnownEvaluator {
+            url: url.clone(),
+            is_untrusted: *is_untrusted,
+            card,
+            first_seen: first_seen(),
+            rechecked_at: None,
+            overdue: 0,
+            is_banned: false,
+            misses: 0,
+            claims: SkillSet::default(),
+            offers: SkillSet::default(),
+        };
+        new.number_skills(skills);
+        let position = match replaced.and_then(|replaced| self.by_payee.remove(&replaced)) {
+            Some(position) => {
+                self.entries[position] = new;
+                position
+            }
+            None => {
+                self.entries.push(new);
+                self.entries.len() - 1
+            }
+        };
+        self.by_payee.insert(payee, position);
+        Ok(true)
+    }
+
+    /// Returns the evaluator that the next new one replaces; `None` if there is room.
+    fn next_replaced(&self) -> Result<Option<&KnownEvaluator>, RefusedReason> {
+        if self.entries.len() < self.limit {
+            return Ok(None);
+        }
+        // The entry counts the calls that were given up, so it must stay until they have ended.
+        let may_go = |known: &&KnownEvaluator| known.is_banned && known.overdue == 0;
+        self.entries.iter().find(may_go).map(Some).ok_or(RefusedReason::Full(self.limit))
+    }
+
+    fn at(&mut self, url: &Url) -> Option<&mut KnownEvaluator> {
+        self.entries.iter_mut().find(|known| known.url == *url)
+    }
+
+    /// Returns the entry of a payee that is known at another URL.
+    fn elsewhere(&self, evaluator: Address, url: &Url) -> Option<&KnownEvaluator> {
+        self.by_payee.get(&evaluator).map(|position| &self.entries[*position]).filter(|known| known.url != *url)
+    }
+
+    fn relocate(&mut self, evaluator: Address, (url, is_untrusted): Place) {
+        if let Some(known) = self.find(evaluator) {
+            (known.url, known.is_untrusted, known.rechecked_at, known.misses) = (url, is_untrusted, None, 0);
+        }
+    }
+}
+
+impl KnownEvaluator {
+    /// Returns how many outputs one request may hold: as many as the evaluator takes, and as one payment may pay for.
+    pub(super) fn max_outputs(&self, per_payment: Usdc) -> usize {
+        let pricing = self.card.pricing();
+        let payable = per_payment.atomic().checked_div(pricing.price_per_output.atomic()).unwrap_or(u64::MAX);
+        pricing.max_outputs.min(usize::try_from(payable).unwrap_or(usize::MAX))
+    }
+
+    fn number_skills(&mut self, skills: &Skills) {
+        let card = &self.card;
+        self.offers = skills.set(card.card().skills.iter().map(|skill| skill.id.as_str()));
+        let claimed = card.pricing().expertise.iter().filter(|expertise| expertise.claim.get() > 0.5);
+        self.claims = skills.set(claimed.map(|expertise| &*expertise.skill));
     }
 }

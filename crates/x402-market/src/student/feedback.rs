@@ -1,121 +1,46 @@
-//! What the student gets for its money.
+//! The result of a submission: the verdicts of a panel, the evaluators it hired, and why some of them failed.
+
+use std::fmt;
 
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 use tower_x402::{
     Network, Usdc,
-    client::{self, Receipt},
+    client::{self, PaymentError, Receipt, Refusal},
 };
 use url::Url;
 
-use super::Failure;
-use crate::{Confidence, EvaluatorId, Preference, Reward, Score, TaskId, Verdict};
+use super::spending::sum;
+use crate::{
+    Confidence, EvaluateError, EvaluatorId, Preference, Reward, Score, TaskId, Verdict, evidence::CallOutcome,
+};
 
-/// What a panel said about a submission, and what it cost.
+/// The longest detail of a [`Failure`], in characters.
+const MAX_DETAIL: usize = 200;
+
+/// The verdicts of a panel on a submission, and what they cost.
 ///
-/// An episode never fails because evaluators do: where nobody gave a verdict that is worth anything, [`verdict`](OutputFeedback::verdict)
-/// is `None`, and `hires` say why.
+/// Failing evaluators are no error: if none gave a verdict of any weight, [`verdict`](OutputFeedback::verdict) is `None` and `hires` say
+/// why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Feedback {
-    /// The task's id, as the student calls it.
+    /// The id of the student's task.
     pub task: TaskId,
-    /// For each output, in order.
+    /// One for each output, in order.
     pub outputs: Vec<OutputFeedback>,
-    /// Everyone who was asked, in the order in which they were hired; replacements for those who failed are among them. Empty if
-    /// keeping the money was worth more.
+    /// The evaluators that were asked, in the order in which they were hired, replacements included. Empty if no evaluator was worth its
+    /// price.
     pub hires: Vec<Hire>,
-    /// What they were paid, as they say.
+    /// The amount paid, by the receipts of the evaluators.
     pub paid: Usdc,
-    /// What was signed besides, without a proof that it was paid or never will be: it stays reserved in the budget.
+    /// The amount signed of which it is not known whether it was paid. It stays reserved in the budget.
     pub held: Usdc,
 }
 
-/// What is thought of one output.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct OutputFeedback {
-    /// What the panel says as a whole; `None` if nobody answered whose word is worth more than a coin's.
-    #[serde(rename = "judged")]
-    pub verdict: Option<AggregateVerdict>,
-    /// What each member says, whoever is believed most first.
-    #[serde(rename = "opinions")]
-    pub members: Vec<PanelVerdict>,
-}
-
-/// A verdict of several.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct AggregateVerdict {
-    /// How good the output is: the members' scores on a common scale, weighted by how much each is believed.
-    pub score: Score,
-    /// The score, stretched to -1 to 1. Rewards that evaluators give are on scales of their own, and stand with their verdicts.
-    pub reward: Reward,
-    /// How likely the score is on the right side of one half, by what is believed of the members, not by what they say of
-    /// themselves alone.
-    pub confidence: Confidence,
-}
-
-/// What one evaluator says about one output.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct PanelVerdict {
-    /// Who is paid for it.
-    pub evaluator: Address,
-    /// What it calls itself.
-    #[serde(rename = "by")]
-    pub evaluator_id: EvaluatorId,
-    /// Its share of what the panel says: from 0 to 1, all together 1, unless nobody's word is worth anything.
-    pub weight: f64,
-    /// Its score on the common scale.
-    pub calibrated: Score,
-    /// What it says.
-    pub verdict: Verdict,
-}
-
-/// An evaluator that was asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct Hire {
-    /// Who is paid.
-    pub evaluator: Address,
-    /// Its name, by its card.
-    pub name: String,
-    /// Where it is.
-    pub url: Url,
-    /// What was signed for it, one payment for each part of the submission. Of one that is late this is not known yet, and empty: it is in
-    /// the [books](super::Student::spending) when it is known.
-    pub payments: Vec<CallPayment>,
-    /// Why some or all of its verdicts are missing; `None` if it did what it was hired for.
-    pub failure: Option<Failure>,
-}
-
-/// What was signed, and what became of it. No secret is in it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct CallPayment {
-    /// How much.
-    pub amount: Usdc,
-    /// How it ended.
-    pub outcome: client::PaymentOutcome,
-    /// The transaction that the evaluator names.
-    pub transaction: Option<B256>,
-    /// The chain.
-    pub network: Network,
-    /// Who pays.
-    pub payer: Address,
-    /// The authorization's nonce; with payer, token and network it identifies the payment.
-    pub nonce: B256,
-}
-
 impl Feedback {
-    /// Of a pair, which one the panel prefers.
+    /// Returns which output of a pair the panel prefers.
     pub fn preference(&self) -> Option<Preference> {
         let [OutputFeedback { verdict: Some(first), .. }, OutputFeedback { verdict: Some(second), .. }] =
             &*self.outputs
@@ -129,22 +54,102 @@ impl Feedback {
         })
     }
 
-    /// How many outputs have a verdict that is worth something.
+    /// Returns how many outputs have a verdict.
     pub fn judged_outputs(&self) -> usize {
         self.outputs.iter().filter(|output| output.verdict.is_some()).count()
     }
 }
 
+/// The verdicts of a panel on one output.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct OutputFeedback {
+    /// The aggregate; `None` if no member answered whose verdict weighs more than a coin toss.
+    #[serde(rename = "judged")]
+    pub verdict: Option<AggregateVerdict>,
+    /// The verdict of each member, the one with the greatest weight first.
+    #[serde(rename = "opinions")]
+    pub members: Vec<PanelVerdict>,
+}
+
+/// One verdict made of several.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct AggregateVerdict {
+    /// The weighted mean of the members' calibrated scores.
+    pub score: Score,
+    /// The score on a scale from -1 to 1. Rewards given by evaluators are on scales of their own, and stay in their verdicts.
+    pub reward: Reward,
+    /// The probability that the score is on the right side of one half, by the members' expected accuracies.
+    pub confidence: Confidence,
+}
+
+/// The verdict of one panel member on one output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct PanelVerdict {
+    /// The address that is paid.
+    pub evaluator: Address,
+    /// The name that the evaluator gives itself.
+    #[serde(rename = "by")]
+    pub evaluator_id: EvaluatorId,
+    /// Its share of the aggregate, from 0 to 1. The shares add up to 1, or to 0 if no verdict has any weight.
+    pub weight: f64,
+    /// The score on the panel's common scale.
+    pub calibrated: Score,
+    /// The verdict as it was received.
+    pub verdict: Verdict,
+}
+
+/// An evaluator that was asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Hire {
+    /// The address that is paid.
+    pub evaluator: Address,
+    /// The name on its card.
+    pub name: String,
+    /// The URL that named it.
+    pub url: Url,
+    /// One payment for each part of the submission. Empty after a [timeout](Failure::Timeout): its payments appear in the
+    /// [spending report](super::Student::spending) once the call has ended.
+    pub payments: Vec<CallPayment>,
+    /// Why some or all of its verdicts are missing.
+    pub failure: Option<Failure>,
+}
+
 impl Hire {
-    /// What was paid, and what was signed without proof.
+    /// Returns the amount paid, and the amount of which it is not known whether it was paid.
     pub(super) fn sums(&self) -> (Usdc, Usdc) {
-        let mut sums = (Usdc::ZERO, Usdc::ZERO);
-        for payment in &self.payments {
-            let sum = if payment.outcome.is_paid() { &mut sums.0 } else { &mut sums.1 };
-            *sum = sum.checked_add(payment.amount).unwrap_or(Usdc::MAX);
-        }
-        sums
+        let of = |is_paid: bool| {
+            let payments = self.payments.iter().filter(move |payment| payment.outcome.is_paid() == is_paid);
+            sum(payments.map(|payment| payment.amount))
+        };
+        (of(true), of(false))
     }
+}
+
+/// A payment to an evaluator, and what became of it. It holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct CallPayment {
+    /// The amount signed.
+    pub amount: Usdc,
+    /// The result of the payment.
+    pub outcome: client::PaymentOutcome,
+    /// The transaction named in the receipt.
+    pub transaction: Option<B256>,
+    /// The chain.
+    pub network: Network,
+    /// The address that pays.
+    pub payer: Address,
+    /// The nonce of the authorization. Together with payer, token and chain it identifies the payment.
+    pub nonce: B256,
 }
 
 impl From<&Receipt> for CallPayment {
@@ -152,4 +157,149 @@ impl From<&Receipt> for CallPayment {
         let Receipt { outcome, transaction, network, amount, payer, nonce, .. } = *receipt;
         Self { amount, outcome, transaction, network, payer, nonce }
     }
+}
+
+/// The reason why an evaluator that was hired gave no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Failure {
+    /// The evaluator did not answer before the deadline. A payment signed for it may still be executed.
+    #[error("the evaluator did not answer in time")]
+    #[serde(rename = "late")]
+    Timeout,
+    /// The evaluator could not be reached, broke off its answer, or failed.
+    #[error("the evaluator could not be reached or did not finish its answer: {detail}")]
+    Unreachable {
+        /// The error.
+        detail: String,
+    },
+    /// The evaluator's answer is no valid evaluation, it was paid and refused, or its 402 has no usable offer.
+    #[error("the evaluator's answer is invalid: {detail}")]
+    #[serde(rename = "garbage")]
+    InvalidAnswer {
+        /// The error.
+        detail: String,
+    },
+    /// The evaluator demanded another price than on its card. Nothing was signed.
+    #[error("the evaluator demands {demanded} atomic units, but its card says {expected}")]
+    #[serde(rename = "priceLie")]
+    PriceMismatch {
+        /// The price by the card.
+        #[serde(rename = "said")]
+        expected: Usdc,
+        /// The price in the 402, in atomic units.
+        #[serde(rename = "asked")]
+        demanded: String,
+    },
+    /// The evaluator demanded a payment to another address than on its card. Nothing was signed.
+    #[error("the evaluator demands a payment to {demanded}, but its card says {expected}")]
+    #[serde(rename = "payeeLie")]
+    PayeeMismatch {
+        /// The payee by the card.
+        #[serde(rename = "said")]
+        expected: Address,
+        /// The payee in the 402.
+        #[serde(rename = "asked")]
+        demanded: Address,
+    },
+    /// The evaluator demanded a token that is not on its card. Nothing was signed.
+    #[error("the evaluator demands {asset} on {network}, which is not on its card")]
+    #[serde(rename = "tokenLie")]
+    TokenMismatch {
+        /// The chain in the 402.
+        network: Network,
+        /// The token in the 402.
+        asset: Address,
+    },
+    /// The evaluator's terms changed after its card was read, and its new card says so. Nothing was signed; the selector does not count it
+    /// as a failure.
+    #[error("the evaluator's terms have changed since its card was read")]
+    TermsChanged,
+    /// The evaluator declined the submission. Nothing was signed; the selector counts it as a timeout.
+    #[error("the evaluator declined with status {status}: {detail}")]
+    Declined {
+        /// The HTTP status.
+        status: u16,
+        /// The reason given.
+        detail: String,
+    },
+    /// The evaluator says that the payment failed; the selector counts it as a timeout. If all evaluators say so, check the payer's
+    /// balance.
+    #[error("the evaluator says that the payment failed: {detail}")]
+    PaymentFailed {
+        /// The reason given.
+        detail: String,
+    },
+    /// The payer did not pay: its budget, signer or journal refused. The selector does not count it as a failure of the evaluator.
+    #[error("no payment was made: {detail}")]
+    NotPaid {
+        /// The reason.
+        detail: String,
+    },
+}
+
+impl Failure {
+    pub(super) fn of(error: &EvaluateError) -> Self {
+        let was_paid = error.receipt().is_some_and(|receipt| receipt.outcome.is_paid());
+        match error {
+            EvaluateError::NotOffered(what) => Self::NotPaid { detail: shorten(what) },
+            EvaluateError::PriceMismatch { expected, demanded } => {
+                Self::PriceMismatch { expected: *expected, demanded: demanded.to_string() }
+            }
+            EvaluateError::PayeeMismatch { expected, demanded } => {
+                Self::PayeeMismatch { expected: *expected, demanded: *demanded }
+            }
+            EvaluateError::TokenMismatch { network, asset } => Self::TokenMismatch { network: *network, asset: *asset },
+            EvaluateError::NoOffer => Self::InvalidAnswer { detail: shorten(error) },
+            EvaluateError::Payment(PaymentError::Unanswered { .. }) => Self::Unreachable { detail: shorten(error) },
+            EvaluateError::Payment(
+                PaymentError::Unreadable(_)
+                | PaymentError::Encode(_)
+                | PaymentError::Refused(Refusal::NoPayableOffer { .. } | Refusal::Redirected { .. }),
+            ) => Self::InvalidAnswer { detail: shorten(error) },
+            EvaluateError::Payment(_) => Self::NotPaid { detail: shorten(error) },
+            EvaluateError::NotPublic => Self::Unreachable { detail: shorten(error) },
+            EvaluateError::Unreachable { source, .. } => Self::Unreachable { detail: shorten(source) },
+            EvaluateError::Answered { status, detail, .. } => match status {
+                400..=499 if error.receipt().is_none() => Self::Declined { status: *status, detail: shorten(detail) },
+                400..=499 if !was_paid => {
+                    let reason = error.receipt().and_then(|receipt| receipt.reason.as_deref());
+                    Self::PaymentFailed { detail: shorten(reason.unwrap_or(detail)) }
+                }
+                500..=599 if !was_paid => Self::Unreachable { detail: shorten(error) },
+                _ => Self::InvalidAnswer { detail: shorten(error) },
+            },
+            EvaluateError::InvalidEvaluation { .. } => Self::InvalidAnswer { detail: shorten(error) },
+        }
+    }
+
+    /// Returns the outcome to record; `None` if the evaluator is not to blame.
+    pub(super) const fn outcome(&self) -> Option<CallOutcome> {
+        match self {
+            Self::Timeout | Self::Unreachable { .. } | Self::Declined { .. } | Self::PaymentFailed { .. } => {
+                Some(CallOutcome::Timeout)
+            }
+            Self::InvalidAnswer { .. } => Some(CallOutcome::InvalidAnswer),
+            Self::PriceMismatch { .. } => Some(CallOutcome::PriceMismatch),
+            Self::PayeeMismatch { .. } => Some(CallOutcome::PayeeMismatch),
+            Self::TokenMismatch { .. } => Some(CallOutcome::TokenMismatch),
+            Self::TermsChanged | Self::NotPaid { .. } => None,
+        }
+    }
+
+    /// Returns `true` if a newer card may explain the failure.
+    pub(super) const fn may_be_outdated_card(&self) -> bool {
+        matches!(
+            self,
+            Self::PriceMismatch { .. }
+                | Self::PayeeMismatch { .. }
+                | Self::TokenMismatch { .. }
+                | Self::Declined { status: 404 | 405 | 410 | 421, .. }
+        )
+    }
+}
+
+fn shorten(text: &(impl fmt::Display + ?Sized)) -> String {
+    text.to_string().chars().take(MAX_DETAIL).collect()
 }

@@ -1,18 +1,15 @@
-//! What others saw, and how far they are believed.
+//! What other payers report about evaluators, and how far they are trusted.
 
 use std::collections::HashMap;
 
 use alloy_primitives::Address;
 
-use super::{
-    beta::ln_beta,
-    book::{grow, table_bytes},
-};
+use super::index::{grow, table_bytes};
 
-/// Counts of verdicts, faded.
+/// Counts of right and wrong verdicts, faded.
 pub(super) type Counts = [f32; 2];
 
-/// One payer's evidence on one cell.
+/// One payer's reports on one cell.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     cell: u32,
@@ -28,47 +25,45 @@ struct Payer {
     log_odds: f32,
 }
 
-/// The evidence of other payers, cell by cell (a cell is an evaluator in a skill).
+/// The reports of other payers, by cell: an evaluator in a skill.
 ///
-/// A payer is trusted with the probability that it is honest: that its verdicts and one's own were drawn with the same
-/// accuracies, against the alternative that they have nothing to do with each other. Each cell on which both have
-/// evidence contributes the Bayes factor of the two beta-binomial models. So one's own audits alone give trust; one that
-/// contradicts five hundred praises takes it away.
+/// A payer is trusted with the probability that it is honest: that its verdicts and the student's own were drawn with the same accuracies,
+/// against the alternative that they are unrelated. Each cell on which both have evidence contributes the Bayes factor of the two
+/// beta-binomial models. So only own audits give trust, and one that contradicts five hundred praises takes it away.
 ///
 /// Counts are in stored units; times `scale` they are verdicts.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
-    config: PoolConfig,
-    /// By cell, then payer.
+pub(super) struct Reports {
+    config: ReportsConfig,
+    /// Sorted by cell, then payer.
     entries: Vec<Entry>,
     payers: Vec<Payer>,
     numbers: HashMap<Address, u16>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PoolConfig {
-    /// How many entries and payers are kept.
-    pub(super) entries: usize,
-    pub(super) payers: usize,
-    /// The trust in a payer of whom nothing is known.
-    pub(super) trust: f32,
-    /// The most that one payer's word counts on one cell, in verdicts.
-    pub(super) voice: f32,
+pub(super) struct ReportsConfig {
+    pub(super) max_entries: usize,
+    pub(super) max_payers: usize,
+    /// The trust in a payer of which nothing is known.
+    pub(super) initial_trust: f32,
+    /// How many verdicts the reports of one payer on one cell count as at most.
+    pub(super) max_verdicts: f32,
 }
 
-impl Pool {
-    pub(super) fn new(config: PoolConfig) -> Self {
+impl Reports {
+    pub(super) fn new(config: ReportsConfig) -> Self {
         Self { config, entries: Vec::new(), payers: Vec::new(), numbers: HashMap::new() }
     }
 
-    /// The number of a payer, which may take the place of the one that is trusted least.
+    /// Returns the number of a payer. A new payer may replace the least trusted one.
     pub(super) fn payer(&mut self, address: Address) -> u16 {
         if let Some(payer) = self.numbers.get(&address) {
             return *payer;
         }
         let new = Payer { address, log_odds: self.prior() };
-        let payer = if self.payers.len() < self.config.payers {
-            grow(&mut self.payers, self.config.payers);
+        let payer = if self.payers.len() < self.config.max_payers {
+            grow(&mut self.payers, self.config.max_payers);
             self.payers.push(new);
             self.payers.len() - 1
         } else {
@@ -83,29 +78,33 @@ impl Pool {
         payer as u16
     }
 
-    /// The probability that this payer's evidence is genuine.
+    /// Returns the probability that this payer is honest.
     pub(super) fn trust(&self, payer: u16) -> f32 {
-        probability(self.payers.get(usize::from(payer)).map_or_else(|| self.prior(), |payer| payer.log_odds))
+        probability(self.log_odds(payer))
     }
 
-    /// How much a payer may make one forget, from 0 to 1: as it is trusted, once agreement with one's own audits has earned that. Else a
-    /// crowd of strangers, each trusted a little, would wipe out what one has seen oneself.
-    pub(super) fn earned(&self, payer: u16) -> f32 {
-        let odds = self.payers.get(usize::from(payer)).map_or_else(|| self.prior(), |payer| payer.log_odds);
+    /// Returns how far a payer may make the student forget, from 0 to 1: as far as it is trusted, once agreement with own audits has earned
+    /// that. Otherwise many new payers, each trusted a little, would erase what the student has seen itself.
+    pub(super) fn earned_trust(&self, payer: u16) -> f32 {
+        let odds = self.log_odds(payer);
         probability(odds) * (odds - self.prior()).clamp(0.0, 1.0)
     }
 
     pub(super) fn trust_in(&self, address: &Address) -> f32 {
-        self.numbers.get(address).map_or(self.config.trust, |payer| self.trust(*payer))
+        self.numbers.get(address).map_or(self.config.initial_trust, |payer| self.trust(*payer))
     }
 
-    /// The trust in the most trusted of all.
-    pub(super) fn most(&self) -> f32 {
+    /// Returns the trust in the most trusted payer.
+    pub(super) fn highest_trust(&self) -> f32 {
         self.payers.iter().map(|payer| probability(payer.log_odds)).fold(0.0, f32::max)
     }
 
+    fn log_odds(&self, payer: u16) -> f32 {
+        self.payers.get(usize::from(payer)).map_or_else(|| self.prior(), |payer| payer.log_odds)
+    }
+
     fn prior(&self) -> f32 {
-        (self.config.trust / (1.0 - self.config.trust)).ln()
+        (self.config.initial_trust / (1.0 - self.config.initial_trust)).ln()
     }
 
     fn range(&self, cell: u32) -> std::ops::Range<usize> {
@@ -114,7 +113,7 @@ impl Pool {
         start..start + length
     }
 
-    /// Fades the evidence on one cell.
+    /// Fades the reports on one cell.
     pub(super) fn fade(&mut self, cell: u32, keep: f32) {
         let range = self.range(cell);
         for entry in &mut self.entries[range] {
@@ -129,14 +128,13 @@ impl Pool {
         }
     }
 
-    /// Adds evidence; if there is too much, the least on record makes room: first of what nothing speaks for or against, so that a crowd
-    /// of strangers displaces neither the voices that earned trust nor the grounds on which others lost it.
+    /// Adds a report. If there are too many, the entry with the fewest verdicts makes room: first one of a payer that has earned no trust and
+    /// on a cell that was never audited. So new payers displace neither trusted payers nor the grounds on which others lost trust.
     pub(super) fn add(&mut self, cell: u32, payer: u16, right: bool, amount: f32) {
-        let place = |entry: &Entry| (entry.cell, entry.payer);
-        let at = match self.entries.binary_search_by_key(&(cell, payer), place) {
+        let at = match self.entries.binary_search_by_key(&(cell, payer), |entry| (entry.cell, entry.payer)) {
             Ok(at) => at,
             Err(mut at) => {
-                if self.entries.len() >= self.config.entries {
+                if self.entries.len() >= self.config.max_entries {
                     let prior = self.prior();
                     let rank = |at: &usize| {
                         let entry = &self.entries[*at];
@@ -151,7 +149,7 @@ impl Pool {
                     self.remove(least);
                     at -= usize::from(least < at);
                 }
-                grow(&mut self.entries, self.config.entries);
+                grow(&mut self.entries, self.config.max_entries);
                 self.entries.insert(at, Entry { cell, payer, counts: [0.0; 2], term: 0.0 });
                 at
             }
@@ -171,8 +169,8 @@ impl Pool {
         }
     }
 
-    /// Compares a cell with one's own evidence on it; `scale` makes counts of what is stored.
-    pub(super) fn weigh(&mut self, cell: u32, own: Counts, scale: f32) {
+    /// Updates the trust in all payers that reported a cell, by the student's own evidence on it.
+    pub(super) fn compare(&mut self, cell: u32, own: Counts, scale: f32) {
         for at in self.range(cell) {
             let entry = self.entries[at];
             let term = agreement(own.map(|count| count * scale), entry.counts.map(|count| count * scale));
@@ -181,13 +179,13 @@ impl Pool {
         }
     }
 
-    /// What is said about a cell, in stored units, with the trust in the most trusted of those who say it; the others count
-    /// as much less as they are trusted less.
+    /// Returns what is reported about a cell, in stored units, and the trust in the most trusted of its payers. The reports of the others
+    /// count as much less as they are trusted less.
     pub(super) fn sum(&self, cell: u32, scale: f32) -> (Counts, f32) {
         self.consensus(&self.entries[self.range(cell)], scale)
     }
 
-    /// Calls `with` for every cell with what all say about it.
+    /// Calls `with` for every cell with its [sum](Self::sum).
     pub(super) fn sums(&self, scale: f32, mut with: impl FnMut(u32, (Counts, f32))) {
         for cell in self.entries.chunk_by(|a, b| a.cell == b.cell) {
             with(cell[0].cell, self.consensus(cell, scale));
@@ -197,16 +195,16 @@ impl Pool {
     fn consensus(&self, entries: &[Entry], scale: f32) -> (Counts, f32) {
         let (mut sum, mut most) = ([0.0; 2], 0.0_f32);
         for entry in entries {
-            let said = total(entry.counts) * scale;
+            let reported = total(entry.counts) * scale;
             let trust = self.trust(entry.payer);
-            let weight = trust * (self.config.voice / said.max(f32::MIN_POSITIVE)).min(1.0);
+            let weight = trust * (self.config.max_verdicts / reported.max(f32::MIN_POSITIVE)).min(1.0);
             sum = [sum[0] + weight * entry.counts[0], sum[1] + weight * entry.counts[1]];
             most = most.max(trust);
         }
         (if most > 0.0 { sum.map(|count| count / most) } else { sum }, most)
     }
 
-    /// Bytes of memory, by capacity.
+    /// Returns the bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
             + self.payers.capacity() * size_of::<Payer>()
@@ -222,7 +220,7 @@ fn probability(log_odds: f32) -> f32 {
     1.0 / (1.0 + (-log_odds).exp())
 }
 
-/// The logarithm of the Bayes factor of "drawn with one accuracy" over "drawn with two", both uniform beforehand.
+/// Returns the logarithm of the Bayes factor of "drawn with one accuracy" over "drawn with two", each with a uniform prior.
 fn agreement(own: Counts, theirs: Counts) -> f32 {
     if total(own) == 0.0 || total(theirs) == 0.0 {
         return 0.0;
@@ -231,11 +229,17 @@ fn agreement(own: Counts, theirs: Counts) -> f32 {
     (ln(own[0] + theirs[0], own[1] + theirs[1]) - ln(own[0], own[1]) - ln(theirs[0], theirs[1])) as f32
 }
 
+/// Returns ln B(a, b).
+fn ln_beta(a: f64, b: f64) -> f64 {
+    libm::lgamma(a) + libm::lgamma(b) - libm::lgamma(a + b)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CONFIG: PoolConfig = PoolConfig { entries: 100, payers: 10, trust: 0.5, voice: 10.0 };
+    const CONFIG: ReportsConfig =
+        ReportsConfig { max_entries: 100, max_payers: 10, initial_trust: 0.5, max_verdicts: 10.0 };
 
     fn payer(number: u8) -> Address {
         Address::repeat_byte(number)
@@ -253,68 +257,82 @@ mod tests {
     }
 
     #[test]
-    fn one_audit_of_ones_own_outweighs_any_number_of_praises() {
-        let mut pool = Pool::new(CONFIG);
+    fn one_own_audit_outweighs_any_number_of_praises() {
+        let mut reports = Reports::new(CONFIG);
         for friend in 0..10 {
-            let friend = pool.payer(payer(friend));
-            (0..500).for_each(|_| pool.add(0, friend, true, 1.0));
+            let friend = reports.payer(payer(friend));
+            (0..500).for_each(|_| reports.add(0, friend, true, 1.0));
         }
-        pool.weigh(0, [0.0, 1.0], 1.0);
-        let (_, trust) = pool.sum(0, 1.0);
+        reports.compare(0, [0.0, 1.0], 1.0);
+        let (_, trust) = reports.sum(0, 1.0);
         assert!(trust < 0.01, "{trust}");
     }
 
     #[test]
-    fn a_choir_is_believed_no_more_than_its_best_member() {
-        let mut pool = Pool::new(CONFIG);
+    fn payers_that_agree_are_trusted_no_more_than_the_best_of_them() {
+        let mut reports = Reports::new(CONFIG);
         let mut heard = Vec::new();
         for friend in 0..10 {
-            let friend = pool.payer(payer(friend));
-            pool.add(0, friend, true, 5.0);
-            heard.push(pool.sum(0, 1.0));
+            let friend = reports.payer(payer(friend));
+            reports.add(0, friend, true, 5.0);
+            heard.push(reports.sum(0, 1.0));
         }
         assert!(heard.iter().all(|(_, trust)| *trust == 0.5));
         assert_eq!((heard[0].0, heard[9].0), ([5.0, 0.0], [50.0, 0.0]));
     }
 
     #[test]
-    fn one_payer_is_heard_no_louder_for_saying_it_again() {
-        let mut pool = Pool::new(CONFIG);
-        let friend = pool.payer(payer(1));
-        pool.add(0, friend, true, 800.0);
-        pool.add(0, friend, false, 200.0);
-        let ([right, wrong], _) = pool.sum(0, 1.0);
+    fn repeated_reports_of_one_payer_are_capped() {
+        let mut reports = Reports::new(CONFIG);
+        let friend = reports.payer(payer(1));
+        reports.add(0, friend, true, 800.0);
+        reports.add(0, friend, false, 200.0);
+        let ([right, wrong], _) = reports.sum(0, 1.0);
         assert!((right - 8.0).abs() < 1e-3 && (wrong - 2.0).abs() < 1e-3, "{right} {wrong}");
     }
 
     #[test]
-    fn a_crowd_of_strangers_displaces_no_voice_that_has_earned_trust() {
-        let mut pool = Pool::new(CONFIG);
-        let friend = pool.payer(payer(1));
-        (0..10).for_each(|cell| pool.add(cell, friend, cell % 2 == 0, 2.0));
-        (0..4).for_each(|cell| pool.weigh(cell, [[0.0, 3.0], [3.0, 0.0]][usize::from(cell % 2 == 0)], 1.0));
-        let (heard, trust) = (pool.sum(9, 1.0), pool.trust(friend));
+    fn new_payers_do_not_displace_trusted_ones() {
+        let mut reports = Reports::new(CONFIG);
+        let friend = reports.payer(payer(1));
+        (0..10).for_each(|cell| reports.add(cell, friend, cell % 2 == 0, 2.0));
+        (0..4).for_each(|cell| reports.compare(cell, [[0.0, 3.0], [3.0, 0.0]][usize::from(cell % 2 == 0)], 1.0));
+        let (heard, trust) = (reports.sum(9, 1.0), reports.trust(friend));
         assert!(trust > 0.6, "{trust}");
         // Each says more about each cell than the friend did.
         for stranger in 2..10 {
-            let stranger = pool.payer(payer(stranger));
-            (20..60).for_each(|cell| pool.add(cell, stranger, true, 3.0));
+            let stranger = reports.payer(payer(stranger));
+            (20..60).for_each(|cell| reports.add(cell, stranger, true, 3.0));
         }
-        assert_eq!((pool.sum(9, 1.0), pool.trust(friend), pool.entries.len()), (heard, trust, CONFIG.entries));
+        assert_eq!(
+            (reports.sum(9, 1.0), reports.trust(friend), reports.entries.len()),
+            (heard, trust, CONFIG.max_entries)
+        );
     }
 
     #[test]
-    fn trust_comes_back_when_evidence_is_forgotten_and_bounds_hold() {
-        let mut pool = Pool::new(CONFIG);
+    fn forgotten_evidence_restores_trust_and_tables_stay_bounded() {
+        let mut reports = Reports::new(CONFIG);
         for number in 0..50 {
-            let friend = pool.payer(payer(number));
-            (0..20).for_each(|cell| pool.add(cell, friend, true, 1.0));
-            pool.weigh(3, [0.0, 2.0], 1.0);
+            let friend = reports.payer(payer(number));
+            (0..20).for_each(|cell| reports.add(cell, friend, true, 1.0));
+            reports.compare(3, [0.0, 2.0], 1.0);
         }
-        assert!(pool.entries.len() <= CONFIG.entries && pool.payers.len() <= CONFIG.payers);
-        assert!(pool.entries.is_sorted_by_key(|entry| (entry.cell, entry.payer)));
-        let distrusted = pool.most();
-        (0..20).for_each(|cell| pool.clear(cell));
-        assert!(pool.entries.is_empty() && (pool.most() - 0.5).abs() < 1e-5 && distrusted <= 0.5);
+        assert!(reports.entries.len() <= CONFIG.max_entries && reports.payers.len() <= CONFIG.max_payers);
+        assert!(reports.entries.is_sorted_by_key(|entry| (entry.cell, entry.payer)));
+        let distrusted = reports.highest_trust();
+        (0..20).for_each(|cell| reports.clear(cell));
+        assert!(reports.entries.is_empty() && (reports.highest_trust() - 0.5).abs() < 1e-5 && distrusted <= 0.5);
+    }
+
+    #[test]
+    fn ln_beta_matches_factorials() {
+        let factorial = |n: u32| (1..=n).map(f64::from).product::<f64>();
+        for (a, b) in [(1, 1), (2, 5), (7, 3), (20, 30), (1, 60)] {
+            let exact = (factorial(a - 1) * factorial(b - 1) / factorial(a + b - 1)).ln();
+            assert!((ln_beta(f64::from(a), f64::from(b)) - exact).abs() < 1e-9, "B({a}, {b})");
+        }
+        // B(1/2, 1/2) = π.
+        assert!((ln_beta(0.5, 0.5) - std::f64::consts::PI.ln()).abs() < 1e-9);
     }
 }

@@ -1,0 +1,428 @@
+//! One submission, from hiring to feedback.
+//!
+//! [`evaluate`] sometimes has a gold task judged first, hires a panel, replaces members that fail, and aggregates their verdicts. Each
+//! call to an evaluator is a task of its own that ends in bounded time and records what it cost, whether or not the panel still waits.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use alloy_primitives::{Address, U256};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, timeout, timeout_at},
+};
+use tower_x402::Usdc;
+
+use super::{
+    CallPayment, Failure, Feedback, Hire, Inner, OutputFeedback, StudentError, Truth,
+    aggregate::{self, MemberScore, ScoreStats},
+    discovery::{KnownEvaluator, Shape},
+    spending::sum,
+    state::{Ended, HireRequest, Hired, Part, State},
+};
+use crate::{
+    CardError, EvaluateError, EvaluatorId, Outputs, Submission, TaskId, Verdict, VerifiedCard, evidence::Evidence,
+    selection::Skill,
+};
+
+/// Has a submission judged, and sometimes a gold task before it.
+pub(super) async fn evaluate(
+    inner: &Arc<Inner>,
+    submission: &Submission,
+    truth: Option<Truth>,
+) -> Result<Feedback, StudentError> {
+    let audit = truth.is_some();
+    if !audit {
+        judge_gold(inner, submission).await;
+    }
+    let shape = Shape::of(submission);
+    let work = Arc::new(Work { submission: submission.clone(), truth });
+    let (skill, hired) = {
+        let mut state = inner.state();
+        let skill = state.skill(&submission.task.skill, &inner.reports)?;
+        let now = inner.clock.now();
+        let request = HireRequest { skill, shape, seats: inner.panel_size, audit, is_gold: false, now, excluded: &[] };
+        let hired = state.hire(&request)?;
+        state.spending.tasks += 1;
+        state.spending.audits += u64::from(audit);
+        state.spending.kept += u64::from(hired.is_empty());
+        (skill, hired)
+    };
+    let (answers, inbox) = mpsc::channel(hired.len() + inner.max_replacements + 1);
+    let (excluded, calls, answered) = (Vec::new(), Vec::new(), Vec::new());
+    let mut panel = Panel { inner, work, skill, shape, audit, excluded, calls, answers, inbox, answered };
+    panel.start(hired);
+    panel.wait(Instant::now() + inner.deadline).await;
+    Ok(panel.feedback())
+}
+
+/// Draws whether a gold task is due, and waits until it is judged.
+///
+/// It comes before the submission and not at the same time: of two submissions at once from a student that otherwise sends one after
+/// the other, one would be recognized as gold. Lack of money for it is no error.
+async fn judge_gold(inner: &Arc<Inner>, like: &Submission) {
+    let hired = {
+        let mut state = inner.state();
+        hire_for_gold(inner, &mut state, like)
+    };
+    let Some((work, hired)) = hired else { return };
+    let (answers, mut inbox) = mpsc::channel(hired.len());
+    // The calls go on to the end even if the submission is given up.
+    let calls = hired.into_iter().map(|hired| start_call(inner, hired, &work, Some(&answers)).detach());
+    let calls: Vec<u64> = calls.collect();
+    drop(answers);
+    let answered = async { while inbox.recv().await.is_some() {} };
+    if timeout(inner.deadline, answered).await.is_err() {
+        let (now, mut state) = (inner.clock.now(), inner.state());
+        calls.into_iter().for_each(|call| state.give_up(call, now));
+    }
+}
+
+fn hire_for_gold(inner: &Inner, state: &mut State, like: &Submission) -> Option<(Arc<Work>, Vec<Hired>)> {
+    let skill = state.skill(&like.task.skill, &inner.reports).ok()?;
+    let (submission, truth) = state.draw_gold(like)?;
+    let (shape, now) = (Shape::of(&submission), inner.clock.now());
+    let request = HireRequest { skill, shape, seats: inner.panel_size, audit: true, is_gold: true, now, excluded: &[] };
+    let hired = state.hire(&request).ok().filter(|hired| !hired.is_empty())?;
+    state.spending.audits += 1;
+    Some((Arc::new(Work { submission, truth: Some(truth) }), hired))
+}
+
+/// A submission, and the truth about it if that is known.
+#[derive(Debug)]
+struct Work {
+    submission: Submission,
+    truth: Option<Truth>,
+}
+
+/// The evaluators that are asked, and their answers so far.
+struct Panel<'a> {
+    inner: &'a Arc<Inner>,
+    work: Arc<Work>,
+    skill: Skill,
+    shape: Shape,
+    audit: bool,
+    /// Everyone who was hired for this submission.
+    excluded: Vec<Address>,
+    calls: Vec<CallHandle>,
+    answers: mpsc::Sender<Answer>,
+    inbox: mpsc::Receiver<Answer>,
+    /// With their positions in `calls`.
+    answered: Vec<(usize, Answer)>,
+}
+
+impl Panel<'_> {
+    /// Starts calls. Evaluators hired for exploration only come first, and are not waited for.
+    fn start(&mut self, mut hired: Vec<Hired>) {
+        hired.sort_by_key(|hired| !hired.is_exploration);
+        for hired in hired {
+            self.excluded.push(hired.card.pay_to());
+            if hired.is_exploration {
+                start_call(self.inner, hired, &self.work, None);
+            } else {
+                self.calls.push(start_call(self.inner, hired, &self.work, Some(&self.answers)));
+            }
+        }
+    }
+
+    /// Waits until all members have answered and failed ones have no replacement left, or until the deadline.
+    async fn wait(&mut self, deadline: Instant) {
+        let mut replacements = self.inner.max_replacements;
+        while self.answered.len() < self.calls.len() {
+            let Ok(Some(answer)) = timeout_at(deadline, self.inbox.recv()).await else { break };
+            let failed = answer.failure.is_some();
+            self.accept(answer);
+            if failed && replacements > 0 && Instant::now() < deadline {
+                replacements -= 1;
+                self.replace();
+            }
+        }
+        // Answers that arrived just before the deadline count.
+        while let Ok(answer) = self.inbox.try_recv() {
+            self.accept(answer);
+        }
+        self.calls.iter_mut().for_each(CallHandle::give_up);
+    }
+
+    fn accept(&mut self, answer: Answer) {
+        if let Some(at) = self.calls.iter().position(|call| call.hired.call == answer.call) {
+            self.calls[at].has_ended = true;
+            self.answered.push((at, answer));
+        }
+    }
+
+    /// Hires another evaluator for one seat, if there is one and money for it.
+    fn replace(&mut self) {
+        let Self { inner, skill, shape, audit, .. } = *self;
+        let now = inner.clock.now();
+        let request = HireRequest { skill, shape, seats: 1, audit, is_gold: false, now, excluded: &self.excluded };
+        let hired = inner.state().hire(&request).unwrap_or_default();
+        self.start(hired);
+    }
+
+    fn feedback(mut self) -> Feedback {
+        let timed_out = |call: &CallHandle| call.hire(Vec::new(), Some(Failure::Timeout));
+        let mut hires: Vec<_> = self.calls.iter().map(timed_out).collect();
+        let mut outputs = vec![Vec::new(); self.shape.outputs];
+        self.answered.sort_by_key(|(at, _)| *at);
+        for (at, answer) in self.answered {
+            for (verdicts, verdict) in outputs.iter_mut().zip(answer.verdicts) {
+                verdicts.extend(verdict.map(|(evaluator_id, verdict)| (hires[at].evaluator, evaluator_id, verdict)));
+            }
+            hires[at] = self.calls[at].hire(answer.payments, answer.failure);
+        }
+        let outputs = {
+            let state = self.inner.state();
+            let common = state.scores.common(self.skill, |judge| state.selector.expected_accuracy(judge, self.skill));
+            outputs.into_iter().map(|verdicts| aggregate_output(&state, self.skill, &common, verdicts)).collect()
+        };
+        let (paid, held): (Vec<_>, Vec<_>) = hires.iter().map(Hire::sums).unzip();
+        Feedback { task: self.work.submission.task.id.clone(), outputs, hires, paid: sum(paid), held: sum(held) }
+    }
+}
+
+/// Aggregates the verdicts on one output.
+fn aggregate_output(
+    state: &State,
+    skill: Skill,
+    common: &ScoreStats,
+    verdicts: Vec<(Address, EvaluatorId, Verdict)>,
+) -> OutputFeedback {
+    let scored = |(evaluator, evaluator_id, verdict): (Address, EvaluatorId, Verdict)| {
+        let accuracy = state.selector.expected_accuracy(evaluator, skill);
+        let score = MemberScore::new(&verdict, accuracy, &state.scores.of(evaluator, skill), common);
+        (score, evaluator, evaluator_id, verdict)
+    };
+    aggregate::aggregate(verdicts.into_iter().map(scored).collect())
+}
+
+/// The answer of one evaluator.
+#[derive(Debug)]
+struct Answer {
+    call: u64,
+    /// By output.
+    verdicts: Vec<Option<(EvaluatorId, Verdict)>>,
+    payments: Vec<CallPayment>,
+    failure: Option<Failure>,
+}
+
+/// A call that is waited for. If it is dropped, nothing more is signed for the call, and the evaluator is not blamed.
+#[derive(Debug)]
+struct CallHandle {
+    hired: Hired,
+    is_wanted: Arc<AtomicBool>,
+    inner: Arc<Inner>,
+    has_ended: bool,
+}
+
+impl CallHandle {
+    /// Lets the call go on by itself, and returns its number.
+    fn detach(mut self) -> u64 {
+        self.has_ended = true;
+        self.hired.call
+    }
+
+    /// Tells the selector that the call took too long, unless it has ended.
+    fn give_up(&mut self) {
+        if !self.has_ended {
+            self.inner.state().give_up(self.hired.call, self.inner.clock.now());
+        }
+    }
+
+    fn hire(&self, payments: Vec<CallPayment>, failure: Option<Failure>) -> Hire {
+        let Hired { card, url, .. } = &self.hired;
+        Hire { evaluator: card.pay_to(), name: card.card().name.clone(), url: url.clone(), payments, failure }
+    }
+}
+
+impl Drop for CallHandle {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.is_wanted.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Starts a call and sends its answer to `answers`. Without `answers` nobody waits for it.
+fn start_call(
+    inner: &Arc<Inner>,
+    hired: Hired,
+    work: &Arc<Work>,
+    answers: Option<&mpsc::Sender<Answer>>,
+) -> CallHandle {
+    let is_wanted = Arc::new(AtomicBool::new(true));
+    let has_ended = answers.is_none();
+    let handle = CallHandle { hired: hired.clone(), is_wanted: is_wanted.clone(), inner: inner.clone(), has_ended };
+    let (inner, work, answers) = (inner.clone(), work.clone(), answers.cloned());
+    let calls = inner.calls.clone();
+    calls.send_modify(|calls| *calls += 1);
+    tokio::spawn(async move {
+        let answer = call(&inner, &hired, &work, &is_wanted).await;
+        if let Some(answers) = answers {
+            // The channel has room for all answers. The receiver may be gone.
+            let _ = answers.try_send(answer);
+        }
+        // Before the count falls, so that log files can be opened again once the student is idle.
+        drop((inner, hired, work, is_wanted));
+        calls.send_modify(|calls| *calls -= 1);
+    });
+    handle
+}
+
+/// Asks one evaluator, and records what became of it.
+async fn call(inner: &Arc<Inner>, hired: &Hired, work: &Work, is_wanted: &Arc<AtomicBool>) -> Answer {
+    let permit = inner.permits.acquire().await;
+    let may_start = inner.state().start(hired.call);
+    let mut parts = Vec::new();
+    if may_start && is_wanted.load(Ordering::Relaxed) {
+        parts = send_parts(inner, hired, &work.submission, is_wanted).await;
+    }
+    drop(permit);
+    if is_wanted.load(Ordering::Relaxed) {
+        explain_failures(inner, hired, &mut parts).await;
+    } else {
+        let is_unsigned = |part: &&mut Part| part.result.as_ref().is_err_and(|error| error.receipt().is_none());
+        for part in parts.iter_mut().filter(is_unsigned) {
+            part.explained = Some(Failure::NotPaid { detail: "the call was given up".to_owned() });
+        }
+    }
+    let now = inner.clock.now();
+    let skill = &*work.submission.task.skill;
+    let ended = inner.state().end(hired, skill, &parts, work.truth.as_ref(), now);
+    let Ended { evidence, exploration_cost, failure, payments, in_time } = ended;
+    record(inner, evidence, exploration_cost, now);
+    let mut verdicts = vec![None; work.submission.outputs().len()];
+    for Part { range, result, .. } in parts {
+        let Some(paid) = result.ok().filter(|_| in_time) else { continue };
+        let evaluator_id = paid.evaluation.evaluator;
+        for (slot, verdict) in verdicts[range].iter_mut().zip(Vec::from(paid.evaluation.verdicts)) {
+            *slot = Some((evaluator_id.clone(), verdict));
+        }
+    }
+    Answer { call: hired.call, verdicts, payments, failure }
+}
+
+/// Writes evidence to the log. What the log refuses is known until the process ends.
+fn record(inner: &Inner, evidence: Vec<Evidence>, exploration_cost: Usdc, now: u64) {
+    for evidence in evidence {
+        if let Err(error) = inner.evidence.record(evidence, now) {
+            tracing::warn!(%error, "could not record evidence about an evaluator");
+            inner.state().spending.unrecorded += 1;
+        }
+    }
+    if exploration_cost > Usdc::ZERO
+        && let Err(error) = inner.evidence.record_exploration_cost(exploration_cost)
+    {
+        tracing::warn!(%error, "could not record the cost of an exploration");
+    }
+}
+
+/// Sends all parts of a submission at once.
+async fn send_parts(
+    inner: &Arc<Inner>,
+    hired: &Hired,
+    submission: &Submission,
+    is_wanted: &Arc<AtomicBool>,
+) -> Vec<Part> {
+    let mut requests = JoinSet::new();
+    for (range, mut submission) in split(submission, hired.max_outputs) {
+        submission.task.id = TaskId::new(hired.task_alias.clone()).unwrap_or_default();
+        let (inner, card, is_untrusted) = (inner.clone(), hired.card.clone(), hired.is_untrusted);
+        let is_wanted = is_wanted.clone();
+        requests.spawn(async move {
+            let result = inner.client(is_untrusted).evaluate_while(&card, &submission, &is_wanted).await;
+            Part { range, result, explained: None }
+        });
+    }
+    let mut parts = requests.join_all().await;
+    parts.sort_by_key(|part| part.range.start);
+    parts
+}
+
+/// Splits a group into parts of at most `max_outputs`. Single outputs and pairs stay whole.
+fn split(submission: &Submission, max_outputs: usize) -> Vec<(Range<usize>, Submission)> {
+    let Outputs::Group(group) = &submission.outputs else {
+        return vec![(0..submission.outputs().len(), submission.clone())];
+    };
+    // Parts of about one size: an evaluator that compares outputs can do nothing with a single one left over.
+    let parts = group.len().div_ceil(max_outputs.max(1)).max(1);
+    let size = group.len().div_ceil(parts).max(1);
+    let part = |(number, outputs): (usize, &[_])| {
+        let texts = outputs.iter().cloned().map(String::from);
+        let start = number * size;
+        // A part of a valid group is valid.
+        let part = Submission::group(submission.task.clone(), texts).ok()?;
+        Some((start..start + outputs.len(), part))
+    };
+    group.chunks(size).enumerate().filter_map(part).collect()
+}
+
+/// Fetches the evaluator's card again if a failure may be due to changed terms, and explains the failures with it.
+async fn explain_failures(inner: &Inner, hired: &Hired, parts: &mut [Part]) {
+    if !parts.iter().any(Part::may_be_outdated_card) {
+        return;
+    }
+    let card = current_card(inner, hired).await;
+    for part in parts.iter_mut().filter(|part| part.may_be_outdated_card()) {
+        let Err(error) = &part.result else { continue };
+        part.explained = match (&card, Failure::of(error)) {
+            (Some(card), _) if explains(card, &hired.card, error, part.range.len()) => Some(Failure::TermsChanged),
+            (_, Failure::Declined { status, .. }) => Some(Failure::Unreachable { detail: format!("status {status}") }),
+            _ => None,
+        };
+    }
+}
+
+/// Fetches the card that the evaluator shows now, unless that was done within the recheck interval.
+async fn current_card(inner: &Inner, hired: &Hired) -> Option<Arc<VerifiedCard>> {
+    let now = inner.clock.now();
+    let evaluator = hired.card.pay_to();
+    // It may have moved since it was hired.
+    let is_there = |known: &&mut KnownEvaluator| known.url == hired.url;
+    let is_due = inner.state().evaluators.find(evaluator).filter(is_there).is_some_and(|known| {
+        let is_due = known.rechecked_at.is_none_or(|at| at.saturating_add(inner.card_recheck_interval) <= now);
+        if is_due {
+            known.rechecked_at = Some(now);
+        }
+        is_due
+    });
+    if !is_due {
+        return None;
+    }
+    let card = match inner.card(&hired.url, hired.is_untrusted).await {
+        Ok(card) if card.pay_to() == evaluator => card,
+        Err(CardError::PayeeChanged { .. } | CardError::BadSignature { .. } | CardError::Unsigned) => {
+            if let Some(known) = inner.state().evaluators.find(evaluator).filter(is_there) {
+                known.is_banned = true;
+            }
+            return None;
+        }
+        Ok(_) | Err(_) => return None,
+    };
+    let mut state = inner.state();
+    let state = &mut *state;
+    // The payee is known already, so there is room.
+    let _ = state.evaluators.insert(&(hired.url.clone(), hired.is_untrusted), card.clone(), &state.skills, || now);
+    Some(card)
+}
+
+/// Returns `true` if the new card announces what the evaluator demanded, or that it has moved.
+fn explains(new: &VerifiedCard, old: &VerifiedCard, error: &EvaluateError, outputs: usize) -> bool {
+    match error {
+        EvaluateError::PriceMismatch { demanded, .. } => {
+            let price: Option<U256> = new.pricing().price_of(outputs).map(Into::into);
+            price == Some(*demanded)
+        }
+        EvaluateError::PayeeMismatch { .. } => false,
+        EvaluateError::TokenMismatch { network, asset } => {
+            new.pricing().accepts.iter().any(|token| (token.network, token.asset) == (*network, *asset))
+        }
+        _ => new.endpoint() != old.endpoint(),
+    }
+}

@@ -1,4 +1,4 @@
-//! Describes what a layer sells.
+//! Describes what a layer charges for, and checks the description.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -9,22 +9,20 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::{
-    claim::{PAYMENT_SIGNATURE, X_PAYMENT},
-    config::{Classifier, Config, Limits, UNPROVEN, UNPROVEN_PATIENCE},
-    deferred::DeferredPolicy,
     fingerprint::HEADERS,
     layer::RequirePaymentLayer,
-    line::WaitingLine,
-    offer::{Catalogue, Location, Way},
+    lease::PaymentsInProgress,
+    offer::{Catalogue, Location, PaymentOption, Price, PriceError, Pricing, Quote},
     page::BrowserPage,
-    price::{Price, PriceError, Pricing, Quote},
-    wait::InProgress,
+    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
+    queue::AdmissionQueue,
 };
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::Facilitator,
+    ledger::CreditLimit,
     network::{Asset, Network},
-    payment::Terms,
+    payment::{Terms, Window},
     protocol::{
         PaymentFlow, PaymentId, ResourceInfo, Verbatim,
         bazaar::{Discovery, DiscoveryError},
@@ -34,6 +32,21 @@ use crate::{
 };
 
 /// Describes a [`RequirePaymentLayer`]. A price, a payee and a facilitator are needed; everything else has a default.
+///
+/// ```
+/// # use alloy_primitives::address;
+/// # use tower_x402::{Network, facilitator::Facilitator, server::{BuildError, RequirePaymentLayer}};
+/// # fn example(facilitator: impl Facilitator) -> Result<RequirePaymentLayer, BuildError> {
+/// RequirePaymentLayer::builder()
+///     .price("$0.001")
+///     .pay_to(Network::BASE, address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"))
+///     .facilitator(facilitator)
+///     .public_origin("https://api.example")
+///     .description("Evaluates arithmetic")
+///     .build()
+/// # }
+/// ```
+#[must_use]
 pub struct RequirePaymentLayerBuilder {
     price: Option<Result<Price, ParseUsdcError>>,
     priced_by: Vec<HeaderName>,
@@ -44,59 +57,193 @@ pub struct RequirePaymentLayerBuilder {
     /// `None` if it is the request that says where the resource is.
     location: Option<Location>,
     trusts_proxy: bool,
-    status_url: Option<String>,
     discovery: Option<Discovery>,
-    limits: Limits,
-    deferred: Option<DeferredPolicy>,
-    is_success: Option<Classifier>,
-    allow_upgrades: bool,
-    answer_preflights: bool,
     speaks_v1: bool,
-    asks_for_ids: bool,
-    page: Option<BrowserPage>,
-    clock: Arc<dyn Clock>,
+    settings: Settings,
 }
 
-impl Default for RequirePaymentLayerBuilder {
+/// Settings that are used as they were set. A new one needs a field here, a default, and a setter in this file.
+pub(super) struct Settings {
+    pub(super) limits: Limits,
+    /// Which payments may be settled after the response has left.
+    pub(super) deferred: Option<DeferredPolicy>,
+    /// Where payers are told what became of their payments.
+    pub(super) status_url: Option<String>,
+    success: Option<Classifier>,
+    pub(super) allow_upgrades: bool,
+    pub(super) answer_preflights: bool,
+    /// Whether payers may name their payments (the extension `payment-identifier`).
+    pub(super) payment_identifier: bool,
+    /// The page for browsers; `None` if they get what programs get.
+    pub(super) page: Option<BrowserPage>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+type Classifier = Box<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+
+impl Settings {
+    /// Returns `true` if a response is charged for.
+    pub(super) fn is_success(&self, response: &response::Parts) -> bool {
+        match &self.success {
+            Some(is_success) => is_success(response),
+            None => {
+                let is_upgrade = response.status == StatusCode::SWITCHING_PROTOCOLS;
+                response.status.is_success() || (is_upgrade && self.allow_upgrades)
+            }
+        }
+    }
+}
+
+impl Default for Settings {
     fn default() -> Self {
         Self {
-            price: None,
-            priced_by: Vec::new(),
-            payees: Vec::new(),
-            flows: Vec::new(),
-            facilitators: Vec::new(),
-            resource: ResourceInfo::default(),
-            location: None,
-            trusts_proxy: false,
-            status_url: None,
-            discovery: None,
             limits: Limits::default(),
             deferred: None,
-            is_success: None,
+            status_url: None,
+            success: None,
             allow_upgrades: false,
             answer_preflights: false,
-            speaks_v1: true,
-            asks_for_ids: false,
+            payment_identifier: false,
             page: Some(BrowserPage::new()),
             clock: Arc::new(SystemClock),
         }
     }
 }
 
-/// What is sold, and for how much.
 impl RequirePaymentLayerBuilder {
-    /// The price of every request: dollars as text (`"$0.001"`) or [`Usdc`].
+    /// Sets the price of every request: dollars as text (`"$0.001"`) or [`Usdc`]. For other prices, see
+    /// [`price_with`](Self::price_with).
     pub fn price(mut self, price: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
         self.price = Some(price.try_into().map(Price::Fixed).map_err(Into::into));
         self
     }
 
-    /// A price that depends on the request's head. Called for unpaid and paid requests alike, so keep it quick.
+    /// Accepts USDC on `network`, paid to `payee`. Call it again to offer several networks.
+    pub fn pay_to(mut self, network: Network, payee: Address) -> Self {
+        self.payees.push((network.usdc().ok_or(network), payee));
+        self
+    }
+
+    /// Adds a facilitator, which verifies and settles. Call it again for other networks; each offer goes to the first facilitator that
+    /// serves it.
+    pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
+        self.facilitators.push(Arc::new(facilitator));
+        self
+    }
+
+    /// Sets the public origin, such as `https://api.example`, to which the request's path is added in the URL that the 402 names.
+    ///
+    /// Without it, or with an empty one, the 402 names the host that the request names itself: its `Host` header, or the host in its
+    /// URI, where HTTP/2 has it. The scheme is the URI's if it has one, `http` for loopback hosts and `https` for others; see
+    /// [`trust_forwarded_proto`](Self::trust_forwarded_proto). A request that names no host, several, or something else gets the path
+    /// alone, which clients of v1 refuse. A client can choose its `Host`, so nothing else depends on it: neither the price nor what a
+    /// payment is bound to, unless [`priced_by`](Self::priced_by) names it.
+    pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
+        let origin = origin.into();
+        let origin = origin.trim_end_matches('/');
+        self.location = (!origin.is_empty()).then(|| Location::Origin(origin.to_owned()));
+        self
+    }
+
+    /// Sets what is sold, for people and agents.
+    pub fn description(mut self, description: impl Into<String>) -> Self {
+        self.resource.description = Some(description.into());
+        self
+    }
+
+    /// Offers a flow; call it again to offer several, the first being the preferred one. Default: `authorization`.
+    pub fn flow(mut self, flow: PaymentFlow) -> Self {
+        if !self.flows.contains(&flow) {
+            self.flows.push(flow);
+        }
+        self
+    }
+
+    /// Sets how long the handler may take; then the request is answered 504. Nothing is charged for it, or, in the flow
+    /// `upfront`, nothing more if the same payment is presented again. Default: 60 s; at most a day.
+    pub fn handler_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.limits.handler_deadline = deadline.min(LONGEST);
+        self
+    }
+
+    /// Checks the description and makes the layer.
+    ///
+    /// # Errors
+    /// [`BuildError`] says what is missing or does not fit together.
+    pub fn build(self) -> Result<RequirePaymentLayer, BuildError> {
+        let price = self.price.ok_or(BuildError::NoPrice)?.map_err(BuildError::Price)?;
+        if matches!(price, Price::Fixed(Usdc::ZERO)) {
+            return Err(BuildError::ZeroPrice);
+        }
+        check_limits(&self.settings.limits)?;
+        check_location(self.location.as_ref())?;
+        check_status_url(self.settings.status_url.as_deref())?;
+        if self.resource.tags.len() > 5 {
+            return Err(BuildError::TooManyTags(self.resource.tags.len()));
+        }
+        if self.payees.is_empty() {
+            return Err(BuildError::NoPayee);
+        }
+        if self.facilitators.is_empty() {
+            return Err(BuildError::NoFacilitator);
+        }
+        let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
+        let timeout = self.settings.limits.max_timeout.as_secs();
+        let mut options = Vec::new();
+        for flow in flows {
+            for (asset, pay_to) in &self.payees {
+                let asset = asset.clone().map_err(BuildError::NoUsdc)?;
+                if pay_to.is_zero() {
+                    return Err(BuildError::ZeroPayee);
+                }
+                let mut option = PaymentOption { asset, pay_to: *pay_to, flow, facilitator: 0 };
+                let sample = Terms::new(option.offer(U256::from(1), timeout));
+                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
+                option.facilitator = facilitator.ok_or(BuildError::NotServed(option.asset.network))?;
+                if self.settings.deferred.is_some() && !self.facilitators[option.facilitator].settles_in_background() {
+                    return Err(BuildError::NotDeferrable(option.asset.network));
+                }
+                options.push(option);
+            }
+        }
+        if self.discovery.is_some() && self.location.is_none() {
+            return Err(BuildError::NoPublicUrl);
+        }
+        let extensions = declarations(
+            self.settings.payment_identifier,
+            self.settings.status_url.as_deref(),
+            self.discovery.as_ref(),
+        )?;
+        let pricing = Pricing { price, headers: self.priced_by.into() };
+        let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
+        let catalogue = Catalogue::new(pricing, options, timeout, self.resource, location, extensions, self.speaks_v1);
+        let (uri, headers) = (Uri::default(), HeaderMap::new());
+        let longest = catalogue.render(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
+        let size = longest.map_or(usize::MAX, |offers| offers.header.len());
+        if size > MAX_OFFERS {
+            return Err(BuildError::OffersTooLarge { size });
+        }
+        let concurrent = self.settings.limits.concurrent.min(Semaphore::MAX_PERMITS);
+        Ok(RequirePaymentLayer::new(Config {
+            catalogue,
+            facilitators: self.facilitators,
+            settings: self.settings,
+            in_progress: PaymentsInProgress::default(),
+            permits: Arc::new(Semaphore::new(concurrent)),
+            unproven: AdmissionQueue::new(concurrent.min(UNPROVEN), UNPROVEN_WAIT),
+            unpriced: Semaphore::new(concurrent),
+        }))
+    }
+}
+
+/// # Prices and payments
+impl RequirePaymentLayerBuilder {
+    /// Sets a price that depends on the request's head. It is called for unpaid and paid requests alike, so keep it quick.
     ///
     /// It sees what a payment is bound to: method, path, query, `Authorization`, `Cookie`, the payment itself, and the headers that
-    /// [`priced_by`](Self::priced_by) names. Other headers, and a host in the URI, are kept from it: what is paid for and still owed may
-    /// be asked for again with any of those, and is worked on at the price it was paid at, whatever it costs now. What layers above
-    /// put into the request's extensions is all there; go by it only where it follows from what a payment is bound to.
+    /// [`priced_by`](Self::priced_by) names. Other headers, and a host in the URI, are kept from it: a payment that is still owed may be
+    /// presented again with any of those, and is worked on at the price that was paid. The request's extensions are all there; use them
+    /// only where they follow from what a payment is bound to.
     ///
     /// ```
     /// # use tower_x402::{Usdc, server::{Quote, RequirePaymentLayer}};
@@ -114,10 +261,10 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// A price that depends on the request's body, which is read whole first, up to
-    /// [`max_request_body`](Self::max_request_body), within 30 s, and as many at once as
-    /// [`max_concurrent`](Self::max_concurrent) says. Called for unpaid and paid requests alike, so keep it quick. What cannot be
-    /// priced, such as a body that nobody could work on, is refused before anything is paid. Of the request's head it sees as much as
+    /// Sets a price that depends on the request's body, which is read whole first: up to
+    /// [`max_request_body`](Self::max_request_body), within 30 s, and for as many requests at once as
+    /// [`max_concurrent`](Self::max_concurrent) allows. It is called for unpaid and paid requests alike, so keep it quick. A request that
+    /// cannot be priced is refused before anything is paid. Of the request's head it sees as much as
     /// [`price_with`](Self::price_with).
     ///
     /// ```
@@ -136,7 +283,7 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// The headers that a computed price depends on: the price sees them, and a payment is bound to their values like to the path. With
+    /// Names headers that a computed price depends on: the price sees them, and a payment is bound to their values as to the path. With
     /// `Host` the price sees the host in the URI too, which is where HTTP/2 has it. A payment that is presented again with another
     /// value is refused with 409. Call it again to name more.
     ///
@@ -158,63 +305,48 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Accepts USDC on `network`, paid to `payee`. Call it again to offer several networks.
-    pub fn pay_to(mut self, network: Network, payee: Address) -> Self {
-        self.payees.push((network.usdc().ok_or(network), payee));
-        self
-    }
-
     /// Accepts another EIP-3009 token with six decimals, paid to `payee`.
     pub fn pay_to_in(mut self, asset: Asset, payee: Address) -> Self {
         self.payees.push((Ok(asset), payee));
         self
     }
 
-    /// Offers a flow; call it again to offer several, the first being the preferred one. Default: `authorization`.
-    pub fn flow(mut self, flow: PaymentFlow) -> Self {
-        if !self.flows.contains(&flow) {
-            self.flows.push(flow);
-        }
-        self
-    }
-
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
-    /// payment is treated as without this. Payers are offered `authorization` as before: theirs is not to choose. Where it
-    /// happens, `PAYMENT-RESPONSE` says success without a transaction, and names the payment in the extension
-    /// [`payment-status`](crate::protocol::payment_status). Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
+    /// payment is treated as without this. Default: off.
+    ///
+    /// Payers are offered `authorization` as before: theirs is not to choose. Where a payment is deferred, `PAYMENT-RESPONSE` says
+    /// success without a transaction, and names the payment in the extension [`payment-status`](crate::protocol::payment_status).
+    /// Responses that stream, and payments in `upfront` or in x402 v1, are not deferred.
     ///
     /// ```
     /// # use tower_x402::server::{DeferredPolicy, RequirePaymentLayer};
     /// let builder = RequirePaymentLayer::builder().price("$0.001").deferred(DeferredPolicy::default());
     /// ```
     pub fn deferred(mut self, policy: DeferredPolicy) -> Self {
-        self.deferred = Some(policy);
+        self.settings.deferred = Some(policy);
         self
     }
 
-    /// Who verifies and settles. Call it again for other networks; each offer goes to the first that serves it.
-    pub fn facilitator(mut self, facilitator: impl Facilitator) -> Self {
-        self.facilitators.push(Arc::new(facilitator));
+    /// Offers the extension `payment-identifier` in the 402: payers may then name their payments; see
+    /// [what an id does](super#payment-identifiers). Default: off. Adds about 0.6 KB to the 402's header.
+    pub fn payment_identifier(mut self, ask: bool) -> Self {
+        self.settings.payment_identifier = ask;
         self
     }
 
-    /// The public URL of the one resource that this layer charges for.
+    /// Serves clients of x402 v1, too. Default: on. When it is off, their `X-PAYMENT` header is ignored, and the body of the 402 is that
+    /// of v2.
+    pub fn v1(mut self, speak: bool) -> Self {
+        self.speaks_v1 = speak;
+        self
+    }
+}
+
+/// # The resource
+impl RequirePaymentLayerBuilder {
+    /// Sets the public URL of the one resource that this layer charges for.
     pub fn resource_url(mut self, url: impl Into<String>) -> Self {
         self.location = Some(Location::Url(url.into()));
-        self
-    }
-
-    /// The public origin, such as `https://api.example`, to which the request's path is added in the URL that the 402 names.
-    ///
-    /// Without it, or with an empty one, the 402 names the host that the request names itself: its `Host` header, or the host in its
-    /// URI, where HTTP/2 has it. The scheme is the URI's if it has one, `http` for loopback hosts and `https` for others; see
-    /// [`trust_forwarded_proto`](Self::trust_forwarded_proto). A request that names no host, several, or something else gets the path
-    /// alone, which clients of v1 refuse. A client can choose its `Host`, so nothing else depends on it: neither the price nor what a
-    /// payment is bound to, unless [`priced_by`](Self::priced_by) names it.
-    pub fn public_origin(mut self, origin: impl Into<String>) -> Self {
-        let origin = origin.into();
-        let origin = origin.trim_end_matches('/');
-        self.location = (!origin.is_empty()).then(|| Location::Origin(origin.to_owned()));
         self
     }
 
@@ -228,16 +360,34 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// Where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path (`/payments/status`)
-    /// on the origin of what is sold. It is declared among the `extensions` of the 402
-    /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid.
-    pub fn status_url(mut self, url: impl Into<String>) -> Self {
-        self.status_url = Some(url.into());
+    /// Sets the name of the service.
+    pub fn service_name(mut self, name: impl Into<String>) -> Self {
+        self.resource.service_name = Some(name.into());
         self
     }
 
-    /// Declares in the extension [`bazaar`](crate::protocol::bazaar) what the route takes and gives. A facilitator that catalogues
-    /// what it settles shows it to those who look for such a service. It describes one route: give others layers of their own. Needs
+    /// Sets the media type of a paid response.
+    pub fn mime_type(mut self, mime_type: impl Into<String>) -> Self {
+        self.resource.mime_type = Some(mime_type.into());
+        self
+    }
+
+    /// Sets at most five labels.
+    pub fn tags(mut self, tags: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.resource.tags = tags.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Declares where a [`PaymentStatus`](super::PaymentStatus) answers what became of a payment: an absolute URL, or a path
+    /// (`/payments/status`) on the origin of what is sold. It is declared among the `extensions` of the 402
+    /// ([`payment_status`](crate::protocol::payment_status)); clients of this crate ask only on the origin that they paid.
+    pub fn status_url(mut self, url: impl Into<String>) -> Self {
+        self.settings.status_url = Some(url.into());
+        self
+    }
+
+    /// Declares in the extension [`bazaar`](crate::protocol::bazaar) what the route takes and returns. A facilitator that catalogues
+    /// what it settles lists it for clients that look for such a service. It describes one route: give others layers of their own. Needs
     /// [`public_origin`](Self::public_origin) or [`resource_url`](Self::resource_url), or nobody could find it.
     ///
     /// ```
@@ -253,223 +403,111 @@ impl RequirePaymentLayerBuilder {
         self
     }
 
-    /// What is sold, for people and agents.
-    pub fn description(mut self, description: impl Into<String>) -> Self {
-        self.resource.description = Some(description.into());
-        self
-    }
-
-    /// The media type of a paid response.
-    pub fn mime_type(mut self, mime_type: impl Into<String>) -> Self {
-        self.resource.mime_type = Some(mime_type.into());
-        self
-    }
-
-    /// The name of the service.
-    pub fn service_name(mut self, name: impl Into<String>) -> Self {
-        self.resource.service_name = Some(name.into());
-        self
-    }
-
-    /// At most five labels.
-    pub fn tags(mut self, tags: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.resource.tags = tags.into_iter().map(Into::into).collect();
+    /// Sets the page that a person's browser is shown: it explains the offer and pays it from a wallet. `None` turns it off. Programs are answered the same with and without it. Default: [`BrowserPage::new`].
+    pub fn browser_page(mut self, page: Option<BrowserPage>) -> Self {
+        self.settings.page = page;
         self
     }
 }
 
-/// How requests are treated.
+/// # HTTP
 impl RequirePaymentLayerBuilder {
-    /// Which responses are charged for in the `authorization` flow. Default: status 2xx, and 101 where
+    /// Sets which responses are charged for in the `authorization` flow. Default: status 2xx, and 101 where
     /// [upgrades](Self::allow_upgrades) are allowed. A gRPC service would also look at `grpc-status`.
     pub fn success(mut self, is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.is_success = Some(Arc::new(is_success));
+        self.settings.success = Some(Box::new(is_success));
         self
     }
 
-    /// Lets requests for a protocol upgrade be paid for; they are refused otherwise, but for those that could do without: an offer to go on
-    /// in HTTP/2 (`h2c`) is taken off and the request answered as it is.
+    /// Lets requests for a protocol upgrade be paid for. Default: off; they are refused with 400. An offer to go on in HTTP/2 (`h2c`), which
+    /// a client can do without, is removed and the request answered as it is.
     pub fn allow_upgrades(mut self, allow: bool) -> Self {
-        self.allow_upgrades = allow;
+        self.settings.allow_upgrades = allow;
         self
     }
 
-    /// Answers CORS preflights for any origin. Otherwise they are passed to the service unpaid, and answered with the head of
-    /// its response only; a service that does costly work for any method should not see them.
+    /// Answers CORS preflights for any origin. Default: off; they are passed to the service unpaid, and answered with the head of
+    /// its response only. A service that does costly work for any method should not see them.
     pub fn answer_preflights(mut self, answer: bool) -> Self {
-        self.answer_preflights = answer;
-        self
-    }
-
-    /// Whether clients of x402 v1 are served too; they are unless this is turned off. Then their `X-PAYMENT` header is
-    /// ignored, and the body of the 402 is that of v2.
-    pub fn v1(mut self, speak: bool) -> Self {
-        self.speaks_v1 = speak;
-        self
-    }
-
-    /// What a person sees whose browser opens what is sold: a page that explains the offer and pays it from a wallet. On
-    /// unless `None` is given; programs are answered the same with and without it.
-    pub fn browser_page(mut self, page: Option<BrowserPage>) -> Self {
-        self.page = page;
-        self
-    }
-
-    /// Whether the 402 offers the extension `payment-identifier`; it does not unless this is turned on. Payers may then name
-    /// their payments; see [what an id does](super#payment-identifiers). Adds about 0.6 KB to the 402's header.
-    pub fn payment_identifier(mut self, ask: bool) -> Self {
-        self.asks_for_ids = ask;
-        self
-    }
-
-    /// How long a payer's authorization may be valid; whole seconds, default 120 s.
-    pub fn max_timeout(mut self, timeout: Duration) -> Self {
-        self.limits.max_timeout = timeout;
-        self
-    }
-
-    /// How long the handler may take; then the request is answered 504. Nothing is charged for it, or, in the flow
-    /// `upfront`, nothing more if the same payment is presented again. Default 60 s, at most a day.
-    pub fn handler_deadline(mut self, deadline: Duration) -> Self {
-        self.limits.handler_deadline = deadline.min(LONGEST);
-        self
-    }
-
-    /// How long before `validBefore` a settlement must begin. Default 15 s, at most a day.
-    pub fn settlement_margin(mut self, margin: Duration) -> Self {
-        self.limits.settlement_margin = margin.min(LONGEST);
-        self
-    }
-
-    /// How far ahead a payer's clock may run. Default 30 s.
-    pub fn clock_skew(mut self, skew: Duration) -> Self {
-        self.limits.clock_skew = skew;
-        self
-    }
-
-    /// The largest payment header, in bytes. Default 16 KiB.
-    pub fn max_payment_header(mut self, bytes: usize) -> Self {
-        self.limits.payment_header = bytes;
-        self
-    }
-
-    /// The largest request body that is read whole, in bytes: in the `upfront` flow, where the work for a payment is begun again, and
-    /// where the [price depends on it](Self::price_with_body). When a payment is presented again for its answer, a longer body is
-    /// compared as it passes. Default 1 MiB.
-    pub fn max_request_body(mut self, bytes: usize) -> Self {
-        self.limits.request_body = bytes;
-        self
-    }
-
-    /// How many payments may be worked on or waited for at once; further ones are answered 503. Default 4096. Copies of one
-    /// payment take at most an eighth of these places; further ones are answered 409.
-    pub fn max_concurrent(mut self, payments: usize) -> Self {
-        self.limits.concurrent = payments;
-        self
-    }
-
-    /// How long a copy of a payment waits for the first one's answer, before 409. Default 90 s, at most a day.
-    pub fn max_wait(mut self, wait: Duration) -> Self {
-        self.limits.wait = wait.min(LONGEST);
-        self
-    }
-
-    /// How often the handler may be started for one payment. Default 3.
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.limits.attempts = attempts;
-        self
-    }
-
-    /// How often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
-    /// `Cookie`, no payment identifier) is replayed. Default 3 times within 60 s. Whoever asks again for what could not be settled
-    /// at first, and is charged by that, gets the response in any case.
-    pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
-        self.limits.anonymous_replays = times;
-        self.limits.anonymous_replay_age = within;
-        self
-    }
-
-    /// The clock to judge windows of validity by.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
+        self.settings.answer_preflights = answer;
         self
     }
 }
 
+/// # Limits
 impl RequirePaymentLayerBuilder {
-    /// Checks the description and makes the layer.
+    /// Sets how long a payer's authorization may be valid, in whole seconds. Default: 120 s.
+    pub fn max_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.limits.max_timeout = timeout;
+        self
+    }
+
+    /// Sets how long before `validBefore` a settlement must begin. Default: 15 s; at most a day.
+    pub fn settlement_margin(mut self, margin: Duration) -> Self {
+        self.settings.limits.settlement_margin = margin.min(LONGEST);
+        self
+    }
+
+    /// Sets the largest request body that is read whole, in bytes. Default: 1 MiB.
     ///
-    /// # Errors
-    /// [`BuildError`] says what is missing or does not fit together.
-    pub fn build(self) -> Result<RequirePaymentLayer, BuildError> {
-        let price = self.price.ok_or(BuildError::NoPrice)?.map_err(BuildError::Price)?;
-        if matches!(price, Price::Fixed(Usdc::ZERO)) {
-            return Err(BuildError::ZeroPrice);
+    /// A body is read whole in the `upfront` flow, where the work for a payment is begun again, and where the
+    /// [price depends on it](Self::price_with_body). When a payment is presented again for its answer, a longer body is compared as it
+    /// passes.
+    pub fn max_request_body(mut self, bytes: usize) -> Self {
+        self.settings.limits.request_body = bytes;
+        self
+    }
+
+    /// Sets how many payments may be worked on or waited for at once; further ones are answered 503. Default: 4096. Copies of one
+    /// payment take at most an eighth of these places; further ones are answered 409.
+    pub fn max_concurrent(mut self, payments: usize) -> Self {
+        self.settings.limits.concurrent = payments;
+        self
+    }
+
+    /// Sets how long a copy of a payment waits for the first one's answer, before 409. Default: 90 s; at most a day.
+    pub fn max_wait(mut self, wait: Duration) -> Self {
+        self.settings.limits.wait = wait.min(LONGEST);
+        self
+    }
+
+    /// Sets how often the handler may be started for one payment. Default: 3.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.settings.limits.attempts = attempts;
+        self
+    }
+
+    /// Sets how often, and for how long, the response to a request that holds no secret (no body, no `Authorization`, no
+    /// `Cookie`, no payment identifier) is replayed. Default: 3 times within 60 s. A client that presents again what could not be settled
+    /// at first, and is charged by that, gets the response in any case.
+    pub fn anonymous_replays(mut self, times: u32, within: Duration) -> Self {
+        self.settings.limits.anonymous_replays = times;
+        self.settings.limits.anonymous_replay_age = within;
+        self
+    }
+
+    /// Sets the clock that windows of validity are checked by. Default: the system's.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.settings.clock = clock;
+        self
+    }
+}
+
+impl Default for RequirePaymentLayerBuilder {
+    fn default() -> Self {
+        Self {
+            price: None,
+            priced_by: Vec::new(),
+            payees: Vec::new(),
+            flows: Vec::new(),
+            facilitators: Vec::new(),
+            resource: ResourceInfo::default(),
+            location: None,
+            trusts_proxy: false,
+            discovery: None,
+            speaks_v1: true,
+            settings: Settings::default(),
         }
-        check_limits(&self.limits)?;
-        check_location(self.location.as_ref())?;
-        check_status_url(self.status_url.as_deref())?;
-        if self.resource.tags.len() > 5 {
-            return Err(BuildError::TooManyTags(self.resource.tags.len()));
-        }
-        if self.payees.is_empty() {
-            return Err(BuildError::NoPayee);
-        }
-        if self.facilitators.is_empty() {
-            return Err(BuildError::NoFacilitator);
-        }
-        let flows = if self.flows.is_empty() { vec![PaymentFlow::Authorization] } else { self.flows };
-        let timeout = self.limits.max_timeout.as_secs();
-        let mut ways = Vec::new();
-        for flow in flows {
-            for (asset, pay_to) in &self.payees {
-                let asset = asset.clone().map_err(BuildError::NoUsdc)?;
-                if pay_to.is_zero() {
-                    return Err(BuildError::ZeroPayee);
-                }
-                let mut way = Way { asset, pay_to: *pay_to, flow, facilitator: 0 };
-                let sample = Terms::new(way.offer(U256::from(1), timeout));
-                let facilitator = self.facilitators.iter().position(|facilitator| facilitator.serves(&sample));
-                way.facilitator = facilitator.ok_or(BuildError::NotServed(way.asset.network))?;
-                if self.deferred.is_some() && !self.facilitators[way.facilitator].settles_in_background() {
-                    return Err(BuildError::NotDeferrable(way.asset.network));
-                }
-                ways.push(way);
-            }
-        }
-        if self.discovery.is_some() && self.location.is_none() {
-            return Err(BuildError::NoPublicUrl);
-        }
-        let extensions = declarations(self.asks_for_ids, self.status_url.as_deref(), self.discovery.as_ref())?;
-        let pricing = Pricing { price, headers: self.priced_by.into() };
-        let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
-        let catalogue = Catalogue::new(pricing, ways, timeout, self.resource, location, extensions, self.speaks_v1);
-        let (uri, headers) = (Uri::default(), HeaderMap::new());
-        let longest = catalogue.demand(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
-        let size = longest.map_or(usize::MAX, |demand| demand.header.len());
-        if size > MAX_DEMAND {
-            return Err(BuildError::DemandTooLarge { size });
-        }
-        Ok(RequirePaymentLayer::new(Config {
-            catalogue,
-            facilitators: self.facilitators,
-            permits: Arc::new(Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS))),
-            unproven: WaitingLine::new(self.limits.concurrent.min(UNPROVEN), UNPROVEN_PATIENCE),
-            unpriced: Semaphore::new(self.limits.concurrent.min(Semaphore::MAX_PERMITS)),
-            limits: self.limits,
-            credit: self.deferred.map(|policy| policy.limit()),
-            status_url: self.status_url,
-            is_success: self.is_success.unwrap_or_else(|| {
-                let switching = self.allow_upgrades.then_some(StatusCode::SWITCHING_PROTOCOLS);
-                Arc::new(move |response| response.status.is_success() || Some(response.status) == switching)
-            }),
-            allow_upgrades: self.allow_upgrades,
-            answer_preflights: self.answer_preflights,
-            asks_for_ids: self.asks_for_ids,
-            page: self.page,
-            clock: self.clock,
-            in_progress: InProgress::default(),
-        }))
     }
 }
 
@@ -483,10 +521,197 @@ impl fmt::Debug for RequirePaymentLayerBuilder {
     }
 }
 
+/// A policy that says which payments are settled after the response has left, and how much may be owed at a time; see
+/// [`deferred`](super::RequirePaymentLayerBuilder::deferred).
+///
+/// The amounts are bounds on what can be lost: a payer that spends its balance elsewhere before it is settled costs at most
+/// `per_payer`, and all of them together `total`. A payment that is never settled counts against both until its record ages
+/// out, some time after `validBefore`.
+///
+/// ```
+/// use tower_x402::{Usdc, server::DeferredPolicy};
+///
+/// let policy = DeferredPolicy { per_payer: Usdc::from_atomic(20_000), ..DeferredPolicy::default() };
+/// assert_eq!((policy.total, policy.history), (Usdc::from_atomic(1_000_000), 3));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeferredPolicy {
+    /// The most that all payers together may owe in the ledger, on all networks. Default: $1.
+    pub total: Usdc,
+    /// The most that one payer may owe. Default: $0.05.
+    pub per_payer: Usdc,
+    /// The number of payments that the payer must have settled here already, of those that the ledger still has on record. Default: 3;
+    /// at least 1.
+    pub history: u32,
+}
+
+impl Default for DeferredPolicy {
+    fn default() -> Self {
+        Self { total: Usdc::from_atomic(1_000_000), per_payer: Usdc::from_atomic(50_000), history: 3 }
+    }
+}
+
+impl DeferredPolicy {
+    pub(super) fn limit(&self) -> CreditLimit {
+        CreditLimit {
+            total: self.total.into(),
+            per_payer: self.per_payer.into(),
+            // A payer that never paid is not known.
+            history: self.history.max(1),
+        }
+    }
+}
+
+/// An error in the description of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// No price was set: call `price` or `price_with`.
+    #[error("no price: call .price(\"$0.001\") or .price_with(…)")]
+    NoPrice,
+    /// The text of the price cannot be read.
+    #[error("the price cannot be read")]
+    Price(#[source] ParseUsdcError),
+    /// The price is zero: leave the layer out, or compute prices and return [`Quote::Free`].
+    #[error("the price is zero: leave the route without the layer, or use .price_with(…) and Quote::Free")]
+    ZeroPrice,
+    /// No payee was set: call `pay_to`.
+    #[error("no payee: call .pay_to(Network::BASE, address)")]
+    NoPayee,
+    /// The payee is the zero address.
+    #[error("the payee is the zero address, where the money would be lost")]
+    ZeroPayee,
+    /// The network has no USDC known here: call `pay_to_in`.
+    #[error(
+        "no USDC is known on {0}: call .pay_to_in(Asset {{ … }}, address) with the token's EIP-712 name and version"
+    )]
+    NoUsdc(Network),
+    /// No facilitator was set: call `facilitator`.
+    #[error("no facilitator: call .facilitator(…)")]
+    NoFacilitator,
+    /// No facilitator serves this network: add one that does.
+    #[error("no facilitator serves {0}: add one with .facilitator(…)")]
+    NotServed(Network),
+    /// The facilitator for this network does not settle later by itself, so nothing can be deferred.
+    #[error("the facilitator for {0} settles nothing by itself: leave .deferred(…) out, or use another one")]
+    NotDeferrable(Network),
+    /// `max_timeout` leaves no time to work and settle.
+    #[error(
+        "max_timeout is {max_timeout:?}, but handler_deadline and settlement_margin need {needed:?}: raise the first or lower the others"
+    )]
+    TimeoutTooShort {
+        /// The timeout that was set, in whole seconds.
+        max_timeout: Duration,
+        /// The time that it must exceed.
+        needed: Duration,
+    },
+    /// A limit is zero, so that nothing could be served.
+    #[error("max_concurrent and max_attempts must be at least 1")]
+    ZeroLimit,
+    /// A URL is not an absolute one with http or https.
+    #[error("{0:?} is not an absolute http or https URL")]
+    Url(String),
+    /// The discovery information is not valid.
+    #[error("what the route takes and returns cannot be declared")]
+    Discovery(#[source] DiscoveryError),
+    /// Discovery needs a public URL: call `public_origin` or `resource_url`.
+    #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
+    NoPublicUrl,
+    /// There are more labels than the protocol allows.
+    #[error("{0} tags: the protocol allows five")]
+    TooManyTags(usize),
+    /// The 402 would not fit in the headers that clients read: shorten the description or offer less.
+    #[error(
+        "the PAYMENT-REQUIRED header would have {size} bytes, more than clients read: shorten the description or offer less"
+    )]
+    OffersTooLarge {
+        /// The size of `PAYMENT-REQUIRED`, in bytes.
+        size: usize,
+    },
+}
+
+/// A layer as it was built, shared by all its services.
+pub(super) struct Config {
+    pub(super) catalogue: Catalogue,
+    pub(super) facilitators: Vec<Arc<dyn Facilitator>>,
+    pub(super) settings: Settings,
+    pub(super) in_progress: PaymentsInProgress,
+    pub(super) permits: Arc<Semaphore>,
+    /// Permits for payments whose signature is not proven: these must not take those of the proven ones.
+    pub(super) unproven: AdmissionQueue,
+    /// Permits for requests that are read to be priced.
+    pub(super) unpriced: Semaphore,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("catalogue", &self.catalogue)
+            .field("facilitators", &self.facilitators)
+            .field("limits", &self.settings.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// About how many payments the chain is asked at once whether they are genuine.
+const UNPROVEN: usize = 64;
+/// How long others wait for that; about as long as the chain may take.
+const UNPROVEN_WAIT: Duration = Duration::from_secs(4);
+/// How far a payer's clock may run ahead, in seconds.
+const CLOCK_SKEW: u64 = 30;
 /// Some clients stop reading headers near 8 KB in all.
-const MAX_DEMAND: usize = 6 * 1024;
+const MAX_OFFERS: usize = 6 * 1024;
 /// The longest that anything can be told to take; a clock's end is far beyond.
 const LONGEST: Duration = Duration::from_secs(86_400);
+
+/// Bounds of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) max_timeout: Duration,
+    pub(super) handler_deadline: Duration,
+    pub(super) settlement_margin: Duration,
+    pub(super) request_body: usize,
+    pub(super) body_deadline: Duration,
+    pub(super) concurrent: usize,
+    pub(super) wait: Duration,
+    pub(super) attempts: u32,
+    pub(super) anonymous_replays: u32,
+    pub(super) anonymous_replay_age: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_timeout: Duration::from_secs(120),
+            handler_deadline: Duration::from_secs(60),
+            settlement_margin: Duration::from_secs(15),
+            request_body: 1 << 20,
+            body_deadline: Duration::from_secs(30),
+            concurrent: 4096,
+            wait: Duration::from_secs(90),
+            attempts: 3,
+            anonymous_replays: 3,
+            anonymous_replay_age: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Limits {
+    /// Returns how many copies of one payment may wait, so that none takes all permits.
+    pub(super) fn copies(&self) -> usize {
+        (self.concurrent / 8).max(1)
+    }
+
+    /// Returns how long after it was signed a payment that lasts as long as it may can still be presented, in seconds.
+    pub(super) fn time_to_sign(&self) -> u64 {
+        self.max_timeout.saturating_sub(self.handler_deadline + self.settlement_margin).as_secs()
+    }
+
+    /// Returns the window of time in which an authorization must be usable.
+    pub(super) fn window(&self) -> Window {
+        Window { remaining: (self.handler_deadline + self.settlement_margin).as_secs(), skew: CLOCK_SKEW }
+    }
+}
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {
     let needed = limits.handler_deadline.saturating_add(limits.settlement_margin);
@@ -508,13 +733,13 @@ fn check_location(location: Option<&Location>) -> Result<(), BuildError> {
     }
 }
 
-/// What the 402 declares; `None` if nothing.
+/// Returns the extensions that the 402 declares, if any.
 fn declarations(
-    asks_for_ids: bool,
+    payment_identifier: bool,
     status_url: Option<&str>,
     discovery: Option<&Discovery>,
 ) -> Result<Option<Verbatim<Map<String, Value>>>, BuildError> {
-    let ids = asks_for_ids.then(PaymentId::declaration).unwrap_or_default();
+    let ids = payment_identifier.then(PaymentId::declaration).unwrap_or_default();
     let status = status_url.map(payment_status::declaration).unwrap_or_default();
     let discovery = discovery.map(Discovery::extension).transpose().map_err(BuildError::Discovery)?.unwrap_or_default();
     let all: Map<_, _> = ids.into_iter().chain(status).chain(discovery).collect();
@@ -535,70 +760,14 @@ fn is_http_url(text: &str) -> bool {
     uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
 }
 
-/// What is wrong with the description of a layer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// No price.
-    #[error("no price: call .price(\"$0.001\") or .price_with(…)")]
-    NoPrice,
-    /// The price cannot be read.
-    #[error("the price cannot be read: {0}")]
-    Price(#[source] ParseUsdcError),
-    /// A price of nothing.
-    #[error("the price is zero: leave the route without the layer, or use .price_with(…) and Quote::Free")]
-    ZeroPrice,
-    /// Nobody to pay.
-    #[error("no payee: call .pay_to(Network::BASE, address)")]
-    NoPayee,
-    /// The zero address as payee.
-    #[error("the payee is the zero address, where the money would be lost")]
-    ZeroPayee,
-    /// No USDC known on that network.
-    #[error(
-        "no USDC is known on {0}: call .pay_to_in(Asset {{ … }}, address) with the token's EIP-712 name and version"
-    )]
-    NoUsdc(Network),
-    /// Nobody to settle.
-    #[error("no facilitator: call .facilitator(…)")]
-    NoFacilitator,
-    /// Nobody to settle there.
-    #[error("no facilitator serves {0}: add one with .facilitator(…)")]
-    NotServed(Network),
-    /// Nobody to settle later.
-    #[error("the facilitator for {0} settles nothing by itself: leave .deferred(…) out, or use another one")]
-    NotDeferrable(Network),
-    /// The window leaves no time to work and settle.
-    #[error(
-        "max_timeout is {max_timeout:?}, but handler_deadline and settlement_margin need {needed:?}: raise the first or lower the others"
-    )]
-    TimeoutTooShort {
-        /// What was set, without a fraction of a second.
-        max_timeout: Duration,
-        /// What must be exceeded.
-        needed: Duration,
-    },
-    /// A limit of zero serves nobody.
-    #[error("max_concurrent and max_attempts must be at least 1")]
-    ZeroLimit,
-    /// Not an absolute http or https URL.
-    #[error("{0:?} is not an absolute http or https URL")]
-    Url(String),
-    /// Discovery information that no facilitator would take.
-    #[error("what the route takes and gives cannot be declared: {0}")]
-    Discovery(#[source] DiscoveryError),
-    /// Discovery information for a route that nobody could find.
-    #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
-    NoPublicUrl,
-    /// More labels than the protocol allows.
-    #[error("{0} tags: the protocol allows five")]
-    TooManyTags(usize),
-    /// The 402 would not fit in the headers that clients read.
-    #[error(
-        "the PAYMENT-REQUIRED header would have {size} bytes, more than clients read: shorten the description or offer less"
-    )]
-    DemandTooLarge {
-        /// Its size in bytes.
-        size: usize,
-    },
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_policy_gives_credit_to_payers_that_never_paid() {
+        for (history, needed) in [(0, 1), (1, 1), (2, 2), (u32::MAX, u32::MAX)] {
+            assert_eq!(DeferredPolicy { history, ..DeferredPolicy::default() }.limit().history, needed);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What makes two requests the same purchase.
+//! Fingerprints: which requests a payment may be presented with again.
 
 use alloy_primitives::B256;
 use http::{
@@ -69,7 +69,7 @@ impl Fingerprint {
 }
 
 impl BodyDigest {
-    /// Whether the handler would have read the same from `body`.
+    /// Returns `true` if the handler would have read the same from `body`.
     pub(super) fn matches(&self, body: &[u8]) -> bool {
         let Some(read) = usize::try_from(self.length).ok().and_then(|length| body.get(..length)) else { return false };
         (!self.complete || read.len() == body.len()) && Sha256::digest(read).as_slice() == self.digest.as_slice()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_counts_and_nothing_else_does() {
+    fn fingerprint_depends_on_every_part_and_nothing_else() {
         let requests = [
             fingerprint("POST", "/a", &[]),
             fingerprint("PUT", "/a", &[]),
@@ -118,10 +118,10 @@ mod tests {
         assert_eq!(requests.iter().filter(|request| request.names_caller).count(), 5);
     }
 
-    /// What a value may hold of the bytes that the hash is made of: names of headers, and no NUL, of which lengths and numbers have
+    /// Values are tried that hold bytes which the hash is made of: names of headers, and no NUL, of which lengths and numbers have
     /// seven.
     #[test]
-    fn however_values_are_shared_out_among_headers_none_passes_for_another() {
+    fn values_of_one_header_never_pass_for_those_of_another() {
         let values = ["", "cookie", "authorization"];
         let lists: Vec<Vec<&str>> = (0..=3)
             .flat_map(|length| {
@@ -145,9 +145,9 @@ mod tests {
         assert_eq!(seen.len(), lists.len().pow(2));
     }
 
-    /// Ledgers hold these: whoever changes one refuses payments that are on record.
+    /// Ledgers hold these digests: with any other, payments on record would be refused.
     #[test]
-    fn fingerprints_stay_what_they_were() {
+    fn stored_fingerprints_do_not_change() {
         let digest = |headers: &[(&str, &str)]| fingerprint("POST", "/a?x=1", headers).digest.to_string();
         assert_eq!(digest(&[]), "0x2f298778e353e16b3f79580684a8c95ad5b63603c4262a0313cbf7321d204fed");
         assert_eq!(
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_from_before_values_were_counted_is_found_again() {
+    fn fingerprint_from_before_values_were_counted_is_found_again() {
         let uncounted = |headers: &[(&str, &str)]| {
             let mut request = Request::builder().method("POST").uri("/a?x=1");
             for (name, value) in headers {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_the_price_depends_on_count_too() {
+    fn fingerprint_depends_on_headers_that_the_price_depends_on() {
         let names = [HOST, HeaderName::from_static("x-plan"), HeaderName::from_static("x-tier")];
         let requests = [
             priced_by(&names, "POST", "/a", &[]),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_read_of_a_body_counts() {
+    fn body_matches_as_far_as_it_was_read() {
         let read = |length: usize, complete| BodyDigest {
             length: length as u64,
             digest: B256::from_slice(&Sha256::digest(&b"abcdef"[..length])),

@@ -1,10 +1,35 @@
-//! The layer that makes services charge.
+//! The tower layer, the service that charges, and its future.
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, Method, Request, Response, StatusCode,
+    header::{ACCESS_CONTROL_REQUEST_METHOD, Entry, ORIGIN, UPGRADE},
+};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower::{ServiceExt as _, util::Oneshot};
 use tower_layer::Layer;
+use tower_service::Service;
 
-use super::{builder::RequirePaymentLayerBuilder, config::Config, service::RequirePayment};
+use super::{
+    answer::{self, Answer, Cors, RequestContext},
+    builder::{Config, RequirePaymentLayerBuilder},
+    page, paid_request,
+    payment_header::{PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
+    request_body::{LazyBody, RequestBody, read_whole},
+    response::ResponseBody,
+};
+use crate::telemetry::{self, RequestOutcome};
+
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
 /// Makes a service charge for every request; see the [module](super) for an example.
 ///
@@ -15,7 +40,7 @@ pub struct RequirePaymentLayer {
 }
 
 impl RequirePaymentLayer {
-    /// Starts to describe what is sold, for how much, and to whom the money goes.
+    /// Returns a builder, which needs a price, a payee and a facilitator.
     pub fn builder() -> RequirePaymentLayerBuilder {
         RequirePaymentLayerBuilder::default()
     }
@@ -30,5 +55,232 @@ impl<S> Layer<S> for RequirePaymentLayer {
 
     fn layer(&self, inner: S) -> Self::Service {
         RequirePayment::new(inner, self.config.clone())
+    }
+}
+
+/// Charges for every request to the service it wraps. Made by [`RequirePaymentLayer`](super::RequirePaymentLayer).
+///
+/// It is always ready: it checks the payment before it takes any of the wrapped service's capacity, so that unpaid and bad requests
+/// cannot exhaust a `ConcurrencyLimit` below. The wrapped service is cloned for each paid request and made ready then.
+#[derive(Clone, Debug)]
+pub struct RequirePayment<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S> RequirePayment<S> {
+    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
+    }
+
+    /// Returns a reference to the wrapped service.
+    pub const fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for RequirePayment<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B, R>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if !self.config.settings.allow_upgrades {
+            decline_http2(request.headers_mut());
+        }
+        let headers = request.headers();
+        let is_preflight = request.method() == Method::OPTIONS
+            && headers.contains_key(ORIGIN)
+            && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        if is_preflight {
+            if self.config.settings.answer_preflights {
+                return ResponseFuture::ready(Cors::preflight(headers), None);
+            }
+            return ResponseFuture::preflight(self.inner.clone().oneshot(request.map(RequestBody::untouched)));
+        }
+        let cors = headers.contains_key(ORIGIN).then_some(Cors { any_origin: self.config.settings.answer_preflights });
+        if !self.config.settings.allow_upgrades
+            && (headers.contains_key(UPGRADE) || request.method() == Method::CONNECT)
+        {
+            let detail = "a connection upgrade cannot be paid for here";
+            let answer = Answer::problem(StatusCode::BAD_REQUEST, "upgrade_not_payable", detail, None);
+            return ResponseFuture::ready(answer.into_response(), cors);
+        }
+        let is_paid = !matches!(RawHeader::of(headers, self.config.catalogue.speaks_v1()), Ok(None));
+        if is_paid && request.method() == Method::HEAD {
+            let detail = "a HEAD request has no response to pay for; nothing was charged";
+            let answer = Answer::problem(StatusCode::BAD_REQUEST, "head_not_payable", detail, None);
+            return ResponseFuture::ready(answer.into_response(), cors);
+        }
+        let config = &self.config;
+        match config.catalogue.fixed() {
+            Some(offers) if !is_paid => {
+                let answer = page::payment_required(config, request.method(), request.uri(), headers, offers);
+                ResponseFuture::ready(answer.into_response(), cors)
+            }
+            Some(offers) => {
+                let (parts, body) = request.into_parts();
+                let context = RequestContext::new(config.clone(), offers.clone(), &parts);
+                let served = paid_request::serve(context, self.inner.clone(), parts, LazyBody::Untouched(body));
+                ResponseFuture::paid(Box::pin(served), cors)
+            }
+            None => ResponseFuture::paid(
+                Box::pin(price_and_serve(config.clone(), self.inner.clone(), request, is_paid)),
+                cors,
+            ),
+        }
+    }
+}
+
+/// Removes an offer to go on in HTTP/2. Clients make it with any request, and expect an answer in HTTP/1.1 where it is not taken up
+/// (RFC 9110, section 7.8). Other protocols are asked for by clients that need them.
+fn decline_http2(headers: &mut HeaderMap) {
+    let is_http2 = |name: &[u8]| name.trim_ascii().eq_ignore_ascii_case(b"h2c");
+    let mut offered = headers.get_all(UPGRADE).iter().flat_map(|names| names.as_bytes().split(|byte| *byte == b','));
+    if headers.contains_key(UPGRADE) && offered.all(is_http2) {
+        headers.remove(UPGRADE);
+        headers.remove(HTTP2_SETTINGS);
+    }
+}
+
+/// Finds the price of the request, and serves it if it is free or paid.
+async fn price_and_serve<S, B, R>(
+    config: Arc<Config>,
+    inner: S,
+    request: Request<B>,
+    is_paid: bool,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let (mut parts, body) = request.into_parts();
+    let body = match read_to_price(&config, body).await {
+        Ok(body) => body,
+        Err(answer) => return Ok(answer.into_response()),
+    };
+    let offers = match config.catalogue.offers(&mut parts, body.bytes()).await {
+        Ok(offers) => offers,
+        Err(error) => return Ok(answer::not_priced(&error).into_response()),
+    };
+    let Some(offers) = offers else {
+        telemetry::request(RequestOutcome::Free);
+        // A payment that is not taken is still money until it expires; a handler that logs its headers must not log it. It stays, since
+        // it may be for a layer below.
+        for name in [&PAYMENT_SIGNATURE, &X_PAYMENT] {
+            if let Entry::Occupied(mut payments) = parts.headers.entry(name) {
+                payments.iter_mut().for_each(|payment| payment.set_sensitive(true));
+            }
+        }
+        let request = Request::from_parts(parts, body.into_unhashed());
+        return Ok(inner.oneshot(request).await?.map(ResponseBody::inner));
+    };
+    if !is_paid {
+        return Ok(page::payment_required(&config, &parts.method, &parts.uri, &parts.headers, &offers).into_response());
+    }
+    let context = RequestContext::new(config, offers, &parts);
+    paid_request::serve(context, inner, parts, body).await
+}
+
+/// Reads the request's body whole if its price depends on it.
+async fn read_to_price<B: Body<Data = Bytes>>(config: &Config, body: B) -> Result<LazyBody<B>, Answer> {
+    if !config.catalogue.reads_body() {
+        return Ok(LazyBody::Untouched(body));
+    }
+    let _permit = config.unpriced.try_acquire().map_err(|_| answer::overloaded())?;
+    let bytes = read_whole(body, config.settings.limits.request_body, config.settings.limits.body_deadline).await;
+    bytes.map(LazyBody::Whole).map_err(|error| answer::unread(&error))
+}
+
+type Boxed<R, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<R>>, E>> + Send>>;
+
+pin_project! {
+    /// The response future of [`RequirePayment`].
+    pub struct ResponseFuture<S, B, R>
+    where
+        S: Service<Request<RequestBody<B>>>,
+    {
+        #[pin]
+        kind: Kind<S, B, R>,
+        cors: Option<Cors>,
+    }
+}
+
+pin_project! {
+    #[project = KindProjection]
+    enum Kind<S, B, R>
+    where
+        S: Service<Request<RequestBody<B>>>,
+    {
+        /// Answered by the layer at once.
+        Ready { response: Option<Response<ResponseBody<R>>> },
+        /// A preflight, passed on unpaid: its answer is its head.
+        Passed { #[pin] response: Oneshot<S, Request<RequestBody<B>>> },
+        /// Being paid for.
+        Paid { response: Boxed<R, S::Error> },
+    }
+}
+
+impl<S, B, R> ResponseFuture<S, B, R>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    pub(super) fn ready(response: Response<ResponseBody<R>>, cors: Option<Cors>) -> Self {
+        Self { kind: Kind::Ready { response: Some(response) }, cors }
+    }
+
+    pub(super) fn preflight(response: Oneshot<S, Request<RequestBody<B>>>) -> Self {
+        Self { kind: Kind::Passed { response }, cors: None }
+    }
+
+    pub(super) fn paid(response: Boxed<R, S::Error>, cors: Option<Cors>) -> Self {
+        Self { kind: Kind::Paid { response }, cors }
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B, R>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+{
+    type Output = Result<Response<ResponseBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let mut response = match this.kind.project() {
+            KindProjection::Ready { response } => match response.take() {
+                Some(response) => response,
+                // Polled after it was ready; a future need not answer twice.
+                None => return Poll::Pending,
+            },
+            KindProjection::Passed { response } => answer::head_only(ready!(response.poll(cx))?),
+            KindProjection::Paid { response } => ready!(response.as_mut().poll(cx))?,
+        };
+        if let Some(cors) = this.cors {
+            cors.apply(response.headers_mut());
+        }
+        Poll::Ready(Ok(response))
+    }
+}
+
+impl<S, B, R> fmt::Debug for ResponseFuture<S, B, R>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResponseFuture")
     }
 }

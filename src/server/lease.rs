@@ -1,100 +1,320 @@
-//! Asking the ledger for the right to work, whatever becomes of who asks.
+//! The exclusive right to work on a payment: among the requests of this process, and in the ledger.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     future::Future,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
-use super::{job::give_back, wait::Busy};
-use crate::ledger::{Ledger, LedgerError, Record, Reservation};
+use ahash::RandomState;
+use tokio::{sync::Notify, time::Instant};
 
-/// What the ledger said.
-pub(super) enum Claimed {
-    /// The payment as it now stands, with the right to work on it.
-    Granted(Box<Record>),
-    /// The payment is known.
-    Known(Box<Record>),
-    /// Another caller was faster.
-    TooLate,
+use crate::{
+    ledger::{BodyDigest, Fulfilment, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation},
+    payment::{PaymentKey, Verified},
+};
+
+/// For how long a ledger that fails is asked to take a step after the work, the last try not included, and the first pause.
+const RETRY_FOR: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// A leased payment: its record, and the right to change it.
+///
+/// Dropped before it is [disarmed](Self::disarm), as when the handler panics, it gives the payment back, so that presenting it again
+/// is not refused until the lease ends.
+pub(super) struct HeldLease {
+    record: Box<Record>,
+    /// `None` once there is nothing to give back.
+    ledger: Option<Arc<dyn Ledger>>,
+    /// Keeps copies of the payment waiting.
+    in_progress: Option<InProgress>,
 }
 
-type Asking = Pin<Box<dyn Future<Output = (Busy, Result<Claimed, LedgerError>)> + Send>>;
-
-/// A question to the ledger. If the client goes away before the answer, it is awaited all the same, and a right that was
-/// granted is given back: it would keep others waiting until its lease ends.
-pub(super) struct LeaseClaim {
-    ledger: Arc<dyn Ledger>,
-    asking: Option<Asking>,
+/// The ledger's answer to a reservation.
+pub(super) enum Reserved {
+    /// The payment is new, and leased.
+    New(HeldLease),
+    /// The payment is on record.
+    Known(InProgress, Box<Record>),
 }
 
-impl LeaseClaim {
-    /// Reserves a payment seen for the first time.
-    pub(super) fn first(ledger: &Arc<dyn Ledger>, mut record: Box<Record>, busy: Busy) -> Self {
-        let asked = ledger.clone();
-        Self::ask(ledger, async move {
-            let claimed = asked.reserve(&record).await.map(|reservation| match reservation {
-                Reservation::New(lease) => {
-                    record.epoch = lease.epoch;
-                    Claimed::Granted(record)
-                }
-                Reservation::Known(known) => Claimed::Known(known),
-            });
-            (busy, claimed)
-        })
-    }
-
-    /// Leases a known payment anew.
-    pub(super) fn again(ledger: &Arc<dyn Ledger>, mut record: Box<Record>, now: u64, until: u64, busy: Busy) -> Self {
-        let asked = ledger.clone();
-        Self::ask(ledger, async move {
-            let leased = asked.take_over(&record.key, record.epoch, now, until).await;
-            let claimed = leased.map(|lease| match lease {
-                Some(lease) => {
-                    record.lease_anew(until);
-                    record.epoch = lease.epoch;
-                    Claimed::Granted(record)
-                }
-                None => Claimed::TooLate,
-            });
-            (busy, claimed)
-        })
-    }
-
-    fn ask(
-        ledger: &Arc<dyn Ledger>,
-        asking: impl Future<Output = (Busy, Result<Claimed, LedgerError>)> + Send + 'static,
-    ) -> Self {
-        Self { ledger: ledger.clone(), asking: Some(Box::pin(asking)) }
-    }
-}
-
-impl Future for LeaseClaim {
-    type Output = (Busy, Result<Claimed, LedgerError>);
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(asking) = &mut self.asking else { return Poll::Pending };
-        let answer = asking.as_mut().poll(cx);
-        if answer.is_ready() {
-            self.asking = None;
+impl HeldLease {
+    /// Reserves a payment that is seen for the first time.
+    pub(super) async fn reserve(
+        ledger: Arc<dyn Ledger>,
+        mut record: Box<Record>,
+        in_progress: InProgress,
+    ) -> Result<Reserved, LedgerError> {
+        match ledger.reserve(&record).await? {
+            Reservation::New(lease) => {
+                record.epoch = lease.epoch;
+                Ok(Reserved::New(Self { record, ledger: Some(ledger), in_progress: Some(in_progress) }))
+            }
+            Reservation::Known(known) => Ok(Reserved::Known(in_progress, known)),
         }
-        answer
+    }
+
+    /// Leases a known payment anew. Returns `None` if somebody else was faster.
+    pub(super) async fn take_over(
+        ledger: Arc<dyn Ledger>,
+        mut record: Box<Record>,
+        now: u64,
+        until: u64,
+        in_progress: InProgress,
+    ) -> Result<Option<Self>, LedgerError> {
+        let lease = ledger.take_over(&record.key, record.epoch, now, until).await?;
+        Ok(lease.map(|lease| {
+            record.lease_anew(until);
+            record.epoch = lease.epoch;
+            Self { record, ledger: Some(ledger), in_progress: Some(in_progress) }
+        }))
+    }
+
+    /// Returns the record as it stands.
+    pub(super) const fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Returns the record, for a settlement to keep in step with the ledger.
+    pub(super) const fn record_mut(&mut self) -> &mut Record {
+        &mut self.record
+    }
+
+    /// Takes a step in the ledger, then in the local copy.
+    pub(super) async fn step(&mut self, step: FulfilmentStep) -> Result<(), LedgerError> {
+        let Some(ledger) = &self.ledger else { return Err(LedgerError::LeaseLost) };
+        ledger.fulfil(&self.record.lease(), &step).await?;
+        Ok(self.record.fulfil(&step)?)
+    }
+
+    /// Counts the payment as in flight.
+    pub(super) async fn admit(&mut self, verified: Option<Verified>, due: bool) -> Result<(), LedgerError> {
+        self.step(FulfilmentStep::Admit { funds: verified.and_then(|verified| verified.funds), due }).await
+    }
+
+    /// Takes a step after the work. If the ledger fails it is asked again for a while: what is done must not be done again because of one
+    /// call, nor be charged for after the client was told that it is not.
+    pub(super) async fn step_after_work(
+        &mut self,
+        ledger: &dyn Ledger,
+        step: FulfilmentStep,
+    ) -> Result<(), LedgerError> {
+        match ledger.fulfil(&self.record.lease(), &step).await {
+            Err(LedgerError::Backend(error)) => {
+                tracing::warn!(%error, "the ledger did not take a step");
+                Box::pin(step_again(ledger, &self.record.lease(), &step)).await?;
+            }
+            answer => answer?,
+        }
+        Ok(self.record.fulfil(&step)?)
+    }
+
+    /// Records a failed attempt, whose work read this much of the request's body.
+    pub(super) async fn release(&mut self, body: BodyDigest) {
+        if let Err(error) = self.step(FulfilmentStep::Release { body: Some(body) }).await {
+            let key = &self.record.key;
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a failed attempt was not released");
+        }
+        self.disarm();
+    }
+
+    /// Leaves the payment as if it had not been presented, where that loses nothing. Returns `true` if the ledger has it so.
+    pub(super) async fn give_back(&mut self) -> bool {
+        let Some(ledger) = self.disarm() else { return false };
+        let given_back = give_back(ledger.as_ref(), &self.record).await;
+        if let Err(error) = &given_back {
+            let key = &self.record.key;
+            tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, "a reservation was not given back");
+        }
+        given_back.is_ok()
+    }
+
+    /// From now on the payment is not given back if this is dropped.
+    pub(super) fn disarm(&mut self) -> Option<Arc<dyn Ledger>> {
+        self.ledger.take()
+    }
+
+    /// Hands on the mark that keeps copies of the payment waiting.
+    pub(super) fn take_in_progress(&mut self) -> Option<InProgress> {
+        self.in_progress.take()
     }
 }
 
-impl Drop for LeaseClaim {
+impl Drop for HeldLease {
     fn drop(&mut self) {
-        if let (Some(asking), Ok(runtime)) = (self.asking.take(), tokio::runtime::Handle::try_current()) {
-            let ledger = self.ledger.clone();
+        if let (Some(ledger), Ok(runtime)) = (self.ledger.take(), tokio::runtime::Handle::try_current()) {
+            let (record, in_progress) = (self.record.clone(), self.in_progress.take());
             runtime.spawn(async move {
-                let (busy, claimed) = asking.await;
-                if let Ok(Claimed::Granted(record)) = claimed {
-                    // Nobody is left to tell; the lease ends by itself.
-                    let _ = give_back(ledger.as_ref(), &record).await;
-                }
-                drop(busy);
+                // A lease that was lost in the meantime is another worker's to give back.
+                let _ = give_back(ledger.as_ref(), &record).await;
+                drop(in_progress);
             });
         }
+    }
+}
+
+/// A future that is finished in a task of its own if it is dropped before it is ready. The ledger may grant a lease to a client that
+/// has gone away meanwhile; this way it reaches a [`HeldLease`], which gives it back.
+pub(super) struct FinishOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+
+impl<T: Send + 'static> FinishOnDrop<T> {
+    pub(super) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Some(Box::pin(work)))
+    }
+}
+
+impl<T: Send + 'static> Future for FinishOnDrop<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(work) = &mut self.0 else { return Poll::Pending };
+        let output = ready!(work.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<T: Send + 'static> Drop for FinishOnDrop<T> {
+    fn drop(&mut self) {
+        if let (Some(work), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(work);
+        }
+    }
+}
+
+async fn give_back(ledger: &dyn Ledger, record: &Record) -> Result<(), LedgerError> {
+    let lease = record.lease();
+    if record.is_discardable() && record.last_failure.is_none() {
+        match ledger.discard(&lease).await {
+            // The settlement wrote to the journal, although nothing came of it.
+            Err(LedgerError::InvalidTransition(_)) => {}
+            other => return other,
+        }
+    }
+    ledger.fulfil(&lease, &FulfilmentStep::Release { body: None }).await
+}
+
+async fn step_again(ledger: &dyn Ledger, lease: &Lease, step: &FulfilmentStep) -> Result<(), LedgerError> {
+    let until = Instant::now() + RETRY_FOR;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+        let mut error = match ledger.fulfil(lease, step).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if !matches!(error, LedgerError::Backend(_)) {
+            // It may have been taken before, and the answer was lost.
+            match ledger.get(&lease.key).await {
+                Ok(Some(record)) if record.epoch == lease.epoch && has_taken(&record, step) => return Ok(()),
+                Ok(_) => return Err(error),
+                Err(unknown) => error = unknown,
+            }
+        }
+        if Instant::now() + pause > until {
+            return Err(error);
+        }
+    }
+}
+
+fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {
+    match step {
+        FulfilmentStep::Produce { .. } => matches!(record.fulfilment, Fulfilment::Produced | Fulfilment::Delivered),
+        FulfilmentStep::Defer { .. } => record.deferred,
+        _ => false,
+    }
+}
+
+/// The payments that this process is working on, so that copies of them wait instead of asking the ledger.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PaymentsInProgress(Arc<Mutex<Payments>>);
+
+/// By payment, what copies of it wait for; made when the first copy comes, and most payments have none.
+type Payments = HashMap<PaymentKey, Option<Arc<Work>>, RandomState>;
+
+#[derive(Debug, Default)]
+struct Work {
+    ended: Notify,
+    copies: AtomicUsize,
+}
+
+/// More copies of one payment than may wait.
+#[derive(Debug)]
+pub(super) struct TooManyCopies;
+
+impl PaymentsInProgress {
+    /// Marks a payment as being worked on until the guard is dropped. Returns `None` if it is already.
+    pub(super) fn enter(&self, key: PaymentKey) -> Option<InProgress> {
+        match self.lock().entry(key) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(entry) => {
+                entry.insert(None);
+                Some(InProgress { key, payments: self.clone() })
+            }
+        }
+    }
+
+    /// Joins the copies that wait for a payment, of which there are at most `most`. Returns `None` if nobody works on it any more.
+    pub(super) fn join(&self, key: &PaymentKey, most: usize) -> Result<Option<WaitingCopy>, TooManyCopies> {
+        let Some(work) = self.lock().get_mut(key).map(|work| work.get_or_insert_default().clone()) else {
+            return Ok(None);
+        };
+        let waiting = WaitingCopy { key: *key, work, payments: self.clone() };
+        if waiting.work.copies.fetch_add(1, Ordering::Relaxed) < most { Ok(Some(waiting)) } else { Err(TooManyCopies) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Payments> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Marks a payment as being worked on in this process. Dropping it wakes the copies that wait.
+#[derive(Debug)]
+pub(super) struct InProgress {
+    key: PaymentKey,
+    payments: PaymentsInProgress,
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        let work = self.payments.lock().remove(&self.key);
+        // Not under the lock: what is woken may run at once.
+        if let Some(Some(work)) = work {
+            work.ended.notify_waiters();
+        }
+    }
+}
+
+/// A copy of a payment that waits for the first one, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct WaitingCopy {
+    key: PaymentKey,
+    work: Arc<Work>,
+    payments: PaymentsInProgress,
+}
+
+impl WaitingCopy {
+    /// Waits until the work on the payment has ended.
+    pub(super) async fn ended(&self) {
+        let mut ended = std::pin::pin!(self.work.ended.notified());
+        ended.as_mut().enable();
+        // A worker that finished before this copy was listening will not wake it.
+        let now = self.payments.lock().get(&self.key).cloned().flatten();
+        if now.is_some_and(|now| Arc::ptr_eq(&now, &self.work)) {
+            ended.await;
+        }
+    }
+}
+
+impl Drop for WaitingCopy {
+    fn drop(&mut self) {
+        self.work.copies.fetch_sub(1, Ordering::Relaxed);
     }
 }

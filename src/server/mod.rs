@@ -19,38 +19,38 @@
 //!
 //! # What happens to a request
 //!
-//! Without a payment it is answered `402 Payment Required` with the offer in `PAYMENT-REQUIRED`. With one, the payment is
-//! checked locally, reserved in the ledger, verified with the chain, and then, by the flow it was accepted under:
+//! A request without a payment is answered `402 Payment Required`, with the offer in `PAYMENT-REQUIRED`. A payment is checked
+//! locally, reserved in the ledger and verified with the chain. Then it depends on the flow that the payer accepted:
 //!
-//! - `authorization`: the handler works, its success is settled, the response leaves with `PAYMENT-RESPONSE`. What is not
-//!   a success is not charged.
-//! - `upfront`: the payment is settled, then the handler works. If it fails, presenting the same payment again runs it
+//! - `authorization`: the handler works, the payment is settled if the response is a success, and the response leaves with
+//!   `PAYMENT-RESPONSE`. A response that is not a success is not charged.
+//! - `upfront`: the payment is settled, then the handler works. If the handler fails, presenting the same payment again runs it
 //!   again and charges nothing.
 //!
-//! With [`deferred`](RequirePaymentLayerBuilder::deferred), what is accepted as `authorization` may be answered before it is
-//! settled: if its payer has paid here before and owes little. Then `PAYMENT-RESPONSE` says success without a transaction, and
-//! the facilitator settles on its own.
+//! With [`deferred`](RequirePaymentLayerBuilder::deferred), a payment in `authorization` may be settled after the response has left,
+//! if its payer has paid here before and owes little. Then `PAYMENT-RESPONSE` says success without a transaction.
 //!
-//! The price is fixed, or a function of the request's head ([`price_with`](RequirePaymentLayerBuilder::price_with)), or of its body
-//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)), which is then read before anything is demanded. What a price
-//! goes by, a payment is bound to: headers that it depends on are [named](RequirePaymentLayerBuilder::priced_by).
+//! The price is fixed, or a function of the request's head ([`price_with`](RequirePaymentLayerBuilder::price_with)) or of its body
+//! too ([`price_with_body`](RequirePaymentLayerBuilder::price_with_body)). A payment is bound to everything that its price depends on;
+//! headers among that are [named](RequirePaymentLayerBuilder::priced_by).
 //!
-//! Copies of a payment wait for the first one and get its answer. The same payment with another request is refused with
-//! 409. Once the work has started it is not cancelled by a client that disconnects: presenting the payment again with
-//! the same request finds the answer.
+//! Copies of a payment wait for the first one and get its response. The same payment with another request is refused with
+//! 409. The work runs in a task of its own: a client that disconnects does not cancel it, and finds the response by presenting the
+//! payment again with the same request. Task-local values of layers above are therefore not visible to the handler; pass them in the
+//! request's extensions.
 //!
 //! A response that says its length, up to the ledger's [`response_limit`](crate::ledger::Ledger::response_limit), is read
-//! whole within the handler's deadline and kept before it is settled: a crash at any moment loses neither money nor answer. If
-//! its body breaks off, the attempt has failed. Other responses stream once they are settled, and are copied as they do; what
-//! a crash takes of such a one is answered 409 with the transaction. So is one whose settlement was not known in time: its client
-//! was told to come again, and there is nothing left to stream. Say the length of what must not be lost, or raise the limit.
+//! whole within the handler's deadline and kept before the payment is settled: a crash at any moment loses neither money nor
+//! response. If its body breaks off, the attempt has failed. Other responses stream once the payment is settled, and are copied as
+//! they do. A streamed response can be lost, in a crash or while its settlement is unknown; the payment is then answered 409 with the
+//! transaction. Set `Content-Length` on what must not be lost, or raise the limit.
 //!
 //! # Versions of the protocol
 //!
 //! The 402 serves both: `PAYMENT-REQUIRED` is x402 v2, the JSON body is x402 v1. A payment in `X-PAYMENT` is answered in
-//! `X-PAYMENT-RESPONSE`; everything in between is the same, so that a payment presented once in each version is one
-//! purchase. Clients of v1 know no flows: they are offered `authorization` where it is offered at all, and `upfront` otherwise.
-//! Networks without a name in v1 are not offered to them. [`v1(false)`](RequirePaymentLayerBuilder::v1) turns it off.
+//! `X-PAYMENT-RESPONSE`; everything in between is the same, so a payment that is presented once in each version is one payment.
+//! Clients of v1 know no flows: they are offered `authorization` where it is offered at all, and `upfront` otherwise.
+//! Networks without a name in v1 are not offered to them. [`v1(false)`](RequirePaymentLayerBuilder::v1) turns v1 off.
 //!
 //! # The URL in the 402
 //!
@@ -58,29 +58,29 @@
 //! [`resource_url`](RequirePaymentLayerBuilder::resource_url) set it. Without them it is built from the request's own `Host`, which is
 //! read strictly and nothing else depends on; every 402 carries `Cache-Control: no-store`.
 //!
-//! # People
+//! # Browsers
 //!
-//! A browser that opens what is sold is shown a [page](BrowserPage) in place of the JSON body: what it is, what it costs, how a
-//! program pays, and a button that pays from a wallet in the browser. [`browser_page`](RequirePaymentLayerBuilder::browser_page)
+//! A person's browser is shown a [page](BrowserPage) in place of the JSON body. It says what is offered, what it costs and how a
+//! program pays, and has a button that pays from a wallet in the browser. [`browser_page`](RequirePaymentLayerBuilder::browser_page)
 //! names it or turns it off.
 //!
 //! # Payment identifiers
 //!
-//! An authorization and its signature are published on the chain when it is settled, so that whoever reads the chain can
-//! present it again. With [`payment_identifier`](RequirePaymentLayerBuilder::payment_identifier) a payer of x402 v2 may add
-//! an id to its payment (the extension `payment-identifier`), which is not published; it proves as much as it is hard to
-//! guess. Its digest is bound to the payment when that is reserved:
+//! An authorization and its signature are public once they are settled, so anybody who reads the chain can present the payment
+//! again. With [`payment_identifier`](RequirePaymentLayerBuilder::payment_identifier) a payer of x402 v2 may add an id to its payment
+//! (the extension `payment-identifier`), which is not published; it proves as much as it is hard to guess. Its digest is bound to the
+//! payment when that is reserved:
 //!
-//! - Presented again, the payment must carry it; without it, or with another one, it is refused with 409
-//!   (`payment_identifier_conflict`), and nothing is told of it. A payment that was first presented without an id must be
-//!   presented so again. Since v1 has no place for an id, a payment that has one stays in v2.
-//! - With it, its payer is known, and a response is replayed as long as it is kept, even to a request that holds no secret.
+//! - Presented again, the payment must carry the id. Without it, or with another one, it is refused with 409
+//!   (`payment_identifier_conflict`), and the answer says nothing of the payment. A payment that was first presented without an id
+//!   must be presented without one again. Since v1 has no place for an id, a payment that has one stays in v2.
+//! - With the id, the payer is known, and a response is replayed as long as it is kept, even to a request that holds no secret.
 //! - Another payment of the same payer, in the same token, with the same id is refused with 409. This holds for a newly signed
-//!   authorization for the same request too: to see what became of the first one, present the first one. The id is
+//!   authorization for the same request, too: to find out what became of the first payment, present that one. The id is
 //!   free again when the payment is forgotten: at once if it was refused, else some time after `validBefore`.
 //!
-//! What is not an id is refused with 400. Where ids are not asked for they are not bound either; only a payment that was bound
-//! before still needs its own.
+//! A malformed id is refused with 400. Where ids are not offered they are not bound either; only a payment that was bound before still
+//! needs its own.
 //!
 //! # Statuses
 //!
@@ -96,14 +96,14 @@
 //!
 //! # Several services, one payee
 //!
-//! Services that share `payTo` share a ledger. Where they may see equal paths (nested routers cut them short, hosts are not
-//! looked at), give each its [`service_name`](RequirePaymentLayerBuilder::service_name) or
-//! [`resource_url`](RequirePaymentLayerBuilder::resource_url): what one of them was paid for and still owes is then not
-//! asked of another.
+//! Services that share `payTo` share a ledger. Where they may see equal paths (nested routers shorten them, hosts are not
+//! compared), give each its [`service_name`](RequirePaymentLayerBuilder::service_name) or
+//! [`resource_url`](RequirePaymentLayerBuilder::resource_url). A payment that one of them still owes work for is then refused by the
+//! others.
 //!
 //! # Payers that got no answer
 //!
-//! They present the same payment again and get what they paid for. Who cannot do that any more can look up what became of
+//! They present the same payment again and get what they paid for. A payer that cannot do that any more can look up what became of
 //! the payment where [`PaymentStatus`] is served and [`status_url`](RequirePaymentLayerBuilder::status_url) says so.
 //!
 //! # Order of layers
@@ -113,50 +113,28 @@
 //! `LoadShed`) below it, and a `Timeout` above it, if at all: the handler has a deadline here.
 
 mod answer;
-mod begin;
-mod blank;
-mod body;
 mod builder;
-mod claim;
-mod config;
-mod crashed;
-mod deferred;
 mod fingerprint;
-mod future;
-mod job;
 mod layer;
 mod lease;
-mod line;
 mod offer;
-mod offer_v1;
 mod page;
-mod payment;
-mod presented;
-mod price;
-mod produced;
-mod purchase;
-mod receipt;
-mod record;
-mod refusal;
+mod paid_request;
+mod payment_header;
+mod queue;
 mod request_body;
-mod response_body;
-mod sale;
-mod service;
-mod settle;
+mod resource_url;
+mod response;
+mod settlement;
 mod status;
-mod target;
-mod unread;
-mod wait;
+mod work;
 
-pub use builder::{BuildError, RequirePaymentLayerBuilder};
-pub use deferred::DeferredPolicy;
-pub use future::ResponseFuture;
-pub use layer::RequirePaymentLayer;
-pub use line::{Place, WaitingLine};
+pub use builder::{BuildError, DeferredPolicy, RequirePaymentLayerBuilder};
+pub use layer::{RequirePayment, RequirePaymentLayer, ResponseFuture};
+pub use offer::{PriceError, Quote};
 pub use page::{BrowserPage, is_navigation};
-pub use payment::Payment;
-pub use price::{PriceError, Quote};
+pub use queue::{AdmissionQueue, QueuePermit};
 pub use request_body::RequestBody;
-pub use response_body::ResponseBody;
-pub use service::RequirePayment;
+pub use response::ResponseBody;
 pub use status::{PaymentStatus, PaymentStatusFuture};
+pub use work::VerifiedPayment;

@@ -1,36 +1,119 @@
-//! What is on offer, and the 402 that says so.
+//! What is on offer: prices, the offers made from them, and the 402 that names them.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, future::Future, mem, pin::Pin, sync::Arc};
 
 use alloy_primitives::{Address, U256};
+use base64_simd::STANDARD;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header::HOST, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
-    blank::Blank,
-    claim::Offered,
-    offer_v1::InV1,
-    price::{Price, PriceError, Pricing, Quote},
-    target::Target,
+    fingerprint::HEADERS,
+    payment_header::{Extensions, PAYMENT_SIGNATURE, X_PAYMENT},
+    resource_url::Target,
 };
 use crate::{
     network::Asset,
     payment::Terms,
-    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V2, Verbatim, encode_header},
+    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V1, V2, Verbatim, encode_header, v1},
     usdc::Usdc,
 };
 
-/// One way to be paid: a token, a payee, a flow, and which facilitator settles it.
+/// The price of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quote {
+    /// The request is free and passes unpaid.
+    Free,
+    /// The request costs this much.
+    Amount(Usdc),
+}
+
+impl From<Usdc> for Quote {
+    fn from(amount: Usdc) -> Self {
+        Self::Amount(amount)
+    }
+}
+
+/// An error of a price function: the request is answered with this status, and nothing is charged.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct PriceError {
+    /// The status: 4xx if the request is to blame, 503 if a price is not available now.
+    pub status: StatusCode,
+    /// A sentence for the client that says what to change.
+    pub message: String,
+}
+
+pub(super) type QuoteFuture = Pin<Box<dyn Future<Output = Result<Quote, PriceError>> + Send>>;
+
+type PriceOfBody = dyn Fn(&Parts, &Bytes) -> QuoteFuture + Send + Sync;
+
+/// A fixed price, or a function of the request, with its body or without.
+#[derive(Clone)]
+pub(super) enum Price {
+    Fixed(Usdc),
+    Of(Arc<dyn Fn(&Parts) -> QuoteFuture + Send + Sync>),
+    OfBody(Arc<PriceOfBody>),
+}
+
+/// A price, and the headers that it may depend on besides those of every [fingerprint](HEADERS) and the payment itself.
+#[derive(Debug)]
+pub(super) struct Pricing {
+    pub(super) price: Price,
+    pub(super) headers: Box<[HeaderName]>,
+}
+
+impl Pricing {
+    /// Returns the price of the request. A price function sees no more of it than a payment is bound to: otherwise a payment for a
+    /// cheap request could be presented again with an expensive one.
+    pub(super) async fn quote(&self, request: &mut Parts, body: &Bytes) -> Result<Quote, PriceError> {
+        match &self.price {
+            Price::Fixed(amount) => Ok(Quote::Amount(*amount)),
+            Price::Of(price) => self.ask(request, |request| price(request)).await,
+            Price::OfBody(price) => self.ask(request, |request| price(request, body)).await,
+        }
+    }
+
+    fn ask(&self, request: &mut Parts, price: impl FnOnce(&Parts) -> QuoteFuture) -> QuoteFuture {
+        let mut told = HeaderMap::new();
+        for name in HEADERS.iter().chain([&PAYMENT_SIGNATURE, &X_PAYMENT]).chain(&self.headers) {
+            for value in request.headers.get_all(name) {
+                told.append(name, value.clone());
+            }
+        }
+        let headers = mem::replace(&mut request.headers, told);
+        let uri = request.uri.clone();
+        if !self.headers.contains(&HOST) {
+            // HTTP/2 names the host here.
+            request.uri = uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from);
+        }
+        let quote = price(request);
+        (request.headers, request.uri) = (headers, uri);
+        quote
+    }
+}
+
+impl fmt::Debug for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(amount) => amount.fmt(f),
+            Self::Of(_) => f.write_str("a function of the request"),
+            Self::OfBody(_) => f.write_str("a function of the request and its body"),
+        }
+    }
+}
+
+/// One way to pay: a token, a payee, a flow, and which facilitator settles it.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct PaymentOption {
     pub(super) asset: Asset,
     pub(super) pay_to: Address,
     pub(super) flow: PaymentFlow,
     pub(super) facilitator: usize,
 }
 
-impl Way {
+impl PaymentOption {
     pub(super) fn offer(&self, amount: U256, max_timeout_seconds: u64) -> ExactOffer {
         let Self { asset, pay_to, flow, .. } = self;
         ExactOffer { asset: asset.clone(), amount, pay_to: *pay_to, max_timeout_seconds, flow: *flow }
@@ -48,42 +131,42 @@ pub(super) enum Location {
     Request { trusts_proxy: bool },
 }
 
-/// Everything on sale.
+/// All that the layer offers.
 pub(super) struct Catalogue {
     pricing: Pricing,
-    ways: Vec<Way>,
+    options: Vec<PaymentOption>,
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
     extensions: Option<Verbatim<Map<String, Value>>>,
-    /// `None` if v1 is not spoken.
-    in_v1: Option<InV1>,
+    /// `None` if v1 is turned off.
+    in_v1: Option<OffersV1>,
     /// The terms at a fixed price.
-    fixed: Option<Arc<[OnOffer]>>,
-    /// The plain 402 for a fixed price.
+    fixed: Option<Arc<[Offer]>>,
+    /// The 402 without an error for a fixed price.
     prebuilt: Option<Prebuilt>,
 }
 
-/// A 402 that is written before it is asked for, as far as it can be.
+/// A 402 that is written in advance, as far as it can be.
 enum Prebuilt {
     /// At a fixed URL.
-    Whole(Demand),
-    /// Wherever the request goes.
-    But(Blank),
+    Whole(RenderedOffers),
+    /// For any URL.
+    Template(OffersTemplate),
 }
 
-/// Terms, and the facilitator that settles them.
+/// An offer: its terms, and the facilitator that settles them.
 #[derive(Clone, Debug)]
-pub(super) struct OnOffer {
+pub(super) struct Offer {
     pub(super) terms: Arc<Terms>,
     pub(super) facilitator: usize,
-    /// What v1 calls its network, if it is made to v1.
+    /// The name of its network in v1, if it is offered in v1.
     pub(super) v1_network: Option<&'static str>,
 }
 
-/// A 402 in its two forms: the header for v2, the body for v1 and for people.
+/// The offers as a 402 has them: the header for v2, the body for v1 and for people.
 #[derive(Clone, Debug)]
-pub(super) struct Demand {
+pub(super) struct RenderedOffers {
     pub(super) header: HeaderValue,
     pub(super) body: Bytes,
 }
@@ -91,17 +174,17 @@ pub(super) struct Demand {
 impl Catalogue {
     pub(super) fn new(
         pricing: Pricing,
-        ways: Vec<Way>,
+        options: Vec<PaymentOption>,
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
         extensions: Option<Verbatim<Map<String, Value>>>,
         speaks_v1: bool,
     ) -> Self {
-        let in_v1 = speaks_v1.then(|| InV1::of(&ways, max_timeout_seconds, &resource));
+        let in_v1 = speaks_v1.then(|| OffersV1::of(&options, max_timeout_seconds, &resource));
         let mut catalogue = Self {
             pricing,
-            ways,
+            options,
             max_timeout_seconds,
             resource,
             location,
@@ -118,60 +201,60 @@ impl Catalogue {
         catalogue
     }
 
-    /// Whether payments of v1 are read.
+    /// Returns `true` if payments of v1 are read.
     pub(super) fn speaks_v1(&self) -> bool {
         self.in_v1.is_some()
     }
 
-    /// What is on offer whatever the request.
-    pub(super) fn fixed(&self) -> Option<&Arc<[OnOffer]>> {
+    /// Returns the offers at a fixed price.
+    pub(super) fn fixed(&self) -> Option<&Arc<[Offer]>> {
         self.fixed.as_ref()
     }
 
-    /// The headers that the price of a request depends on.
+    /// Returns the headers that the price of a request depends on.
     pub(super) fn priced_by(&self) -> &[HeaderName] {
         &self.pricing.headers
     }
 
-    /// Whether a request must be read whole before it can be priced.
+    /// Returns `true` if a request must be read whole before it can be priced.
     pub(super) fn reads_body(&self) -> bool {
         matches!(self.pricing.price, Price::OfBody(_))
     }
 
-    /// What takes as much room in a 402 as anything that is on offer.
-    pub(super) fn longest(&self) -> Arc<[OnOffer]> {
+    /// Returns offers that take as much room in a 402 as any.
+    pub(super) fn longest(&self) -> Arc<[Offer]> {
         self.fixed.clone().unwrap_or_else(|| self.offers_at(Usdc::MAX))
     }
 
-    /// What is on offer for this request; `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
-    pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[OnOffer]>>, PriceError> {
+    /// Returns the offers for this request, or `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
+    pub(super) async fn offers(&self, request: &mut Parts, body: &Bytes) -> Result<Option<Arc<[Offer]>>, PriceError> {
         match self.pricing.quote(request, body).await? {
             Quote::Amount(amount) if amount > Usdc::ZERO => Ok(Some(self.offers_at(amount))),
             Quote::Amount(_) | Quote::Free => Ok(None),
         }
     }
 
-    /// The 402 for a request; `error` is a code and a sentence.
-    pub(super) fn demand(
+    /// Writes the 402 for a request; `error` is a code and a sentence.
+    pub(super) fn render(
         &self,
         target: &Target<'_>,
-        offers: &[OnOffer],
+        offers: &[Offer],
         error: Option<(&str, &str)>,
-    ) -> Option<Demand> {
+    ) -> Option<RenderedOffers> {
         match (&self.prebuilt, error) {
             (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
-            (Some(Prebuilt::But(blank)), None) => blank.fill(&self.url(target)),
+            (Some(Prebuilt::Template(template)), None) => template.fill(&self.url(target)),
             _ => self.assemble(&self.url(target), offers, error),
         }
     }
 
-    /// What the 402 offers besides ways to pay.
-    pub(super) fn extensions(&self) -> Offered<'_> {
+    /// Returns the extensions that the 402 declares.
+    pub(super) fn extensions(&self) -> Extensions<'_> {
         self.extensions.as_ref()
     }
 
-    /// What tells this seller from others who share its ledger and may see equal paths: nested routers cut them short. Only
-    /// what is configured, and does not change with the price; never a `Host`, or a client could choose what its payment is bound to.
+    /// Returns what tells this seller from others that share its ledger and may see equal paths: nested routers shorten them. It is
+    /// configured and does not change with the price. It is never a `Host`, or a client could choose what its payment is bound to.
     pub(super) fn seller(&self) -> [&str; 2] {
         let place = match &self.location {
             Location::Url(place) | Location::Origin(place) => place,
@@ -180,12 +263,12 @@ impl Catalogue {
         [place, self.resource.service_name.as_deref().unwrap_or_default()]
     }
 
-    /// What is said of the resource, but for its URL.
+    /// Returns the description of the resource, without its URL.
     pub(super) fn resource(&self) -> &ResourceInfo {
         &self.resource
     }
 
-    /// Takes from a request what its URL is made of.
+    /// Returns the part of a request that its URL is made of.
     pub(super) fn target<'a>(&self, uri: &'a Uri, headers: &'a HeaderMap) -> Target<'a> {
         match &self.location {
             Location::Url(_) | Location::Origin(_) => Target::of_path(uri),
@@ -193,12 +276,12 @@ impl Catalogue {
         }
     }
 
-    /// Where the resource is, as the 402 names it.
+    /// Returns the resource's URL as the 402 names it.
     pub(super) fn url<'a>(&'a self, target: &'a Target<'_>) -> Cow<'a, str> {
         self.public_url(target).unwrap_or_else(|| target.url())
     }
 
-    /// The same, if it is the seller who says so.
+    /// Returns the same if the seller configured it.
     pub(super) fn public_url(&self, target: &Target<'_>) -> Option<Cow<'_, str>> {
         match &self.location {
             Location::Url(url) => Some(Cow::Borrowed(url)),
@@ -207,31 +290,31 @@ impl Catalogue {
         }
     }
 
-    fn offers_at(&self, amount: Usdc) -> Arc<[OnOffer]> {
-        let offer = |(index, way): (usize, &Way)| {
+    fn offers_at(&self, amount: Usdc) -> Arc<[Offer]> {
+        let offer = |(index, option): (usize, &PaymentOption)| {
             let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
-            OnOffer {
-                terms: Arc::new(Terms::new(way.offer(amount.into(), self.max_timeout_seconds))),
-                facilitator: way.facilitator,
-                v1_network: way.asset.network.v1_name().filter(|_| is_in_v1),
+            Offer {
+                terms: Arc::new(Terms::new(option.offer(amount.into(), self.max_timeout_seconds))),
+                facilitator: option.facilitator,
+                v1_network: option.asset.network.v1_name().filter(|_| is_in_v1),
             }
         };
-        self.ways.iter().enumerate().map(offer).collect()
+        self.options.iter().enumerate().map(offer).collect()
     }
 
-    fn prebuild(&self, offers: &[OnOffer]) -> Option<Prebuilt> {
-        /// No URL, and nothing that anybody would say of a resource.
+    fn prebuild(&self, offers: &[Offer]) -> Option<Prebuilt> {
+        /// No URL, and in no description of a resource.
         const MARK: &str = "tower-x402: the URL of what was asked for";
         match &self.location {
             Location::Url(url) => self.assemble(url, offers, None).map(Prebuilt::Whole),
             Location::Origin(_) | Location::Request { .. } => {
                 let demand = self.assemble(MARK, offers, None)?;
-                Blank::of(&demand, MARK).map(Prebuilt::But)
+                OffersTemplate::of(&demand, MARK).map(Prebuilt::Template)
             }
         }
     }
 
-    fn assemble(&self, url: &str, offers: &[OnOffer], error: Option<(&str, &str)>) -> Option<Demand> {
+    fn assemble(&self, url: &str, offers: &[Offer], error: Option<(&str, &str)>) -> Option<RenderedOffers> {
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),
@@ -251,7 +334,7 @@ impl Catalogue {
                 serde_json::to_vec(&required).ok()?.into()
             }
         };
-        Some(Demand { header, body })
+        Some(RenderedOffers { header, body })
     }
 }
 
@@ -259,7 +342,134 @@ impl fmt::Debug for Catalogue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Catalogue")
             .field("price", &self.pricing.price)
-            .field("ways", &self.ways)
+            .field("options", &self.options)
             .finish_non_exhaustive()
+    }
+}
+
+/// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
+#[derive(Clone, Debug)]
+struct OffersV1(Vec<Option<v1::PaymentRequirements>>);
+
+impl OffersV1 {
+    fn of(options: &[PaymentOption], max_timeout_seconds: u64, resource: &ResourceInfo) -> Self {
+        let write = |option: &PaymentOption| {
+            let network = option.asset.network.v1_name()?;
+            let offer = option.offer(Default::default(), max_timeout_seconds).to_requirements();
+            is_offered_in_v1(option, options).then(|| v1::PaymentRequirements::of(&offer, network, resource))
+        };
+        Self(options.iter().map(write).collect())
+    }
+
+    /// Returns `true` if the option at `index` is offered.
+    fn includes(&self, index: usize) -> bool {
+        self.0.get(index).is_some_and(Option::is_some)
+    }
+
+    /// Writes the body of a 402. Returns `None` if nothing is offered in v1. `offers` are in the order of the options.
+    fn body(&self, offers: &[Offer], url: &str, error: &str) -> Option<Bytes> {
+        let written = self.0.iter().zip(offers).filter_map(|(written, offer)| {
+            let written = v1::PaymentRequirements {
+                max_amount_required: offer.terms.offer().amount.to_string(),
+                resource: url.to_owned(),
+                ..written.clone()?
+            };
+            Verbatim::of(&written).ok()
+        });
+        let accepts: Vec<_> = written.collect();
+        if accepts.is_empty() {
+            return None;
+        }
+        let required = v1::PaymentRequired { x402_version: V1, error: Some(error.to_owned()), accepts };
+        serde_json::to_vec(&required).ok().map(Bytes::from)
+    }
+}
+
+/// v1 cannot tell flows apart, and its clients expect the money to move after the work: another flow is offered only where
+/// that one is not.
+fn is_offered_in_v1(option: &PaymentOption, options: &[PaymentOption]) -> bool {
+    let is_usual = |other: &PaymentOption| {
+        other.flow == PaymentFlow::Authorization && other.asset == option.asset && other.pay_to == option.pay_to
+    };
+    option.flow == PaymentFlow::Authorization || !options.iter().any(is_usual)
+}
+
+/// The two forms of a 402 for a fixed price, to be filled in with the URL of what a request asks for.
+#[derive(Clone, Debug)]
+struct OffersTemplate {
+    header: TextTemplate,
+    body: TextTemplate,
+}
+
+/// A JSON text around one string that occurs in it, perhaps several times.
+#[derive(Clone, Debug)]
+struct TextTemplate {
+    first: Box<str>,
+    /// Each after one more occurrence.
+    others: Vec<Box<str>>,
+}
+
+impl OffersTemplate {
+    /// Makes a template of offers in which the URL is `mark`, a text that needs no escapes in JSON. Returns `None` if it is not in there.
+    fn of(demand: &RenderedOffers, mark: &str) -> Option<Self> {
+        let header = STANDARD.decode_to_vec(demand.header.as_bytes()).ok()?;
+        Some(Self { header: TextTemplate::of(&header, mark)?, body: TextTemplate::of(&demand.body, mark)? })
+    }
+
+    /// Returns the offers for the resource at `url`.
+    fn fill(&self, url: &str) -> Option<RenderedOffers> {
+        let url = serde_json::to_string(url).ok()?;
+        let header = STANDARD.encode_to_string(self.header.fill(&url)).try_into().ok()?;
+        Some(RenderedOffers { header, body: Bytes::from(self.body.fill(&url)) })
+    }
+}
+
+impl TextTemplate {
+    fn of(json: &[u8], mark: &str) -> Option<Self> {
+        let json = std::str::from_utf8(json).ok()?;
+        let mark = format!("\"{mark}\"");
+        let mut parts = json.split(&mark).map(Box::from);
+        let form = Self { first: parts.next()?, others: parts.collect() };
+        (!form.others.is_empty()).then_some(form)
+    }
+
+    fn fill(&self, string: &str) -> String {
+        let length: usize = self.others.iter().map(|part| string.len() + part.len()).sum();
+        let mut text = String::with_capacity(self.first.len() + length);
+        text.push_str(&self.first);
+        for part in &self.others {
+            text.push_str(string);
+            text.push_str(part);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn rendered(url: &str) -> RenderedOffers {
+        let json = |times| {
+            let urls = vec![serde_json::json!({ "url": url, "n": 1 }); times];
+            serde_json::to_vec(&serde_json::json!({ "a": urls, "description": "the mark, in other words" })).unwrap()
+        };
+        RenderedOffers {
+            header: HeaderValue::try_from(STANDARD.encode_to_string(json(1))).unwrap(),
+            body: json(3).into(),
+        }
+    }
+
+    #[test]
+    fn filled_template_is_what_would_have_been_written() {
+        let template = OffersTemplate::of(&rendered("the mark"), "the mark").unwrap();
+        for url in ["", "/evaluate", "https://api.example/a%20b", "/\"}{\\", "/ü\u{1}"] {
+            let (filled, written) = (template.fill(url).unwrap(), rendered(url));
+            assert_eq!(filled.header, written.header, "{url}");
+            assert_eq!(filled.body, written.body, "{url}");
+        }
+        assert!(OffersTemplate::of(&rendered("another"), "the mark").is_none());
     }
 }

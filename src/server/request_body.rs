@@ -1,18 +1,24 @@
-//! The request body a paid handler reads.
+//! The request body: read whole where it must be, hashed as the handler reads it otherwise.
 
 use std::{
-    pin::Pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use alloy_primitives::B256;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use sha2::{Digest, Sha256};
 
-use crate::ledger::BodyDigest;
+use super::{
+    answer::{self, Answer},
+    builder::Limits,
+};
+use crate::ledger::{BodyDigest, Record};
 
 pin_project! {
     /// The body of a request that passed [`RequirePayment`](super::RequirePayment).
@@ -32,27 +38,18 @@ pin_project! {
         /// Untouched.
         Inner { #[pin] body: B },
         /// Hashed as it passes.
-        Hashed { #[pin] body: B, read: Read },
+        Hashed { #[pin] body: B, read: Progress },
         /// Read before.
         Whole { bytes: Option<Bytes> },
     }
 }
 
-impl<B: Body<Data = Bytes>> RequestBody<B> {
-    pub(super) fn untouched(body: B) -> Self {
+impl<B> RequestBody<B> {
+    pub(super) const fn untouched(body: B) -> Self {
         Self { kind: Kind::Inner { body } }
     }
 
-    /// A body that is hashed as the handler reads it, and what will have been read of it.
-    pub(super) fn hashed(body: B) -> (Self, Read) {
-        let read = Read::default();
-        if body.is_end_stream() {
-            read.update(&[], true);
-        }
-        (Self { kind: Kind::Hashed { body, read: read.clone() } }, read)
-    }
-
-    pub(super) fn whole(bytes: Bytes) -> Self {
+    fn whole(bytes: Bytes) -> Self {
         Self { kind: Kind::Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
     }
 }
@@ -94,18 +91,196 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     }
 }
 
-/// What has been read of a body so far; shared with the body that is being read.
+/// The body of a request as far as it had to be read to know its price, or what its payment is for.
+pub(super) enum LazyBody<B> {
+    Untouched(B),
+    Whole(Bytes),
+    /// More than is kept.
+    Long(Box<LongBody<B>>),
+}
+
+impl<B: Body<Data = Bytes>> LazyBody<B> {
+    /// Returns what was read; empty if nothing was yet.
+    pub(super) fn bytes(&self) -> &Bytes {
+        static NOTHING: Bytes = Bytes::new();
+        match self {
+            Self::Whole(bytes) => bytes,
+            Self::Untouched(_) | Self::Long(_) => &NOTHING,
+        }
+    }
+
+    /// Returns the digest of a body that was read whole.
+    pub(super) fn digest(&self) -> Option<BodyDigest> {
+        match self {
+            Self::Whole(bytes) => Some(digest_of(bytes)),
+            Self::Untouched(_) | Self::Long(_) => None,
+        }
+    }
+
+    /// Reads as much as is kept. A body that says that it is longer is not touched.
+    pub(super) async fn read(&mut self, limits: &Limits) -> Result<(), Answer> {
+        *self = match self.take() {
+            Self::Untouched(body) if body.size_hint().lower() <= limits.request_body as u64 => {
+                let mut body = Box::pin(body);
+                let read = read_up_to(body.as_mut(), limits.request_body, limits.body_deadline).await;
+                match read.map_err(|error| answer::unread(&error))? {
+                    (all, true) => Self::Whole(all),
+                    (ahead, false) => Self::Long(Box::new(LongBody::new(body, ahead))),
+                }
+            }
+            known => known,
+        };
+        Ok(())
+    }
+
+    /// Reads all of it, or refuses it as too long.
+    pub(super) async fn read_whole(&mut self, limits: &Limits) -> Result<(), Answer> {
+        self.read(limits).await?;
+        match self {
+            Self::Whole(_) => Ok(()),
+            Self::Untouched(_) | Self::Long(_) => Err(answer::unread(&ReadError::TooLarge)),
+        }
+    }
+
+    /// Returns `true` if a handler can have it: not if it was read in part and was too much to be kept.
+    pub(super) const fn is_workable(&self) -> bool {
+        matches!(self, Self::Whole(_) | Self::Untouched(_))
+    }
+
+    /// Refuses another body than the one first presented.
+    pub(super) async fn check_same(&mut self, record: &Record, limits: &Limits) -> Result<(), Answer> {
+        let Some(read) = &record.body else { return Ok(()) };
+        // A body that says that it is longer or shorter need not be read.
+        if let Self::Untouched(body) = self {
+            let says = body.size_hint();
+            if (read.complete && says.lower() > read.length) || says.upper().is_some_and(|most| most < read.length) {
+                return Err(answer::other_request());
+            }
+        }
+        self.read(limits).await?;
+        *self = match self.take() {
+            Self::Untouched(body) => Self::Long(Box::new(LongBody::new(Box::pin(body), Bytes::new()))),
+            read => read,
+        };
+        let is_same = match self {
+            Self::Long(long) => {
+                // A long body had as much time as the handler.
+                let within = match read.length > limits.request_body as u64 {
+                    true => limits.body_deadline.max(limits.handler_deadline),
+                    false => limits.body_deadline,
+                };
+                let compared = tokio::time::timeout(within, long.is_as(read)).await;
+                compared.unwrap_or(Err(ReadError::TooSlow)).map_err(|error| answer::unread(&error))?
+            }
+            Self::Whole(whole) => read.matches(whole),
+            Self::Untouched(_) => false,
+        };
+        if is_same { Ok(()) } else { Err(answer::other_request()) }
+    }
+
+    /// Returns the body for a handler that nobody pays.
+    pub(super) fn into_unhashed(self) -> RequestBody<B> {
+        match self {
+            Self::Untouched(body) => RequestBody::untouched(body),
+            Self::Whole(bytes) => RequestBody::whole(bytes),
+            Self::Long(long) => RequestBody::whole(long.ahead),
+        }
+    }
+
+    /// Returns the body for the paid handler, and what it will have read of it.
+    pub(super) fn into_hashed(self) -> (RequestBody<B>, SoFarRead) {
+        match self {
+            Self::Untouched(body) => {
+                let read = Progress::default();
+                if body.is_end_stream() {
+                    read.update(&[], true);
+                }
+                (RequestBody { kind: Kind::Hashed { body, read: read.clone() } }, SoFarRead::Streaming(read))
+            }
+            Self::Whole(bytes) => {
+                let digest = digest_of(&bytes);
+                (RequestBody::whole(bytes), SoFarRead::Whole(digest))
+            }
+            // Never given to a handler: it is not workable.
+            Self::Long(long) => (RequestBody::whole(long.ahead), SoFarRead::Whole(digest_of(&[]))),
+        }
+    }
+
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Whole(Bytes::new()))
+    }
+}
+
+/// A body that is longer than what is kept: it is compared as it passes, and nothing of it is left.
+pub(super) struct LongBody<B> {
+    body: Pin<Box<B>>,
+    is_over: bool,
+    /// Read and not compared yet.
+    ahead: Bytes,
+    hash: Sha256,
+    /// How much was hashed.
+    length: u64,
+}
+
+impl<B: Body<Data = Bytes>> LongBody<B> {
+    fn new(body: Pin<Box<B>>, ahead: Bytes) -> Self {
+        Self { body, is_over: false, ahead, hash: Sha256::new(), length: 0 }
+    }
+
+    /// Returns `true` if the handler would have read the same from it. Reads as much as the handler did and no more. It may be asked again
+    /// when the handler has read further.
+    async fn is_as(&mut self, read: &BodyDigest) -> Result<bool, ReadError> {
+        while self.length < read.length {
+            if !self.has_more().await? {
+                return Ok(false);
+            }
+            let missing = usize::try_from(read.length - self.length).unwrap_or(usize::MAX);
+            let next = self.ahead.split_to(self.ahead.len().min(missing));
+            self.hash.update(&next);
+            self.length += next.len() as u64;
+        }
+        let is_same = self.length == read.length && self.hash.clone().finalize().as_slice() == read.digest.as_slice();
+        Ok(is_same && !(read.complete && self.has_more().await?))
+    }
+
+    async fn has_more(&mut self) -> Result<bool, ReadError> {
+        while self.ahead.is_empty() && !self.is_over {
+            match poll_fn(|cx| self.body.as_mut().poll_frame(cx)).await {
+                Some(frame) => self.ahead = frame.map_err(|_| ReadError::Broken)?.into_data().unwrap_or_default(),
+                None => self.is_over = true,
+            }
+        }
+        Ok(!self.ahead.is_empty())
+    }
+}
+
+/// How much the handler has read of its body.
+pub(super) enum SoFarRead {
+    Streaming(Progress),
+    Whole(BodyDigest),
+}
+
+impl SoFarRead {
+    pub(super) fn digest(&self) -> BodyDigest {
+        match self {
+            Self::Streaming(read) => read.digest(),
+            Self::Whole(digest) => *digest,
+        }
+    }
+}
+
+/// How much of a streaming body has been read so far; shared with the body itself.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Read(Arc<Mutex<Progress>>);
+pub(super) struct Progress(Arc<Mutex<Hashed>>);
 
 #[derive(Debug, Default)]
-struct Progress {
+struct Hashed {
     hash: Sha256,
     length: u64,
     complete: bool,
 }
 
-impl Read {
+impl Progress {
     fn update(&self, data: &[u8], complete: bool) {
         let mut progress = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         progress.hash.update(data);
@@ -113,7 +288,7 @@ impl Read {
         progress.complete |= complete;
     }
 
-    pub(super) fn digest(&self) -> BodyDigest {
+    fn digest(&self) -> BodyDigest {
         let progress = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         BodyDigest {
             length: progress.length,
@@ -123,7 +298,103 @@ impl Read {
     }
 }
 
-/// The digest of a body that was read whole.
-pub(super) fn digest_of(bytes: &[u8]) -> BodyDigest {
+/// Returns the digest of a body that was read whole.
+fn digest_of(bytes: &[u8]) -> BodyDigest {
     BodyDigest { length: bytes.len() as u64, digest: B256::from_slice(&Sha256::digest(bytes)), complete: true }
+}
+
+/// Why a body could not be read.
+pub(super) enum ReadError {
+    TooLarge,
+    TooSlow,
+    Broken,
+}
+
+/// Reads a body whole, if it has at most `limit` bytes and ends in time.
+pub(super) async fn read_whole<B: Body<Data = Bytes>>(
+    body: B,
+    limit: usize,
+    within: Duration,
+) -> Result<Bytes, ReadError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(ReadError::TooLarge);
+    }
+    match read_up_to(pin!(body), limit, within).await? {
+        (all, true) => Ok(all),
+        (_, false) => Err(ReadError::TooLarge),
+    }
+}
+
+/// Reads until the end, or until it has read more than `limit`. Also returns `true` if it was the end.
+async fn read_up_to<B: Body<Data = Bytes>>(
+    mut body: Pin<&mut B>,
+    limit: usize,
+    within: Duration,
+) -> Result<(Bytes, bool), ReadError> {
+    let read = async {
+        let mut first = Bytes::new();
+        let mut all = BytesMut::new();
+        let mut is_over = true;
+        while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+            let Ok(data) = frame.map_err(|_| ReadError::Broken)?.into_data() else { continue };
+            // Most bodies come in one piece, which then need not be copied.
+            if first.is_empty() && all.is_empty() {
+                first = data;
+            } else {
+                all.extend_from_slice(&std::mem::take(&mut first));
+                all.extend_from_slice(&data);
+            }
+            if first.len() + all.len() > limit {
+                is_over = false;
+                break;
+            }
+        }
+        Ok((if all.is_empty() { first } else { all.freeze() }, is_over))
+    };
+    tokio::time::timeout(within, read).await.unwrap_or(Err(ReadError::TooSlow))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body as AnyBody;
+    use futures_util::stream;
+
+    use super::*;
+
+    fn long(pieces: &'static [&'static str], ahead: &'static str) -> LongBody<AnyBody> {
+        let body = AnyBody::from_stream(stream::iter(pieces.iter().map(|piece| Ok::<_, std::io::Error>(*piece))));
+        LongBody::new(Box::pin(body), Bytes::from_static(ahead.as_bytes()))
+    }
+
+    fn digest(text: &str, complete: bool) -> BodyDigest {
+        BodyDigest { complete, ..digest_of(text.as_bytes()) }
+    }
+
+    async fn is_as(long: &mut LongBody<AnyBody>, text: &str, complete: bool) -> bool {
+        long.is_as(&digest(text, complete)).await.unwrap_or_else(|_| panic!("it can be read"))
+    }
+
+    #[tokio::test]
+    async fn comparison_ends_where_the_handler_stopped_reading() {
+        for (text, complete, same) in [
+            ("abcdef", true, true),
+            ("abcdef", false, true),
+            ("abcd", false, true),
+            ("abcd", true, false),
+            ("abcx", false, false),
+            ("abcdefg", false, false),
+            ("", false, true),
+        ] {
+            assert_eq!(is_as(&mut long(&["cd", "", "ef"], "ab"), text, complete).await, same, "{text} {complete}");
+        }
+    }
+
+    #[tokio::test]
+    async fn body_can_be_compared_again_when_more_was_read() {
+        let mut body = long(&["cd", "ef"], "ab");
+        for (text, complete) in [("abc", false), ("abc", false), ("abcdef", false), ("abcdef", true), ("abcdef", true)]
+        {
+            assert!(is_as(&mut body, text, complete).await, "{text} {complete}");
+        }
+    }
 }

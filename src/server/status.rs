@@ -1,4 +1,4 @@
-//! Where a payer asks what became of a payment.
+//! The service that tells payers what became of a payment.
 
 use std::{
     convert::Infallible,
@@ -25,10 +25,10 @@ use crate::{
     protocol::payment_status::{State, Status},
 };
 
-/// Answers what became of a payment: for a payer that was not answered, and has no node to ask.
+/// A service that answers what became of a payment, for payers that got no response and have no node to ask.
 ///
-/// `GET …?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…` is answered with a [`Status`] as JSON. It tells what the chain tells
-/// anybody, or will: never a signature, nor anything of the request or its response. Declare where it is served with
+/// `GET …?network=eip155:84532&asset=0x…&payer=0x…&nonce=0x…` is answered with a [`Status`] as JSON. It tells only what
+/// is public on the chain, now or later: never a signature, nor anything of the request or its response. Declare where it is served with
 /// [`status_url`](super::RequirePaymentLayerBuilder::status_url); serve it where the payments are made, since clients go
 /// to no other origin.
 ///
@@ -55,13 +55,13 @@ pub struct PaymentStatus {
 }
 
 impl PaymentStatus {
-    /// Tells what this ledger knows: that of the facilitator which the layer charges through.
+    /// Returns a service over a ledger: that of the facilitator which the layer uses.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
         Self { ledger }
     }
 }
 
-/// A longer query has no business here: the four parameters take about 220 bytes.
+/// The longest query, in bytes: the four parameters take about 220.
 const MAX_QUERY: usize = 1024;
 
 type Answer = Response<Full<Bytes>>;
@@ -96,7 +96,7 @@ impl fmt::Debug for PaymentStatus {
     }
 }
 
-/// The answer of a [`PaymentStatus`].
+/// The response future of [`PaymentStatus`].
 pub struct PaymentStatusFuture(Pin<Box<dyn Future<Output = Answer> + Send>>);
 
 impl Future for PaymentStatusFuture {
@@ -166,7 +166,7 @@ impl Refusal {
     }
 }
 
-/// The payment that a query names.
+/// Returns the payment that a query names.
 fn key(query: &str) -> Result<PaymentKey, Refusal> {
     if query.len() > MAX_QUERY {
         return Err(Refusal::Length);
@@ -196,7 +196,7 @@ fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
     let body = serde_json::to_vec(body).unwrap_or_default();
     let mut answer = Response::new(Full::from(body));
     *answer.status_mut() = status;
-    // What was true is not true for long.
+    // Not true for long.
     with(with(answer, CACHE_CONTROL, "no-store"), CONTENT_TYPE, "application/json")
 }
 

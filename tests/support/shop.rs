@@ -23,7 +23,7 @@ use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator, OnchainFacilitatorBuilder},
     ledger::{Counts, Record},
     payment::PaymentKey,
-    server::{Payment, RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder, VerifiedPayment},
 };
 
 use crate::{
@@ -98,7 +98,7 @@ impl Shop {
     /// The same, with another answer: of the payment and the body.
     pub fn app_with<H, F>(&self, layer: RequirePaymentLayerBuilder, handler: H) -> App
     where
-        H: Fn(Payment, Bytes) -> F + Clone + Send + Sync + 'static,
+        H: Fn(VerifiedPayment, Bytes) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response<Body>, BoxError>> + Send + 'static,
     {
         let handled = self.handled.clone();
@@ -106,7 +106,7 @@ impl Shop {
             handled.fetch_add(1, Ordering::SeqCst);
             let handler = handler.clone();
             async move {
-                let payment = request.extensions().get::<Payment>().cloned().expect("a paid request");
+                let payment = request.extensions().get::<VerifiedPayment>().cloned().expect("a paid request");
                 assert!(!request.headers().contains_key("payment-signature"), "a handler never sees the signature");
                 let body = request.into_body().collect().await?.to_bytes();
                 handler(payment, body).await

@@ -1,4 +1,4 @@
-//! The page for a person whose browser lands on something that costs.
+//! The page that a person's browser is shown in place of the 402's JSON.
 //!
 //! Programs never see it. It is the body of the 402 and nothing else: status, `PAYMENT-REQUIRED` and what happens to a
 //! payment are the same, so that the script in it is one more client of this layer.
@@ -17,9 +17,9 @@ use sha2::{Digest as _, Sha256};
 
 pub use self::negotiate::is_navigation;
 use self::render::{Shown, render};
-use super::{answer::Answer, config::Config, offer::OnOffer};
+use super::{answer::Answer, builder::Config, offer::Offer};
 
-/// The page that a browser is shown in place of the 402's JSON, when a person opens an address that costs.
+/// The page that a browser is shown in place of the 402's JSON when a person opens a paid address.
 ///
 /// It says what is sold, for how much, to whom, and how a program pays; a button pays from a wallet in the browser (EIP-1193)
 /// and shows the answer. It needs nothing from elsewhere: no framework, no font, no other host.
@@ -34,9 +34,9 @@ use super::{answer::Answer, config::Config, offer::OnOffer};
 ///     .browser_page(Some(BrowserPage::new().name("Essays").methods([Method::GET])));
 /// ```
 ///
-/// Who gets it: a `GET` (or `HEAD`) without a payment whose `Accept` names `text/html`, not below `application/json` or `*/*`, whose
+/// It is shown for a `GET` (or `HEAD`) without a payment whose `Accept` names `text/html`, not below `application/json` or `*/*`, whose
 /// `User-Agent` begins with `Mozilla/`, as that of every browser does, and whose `Sec-Fetch-Mode`, where there is one, is
-/// `navigate`. Everybody else gets what they get without it.
+/// `navigate`. Every other request is answered as without it.
 #[derive(Clone, Debug, Default)]
 pub struct BrowserPage {
     name: Option<String>,
@@ -44,18 +44,18 @@ pub struct BrowserPage {
 }
 
 impl BrowserPage {
-    /// A page that takes its words from the layer's description and service name.
+    /// Returns a page that uses the layer's description and service name.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The page's heading. Default: the layer's [`service_name`](super::RequirePaymentLayerBuilder::service_name), if any.
+    /// Sets the page's heading. Default: the layer's [`service_name`](super::RequirePaymentLayerBuilder::service_name), if any.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Which methods the service below answers: a layer cannot see that. A browser asks with `GET`; where that is not among
+    /// Sets which methods the service below answers: a layer cannot see that. A browser asks with `GET`; where that is not among
     /// them the page has no button, and says which method to use. Where it is, what is charged `upfront` can be paid too.
     ///
     /// Default: not known. The button then pays in the `authorization` flow only, in which an answer `405` costs nothing.
@@ -64,12 +64,12 @@ impl BrowserPage {
         self
     }
 
-    /// Whether a `GET` is answered; `None` if that is not known.
+    /// Returns whether a `GET` is answered, or `None` if that is not known.
     fn answers_get(&self) -> Option<bool> {
         self.methods.as_ref().map(|methods| methods.contains(&Method::GET))
     }
 
-    /// What a program should use.
+    /// Returns the method that a program should use.
     fn method(&self) -> &Method {
         match &self.methods {
             Some(methods) if !methods.contains(&Method::GET) => methods.first().unwrap_or(&Method::GET),
@@ -78,23 +78,29 @@ impl BrowserPage {
     }
 }
 
-/// The 402 for a request without a payment: as a page if a person asks, as JSON otherwise.
-pub(super) fn demand(config: &Config, method: &Method, uri: &Uri, headers: &HeaderMap, offers: &[OnOffer]) -> Answer {
+/// Returns the 402 for a request without a payment: as a page for a person's browser, as JSON otherwise.
+pub(super) fn payment_required(
+    config: &Config,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    offers: &[Offer],
+) -> Answer {
     let target = config.catalogue.target(uri, headers);
-    let demand = config.catalogue.demand(&target, offers, None);
-    let html = match (&config.page, &demand) {
-        (Some(page), Some(demand)) if is_navigation(method, headers) => render(&Shown {
+    let rendered = config.catalogue.render(&target, offers, None);
+    let html = match (&config.settings.page, &rendered) {
+        (Some(page), Some(rendered)) if is_navigation(method, headers) => render(&Shown {
             page,
             resource: config.catalogue.resource(),
             url: &config.catalogue.url(&target),
             query: uri.query(),
             offers,
-            demand,
-            patience: config.limits.time_to_sign(),
+            rendered,
+            seconds_to_sign: config.settings.limits.time_to_sign(),
         }),
         _ => None,
     };
-    let answer = Answer::demand(StatusCode::PAYMENT_REQUIRED, demand);
+    let answer = Answer::payment_required(StatusCode::PAYMENT_REQUIRED, rendered);
     match html {
         Some(html) => answer.shown_as(page_headers(), html),
         None => answer,
@@ -117,7 +123,7 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 });
 
-/// What the page's response says besides what every 402 says.
+/// Returns the headers of the page that other 402s do not have.
 fn page_headers() -> HeaderMap {
     HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),

@@ -1,4 +1,4 @@
-//! Whether a request is a person's browser that opens an address.
+//! Detects a person's browser that opens an address.
 
 use http::{
     HeaderMap, HeaderName, Method,
@@ -22,7 +22,7 @@ pub fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     is_safe && is_browser() && navigates() && prefers_html(headers)
 }
 
-/// Whether `text/html` is named and nothing that JSON would do for is liked better (RFC 9110, 12.5.1).
+/// Returns `true` if `text/html` is named and nothing that JSON satisfies has a higher quality (RFC 9110, 12.5.1).
 fn prefers_html(headers: &HeaderMap) -> bool {
     let (mut html, mut json, mut anything) = (0, 0, 0);
     let lists = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_for_those_who_like_it_best() {
+    fn client_that_prefers_html_gets_the_page() {
         for accept in [
             "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8",
             "text/html, application/xhtml+xml, image/jxr, */*",
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_anything_or_likes_json_as_much_gets_json() {
+    fn client_that_prefers_json_or_takes_anything_gets_json() {
         for accept in [
             "",
             "*/*",

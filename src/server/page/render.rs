@@ -10,27 +10,27 @@ use super::{BrowserPage, SCRIPT, STYLE};
 use crate::{
     network::Network,
     protocol::{ExactOffer, PaymentFlow, ResourceInfo},
-    server::offer::{Demand, OnOffer},
+    server::offer::{Offer, RenderedOffers},
     usdc::Usdc,
 };
 
-/// What one page shows.
+/// The content of one page.
 pub(super) struct Shown<'a> {
     pub(super) page: &'a BrowserPage,
     pub(super) resource: &'a ResourceInfo,
     /// Where the resource is, as the offer says.
     pub(super) url: &'a str,
     pub(super) query: Option<&'a str>,
-    pub(super) offers: &'a [OnOffer],
-    pub(super) demand: &'a Demand,
+    pub(super) offers: &'a [Offer],
+    pub(super) rendered: &'a RenderedOffers,
     /// How long after the button is pressed a payment may arrive, in seconds.
-    pub(super) patience: u64,
+    pub(super) seconds_to_sign: u64,
 }
 
 /// The page; `None` if the demand cannot be read back, which is never so.
 pub(super) fn render(shown: &Shown<'_>) -> Option<String> {
     // The very offer that the header makes is what the script signs.
-    let data = String::from_utf8(STANDARD.decode_to_vec(shown.demand.header.as_bytes()).ok()?).ok()?;
+    let data = String::from_utf8(STANDARD.decode_to_vec(shown.rendered.header.as_bytes()).ok()?).ok()?;
     let json = serde_json::to_string_pretty(&serde_json::from_str::<Value>(&data).ok()?).ok()?;
     let address = match shown.query {
         Some(query) if !shown.url.contains('?') => format!("{}?{query}", shown.url),
@@ -81,7 +81,7 @@ static TEMPLATE: LazyLock<Vec<Part>> = LazyLock::new(|| {
     parts
 });
 
-/// Whether the button pays this offer. What is charged before the work is not offered where the work may not be there at all.
+/// Returns `true` if the button pays this offer. An `upfront` offer is paid only if the service is known to answer `GET`.
 fn is_payable(page: &BrowserPage, offer: &ExactOffer) -> bool {
     page.answers_get().unwrap_or(offer.flow == PaymentFlow::Authorization)
 }
@@ -164,7 +164,7 @@ fn pay(html: &mut String, shown: &Shown<'_>) {
         html,
         "<p class=\"note\" id=\"pay-note\">Your wallet shows what it signs: this amount, to this payee, no more. You pay no gas. Confirm \
          within {} seconds.</p>",
-        shown.patience
+        shown.seconds_to_sign
     );
     html.push_str("<noscript><p class=\"note\">Paying here needs JavaScript and a wallet. A program needs neither.</p></noscript>\n");
 }

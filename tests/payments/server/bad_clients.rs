@@ -19,10 +19,10 @@ use tower_x402::{Asset, Network, protocol::PaymentFlow, server::RequirePaymentLa
 
 on_every_chain! {
     a_payment_for_one_price_never_buys_another,
-    of_two_routes_at_once_a_payment_buys_one,
-    no_spelling_of_a_path_is_served_twice_or_unpaid,
+    payment_sent_to_two_routes_at_once_buys_one,
+    path_written_differently_is_never_served_twice_or_unpaid,
     a_payment_signed_for_one_flow_is_not_paid_again_in_another,
-    somebody_elses_payment_buys_nothing,
+    payment_of_another_payer_buys_nothing,
 }
 
 /// Two routes of one seller, at $0.001 and $0.002, and how often their handlers ran.
@@ -94,7 +94,7 @@ async fn a_payment_for_one_price_never_buys_another(chain: &dyn Chain) {
 }
 
 /// The offers are equal but for the path; a ledger is all that the two have in common.
-async fn of_two_routes_at_once_a_payment_buys_one(chain: &dyn Chain) {
+async fn payment_sent_to_two_routes_at_once_buys_one(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer());
     let customer = Customer::with_funds(chain, 100 * PRICE).await;
@@ -110,7 +110,7 @@ async fn of_two_routes_at_once_a_payment_buys_one(chain: &dyn Chain) {
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
 }
 
-async fn no_spelling_of_a_path_is_served_twice_or_unpaid(chain: &dyn Chain) {
+async fn path_written_differently_is_never_served_twice_or_unpaid(chain: &dyn Chain) {
     let market = Market::open(chain).await;
     let app = &market.app;
     let customer = Customer::with_funds(chain, 100 * PRICE).await;
@@ -186,7 +186,7 @@ async fn a_payment_signed_for_one_flow_is_not_paid_again_in_another(chain: &dyn 
     }
 }
 
-async fn somebody_elses_payment_buys_nothing(chain: &dyn Chain) {
+async fn payment_of_another_payer_buys_nothing(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer());
     let payer = Customer::with_funds(chain, 100 * PRICE).await;

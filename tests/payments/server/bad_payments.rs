@@ -279,7 +279,7 @@ async fn a_payment_under_way_is_not_lost_when_the_price_changes(chain: &dyn Chai
 }
 
 #[tokio::test]
-async fn a_silent_node_means_come_back_later() {
+async fn silent_node_is_answered_503_with_retry_after() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let shop = Shop::open_at(&chain, proxy.url()).await;
@@ -299,7 +299,7 @@ async fn a_silent_node_means_come_back_later() {
 }
 
 #[tokio::test]
-async fn when_settlement_is_cut_off_the_outcome_is_unknown_until_it_is_known() {
+async fn interrupted_settlement_is_unknown_until_it_is_reconciled() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let shop = Shop::open_with(&chain, |b| b.rpc_url(proxy.url()).confirm_timeout(Duration::from_secs(1))).await;
@@ -357,7 +357,7 @@ fn cut_off_after_sending(proxy: &RpcProxy) {
 
 /// Whatever bytes and whatever JSON: an answer below 500, no work, no money.
 #[test]
-fn nothing_a_client_sends_makes_it_panic() {
+fn no_request_makes_the_server_panic() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let chain = runtime.block_on(DevnetChain::start(None));
     let counter = runtime.block_on(Counter::open(&chain));

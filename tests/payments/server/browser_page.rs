@@ -135,7 +135,7 @@ async fn programs_are_answered_to_the_byte_as_without_a_page() {
 }
 
 #[tokio::test]
-async fn a_browser_that_tells_no_fetch_mode_gets_the_page() {
+async fn browser_without_fetch_mode_gets_the_page() {
     let (_chain, shop) = open().await;
     let app = shop.app(shop.layer());
     let old = Request::get("/").header("accept", CHROME).header("user-agent", AGENT);
@@ -152,7 +152,7 @@ async fn a_head_request_is_told_of_the_page() {
 
 /// The answer to a payment is read by a script or a program, whatever it says that it accepts.
 #[tokio::test]
-async fn what_carries_a_payment_is_never_answered_by_a_page() {
+async fn request_with_a_payment_never_gets_the_page() {
     let (chain, shop) = open().await;
     let app = shop.app(shop.layer());
     for payment in ["", "bm90IGEgcGF5bWVudA=="] {
@@ -175,7 +175,7 @@ async fn what_carries_a_payment_is_never_answered_by_a_page() {
 }
 
 #[tokio::test]
-async fn nothing_runs_in_the_page_but_its_own_script() {
+async fn only_its_own_script_runs_in_the_page() {
     let (_chain, shop) = open().await;
     let answer = visit(&shop, shop.layer(), "/").await;
     let headers: &HeaderMap = &answer.headers;
@@ -301,7 +301,7 @@ async fn a_price_of_the_request_is_shown_for_the_request() {
 
 /// A layer does not see which methods the service below answers; its owner says it.
 #[tokio::test]
-async fn there_is_no_button_where_a_browser_would_pay_for_nothing() {
+async fn page_has_no_button_where_a_browser_would_pay_for_nothing() {
     let (_chain, shop) = open().await;
     let sells = |methods: &[Method]| Some(BrowserPage::new().methods(methods.to_vec()));
     let cases = [
@@ -327,7 +327,7 @@ async fn there_is_no_button_where_a_browser_would_pay_for_nothing() {
 }
 
 #[tokio::test]
-async fn the_page_is_whole_without_a_script() {
+async fn page_is_complete_without_a_script() {
     let (_chain, shop) = open().await;
     let answer = visit(&shop, shop.layer(), "/").await;
     let page = answer.text();

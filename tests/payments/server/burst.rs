@@ -106,7 +106,7 @@ async fn a_hundred_payments_of_wallets_at_once_are_all_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_the_line_full_is_refused_at_once_and_nobody_waits_for_long() {
+async fn full_queue_refuses_at_once_and_the_wait_is_bounded() {
     let (facilitator, mut gate) = Gate::facilitator();
     // As many places as payments may be worked on.
     let (app, handled) = serve(layer(&Arc::new(facilitator)).max_concurrent(2), echo);
@@ -131,7 +131,7 @@ async fn who_finds_the_line_full_is_refused_at_once_and_nobody_waits_for_long() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_while_it_waits_leaves_its_place_to_another() {
+async fn client_that_disconnects_in_the_queue_leaves_its_place_to_another() {
     let (facilitator, mut gate) = Gate::facilitator();
     let (app, _) = serve(layer(&Arc::new(facilitator)).max_concurrent(1), echo);
     let payments = payments(&app, 2 + WAITING).await;

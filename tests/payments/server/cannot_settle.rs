@@ -229,7 +229,7 @@ async fn work_that_waited_in_line_for_a_minute_is_not_charged_for_unless_it_is_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_tank_charges_nothing_and_is_known_before_the_next_work_is_done() {
+async fn empty_gas_balance_charges_nothing_and_is_known_before_the_next_work() {
     let scene = Scene::open(|b| b).await;
     let (app, customer) = (scene.shop.app(scene.shop.layer()), scene.customer().await);
     let account = scene.shop.facilitator.settlement_address();

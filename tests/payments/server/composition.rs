@@ -294,7 +294,7 @@ async fn under_a_timeout_the_work_goes_on_and_its_answer_is_kept() {
 }
 
 #[tokio::test]
-async fn more_payments_than_allowed_at_once_are_told_to_come_back() {
+async fn payments_above_the_limit_are_answered_503() {
     let (chain, shop, customer) = open().await;
     let gate = Gate::closed();
     let inner = service_fn({
@@ -316,7 +316,7 @@ async fn more_payments_than_allowed_at_once_are_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn two_layers_with_one_payee_share_what_they_know() {
+async fn two_layers_with_one_payee_share_the_ledger() {
     let (chain, shop, customer) = open().await;
     let (one, other) = (shop.app(shop.layer()), shop.app(shop.layer()));
     let purchase = customer.pay(&one, evaluate("a")).await;

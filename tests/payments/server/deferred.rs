@@ -112,7 +112,7 @@ async fn a_stranger_pays_in_line() {
 
 /// A history of none would be one that anybody can have.
 #[tokio::test]
-async fn a_policy_that_asks_for_no_history_gives_strangers_no_credit() {
+async fn policy_without_history_gives_new_payers_no_credit() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).deferred(policy(10, 10, 0)), echo);
     for _ in 0..3 {
@@ -123,7 +123,7 @@ async fn a_policy_that_asks_for_no_history_gives_strangers_no_credit() {
 }
 
 #[tokio::test]
-async fn at_the_limit_payments_are_settled_in_line_and_nobody_is_refused() {
+async fn payments_at_the_credit_limit_are_settled_before_the_response() {
     for policy in [policy(3, 100, 1), policy(100, 3, 1)] {
         let facilitator = Arc::new(Scripted::new());
         let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
@@ -142,7 +142,7 @@ async fn at_the_limit_payments_are_settled_in_line_and_nobody_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_fifty_at_once_no_more_is_owed_than_allowed() {
+async fn fifty_payments_at_once_owe_no_more_than_the_limit() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let books = ledger.clone();
     let mut scripted = Scripted::new().settle(move |_, _| {
@@ -169,7 +169,7 @@ async fn of_fifty_at_once_no_more_is_owed_than_allowed() {
 }
 
 #[tokio::test]
-async fn presented_again_it_is_answered_again_and_never_settled_by_that() {
+async fn deferred_payment_presented_again_is_replayed_and_not_settled() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
     let customer = known(&app, 1).await;
@@ -192,7 +192,7 @@ async fn presented_again_it_is_answered_again_and_never_settled_by_that() {
 }
 
 #[tokio::test]
-async fn who_did_not_pay_pays_in_line_until_it_has() {
+async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
     let customer = known(&app, 1).await;
@@ -228,7 +228,7 @@ async fn a_facilitator_that_is_away_takes_no_credit_from_payers() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_told_or_kept_is_settled_in_line() {
+async fn v1_and_streamed_responses_are_not_deferred() {
     let facilitator = Arc::new(Scripted::new());
     let credit = || layer(&facilitator).deferred(policy(10, 10, 1));
     let (app, _) = serve(credit(), echo);
@@ -266,7 +266,7 @@ async fn work_that_fails_is_not_owed() {
 }
 
 #[tokio::test]
-async fn the_offer_does_not_speak_of_it() {
+async fn deferring_does_not_change_the_offer() {
     let facilitator = Arc::new(Scripted::new());
     let (with, _) = serve(layer(&facilitator).deferred(policy(10, 10, 1)), echo);
     let (without, _) = serve(layer(&facilitator), echo);
@@ -278,7 +278,7 @@ async fn the_offer_does_not_speak_of_it() {
 }
 
 #[test]
-fn credit_is_not_given_where_nobody_would_collect() {
+fn deferring_needs_a_facilitator_that_settles_later() {
     let mut idle = Scripted::new();
     idle.settles_in_background = false;
     let idle = Arc::new(idle);

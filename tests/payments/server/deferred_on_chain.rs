@@ -60,7 +60,7 @@ fn is_accepted(answer: &Answer) -> bool {
 }
 
 #[tokio::test]
-async fn what_was_answered_on_credit_is_settled_later() {
+async fn deferred_payment_is_settled_later() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let app = shop.app(shop.layer().deferred(policy()));
@@ -94,7 +94,7 @@ async fn what_was_answered_on_credit_is_settled_later() {
 
 /// The upkeep waits for its node just then.
 #[tokio::test]
-async fn what_was_answered_on_credit_a_moment_ago_is_settled_before_it_shuts_down() {
+async fn deferred_payment_is_settled_before_shutdown() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let shop = Shop::open_at(&chain, proxy.url()).await;
@@ -168,7 +168,7 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
 }
 
 #[tokio::test]
-async fn our_client_takes_it_for_accepted_and_its_money_for_spent() {
+async fn our_client_counts_a_deferred_payment_as_accepted_and_spent() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let paywall = shop.layer().deferred(policy()).build().unwrap();

@@ -97,7 +97,7 @@ fn spoiled_by(trick: Trick, cheat: &Customer, purchase: &Purchase, balance: u64)
     (cheat.from, token, data.into())
 }
 
-async fn cheating_pays_off_only_so_far(trick: Trick, flow: Flow) {
+async fn cost_of_a_cheating_payer_is_bounded(trick: Trick, flow: Flow) {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let app = shop.app(flow.of(shop.layer()));
@@ -190,17 +190,17 @@ macro_rules! in_every_flow {
 
             #[tokio::test]
             async fn costs_two_transactions_and_their_work() {
-                cheating_pays_off_only_so_far(Trick::$trick, Flow::Authorization).await;
+                cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Authorization).await;
             }
 
             #[tokio::test]
             async fn costs_two_transactions_upfront() {
-                cheating_pays_off_only_so_far(Trick::$trick, Flow::Upfront).await;
+                cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Upfront).await;
             }
 
             #[tokio::test]
             async fn costs_its_credit_when_deferred() {
-                cheating_pays_off_only_so_far(Trick::$trick, Flow::Deferred).await;
+                cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Deferred).await;
             }
         })*
     };

@@ -76,7 +76,7 @@ async fn without_an_origin_the_402_names_the_host_that_was_asked() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_none_is_not_repeated() {
+async fn malformed_host_is_not_repeated_in_the_402() {
     let long = "a".repeat(64 * 1024);
     for layer in priced() {
         let app = open(layer);
@@ -99,7 +99,7 @@ async fn a_host_that_is_none_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_host_that_was_asked_before_is_told_to_nobody_else() {
+async fn host_of_one_request_is_never_in_the_402_of_another() {
     for layer in priced() {
         let app = open(layer);
         let hosts: Vec<String> = (0..500).map(|n| format!("host-{}.example", n % 7)).collect();
@@ -129,7 +129,7 @@ async fn a_configured_url_wins_over_any_host() {
 }
 
 #[tokio::test]
-async fn who_says_how_it_was_forwarded_is_believed_only_if_the_seller_says_so() {
+async fn forwarded_scheme_is_read_only_if_the_seller_trusts_the_proxy() {
     let facilitator = Arc::new(Scripted::new());
     let (app, trusting) = (open(layer(&facilitator)), open(layer(&facilitator).trust_forwarded_proto(true)));
     for (host, header, url, believed) in [

@@ -55,7 +55,7 @@ async fn only_preflights_pass_unpaid() {
     };
     let layer = shop.layer().build().unwrap();
     let inner = tower::service_fn(async |request: Request<tower_x402::server::RequestBody<Body>>| {
-        assert!(request.extensions().get::<tower_x402::server::Payment>().is_none());
+        assert!(request.extensions().get::<tower_x402::server::VerifiedPayment>().is_none());
         Ok::<_, std::convert::Infallible>(
             Response::builder().status(204).header("x-inner", "1").body(Body::empty()).unwrap(),
         )
@@ -122,7 +122,7 @@ async fn a_paid_response_stays_out_of_shared_caches() {
 
 /// The classifier of a service that says failure inside a 200.
 #[tokio::test]
-async fn what_counts_as_success_can_be_said() {
+async fn success_classifier_decides_what_is_charged() {
     let (chain, shop, customer) = open().await;
     let layer = shop.layer().success(|response| {
         response.status.is_success() && response.headers.get("grpc-status").is_none_or(|status| status == "0")
@@ -218,7 +218,8 @@ async fn the_price_may_depend_on_the_request() {
     let app = {
         let layer = layer.build().unwrap();
         let inner = tower::service_fn(async |request: Request<tower_x402::server::RequestBody<Body>>| {
-            let amount = request.extensions().get::<tower_x402::server::Payment>().map(|payment| payment.amount);
+            let amount =
+                request.extensions().get::<tower_x402::server::VerifiedPayment>().map(|payment| payment.amount);
             Ok::<_, std::convert::Infallible>(Response::new(Body::from(format!("{amount:?}"))))
         });
         support::shop::app(tower::Layer::layer(&layer, inner))
@@ -273,7 +274,7 @@ async fn a_configured_resource_is_never_named_by_the_host() {
 }
 
 #[tokio::test]
-async fn a_description_that_cannot_work_says_what_to_change() {
+async fn build_error_says_what_to_change() {
     let (_chain, shop, _) = open().await;
     let refused = |layer: tower_x402::server::RequirePaymentLayerBuilder| layer.build().unwrap_err();
     let empty = RequirePaymentLayer::builder;
@@ -295,7 +296,7 @@ async fn a_description_that_cannot_work_says_what_to_change() {
     let priced = long().price_with(|_| std::future::ready(Ok(Quote::Free)));
     let by_body = long().price_with_body(|_, _| std::future::ready(Ok(Quote::Free)));
     for layer in [long(), priced, by_body] {
-        assert!(matches!(refused(layer), BuildError::DemandTooLarge { .. }));
+        assert!(matches!(refused(layer), BuildError::OffersTooLarge { .. }));
     }
     // Offers are made in whole seconds, and 75 of them are needed.
     let halves = shop.layer().max_timeout(Duration::from_millis(75_500));

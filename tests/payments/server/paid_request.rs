@@ -28,8 +28,8 @@ on_every_chain! {
     a_request_is_paid_then_worked_on,
     a_contract_wallet_pays,
     a_delegated_account_pays,
-    two_hundred_copies_are_one_purchase,
-    two_hundred_copies_are_one_purchase_upfront,
+    two_hundred_copies_are_one_payment,
+    two_hundred_copies_are_one_payment_upfront,
     two_hundred_payments_at_once_all_settle,
     a_balance_for_ten_buys_ten,
     a_published_payment_buys_nothing_else,
@@ -121,11 +121,11 @@ async fn a_delegated_account_pays(chain: &dyn Chain) {
     assert_eq!(chain.balance(shop.pay_to).await, PRICE);
 }
 
-async fn two_hundred_copies_are_one_purchase(chain: &dyn Chain) {
+async fn two_hundred_copies_are_one_payment(chain: &dyn Chain) {
     copies(chain, PaymentFlow::Authorization).await;
 }
 
-async fn two_hundred_copies_are_one_purchase_upfront(chain: &dyn Chain) {
+async fn two_hundred_copies_are_one_payment_upfront(chain: &dyn Chain) {
     copies(chain, PaymentFlow::Upfront).await;
 }
 

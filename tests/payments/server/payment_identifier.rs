@@ -33,7 +33,7 @@ on_every_chain! {
     an_id_stands_for_one_request,
     an_id_stands_for_one_payment,
     of_fifty_payments_with_one_id_one_is_served,
-    without_its_id_a_payment_is_nobodys,
+    payment_without_its_id_is_refused,
 }
 
 const ID: &str = "pay_7d5d747be160e280504c099d984bcfe0";
@@ -137,7 +137,7 @@ async fn of_fifty_payments_with_one_id_one_is_served(chain: &dyn Chain) {
 }
 
 /// All that the chain publishes, and the right request, are not enough.
-async fn without_its_id_a_payment_is_nobodys(chain: &dyn Chain) {
+async fn payment_without_its_id_is_refused(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app_with(layer(&shop), |_, _| async { Ok(Response::new(Body::from("public price list"))) });
     let customer = Customer::with_funds(chain, 9 * PRICE).await;
@@ -159,7 +159,7 @@ async fn without_its_id_a_payment_is_nobodys(chain: &dyn Chain) {
 }
 
 #[tokio::test]
-async fn an_answer_without_another_secret_is_replayed_to_who_has_the_id() {
+async fn response_without_another_secret_is_replayed_with_the_id() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let layer = layer(&shop).anonymous_replays(1, Duration::ZERO);
@@ -180,7 +180,7 @@ async fn an_answer_without_another_secret_is_replayed_to_who_has_the_id() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_id_is_a_bad_request() {
+async fn malformed_id_is_a_bad_request() {
     let chain = DevnetChain::start(None).await;
     let (shop, app, customer) = open(&chain).await;
     let purchase = customer.pay(&app, evaluate("a")).await;
@@ -228,7 +228,7 @@ async fn the_402_offers_it_where_it_is_turned_on() {
 }
 
 #[tokio::test]
-async fn where_nobody_asks_for_ids_they_bind_nothing() {
+async fn ids_bind_nothing_where_they_are_not_offered() {
     let chain = DevnetChain::start(None).await;
     let (shop, asks, customer) = open(&chain).await;
     let silent = shop.app(shop.layer());

@@ -56,7 +56,7 @@ async fn failing(_: u64, _: Request<tower_x402::server::RequestBody<Body>>) -> R
 }
 
 #[tokio::test]
-async fn what_is_owed_at_one_price_is_not_worked_off_at_another_that_a_header_sets() {
+async fn payment_is_not_used_at_another_price_that_a_header_sets() {
     let facilitator = Arc::new(Scripted::new());
     let upfront = layer(&facilitator).flow(PaymentFlow::Upfront).priced_by([TIER, HOST]);
     let (app, handled) = serve(by_tier(upfront), failing);
@@ -77,7 +77,7 @@ async fn what_is_owed_at_one_price_is_not_worked_off_at_another_that_a_header_se
 }
 
 #[tokio::test]
-async fn a_price_does_not_see_what_a_payment_is_not_bound_to() {
+async fn price_function_sees_only_what_a_payment_is_bound_to() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(by_tier(layer(&facilitator)), |_, request| async move {
         assert!(request.headers().contains_key(TIER), "the handler sees all of it");
@@ -94,7 +94,7 @@ async fn a_price_does_not_see_what_a_payment_is_not_bound_to() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks() {
+async fn response_settled_late_is_replayed_once_it_is_settled() {
     let clock = Arc::new(ManualClock::at(unix_now()));
     let mut scripted = Scripted::new().settle(|_, _| async { Ok(SettlementOutcome::Unknown { transaction: None }) });
     scripted.ledger = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
@@ -118,7 +118,7 @@ async fn an_answer_that_was_long_paid_for_in_vain_is_given_to_the_first_who_asks
 }
 
 #[tokio::test]
-async fn who_pays_by_asking_again_gets_the_answer_where_nothing_is_replayed() {
+async fn client_charged_by_a_retry_gets_the_response_without_replays() {
     let first_in_vain = |call, _| ready(Ok(if call == 0 { not_yet() } else { paid() }));
     let facilitator = Arc::new(Scripted::new().settle(first_in_vain));
     let layer = layer(&facilitator).anonymous_replays(0, Duration::from_secs(60));
@@ -136,7 +136,7 @@ async fn who_pays_by_asking_again_gets_the_answer_where_nothing_is_replayed() {
 }
 
 #[tokio::test]
-async fn who_pays_by_asking_again_gets_an_answer_that_is_pushed_out_meanwhile() {
+async fn client_charged_by_a_retry_gets_a_response_that_is_evicted_meanwhile() {
     let (settling, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begun, told) = (settling.clone(), go_on.clone());
     let mut scripted = Scripted::new().settle(move |call, _| {
@@ -173,7 +173,7 @@ async fn who_pays_by_asking_again_gets_an_answer_that_is_pushed_out_meanwhile() 
 
 /// They were given it already, so that asking again is a replay like any other, although the money is moved anew.
 #[tokio::test]
-async fn an_answer_that_was_given_before_is_not_given_to_anybody_for_settling_it_anew() {
+async fn delivered_response_is_not_replayed_for_settling_it_again() {
     let facilitator = Arc::new(Scripted::new());
     let layer = layer(&facilitator).anonymous_replays(0, Duration::from_secs(60));
     let (app, _) = serve(layer, |_, _| ready(Response::new(Body::from("x"))));
@@ -219,7 +219,7 @@ async fn a_body_too_long_to_be_kept_finds_its_answer_again() {
 }
 
 #[tokio::test]
-async fn a_body_that_says_that_it_is_another_is_not_waited_for() {
+async fn body_of_another_declared_length_is_refused_unread() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).max_request_body(10), echo);
     let purchase = customer().pay(&app, evaluate("short")).await;
@@ -305,7 +305,7 @@ async fn work_is_not_begun_again_with_a_body_too_long_to_be_compared_first() {
 }
 
 #[tokio::test]
-async fn whoever_paid_for_work_that_never_succeeds_is_told_so_where_clients_read_it() {
+async fn exhausted_attempts_of_a_settled_payment_are_answered_with_its_receipt() {
     let facilitator = Arc::new(Scripted::new());
     for (flow, is_paid) in [(PaymentFlow::Upfront, true), (PaymentFlow::Authorization, false)] {
         let (app, _) = serve(layer(&facilitator).flow(flow).max_attempts(1), failing);

@@ -195,7 +195,7 @@ fn a_paid_stream_that_a_crash_took_is_refused_with_its_transaction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_keep_its_promise_is_work_that_failed() {
+async fn body_of_another_length_than_declared_is_failed_work() {
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
         let facilitator = Arc::new(Scripted::new());
         let (app, handled) = serve(layer(&facilitator).flow(flow).max_attempts(5), |run, _| async move {
@@ -242,7 +242,7 @@ async fn copies_are_answered_although_the_first_client_does_not_read_its_answer(
 
 /// Otherwise whoever settles what is open would charge behind the client's back.
 #[tokio::test]
-async fn a_stream_that_nobody_got_does_not_count_as_delivered() {
+async fn stream_that_was_not_sent_is_not_delivered() {
     let failing = || Scripted::new().settle(|_, _| async { Ok(not_yet()) });
     let streamed = |text: String| Body::from_stream(stream::iter([Ok::<_, Infallible>(Bytes::from(text))]));
     for (size, kept) in [(6, true), (1 << 20, false)] {

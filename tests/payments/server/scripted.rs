@@ -80,7 +80,7 @@ async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at(
 }
 
 #[tokio::test]
-async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
+async fn payment_for_failed_work_buys_nothing_at_a_more_expensive_service() {
     let facilitator = Arc::new(Scripted::new());
     // As nested routers do, both see the same path; one payee, one ledger.
     let failing = |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() };
@@ -100,7 +100,7 @@ async fn what_failed_at_one_service_buys_nothing_at_another_that_costs_more() {
 }
 
 #[tokio::test]
-async fn what_became_of_a_payment_is_asked_of_nobody_on_another_chain() {
+async fn payment_is_reconciled_only_by_a_facilitator_of_its_chain() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let on = |network| {
         let mut scripted =
@@ -128,7 +128,7 @@ async fn what_became_of_a_payment_is_asked_of_nobody_on_another_chain() {
 }
 
 #[tokio::test]
-async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again() {
+async fn client_told_of_no_charge_is_charged_only_if_it_retries() {
     let facilitator =
         Arc::new(Scripted::new().settle(|call, _| async move { if call == 0 { Err(away()) } else { Ok(paid()) } }));
     let (app, handled) = serve(layer(&facilitator), echo);
@@ -144,7 +144,7 @@ async fn who_is_told_that_nothing_was_charged_is_charged_only_if_it_asks_again()
 }
 
 #[tokio::test]
-async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
+async fn client_that_pays_while_the_ledger_fails_gets_the_response() {
     let ledger = slow_ledger(Duration::ZERO);
     let fails = ledger.clone();
     let mut scripted = Scripted::new().settle(move |call, _| {
@@ -162,7 +162,7 @@ async fn who_pays_while_the_ledger_goes_away_gets_the_answer() {
 }
 
 #[tokio::test]
-async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_told() {
+async fn failed_ledger_is_never_answered_as_no_charge() {
     let ledger = slow_ledger(Duration::ZERO);
     let fails = ledger.clone();
     let mut scripted = Scripted::new().settle(move |call, _| {
@@ -186,7 +186,7 @@ async fn nobody_is_told_that_nothing_was_charged_where_the_ledger_could_not_be_t
 
 /// Another process may have begun meanwhile.
 #[tokio::test]
-async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
+async fn submitted_payment_is_never_answered_as_no_charge() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let others = ledger.clone();
     let mut scripted = Scripted::new().settle(move |_, payment| {
@@ -208,7 +208,7 @@ async fn nobody_is_told_that_nothing_was_charged_for_what_is_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_became_of_a_payment_is_recorded_also_if_its_client_goes_away_while_it_is_asked() {
+async fn outcome_is_recorded_if_the_client_disconnects_during_reconciliation() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (asking, told) = (asked.clone(), answer.clone());
     let scripted = Scripted::new().settle(|_, _| async { Ok(not_yet()) });
@@ -262,7 +262,7 @@ async fn a_response_that_was_not_kept_is_not_charged_for_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_a_contract_can_judge_takes_no_place_from_proven_payments() {
+async fn contract_signatures_take_no_permits_from_proven_payments() {
     let facilitator = Arc::new(Scripted::new().verify(|_, payment| async move {
         if payment.authenticity() != Authenticity::Proven {
             std::future::pending::<()>().await;
@@ -481,7 +481,7 @@ async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
 }
 
 #[tokio::test]
-async fn what_has_become_free_takes_no_payment_and_writes_it_nowhere() {
+async fn free_request_takes_no_payment_and_does_not_log_it() {
     let facilitator = Arc::new(Scripted::new());
     let price = Arc::new(AtomicU64::new(1_000));
     let now = price.clone();
@@ -504,7 +504,7 @@ async fn what_has_become_free_takes_no_payment_and_writes_it_nowhere() {
 }
 
 #[tokio::test]
-async fn what_is_free_at_one_layer_is_paid_for_at_one_below() {
+async fn payment_passes_a_free_layer_to_a_paid_one_below() {
     let facilitator = Arc::new(Scripted::new());
     let (below, handled) = serve(layer(&facilitator), echo);
     let free = layer(&facilitator).price_with(|_| async { Ok(Quote::Free) }).build().unwrap();
@@ -542,7 +542,7 @@ async fn copies_of_one_payment_leave_places_to_others() {
 }
 
 #[tokio::test]
-async fn a_service_that_does_not_look_at_the_method_gives_nothing_away_to_preflights() {
+async fn preflight_never_gets_the_body_of_a_paid_response() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator), |_, _| async {
         Response::builder()
@@ -613,7 +613,7 @@ impl Around for Slow {
 }
 
 #[tokio::test]
-async fn times_without_end_are_no_panic() {
+async fn longest_durations_do_not_panic() {
     let facilitator = Arc::new(Scripted::new());
     let patient = layer(&facilitator).max_timeout(Duration::from_secs(200_000)).handler_deadline(Duration::MAX);
     let (app, _) = serve(patient.settlement_margin(Duration::MAX).max_wait(Duration::MAX), echo);

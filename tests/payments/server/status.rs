@@ -23,7 +23,7 @@ use tower_x402::{
 
 on_every_chain! {
     the_state_of_a_payment_is_told_from_its_first_work_to_its_settlement,
-    a_payment_that_nobody_can_see_is_told_as_unknown,
+    payment_that_no_node_sees_is_reported_as_unknown,
 }
 
 fn status(shop: &Shop) -> App {
@@ -55,7 +55,7 @@ async fn the_state_of_a_payment_is_told_from_its_first_work_to_its_settlement(ch
     let works = Arc::new(AtomicBool::new(false));
     let (seen, works_now) = (Arc::new(std::sync::Mutex::new(Vec::new())), works.clone());
     let (watching, note) = (shop.clone(), seen.clone());
-    let handler = move |payment: tower_x402::server::Payment, _| {
+    let handler = move |payment: tower_x402::server::VerifiedPayment, _| {
         let (shop, note, works) = (watching.clone(), note.clone(), works_now.clone());
         async move {
             let (asset, payer, nonce) = (shop.asset.address, payment.payer, payment.nonce);
@@ -81,7 +81,7 @@ async fn the_state_of_a_payment_is_told_from_its_first_work_to_its_settlement(ch
     assert!(told["block"].is_u64(), "{told}");
 }
 
-async fn a_payment_that_nobody_can_see_is_told_as_unknown(chain: &dyn Chain) {
+async fn payment_that_no_node_sees_is_reported_as_unknown(chain: &dyn Chain) {
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let shop =
         Shop::open_with(chain, |b| b.rpc_url(proxy.url()).confirm_timeout(std::time::Duration::from_secs(1))).await;
@@ -109,7 +109,7 @@ async fn a_payment_that_nobody_can_see_is_told_as_unknown(chain: &dyn Chain) {
 }
 
 #[tokio::test]
-async fn a_question_that_is_none_is_refused_and_finds_nothing() {
+async fn malformed_query_is_refused() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let app = shop.app(shop.layer());

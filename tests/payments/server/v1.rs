@@ -19,7 +19,7 @@ use tower_x402::{Asset, Network, ledger::Counts, protocol::PaymentFlow, server::
 on_every_chain! {
     a_client_of_v1_buys_in_both_flows,
     one_authorization_in_both_versions_is_one_purchase,
-    what_a_client_of_v1_gets_wrong_is_said_and_not_charged,
+    errors_of_v1_clients_are_answered_and_not_charged,
     a_failed_settlement_is_told_in_v1,
 }
 
@@ -94,7 +94,7 @@ async fn one_authorization_in_both_versions_is_one_purchase(chain: &dyn Chain) {
     assert_eq!(chain.balance(shop.pay_to).await, 3 * PRICE);
 }
 
-async fn what_a_client_of_v1_gets_wrong_is_said_and_not_charged(chain: &dyn Chain) {
+async fn errors_of_v1_clients_are_answered_and_not_charged(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app(layer(&shop));
     let customer = Customer::with_funds(chain, 9 * PRICE).await;
@@ -234,7 +234,7 @@ async fn the_402_serves_both_versions() {
 }
 
 #[tokio::test]
-async fn where_v1_is_turned_off_its_header_is_no_payment() {
+async fn v1_header_is_ignored_where_v1_is_turned_off() {
     let (chain, shop, customer) = open().await;
     let app = shop.app(layer(&shop).v1(false));
     let unpaid = send(&app, evaluate("a")).await;
@@ -276,7 +276,7 @@ async fn of_several_offers_the_one_that_was_signed_is_paid() {
 }
 
 #[tokio::test]
-async fn what_was_bought_in_v1_is_not_lost_when_the_price_changes() {
+async fn payment_in_v1_is_not_lost_when_the_price_changes() {
     let (chain, shop, customer) = open().await;
     let purchase = customer.pay_v1(&shop.app(layer(&shop)), evaluate("a")).await;
     let cheap = shop.app(layer(&shop));

@@ -29,7 +29,7 @@ use tower_x402::{
     facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
     ledger::Ledger,
     protocol::PaymentFlow,
-    server::{DeferredPolicy, Payment, PaymentStatus, RequirePaymentLayer},
+    server::{DeferredPolicy, PaymentStatus, RequirePaymentLayer, VerifiedPayment},
 };
 
 use super::{
@@ -215,7 +215,10 @@ fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, poi
         ran: AtomicU64::new(0),
     });
     Router::new()
-        .route("/evaluate", post(move |Extension(payment): Extension<Payment>, body: Bytes| handler.run(payment, body)))
+        .route(
+            "/evaluate",
+            post(move |Extension(payment): Extension<VerifiedPayment>, body: Bytes| handler.run(payment, body)),
+        )
         .layer(layer.build().expect("a complete layer"))
         .layer(from_fn(move |request, next| deliver(points.clone(), request, next)))
         .route_service("/status", PaymentStatus::new(facilitator.ledger().clone()))
@@ -249,7 +252,7 @@ struct Handler {
 }
 
 impl Handler {
-    async fn run(self: Arc<Self>, payment: Payment, body: Bytes) -> Response {
+    async fn run(self: Arc<Self>, payment: VerifiedPayment, body: Bytes) -> Response {
         self.points.pass("handler: before");
         let mut runs = std::fs::OpenOptions::new().append(true).create(true).open(&self.runs).expect("a file");
         writeln!(runs, "{}", payment.nonce).expect("a line");

@@ -32,7 +32,7 @@ use tower_x402::{
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
     payment::PaymentKey,
     protocol::PaymentFlow,
-    server::{DeferredPolicy, Payment, PaymentStatus, RequestBody, RequirePaymentLayer},
+    server::{DeferredPolicy, PaymentStatus, RequestBody, RequirePaymentLayer, VerifiedPayment},
 };
 
 use support::{
@@ -730,7 +730,7 @@ async fn handle(
     devnet: Devnet,
     request: Request<RequestBody<Body>>,
 ) -> Result<Response<Body>, BoxError> {
-    let payment = request.extensions().get::<Payment>().cloned().expect("a paid request");
+    let payment = request.extensions().get::<VerifiedPayment>().cloned().expect("a paid request");
     let body = request.into_body().collect().await?.to_bytes();
     let begun = works.begin(payment.nonce);
     if work == Work::FailOnce && begun == 1 {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout};
 use tower_x402::{
     protocol::header_name,
-    server::{PriceError, Quote, WaitingLine},
+    server::{AdmissionQueue, PriceError, Quote},
 };
 
 use super::{
@@ -35,7 +35,7 @@ pub(super) struct Work {
     pub(super) skills: Vec<String>,
     pub(super) limits: Limits,
     /// Limits how many submissions are judged at once.
-    pub(super) line: WaitingLine,
+    pub(super) line: AdmissionQueue,
     pub(super) counters: Arc<Counters>,
 }
 

@@ -12,7 +12,7 @@ use tower_x402::{
     Asset,
     facilitator::Facilitator,
     protocol::bazaar::{BodyType, Discovery},
-    server::{BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder, WaitingLine},
+    server::{AdmissionQueue, BrowserPage, BuildError, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use url::Url;
 
@@ -132,7 +132,7 @@ impl EvaluatorBuilder {
             pricing,
             skills: card.skills.iter().map(|skill| skill.id.clone()).collect(),
             limits,
-            line: WaitingLine::new(limits.judgements, QUEUE_WAIT),
+            line: AdmissionQueue::new(limits.judgements, QUEUE_WAIT),
             counters,
         });
         let deadline = limits.time + HANDLER_SLACK;

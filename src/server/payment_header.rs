@@ -1,19 +1,21 @@
-//! What a payment header says, in whichever version of the protocol.
+//! The payment header: which payment it holds, in whichever version of the protocol, and which of our offers that pays.
 
 use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{offer::OnOffer, refusal::Refusal};
+use super::{builder::Config, offer::Offer};
 use crate::{
+    facilitator::Facilitator,
+    ledger::{LedgerError, Record},
     network::Network,
-    payment::{Echo, Rejection, Terms},
+    payment::{Authenticity, Echo, PaymentKey, Prechecked, Rejection, Terms, precheck},
     protocol::{
-        DecodeError, ExactOffer, ExactPayload, PaymentId, PaymentPayload, Reason, ResourceInfo, Verbatim, Version,
-        bazaar, decode_header,
+        DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, ResourceInfo,
+        Verbatim, Version, bazaar, decode_header,
         extensions::{altered, is_same},
         header_name, v1,
     },
@@ -24,13 +26,13 @@ pub(super) static X_PAYMENT: HeaderName = HeaderName::from_static(header_name::X
 
 /// The one payment header of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Header<'a> {
+pub(super) struct RawHeader<'a> {
     pub(super) version: Version,
     value: &'a [u8],
 }
 
-impl<'a> Header<'a> {
-    /// Where v1 is not spoken, its header is one that nobody asked for.
+impl<'a> RawHeader<'a> {
+    /// Returns the payment header, if there is one. That of v1 is ignored where v1 is turned off.
     pub(super) fn of(headers: &'a HeaderMap, speaks_v1: bool) -> Result<Option<Self>, Refusal> {
         let v2 = headers.get_all(&PAYMENT_SIGNATURE).iter().map(|value| (Version::V2, value));
         let v1 = headers.get_all(&X_PAYMENT).iter().map(|value| (Version::V1, value));
@@ -42,14 +44,14 @@ impl<'a> Header<'a> {
     }
 }
 
-/// What a payment says it pays for, and with what.
-pub(super) struct Claim {
+/// A payment header that was read: the offer that it accepts, and what was signed.
+pub(super) struct PaymentHeader {
     message: Message,
     payload: Result<ExactPayload, serde_json::Error>,
 }
 
 /// The extensions of the 402.
-pub(super) type Offered<'a> = Option<&'a Verbatim<Map<String, Value>>>;
+pub(super) type Extensions<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
 enum Message {
     /// Echoes the offer.
@@ -69,19 +71,19 @@ struct AuthorizationFrom {
     from: String,
 }
 
-impl Claim {
-    pub(super) fn read(header: Header<'_>, limit: usize) -> Result<Self, Refusal> {
+impl PaymentHeader {
+    pub(super) fn read(header: RawHeader<'_>) -> Result<Self, Refusal> {
         let message = match header.version {
-            Version::V1 => decode_header(header.value, limit).map(Message::V1),
-            Version::V2 => decode_header(header.value, limit).map(Message::V2),
+            Version::V1 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Message::V1),
+            Version::V2 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Message::V2),
         };
         let message = message.map_err(|error| unreadable(&error, header))?;
         let payload = message.payload().read();
         Ok(Self { message, payload })
     }
 
-    /// What was signed.
-    pub(super) fn payload(&self) -> Result<&ExactPayload, Refusal> {
+    /// Returns what was signed.
+    fn payload(&self) -> Result<&ExactPayload, Refusal> {
         let unreadable = |error| format!("the payload cannot be read: {error}");
         let refuse = |error| Refusal::malformed(Reason::InvalidPayload, unreadable(error));
         self.payload.as_ref().map_err(refuse)
@@ -94,8 +96,8 @@ impl Claim {
             .map_or_else(|_| String::new(), |payload: PayloadFrom| payload.authorization.from)
     }
 
-    /// The digest of what the payer calls the payment; v1 has no place for it. Only a layer that asks for ids refuses what is
-    /// none: to others it means nothing.
+    /// Returns the digest of the payment identifier; v1 has no place for one. Only a layer that offers identifiers refuses malformed
+    /// ones: to others they mean nothing.
     pub(super) fn id(&self, asks_for_ids: bool) -> Result<Option<B256>, Refusal> {
         let Some(extensions) = self.extensions() else { return Ok(None) };
         let extensions = extensions.read().map_err(|error| format!("the extensions cannot be read: {error}"));
@@ -106,15 +108,15 @@ impl Claim {
         }
     }
 
-    /// What it returns of the 402 besides the offer, for a facilitator that makes something of it. Only what is about the resource
-    /// that is sold here, at the URL that the seller says: a facilitator may show to others what it reads.
-    pub(super) fn echo(&self, resource_url: &str, offered: Offered<'_>) -> Option<Arc<Echo>> {
+    /// Returns what the header echoes of the 402 besides the offer, for a facilitator that uses it. It is passed on only if it is about
+    /// the resource at the URL that the seller configured: a facilitator may show it to others.
+    pub(super) fn echo(&self, resource_url: &str, offered: Extensions<'_>) -> Option<Arc<Echo>> {
         let resource = self.resource()?;
         if resource.read().ok()?.url != resource_url {
             return None;
         }
         if let (Some(echoed), false) = (self.extensions(), self.repeats(offered)) {
-            // What the seller says of the resource is the seller's alone to say.
+            // A payer must not change the seller's own description.
             let echoed = echoed.read().ok()?;
             let offered = offered.and_then(|offered| offered.read().ok()).unwrap_or_default();
             let is_sellers = |bazaar| offered.get(bazaar::NAME).is_some_and(|offered| is_same(bazaar, offered));
@@ -126,7 +128,7 @@ impl Claim {
     }
 
     /// Refuses extensions that are not echoed as they were offered.
-    pub(super) fn check_extensions(&self, offered: Offered<'_>) -> Result<(), Rejection> {
+    fn check_extensions(&self, offered: Extensions<'_>) -> Result<(), Rejection> {
         let (Some(echoed), Some(offers), false) = (self.extensions(), offered, self.repeats(offered)) else {
             return Ok(());
         };
@@ -140,13 +142,13 @@ impl Claim {
         }
     }
 
-    /// Whether the extensions came back in the same words.
-    fn repeats(&self, offered: Offered<'_>) -> bool {
+    /// Returns `true` if the extensions came back byte for byte.
+    fn repeats(&self, offered: Extensions<'_>) -> bool {
         self.extensions() == offered
     }
 
     /// v1 has no place for them.
-    fn extensions(&self) -> Offered<'_> {
+    fn extensions(&self) -> Extensions<'_> {
         match &self.message {
             Message::V2(payment) => payment.extensions.as_ref(),
             Message::V1(_) => None,
@@ -160,16 +162,16 @@ impl Claim {
         }
     }
 
-    /// Whether this may be the offer that is paid.
-    pub(super) fn may_pay(&self, offer: &OnOffer) -> bool {
+    /// Returns `true` if the payment may be for this offer.
+    fn may_pay(&self, offer: &Offer) -> bool {
         match &self.message {
             Message::V2(payment) => offer.terms.is_accepted_by(&payment.accepted),
             Message::V1(payment) => payment.scheme == "exact" && offer.v1_network == Some(&payment.network),
         }
     }
 
-    /// Whether it does not contradict these terms, under which the same authorization was accepted before.
-    pub(super) fn agrees_with(&self, terms: &Terms) -> bool {
+    /// Returns `true` if the header fits these terms, under which the same authorization was accepted before.
+    fn agrees_with(&self, terms: &Terms) -> bool {
         match &self.message {
             Message::V2(payment) => terms.is_accepted_by(&payment.accepted),
             Message::V1(payment) => {
@@ -178,8 +180,8 @@ impl Claim {
         }
     }
 
-    /// The tokens that it may be in, of those on offer and the one it names itself.
-    pub(super) fn tokens(&self, offers: &[OnOffer]) -> Vec<(Network, Address)> {
+    /// Returns the tokens that the payment may be in: of those on offer, or the one that it names itself.
+    fn tokens(&self, offers: &[Offer]) -> Vec<(Network, Address)> {
         match &self.message {
             Message::V2(payment) => {
                 let offer = payment.accepted.read().ok().and_then(|accepted| ExactOffer::try_from(&accepted).ok());
@@ -193,8 +195,8 @@ impl Claim {
         }
     }
 
-    /// Why it pays none of the offers.
-    pub(super) fn not_on_offer(&self, offers: &[OnOffer]) -> Result<Rejection, Refusal> {
+    /// Returns why the payment is for none of the offers.
+    fn not_on_offer(&self, offers: &[Offer]) -> Result<Rejection, Refusal> {
         let (scheme, network) = match &self.message {
             Message::V2(payment) => {
                 let unreadable = |error| format!("the accepted offer cannot be read: {error}");
@@ -206,7 +208,7 @@ impl Claim {
             }
             Message::V1(payment) => (payment.scheme.clone(), payment.network.clone()),
         };
-        let on_network = |offer: &OnOffer| match self.message {
+        let on_network = |offer: &Offer| match self.message {
             Message::V2(_) => offer.terms.offer().network().to_string() == network,
             Message::V1(_) => offer.v1_network == Some(&network),
         };
@@ -221,6 +223,50 @@ impl Claim {
         };
         Ok(Rejection::new(reason, detail))
     }
+
+    /// Finds what the payment pays for: an offer that is on now, or one on record that it was accepted under before.
+    pub(super) async fn find_payment(&self, config: &Config, offers: &[Offer]) -> Result<Matched, Refusal> {
+        match self.match_offer(config, offers)? {
+            Ok(matched) => Ok(matched),
+            Err(rejection) => Box::pin(self.find_recorded(config, offers, rejection)).await,
+        }
+    }
+
+    /// Finds the offer that the payment is for and checks it. The inner error is why it is not good for what is on offer now; it may be
+    /// on record from before.
+    fn match_offer(&self, config: &Config, offers: &[Offer]) -> Result<Result<Matched, Rejection>, Refusal> {
+        let mut candidates = offers.iter().filter(|offer| self.may_pay(offer));
+        let Some(first) = candidates.next() else {
+            // An amount that changed since is no reason to forget what was bought at the old one.
+            let rejection = self.not_on_offer(offers)?;
+            return if self.payload.is_ok() { Ok(Err(rejection)) } else { Err(Refusal::invalid(rejection)) };
+        };
+        let exact = self.payload()?;
+        Ok(self
+            .check_extensions(config.catalogue.extensions())
+            .and_then(|()| best_match(config, first, candidates, exact)))
+    }
+
+    /// Returns the payment as it is on record, or the rejection. A client that does not hold the signature learns nothing of it.
+    async fn find_recorded(&self, config: &Config, offers: &[Offer], rejection: Rejection) -> Result<Matched, Refusal> {
+        let exact = self.payload()?;
+        for (network, asset) in self.tokens(offers) {
+            let key = PaymentKey { network, asset, payer: exact.authorization.from, nonce: exact.authorization.nonce };
+            for facilitator in &config.facilitators {
+                // Several may share a ledger; only one can tell what became of it.
+                if let Some(record) = facilitator.ledger().get(&key).await.map_err(Refusal::Ledger)?
+                    && facilitator.serves(&record.terms)
+                    && self.agrees_with(&record.terms)
+                    && record.authorization == exact.authorization
+                    && is_signed_alike(&record, exact)
+                {
+                    let payment = record.payment();
+                    return Ok(Matched { payment, refusal: Some(rejection), facilitator: facilitator.clone() });
+                }
+            }
+        }
+        Err(Refusal::invalid(rejection))
+    }
 }
 
 impl Message {
@@ -232,7 +278,7 @@ impl Message {
     }
 }
 
-fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {
+fn unreadable(error: &DecodeError, header: RawHeader<'_>) -> Refusal {
     #[derive(Deserialize)]
     struct Versioned {
         #[serde(rename = "x402Version")]
@@ -247,6 +293,77 @@ fn unreadable(error: &DecodeError, header: Header<'_>) -> Refusal {
         return Refusal::malformed(Reason::InvalidX402Version, detail);
     }
     Refusal::malformed(Reason::InvalidPayload, error.to_string())
+}
+
+/// A payment that may be worked on.
+pub(super) struct Matched {
+    pub(super) payment: Prechecked,
+    /// Why it would be refused if it were new: its terms are no longer on offer, or its window is running out. It was
+    /// known a moment ago.
+    pub(super) refusal: Option<Rejection>,
+    pub(super) facilitator: Arc<dyn Facilitator>,
+}
+
+/// Of the offers that a payment may be for, the one that it is good for. v2 names it; in v1 the authorization and its
+/// signature tell. Where only the chain can judge the signature, the first offer of the right amount is taken.
+fn best_match<'a>(
+    config: &Config,
+    first: &Offer,
+    others: impl Iterator<Item = &'a Offer>,
+    exact: &ExactPayload,
+) -> Result<Matched, Rejection> {
+    let now = config.settings.clock.now();
+    let check = |offer: &Offer| {
+        let payment = precheck(offer.terms.clone(), exact.clone(), config.settings.limits.window(), now)?;
+        Ok(Matched { payment, refusal: None, facilitator: config.facilitators[offer.facilitator].clone() })
+    };
+    let mut best = check(first);
+    for other in others {
+        match &best {
+            Ok(matched) if matched.payment.authenticity() == Authenticity::Proven => break,
+            Ok(_) => {
+                if let Ok(other) = check(other)
+                    && other.payment.authenticity() == Authenticity::Proven
+                {
+                    best = Ok(other);
+                }
+            }
+            Err(_) => best = check(other).or(best),
+        }
+    }
+    best
+}
+
+fn is_signed_alike(record: &Record, exact: &ExactPayload) -> bool {
+    record.signature == exact.signature
+        || exact.signature.recover_from(|| record.signing_hash()) == Ok(record.key.payer)
+}
+
+/// Returns `true` if a payment is the one in the record, told without asking the chain.
+pub(super) fn is_same_payment(record: &Record, prechecked: &Prechecked) -> bool {
+    record.is_of(prechecked)
+        && (prechecked.authenticity() == Authenticity::Proven || record.signature == *prechecked.signature())
+}
+
+/// Why a payment is not worked on.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// With this status, and the offer again.
+    Invalid(StatusCode, Rejection),
+    /// The ledger could not be asked.
+    Ledger(LedgerError),
+}
+
+impl Refusal {
+    /// The payment cannot be read.
+    pub(super) fn malformed(reason: Reason, detail: impl Into<String>) -> Self {
+        Self::Invalid(StatusCode::BAD_REQUEST, Rejection::new(reason, detail))
+    }
+
+    /// The payment can be read and is not good.
+    pub(super) const fn invalid(rejection: Rejection) -> Self {
+        Self::Invalid(StatusCode::PAYMENT_REQUIRED, rejection)
+    }
 }
 
 #[cfg(test)]
@@ -265,17 +382,17 @@ mod tests {
         )
     }
 
-    fn read(version: Version, json: &str, limit: usize) -> Result<Claim, Refusal> {
+    fn read(version: Version, json: &str) -> Result<PaymentHeader, Refusal> {
         let value = STANDARD.encode_to_string(json);
-        Claim::read(Header { version, value: value.as_bytes() }, limit)
+        PaymentHeader::read(RawHeader { version, value: value.as_bytes() })
     }
 
-    fn v2(fields: &[&str]) -> Result<Claim, Refusal> {
-        read(Version::V2, &format!(r#"{{"x402Version":2,{}}}"#, fields.join(",")), 4096)
+    fn v2(fields: &[&str]) -> Result<PaymentHeader, Refusal> {
+        read(Version::V2, &format!(r#"{{"x402Version":2,{}}}"#, fields.join(",")))
     }
 
-    fn v1(fields: &[&str]) -> Result<Claim, Refusal> {
-        read(Version::V1, &format!(r#"{{"x402Version":1,{}}}"#, fields.join(",")), 4096)
+    fn v1(fields: &[&str]) -> Result<PaymentHeader, Refusal> {
+        read(Version::V1, &format!(r#"{{"x402Version":1,{}}}"#, fields.join(",")))
     }
 
     fn payload(fields: &[&str]) -> String {
@@ -312,18 +429,18 @@ mod tests {
     #[test]
     fn nothing_may_follow_a_payment() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
-        assert!(read(Version::V2, &payment, 4096).is_ok());
+        assert!(read(Version::V2, &payment).is_ok());
         for text in [format!("{payment}{{}}"), format!("{payment},"), payment[..payment.len() - 1].to_owned()] {
-            assert!(read(Version::V2, &text, 4096).is_err(), "{text}");
+            assert!(read(Version::V2, &text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn longer_header_than_the_limit_is_refused() {
         let payment = format!(r#"{{"x402Version":2,{ACCEPTED},{}}}"#, payload(&[SIGNATURE, &authorization(FROM)]));
-        let length = STANDARD.encoded_length(payment.len());
-        assert!(read(Version::V2, &payment, length).is_ok());
-        assert!(read(Version::V2, &payment, length - 1).is_err());
+        let longest = STANDARD.estimated_decoded_length(MAX_PAYMENT_HEADER);
+        assert!(read(Version::V2, &format!("{payment:longest$}")).is_ok());
+        assert!(read(Version::V2, &format!("{payment:0$}", longest + 1)).is_err());
     }
 
     #[test]

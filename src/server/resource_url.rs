@@ -1,7 +1,7 @@
-//! Where a request was sent, by what it says itself.
+//! The URL of what a request asks for, read from the request itself.
 //!
-//! Where no public origin is configured, the URL in a 402 is built from this. The sender chooses it, so it is read strictly, and goes
-//! nowhere but into the 402 for that very request: no price, no fingerprint and no ledger record depends on it, nothing built from it
+//! Where no public origin is configured, the URL in a 402 is built from this. The client chooses it, so it is read strictly, and is
+//! used only in the 402 for that very request: no price, no fingerprint and no ledger record depends on it, nothing built from it
 //! is cached here, and the 402 forbids others to store it.
 
 use std::{
@@ -39,12 +39,12 @@ enum Proto {
 }
 
 impl<'a> Target<'a> {
-    /// The target of which only the path counts.
+    /// Returns a target of which only the path counts.
     pub(super) const fn of_path(uri: &'a Uri) -> Self {
         Self { uri: Cow::Borrowed(uri), host: None, forwarded: None }
     }
 
-    /// The target of a request with these headers. Those that name a scheme are read only if `trusts_proxy`.
+    /// Returns the target of a request with these headers. Those that name a scheme are read only if `trusts_proxy`.
     pub(super) fn of(uri: &'a Uri, headers: &'a HeaderMap, trusts_proxy: bool) -> Self {
         let mut hosts = headers.get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
@@ -55,18 +55,18 @@ impl<'a> Target<'a> {
         Self { uri: Cow::Borrowed(uri), host, forwarded }
     }
 
-    /// The same, for longer than the request lives.
+    /// Returns the same, for longer than the request lives.
     pub(super) fn into_owned(self) -> Target<'static> {
         let Self { uri, host, forwarded } = self;
         Target { uri: Cow::Owned(uri.into_owned()), host: host.map(|host| Cow::Owned(host.into_owned())), forwarded }
     }
 
-    /// Its path.
+    /// Returns its path.
     pub(super) fn path(&self) -> &str {
         self.uri.path()
     }
 
-    /// Its URL without the query, or its path alone if it names no host, more than one, or what is none.
+    /// Returns its URL without the query, or its path alone if it names no host, more than one, or none that can be read.
     pub(super) fn url(&self) -> Cow<'_, str> {
         let path = self.path();
         let Some((proto, authority)) = self.origin().filter(|_| path.starts_with('/')) else { return path.into() };
@@ -82,11 +82,11 @@ impl<'a> Target<'a> {
             Some(authority) => authority.as_str(),
             None => self.host.as_ref()?.to_str().ok()?,
         };
-        let place = Place::of(authority)?;
+        let host = HostKind::of(authority)?;
         let in_uri = || self.uri.scheme().and_then(Proto::of_scheme);
-        let proto = self.forwarded.or_else(in_uri).unwrap_or(match place {
-            Place::Loopback => Proto::Http,
-            Place::Elsewhere => Proto::Https,
+        let proto = self.forwarded.or_else(in_uri).unwrap_or(match host {
+            HostKind::Loopback => Proto::Http,
+            HostKind::Elsewhere => Proto::Https,
         });
         Some((proto, authority))
     }
@@ -112,8 +112,8 @@ impl Proto {
         }
     }
 
-    /// By which scheme a proxy was asked: `X-Forwarded-Proto`, or the last element of `Forwarded` (RFC 7239), which the nearest proxy
-    /// added. Several values are nobody's.
+    /// Returns the scheme in which a proxy was asked: `X-Forwarded-Proto`, or the last element of `Forwarded` (RFC 7239), which the nearest proxy
+    /// added. Several values of the first are not believed.
     fn forwarded(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(X_FORWARDED_PROTO).iter();
         match (values.next(), values.next()) {
@@ -130,14 +130,14 @@ impl Proto {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum HostKind {
     /// This machine, which is hardly reached over TLS.
     Loopback,
     Elsewhere,
 }
 
-impl Place {
-    /// Where `authority` is: a host, and a port if any. `None` if it is anything else.
+impl HostKind {
+    /// Returns where `authority` is: a host, and a port if any. Returns `None` if it is anything else.
     fn of(authority: &str) -> Option<Self> {
         let (is_loopback, port) = if let Some(rest) = authority.strip_prefix('[') {
             let (address, port) = rest.split_once(']')?;
@@ -154,7 +154,7 @@ impl Place {
     }
 }
 
-/// Whether a name in the DNS, or an IPv4 address, is this machine's; `None` if it is neither.
+/// Returns `Some(true)` if a name in the DNS, or an IPv4 address, is this machine's, and `None` if it is neither.
 fn is_loopback_name(name: &str) -> Option<bool> {
     let name = name.strip_suffix('.').unwrap_or(name);
     // Underscores are in no host's name, and in those of containers.
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_named_with_its_port() {
+    fn url_has_the_port_of_the_host() {
         for (host, url) in [
             ("api.example", "https://api.example/evaluate"),
             ("api.example:8443", "https://api.example:8443/evaluate"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_not_repeated() {
+    fn malformed_host_is_not_repeated() {
         let (long_label, long_name) = ("a".repeat(64), ["a"; 128].join("."));
         for host in [
             "",

@@ -1,0 +1,445 @@
+//! The response to a paid request: kept for replays before or while it leaves.
+//!
+//! A body that says its length and fits into the ledger is read whole and kept before anybody pays for it. Any other streams to the
+//! client and is copied, within bounds.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, Response, StatusCode,
+    header::{CONNECTION, DATE, TE, TRANSFER_ENCODING, UPGRADE},
+    response::Parts,
+};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::time::Instant;
+
+use super::{
+    answer::{Receipt, mark_paid},
+    lease::InProgress,
+};
+use crate::ledger::{FulfilmentStep, Lease, Ledger, StoredResponse};
+
+/// How long a response may take to finish after its client went away.
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// For how long a ledger that fails is asked to keep a response, and the pauses in between, doubled up to the longest.
+const KEEP_FOR: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+pin_project! {
+    /// The body of a response from [`RequirePayment`](super::RequirePayment): the handler's, streamed, or the layer's own.
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+    }
+}
+
+pin_project! {
+    #[project = KindProjection]
+    enum Kind<B> {
+        /// Written or replayed by the layer.
+        Own { bytes: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
+        /// The handler's.
+        Inner { #[pin] body: B },
+        /// The handler's, copied for replays as it passes.
+        Recorded { recorder: Box<Recorder<B>> },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn own(bytes: impl Into<Bytes>) -> Self {
+        Self::whole(bytes.into(), None)
+    }
+
+    pub(super) fn inner(body: B) -> Self {
+        Self { kind: Kind::Inner { body } }
+    }
+
+    fn whole(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
+        Self { kind: Kind::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()), trailers } }
+    }
+}
+
+/// A body that passes unchanged, for a service that answers some requests by itself and leaves the others to the layer.
+impl<B> From<B> for ResponseBody<B> {
+    fn from(body: B) -> Self {
+        Self::inner(body)
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            KindProjection::Own { bytes, trailers } => {
+                let frame = bytes
+                    .take()
+                    .map(Frame::data)
+                    .or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers)));
+                Poll::Ready(frame.map(Ok))
+            }
+            KindProjection::Inner { body } => body.poll_frame(cx),
+            KindProjection::Recorded { recorder } => recorder.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Own { bytes, trailers } => bytes.is_none() && trailers.is_none(),
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Recorded { recorder } => recorder.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Own { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Recorded { recorder } => recorder.size_hint(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.kind {
+            Kind::Own { .. } => "ResponseBody(own)",
+            Kind::Inner { .. } => "ResponseBody(streaming)",
+            Kind::Recorded { .. } => "ResponseBody(streaming, recorded)",
+        })
+    }
+}
+
+/// Makes a response of one that was kept, with the receipt of its payment.
+pub(super) fn replayed<R>(stored: &StoredResponse, receipt: Receipt) -> Response<ResponseBody<R>> {
+    let body = ResponseBody::whole(stored.body.clone(), stored.trailers.clone().map(Box::new));
+    let (mut parts, body) = Response::new(body).into_parts();
+    parts.status = stored.status;
+    parts.headers = stored.headers.clone();
+    mark_paid(&mut parts, receipt);
+    Response::from_parts(parts, body)
+}
+
+/// Why work that was begun came to nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unfinished {
+    /// It took longer than it may.
+    TooSlow,
+    /// The handler's response ended before its end.
+    BrokeOff,
+}
+
+/// The body of a response that is being paid for. Dropped before it is [delivered](Self::deliver), what was being recorded is still
+/// kept for replays.
+pub(super) enum PaidBody<R> {
+    /// Small enough for the ledger.
+    Whole {
+        bytes: Bytes,
+        trailers: Option<Box<HeaderMap>>,
+    },
+    Streaming(R),
+    Recorded(Box<Recorder<R>>),
+}
+
+impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
+    /// Reads a body that says its length, and whose length is at most `limit`, until `deadline`. A body that breaks off is
+    /// work that did not succeed.
+    pub(super) async fn read(parts: &Parts, body: R, limit: usize, deadline: Instant) -> Result<Self, Unfinished> {
+        // A connection follows 101.
+        let length = body.size_hint().exact().filter(|_| parts.status != StatusCode::SWITCHING_PROTOCOLS);
+        let Some(length) = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= limit)
+        else {
+            return Ok(Self::Streaming(body));
+        };
+        let read = tokio::time::timeout_at(deadline, read_exactly(body, length)).await;
+        let (bytes, trailers) = read.map_err(|_elapsed| Unfinished::TooSlow)?.ok_or(Unfinished::BrokeOff)?;
+        Ok(Self::Whole { bytes, trailers })
+    }
+
+    /// Returns what the ledger keeps in the same step as the fact that the work is done.
+    pub(super) fn to_keep(&self, parts: &Parts, now: u64) -> Option<Arc<StoredResponse>> {
+        match self {
+            Self::Whole { bytes, trailers } => {
+                Some(Arc::new(to_stored(parts, bytes.clone(), trailers.as_deref().cloned(), now)))
+            }
+            Self::Streaming(_) | Self::Recorded(_) => None,
+        }
+    }
+
+    /// Returns `true` if the ledger has been given all of it to [keep](Self::to_keep).
+    pub(super) const fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole { .. })
+    }
+
+    /// Records what streams, from now on.
+    pub(super) fn record(self, parts: &Parts, target: RecordingTarget) -> Self {
+        match self {
+            Self::Streaming(body) => Self::Recorded(Box::new(Recorder::new(parts, body, target))),
+            other => other,
+        }
+    }
+
+    /// Returns the body for the client.
+    pub(super) fn deliver(self, ledger: Arc<dyn Ledger>, lease: Lease) -> ResponseBody<R> {
+        match self {
+            Self::Whole { bytes, trailers } => {
+                spawn_if_pending(async move { record_delivery(ledger.as_ref(), &lease).await });
+                ResponseBody::whole(bytes, trailers)
+            }
+            Self::Streaming(body) => ResponseBody::inner(body),
+            Self::Recorded(mut recorder) => {
+                recorder.release();
+                ResponseBody { kind: Kind::Recorded { recorder } }
+            }
+        }
+    }
+}
+
+/// Returns `None` if the body breaks off, or is not as long as it said.
+async fn read_exactly<R: Body<Data = Bytes>>(body: R, length: usize) -> Option<(Bytes, Option<Box<HeaderMap>>)> {
+    let mut body = pin!(body);
+    let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+    let mut trailers: Option<Box<HeaderMap>> = None;
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        match frame.ok()?.into_data() {
+            Ok(data) if first.len() + rest.len() + data.len() > length => return None,
+            // Most bodies come in one piece, which then need not be copied.
+            Ok(data) if first.is_empty() && rest.is_empty() => first = data,
+            Ok(data) => {
+                rest.extend_from_slice(&std::mem::take(&mut first));
+                rest.extend_from_slice(&data);
+            }
+            Err(frame) => {
+                if let Ok(more) = frame.into_trailers() {
+                    trailers.get_or_insert_default().extend(more);
+                }
+            }
+        }
+    }
+    let bytes = if rest.is_empty() { first } else { rest.freeze() };
+    (bytes.len() == length).then_some((bytes, trailers))
+}
+
+/// Copies a streaming body for replays, up to the ledger's limit. If the client goes away before the end, the rest is drained into the copy, so that
+/// presenting the payment again finds the answer.
+pub(super) struct Recorder<B> {
+    recording: Option<Recording<B>>,
+    /// Set where the bounds are known, so that the type itself needs none.
+    drain: fn(Recording<B>),
+}
+
+/// Where the copy of a streaming body goes.
+pub(super) struct RecordingTarget {
+    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) lease: Lease,
+    /// Copies of the payment wait until this is dropped.
+    pub(super) in_progress: Option<InProgress>,
+    pub(super) now: u64,
+}
+
+struct Recording<B> {
+    body: Pin<Box<B>>,
+    head: StoredResponse,
+    copy: Option<BytesMut>,
+    limit: usize,
+    target: RecordingTarget,
+    /// Whether the client gets it.
+    is_released: bool,
+}
+
+impl<B> Recorder<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+{
+    pub(super) fn new(parts: &Parts, body: B, target: RecordingTarget) -> Self {
+        let limit = target.ledger.response_limit();
+        // A connection follows 101, which cannot be replayed.
+        let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
+        let head = to_stored(parts, Bytes::new(), None, target.now);
+        let copy = is_kept.then(BytesMut::new);
+        let recording = Recording { body: Box::pin(body), head, copy, limit, target, is_released: false };
+        Self { recording: Some(recording), drain: spawn_drain }
+    }
+}
+
+impl<B> Recorder<B> {
+    /// Records that the client gets it.
+    pub(super) fn release(&mut self) {
+        if let Some(recording) = &mut self.recording {
+            recording.is_released = true;
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Recorder<B> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Some(recording) = &mut self.recording else { return Poll::Ready(None) };
+        let polled = recording.body.as_mut().poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                recording.copy(frame);
+                // Hyper does not ask again after the last frame of a body of known length.
+                if recording.body.is_end_stream() {
+                    self.complete();
+                }
+            }
+            Poll::Ready(None) => self.complete(),
+            Poll::Ready(Some(Err(_))) => {
+                // A response that broke off is not one to replay.
+                recording.copy = None;
+                self.complete();
+            }
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.recording.as_ref().is_none_or(|recording| recording.body.is_end_stream())
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.recording.as_ref().map_or(SizeHint::with_exact(0), |recording| recording.body.size_hint())
+    }
+
+    fn complete(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            let Recording { head, copy, target, is_released, .. } = recording;
+            spawn(store(head, copy, target, is_released));
+        }
+    }
+}
+
+impl<B> Drop for Recorder<B> {
+    fn drop(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            (self.drain)(recording);
+        }
+    }
+}
+
+impl<B> Recording<B> {
+    fn copy(&mut self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref()
+            && let Some(copy) = &mut self.copy
+        {
+            if copy.len() + data.len() > self.limit {
+                self.copy = None;
+            } else {
+                copy.extend_from_slice(data);
+            }
+        }
+        if let Some(trailers) = frame.trailers_ref() {
+            self.head.trailers = Some(HeaderMap::clone(trailers));
+        }
+    }
+}
+
+fn spawn_drain<B>(mut recording: Recording<B>)
+where
+    B: Body<Data = Bytes> + Send + 'static,
+{
+    spawn(async move {
+        let drained = tokio::time::timeout(DRAIN_LIMIT, async {
+            while recording.copy.is_some() && !recording.body.is_end_stream() {
+                match poll_fn(|cx| recording.body.as_mut().poll_frame(cx)).await {
+                    Some(Ok(frame)) => recording.copy(&frame),
+                    Some(Err(_)) => return false,
+                    None => break,
+                }
+            }
+            true
+        });
+        let is_whole = drained.await == Ok(true);
+        let Recording { head, copy, target, is_released, .. } = recording;
+        store(head, copy.filter(|_| is_whole), target, is_released).await;
+    });
+}
+
+async fn store(head: StoredResponse, copy: Option<BytesMut>, target: RecordingTarget, is_released: bool) {
+    let RecordingTarget { ledger, lease, in_progress, now } = target;
+    let is_kept = match copy {
+        Some(copy) => keep(ledger.as_ref(), &lease, StoredResponse { body: copy.freeze(), ..head }).await,
+        None => false,
+    };
+    if is_released {
+        record_delivery(ledger.as_ref(), &lease).await;
+    } else if !is_kept {
+        // Neither delivered nor kept: nobody is to be charged for it, nor to wait for it, so the lease ends.
+        let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
+    }
+    drop(in_progress);
+}
+
+/// Keeps a response, with retries: it may be paid for already, and this is the only copy. Returns `true` if the ledger took it.
+async fn keep(ledger: &dyn Ledger, lease: &Lease, response: StoredResponse) -> bool {
+    let until = Instant::now() + KEEP_FOR;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let Err(error) = ledger.store_response(&lease.key, response.clone()).await else { return true };
+        let key = &lease.key;
+        tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
+        if Instant::now() + pause > until {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Losing this step costs nothing: a produced response is replayed like a delivered one.
+async fn record_delivery(ledger: &dyn Ledger, lease: &Lease) {
+    if let Err(error) = ledger.fulfil(lease, &FulfilmentStep::Deliver).await {
+        tracing::debug!(%error, payer = %lease.key.payer, nonce = %lease.key.nonce, "a delivery was not recorded");
+    }
+}
+
+/// Returns a response as it is kept for replays.
+fn to_stored(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>, stored_at: u64) -> StoredResponse {
+    StoredResponse { status: parts.status, headers: kept_headers(&parts.headers), body, trailers, stored_at }
+}
+
+/// Returns the headers without what belongs to the connection (RFC 9110, section 7.6.1) or the moment of the first answer.
+fn kept_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    let leaves = |name: &HeaderName| {
+        [CONNECTION, TRANSFER_ENCODING, UPGRADE, TE, DATE].contains(name)
+            || ["keep-alive", "proxy-connection"].contains(&name.as_str())
+    };
+    // Of most handlers' headers there is none.
+    if headers.keys().any(leaves) {
+        let named = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        let named = named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok());
+        for name in headers.keys().filter(|name| leaves(name)).cloned().chain(named) {
+            kept.remove(name);
+        }
+    }
+    kept
+}
+
+/// Does work at once and leaves to a task only what there is to wait for: mostly nothing.
+fn spawn_if_pending(work: impl Future<Output = ()> + Send + 'static) {
+    let mut work = Box::pin(work);
+    if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        spawn(work);
+    }
+}
+
+/// Outside a runtime there is no client left to replay to.
+fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(work);
+    }
+}

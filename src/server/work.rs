@@ -1,0 +1,276 @@
+//! The work on a leased payment: verify, admit, run the handler, keep the response, settle.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256, U256};
+use bytes::Bytes;
+use http::{Request, Response, request::Parts, response};
+use http_body::Body;
+use tokio::time::Instant;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use super::{
+    answer::{self, Answer, mark_paid},
+    lease::HeldLease,
+    paid_request::PaidRequest,
+    request_body::{LazyBody, RequestBody, SoFarRead},
+    response::{PaidBody, RecordingTarget, ResponseBody, Unfinished},
+    settlement::Settler,
+};
+use crate::{
+    ledger::{BodyDigest, FulfilmentStep, LedgerError, Record, Settlement},
+    network::Network,
+    protocol::{PaymentFlow, Version, header_name},
+    telemetry::{self, RequestOutcome},
+};
+
+/// How often it is looked whether a payer's other payments are settled.
+const ADMISSION_POLL: Duration = Duration::from_millis(20);
+/// How often the balance of a payer is read again that pays others all the time.
+const MAX_BALANCE_READS: u32 = 5;
+
+/// The verified payment for a request, in the request's extensions.
+///
+/// ```
+/// use tower_x402::server::VerifiedPayment;
+///
+/// fn payer_of<B>(request: &http::Request<B>) -> Option<alloy_primitives::Address> {
+///     request.extensions().get::<VerifiedPayment>().map(|payment| payment.payer)
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifiedPayment {
+    /// The payer's address.
+    pub payer: Address,
+    /// The payee's address.
+    pub pay_to: Address,
+    /// The amount, in atomic units of the asset.
+    pub amount: U256,
+    /// The token's address.
+    pub asset: Address,
+    /// The chain.
+    pub network: Network,
+    /// The authorization's nonce: with network, asset and payer it identifies the payment.
+    pub nonce: B256,
+    /// The flow: whether the payment is settled before or after the work.
+    pub flow: PaymentFlow,
+    /// The transaction that paid, if the payment was settled before the work.
+    pub transaction: Option<B256>,
+    /// The number of this attempt at the work, from 1.
+    pub attempt: u32,
+}
+
+impl VerifiedPayment {
+    fn of(record: &Record) -> Self {
+        let offer = record.terms.offer();
+        Self {
+            payer: record.key.payer,
+            pay_to: offer.pay_to,
+            amount: offer.amount,
+            asset: record.key.asset,
+            network: record.key.network,
+            nonce: record.key.nonce,
+            flow: offer.flow,
+            transaction: record.settlement.paid_by(),
+            attempt: record.attempts,
+        }
+    }
+}
+
+/// Verifies, works and settles, in the order that the flow demands.
+pub(super) async fn run<S, B, R>(
+    mut request: Box<PaidRequest>,
+    mut lease: HeldLease,
+    inner: S,
+    parts: Parts,
+    body: LazyBody<B>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let config = request.context.config.clone();
+    if let Err(answer) = before_work(&mut request, &mut lease).await {
+        lease.give_back().await;
+        return Ok(answer.into_response());
+    }
+    let until = request.lease_until(config.settings.clock.now());
+    if let Err(error) = lease.step(FulfilmentStep::Start { until }).await {
+        // Work that was not begun is not charged, whether the ledger takes the payment back or not.
+        let answer = request.context.unrecorded(&error, lease.record(), true);
+        lease.give_back().await;
+        return Ok(answer.into_response());
+    }
+    let deadline = Instant::now() + config.settings.limits.handler_deadline;
+    let (paid, read) = paid_request(parts, body, VerifiedPayment::of(lease.record()));
+    let response = match tokio::time::timeout_at(deadline, inner.oneshot(paid)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => {
+            telemetry::request(RequestOutcome::Failed);
+            lease.release(read.digest()).await;
+            return Err(error);
+        }
+        Err(_elapsed) => return Ok(unfinished(Unfinished::TooSlow, &request, &mut lease, &read).await),
+    };
+    let (mut parts, body) = response.into_parts();
+    if !config.settings.is_success(&parts) {
+        telemetry::request(RequestOutcome::Unsuccessful);
+        lease.release(read.digest()).await;
+        // Charged only if the money moved before the work.
+        if let Some(receipt) = request.context.receipt(lease.record()) {
+            mark_paid(&mut parts, receipt);
+        }
+        return Ok(Response::from_parts(parts, ResponseBody::inner(body)));
+    }
+    // A body that can be kept is part of the work: it is complete, and kept, before the payment is settled.
+    let limit = request.facilitator.ledger().response_limit();
+    match PaidBody::read(&parts, body, limit, deadline).await {
+        Ok(body) => Ok(Box::pin(after_work(&mut request, &mut lease, read.digest(), parts, body)).await),
+        Err(why) => Ok(unfinished(why, &request, &mut lease, &read).await),
+    }
+}
+
+async fn unfinished<R>(
+    why: Unfinished,
+    request: &PaidRequest,
+    lease: &mut HeldLease,
+    read: &SoFarRead,
+) -> Response<ResponseBody<R>> {
+    let answer = request.context.unfinished(why, lease.record());
+    lease.release(read.digest()).await;
+    answer.into_response()
+}
+
+/// Verifies and admits the payment and, where the flow wants it, settles it. The error is what the client is told.
+async fn before_work(request: &mut PaidRequest, lease: &mut HeldLease) -> Result<(), Answer> {
+    if lease.record().settlement.paid_by().is_some() {
+        return Ok(());
+    }
+    let is_upfront = request.payment.terms().offer().flow == PaymentFlow::Upfront;
+    if lease.record().settlement == Settlement::None {
+        if request.verified.is_none() {
+            request.verify().await?;
+        }
+        admit(request, lease, is_upfront).await?;
+    }
+    if is_upfront {
+        Box::pin(settle(request, lease)).await?;
+    }
+    Ok(())
+}
+
+/// Counts the payment as in flight. Where it depends on what the payer's other payments are doing just now whether the balance covers
+/// it, looks again, a while.
+async fn admit(request: &mut PaidRequest, lease: &mut HeldLease, is_due: bool) -> Result<(), Answer> {
+    let deadline = Instant::now() + request.context.config.settings.limits.settlement_margin;
+    let mut balance_reads = 0;
+    loop {
+        match lease.admit(request.verified, is_due).await {
+            Ok(()) => return Ok(()),
+            Err(LedgerError::Stale) if balance_reads < MAX_BALANCE_READS => {
+                balance_reads += 1;
+                Box::pin(request.verify()).await?;
+            }
+            Err(LedgerError::BalancePending) if Instant::now() < deadline => tokio::time::sleep(ADMISSION_POLL).await,
+            Err(LedgerError::InsufficientFunds | LedgerError::Stale | LedgerError::BalancePending) => {
+                return Err(request.context.not_covered());
+            }
+            Err(error) => return Err(answer::ledger_failed(&error)),
+        }
+    }
+}
+
+/// Keeps the response of work that succeeded, settles the payment and lets the client have it.
+async fn after_work<R>(
+    request: &mut PaidRequest,
+    lease: &mut HeldLease,
+    read: BodyDigest,
+    mut parts: response::Parts,
+    mut body: PaidBody<R>,
+) -> Response<ResponseBody<R>>
+where
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let ledger = request.facilitator.ledger().clone();
+    let now = request.context.config.settings.clock.now();
+    let step = FulfilmentStep::Produce { body: Some(read), at: now, response: body.to_keep(&parts, now) };
+    if let Err(error) = lease.step_after_work(ledger.as_ref(), step).await {
+        let is_given_back = lease.give_back().await;
+        return request.context.unrecorded(&error, lease.record(), is_given_back).into_response();
+    }
+    lease.disarm();
+    let is_whole = body.is_whole();
+    if !is_whole {
+        let (ledger, held) = (ledger.clone(), lease.record().lease());
+        body = body.record(&parts, RecordingTarget { ledger, lease: held, in_progress: lease.take_in_progress(), now });
+    }
+    if lease.record().settlement.paid_by().is_none()
+        && let Err(answer) = settle_or_defer(request, lease, is_whole).await
+    {
+        // The work is done and must not be done again: kept, in case the payment settles yet.
+        drop(body);
+        return answer.into_response();
+    }
+    telemetry::request(if lease.record().settlement.paid_by().is_some() {
+        RequestOutcome::Paid
+    } else {
+        RequestOutcome::Deferred
+    });
+    if let Some(receipt) = request.context.receipt(lease.record()) {
+        mark_paid(&mut parts, receipt);
+    }
+    // Copies of the payment are answered as soon as there is something to answer them with.
+    drop(lease.take_in_progress());
+    Response::from_parts(parts, body.deliver(ledger, lease.record().lease()))
+}
+
+async fn settle(request: &mut PaidRequest, lease: &mut HeldLease) -> Result<(), Answer> {
+    let verified = request.verified.unwrap_or_default();
+    Settler::of(request).settle(lease.record_mut(), &verified).await
+}
+
+async fn settle_or_defer(request: &mut PaidRequest, lease: &mut HeldLease, may_defer: bool) -> Result<(), Answer> {
+    if may_defer && defer(request, lease).await? { Ok(()) } else { settle(request, lease).await }
+}
+
+/// Leaves the payment to the facilitator to settle later, if the seller trusts its payer that far. Returns `false` if it must be settled
+/// now like any other. The error is what the client is told if the ledger does not say: what it deferred is charged, whatever is tried now.
+async fn defer(request: &PaidRequest, lease: &mut HeldLease) -> Result<bool, Answer> {
+    // A client of v1 could not be told where to ask for it.
+    let Some(policy) = request.context.config.settings.deferred.filter(|_| request.context.version == Version::V2)
+    else {
+        return Ok(false);
+    };
+    let (step, key) = (FulfilmentStep::Defer { limit: policy.limit() }, request.key);
+    match lease.step_after_work(request.facilitator.ledger().as_ref(), step).await {
+        Ok(()) => {
+            request.facilitator.settle_soon(&key);
+            Ok(true)
+        }
+        Err(LedgerError::NoCredit) => Ok(false),
+        Err(error) => {
+            tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment was not deferred");
+            if matches!(error, LedgerError::Backend(_)) {
+                return Err(request.context.pending(lease.record(), None));
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// Makes the handler's request: with the payment in its extensions, and without the header that carried it.
+fn paid_request<B: Body<Data = Bytes>>(
+    mut parts: Parts,
+    body: LazyBody<B>,
+    payment: VerifiedPayment,
+) -> (Request<RequestBody<B>>, SoFarRead) {
+    parts.extensions.insert(payment);
+    // Bearer data until the payment is settled; a handler that logs its headers must not log it.
+    parts.headers.remove(header_name::PAYMENT_SIGNATURE);
+    parts.headers.remove(header_name::X_PAYMENT);
+    let (body, read) = body.into_hashed();
+    (Request::from_parts(parts, body), read)
+}

@@ -254,7 +254,7 @@ fn error_of_a_bad_message_names_problem_and_place() {
     let mut json = whole_submission();
     json["task"]["skill"] = json!("x".repeat(65));
     assert!(error(json).starts_with("task.skill: length 65 is outside 1..=64 at line 1"));
-    assert_eq!(error(json!({ "version": 2, "all": "new" })), "version: 2 is not spoken here, only 1");
+    assert_eq!(error(json!({ "version": 2, "all": "new" })), "version: 2 is not supported, only 1");
     let mut json = whole_submission();
     json["task"]["messages"] = json!([]);
     assert!(error(json).starts_with("task.messages: length 0 is outside 1..=256"));

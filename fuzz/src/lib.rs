@@ -16,6 +16,7 @@ use tower_x402::{
         PaymentRequirements, SettlementResponse, SupportedKind, SupportedResponse, Verbatim, VerifyResponse,
         decode_header, encode_header, header_name, v1,
     },
+    vouchers::{ChannelOffer, ChannelPayload, ChannelState, Escrow, RefundRequest},
 };
 
 use self::wire::{depth, is_echoed, reread, same};
@@ -37,13 +38,14 @@ pub enum Depth {
 pub type Property = fn(&[u8]) -> Depth;
 
 /// Every property, by the name of its fuzz target and of its corpus.
-pub const PROPERTIES: [(&str, Property); 6] = [
+pub const PROPERTIES: [(&str, Property); 7] = [
     ("payment_v1", payment_v1),
     ("payment_v2", payment_v2),
     ("required_v1", required_v1),
     ("required_v2", required_v2),
     ("answers", answers),
     ("card", card),
+    ("channel", channel),
 ];
 
 /// `X-PAYMENT`, or the JSON inside it: written as it is read, and good for nothing but what was signed.
@@ -171,6 +173,41 @@ pub fn card(input: &[u8]) -> Depth {
         assert!((16..=128).contains(&id.as_str().len()));
     }
     Depth::Believed
+}
+
+/// `payload` of a payment through a channel, `extra` of an offer, or a channel's state: written as it is read, and only what the key of the very
+/// channel signed is a voucher of it.
+pub fn channel(input: &[u8]) -> Depth {
+    let mut depth = Depth::Unread;
+    if let Some((first, second)) = reread::<ChannelState>(input) {
+        assert_eq!(first, second);
+        depth = Depth::Read;
+    }
+    if let Ok(extra) = serde_json::from_slice::<Map<String, Value>>(input)
+        && let Ok(offer) = ChannelOffer::try_from(&extra)
+    {
+        same(&offer);
+        depth = Depth::Read;
+    }
+    let Some((payload, again)) = reread::<ChannelPayload>(input) else { return depth };
+    assert_eq!(payload, again);
+    let (config, voucher) = match &payload {
+        ChannelPayload::Deposit { channel_config, voucher, .. }
+        | ChannelPayload::Voucher { channel_config, voucher } => (channel_config, voucher),
+        ChannelPayload::Refund(refund) => {
+            let RefundRequest { channel_config, voucher, .. } = &**refund;
+            (channel_config, voucher)
+        }
+        _ => return Depth::Read,
+    };
+    let escrow = Escrow::on(Network::BASE_SEPOLIA);
+    let is_signed = voucher.is_of(config, &escrow);
+    if voucher.channel_id != escrow.channel_id(config) {
+        assert!(!is_signed);
+        return Depth::Read;
+    }
+    assert_eq!(is_signed, voucher.signer(&escrow) == Some(config.voucher_signer()));
+    if is_signed { Depth::Believed } else { Depth::Judged }
 }
 
 /// An offer means the same after it is read and written; `None` if it is not an offer in the protocol's form.

@@ -47,6 +47,11 @@ fn cards() {
 }
 
 #[test]
+fn payments_through_channels() {
+    check("channel");
+}
+
+#[test]
 fn every_property_has_a_target_and_every_corpus_a_property() {
     let fuzz = support::repository().join("fuzz");
     let names = |folder: &str| {

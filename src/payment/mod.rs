@@ -18,9 +18,6 @@ use crate::{
 };
 
 pub use precheck::{Authenticity, Prechecked, Rejection, Window, precheck};
-// The server's names for them.
-#[cfg(feature = "server")]
-pub(crate) use self::{EchoedMetadata as Echo, SettlementOutcome as Outcome};
 
 /// The identity of a payment: network, token, payer and the nonce of the authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

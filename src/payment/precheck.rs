@@ -129,18 +129,6 @@ impl Prechecked {
         self.echoed.as_ref()
     }
 
-    /// As [`with_echoed`](Self::with_echoed).
-    #[cfg(feature = "server")]
-    pub(crate) fn with_echo(self, echoed: Option<Arc<EchoedMetadata>>) -> Self {
-        self.with_echoed(echoed)
-    }
-
-    /// As [`echoed`](Self::echoed).
-    #[cfg(feature = "server")]
-    pub(crate) const fn echo(&self) -> Option<&Arc<EchoedMetadata>> {
-        self.echoed()
-    }
-
     /// Marks the payment as presented again after this many [failures](crate::ledger::Record::failures) were recorded. A ledger settles a
     /// payment that failed only if it is presented with the number on record.
     pub fn again(self, failures: u32) -> Self {

@@ -8,9 +8,6 @@
 use serde_json::{Map, Value, json};
 
 pub use super::schema::SchemaError;
-// The server's name for it.
-#[cfg(feature = "server")]
-pub(crate) use InvalidDiscovery as DiscoveryError;
 
 /// The extension's name.
 pub const NAME: &str = "bazaar";

@@ -12,13 +12,6 @@ use serde_json::{Map, Value};
 use super::{ExactPayload, OfferError, Reason, ResourceInfo, V1, Verbatim};
 use crate::network::Network;
 
-// The server's names for them.
-#[cfg(feature = "server")]
-pub(crate) use self::{
-    PaymentPayloadV1 as PaymentPayload, PaymentRequiredV1 as PaymentRequired,
-    PaymentRequirementsV1 as PaymentRequirements, SettlementResponseV1 as SettlementResponse,
-};
-
 /// The body of a 402: the offers for a resource.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -395,7 +395,7 @@ impl Receipt {
     /// Returns `None` only for what cannot be written in a header.
     fn of(settlement: &SettlementResponse, version: Version) -> Option<Self> {
         let (name, value) = match version {
-            Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponse::from(settlement))),
+            Version::V1 => (X_PAYMENT_RESPONSE, encode_header(&v1::SettlementResponseV1::from(settlement))),
             Version::V2 => (PAYMENT_RESPONSE, encode_header(settlement)),
         };
         Some(Self { name, value: value.ok()?.try_into().ok()? })

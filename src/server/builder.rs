@@ -25,7 +25,7 @@ use crate::{
     payment::{Terms, Window},
     protocol::{
         PaymentFlow, PaymentId, ResourceInfo, Verbatim,
-        bazaar::{Discovery, DiscoveryError},
+        bazaar::{Discovery, InvalidDiscovery},
         payment_status,
     },
     usdc::{ParseUsdcError, Usdc},
@@ -613,7 +613,7 @@ pub enum BuildError {
     Url(String),
     /// The discovery information is not valid.
     #[error("what the route takes and returns cannot be declared")]
-    Discovery(#[source] DiscoveryError),
+    Discovery(#[source] InvalidDiscovery),
     /// Discovery needs a public URL: call `public_origin` or `resource_url`.
     #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
     NoPublicUrl,

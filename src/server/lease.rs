@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use ahash::RandomState;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
@@ -237,7 +236,7 @@ fn has_taken(record: &Record, step: &FulfilmentStep) -> bool {
 pub(super) struct PaymentsInProgress(Arc<Mutex<Payments>>);
 
 /// By payment, what copies of it wait for; made when the first copy comes, and most payments have none.
-type Payments = HashMap<PaymentKey, Option<Arc<Work>>, RandomState>;
+type Payments = HashMap<PaymentKey, Option<Arc<Work>>>;
 
 #[derive(Debug, Default)]
 struct Work {

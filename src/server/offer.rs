@@ -349,14 +349,14 @@ impl fmt::Debug for Catalogue {
 
 /// Each option as v1 has it, without the amount and the URL, which depend on the request. `None` where it is not offered in v1.
 #[derive(Clone, Debug)]
-struct OffersV1(Vec<Option<v1::PaymentRequirements>>);
+struct OffersV1(Vec<Option<v1::PaymentRequirementsV1>>);
 
 impl OffersV1 {
     fn of(options: &[PaymentOption], max_timeout_seconds: u64, resource: &ResourceInfo) -> Self {
         let write = |option: &PaymentOption| {
             let network = option.asset.network.v1_name()?;
             let offer = option.offer(Default::default(), max_timeout_seconds).to_requirements();
-            is_offered_in_v1(option, options).then(|| v1::PaymentRequirements::of(&offer, network, resource))
+            is_offered_in_v1(option, options).then(|| v1::PaymentRequirementsV1::of(&offer, network, resource))
         };
         Self(options.iter().map(write).collect())
     }
@@ -369,7 +369,7 @@ impl OffersV1 {
     /// Writes the body of a 402. Returns `None` if nothing is offered in v1. `offers` are in the order of the options.
     fn body(&self, offers: &[Offer], url: &str, error: &str) -> Option<Bytes> {
         let written = self.0.iter().zip(offers).filter_map(|(written, offer)| {
-            let written = v1::PaymentRequirements {
+            let written = v1::PaymentRequirementsV1 {
                 max_amount_required: offer.terms.offer().amount.to_string(),
                 resource: url.to_owned(),
                 ..written.clone()?
@@ -380,7 +380,7 @@ impl OffersV1 {
         if accepts.is_empty() {
             return None;
         }
-        let required = v1::PaymentRequired { x402_version: V1, error: Some(error.to_owned()), accepts };
+        let required = v1::PaymentRequiredV1 { x402_version: V1, error: Some(error.to_owned()), accepts };
         serde_json::to_vec(&required).ok().map(Bytes::from)
     }
 }

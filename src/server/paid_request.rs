@@ -163,7 +163,7 @@ impl PaidRequest {
         let payment = match facilitator.uses_extensions() {
             true => {
                 let url = catalogue.public_url(&context.target);
-                payment.with_echo(url.and_then(|url| header.echo(&url, catalogue.extensions())))
+                payment.with_echoed(url.and_then(|url| header.echo(&url, catalogue.extensions())))
             }
             false => payment,
         };
@@ -304,7 +304,7 @@ impl PaidRequest {
     {
         self.check_same_request(&record, parts)?;
         // Whatever offer it names now, it was accepted under the one in the record (invariant I6).
-        self.payment = record.payment().with_echo(self.payment.echo().cloned());
+        self.payment = record.payment().with_echoed(self.payment.echoed().cloned());
         let config = self.context.config.clone();
         let limits = &config.settings.limits;
         body.read(limits).await?;

@@ -12,7 +12,7 @@ use crate::{
     facilitator::Facilitator,
     ledger::{LedgerError, Record},
     network::Network,
-    payment::{Authenticity, Echo, PaymentKey, Prechecked, Rejection, Terms, precheck},
+    payment::{Authenticity, EchoedMetadata, PaymentKey, Prechecked, Rejection, Terms, precheck},
     protocol::{
         DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, ResourceInfo,
         Verbatim, Version, bazaar, decode_header,
@@ -57,7 +57,7 @@ enum Message {
     /// Echoes the offer.
     V2(PaymentPayload),
     /// Names scheme and network; the rest is in what was signed.
-    V1(v1::PaymentPayload),
+    V1(v1::PaymentPayloadV1),
 }
 
 /// The part of a payload that says who pays.
@@ -110,7 +110,7 @@ impl PaymentHeader {
 
     /// Returns what the header echoes of the 402 besides the offer, for a facilitator that uses it. It is passed on only if it is about
     /// the resource at the URL that the seller configured: a facilitator may show it to others.
-    pub(super) fn echo(&self, resource_url: &str, offered: Extensions<'_>) -> Option<Arc<Echo>> {
+    pub(super) fn echo(&self, resource_url: &str, offered: Extensions<'_>) -> Option<Arc<EchoedMetadata>> {
         let resource = self.resource()?;
         if resource.read().ok()?.url != resource_url {
             return None;
@@ -124,7 +124,7 @@ impl PaymentHeader {
                 return None;
             }
         }
-        Echo::new(Some(resource.clone()), self.extensions().cloned()).map(Arc::new)
+        EchoedMetadata::new(Some(resource.clone()), self.extensions().cloned()).map(Arc::new)
     }
 
     /// Refuses extensions that are not echoed as they were offered.

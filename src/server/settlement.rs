@@ -13,7 +13,7 @@ use crate::{
     clock::Clock,
     facilitator::Facilitator,
     ledger::{Ledger, LedgerError, Record, Settlement, SettlementStep},
-    payment::{Outcome, PaymentKey, Prechecked, Verified},
+    payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -53,16 +53,16 @@ impl<'a> Settler<'a> {
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.context.config.settings.clock.now());
         match outcome {
-            Outcome::Settled { transaction, .. } => {
+            SettlementOutcome::Settled { transaction, .. } => {
                 tracing::Span::current().record("transaction", tracing::field::display(transaction));
                 Ok(())
             }
-            Outcome::Failed { reason, detail, transaction, .. } if matches!(recorded, Recorded::Now) => {
+            SettlementOutcome::Failed { reason, detail, transaction, .. } if matches!(recorded, Recorded::Now) => {
                 Err(self.context.not_settled(record, reason, &detail, transaction))
             }
             // A payment that the ledger does not have as failed may be settled yet.
-            Outcome::Failed { transaction, .. } => Err(self.context.pending(record, transaction)),
-            Outcome::Unknown { transaction } => {
+            SettlementOutcome::Failed { transaction, .. } => Err(self.context.pending(record, transaction)),
+            SettlementOutcome::Unknown { transaction } => {
                 let clock = self.context.config.settings.clock.clone();
                 tokio::spawn(watch(self.facilitator.clone(), record.key, clock, self.permit.take()));
                 Err(self.context.pending(record, transaction))
@@ -128,7 +128,7 @@ pub(super) async fn reconcile(
 /// Asks what became of a payment and records it. Returns `true` if that is now known.
 async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
-        Ok(Outcome::Unknown { .. }) => false,
+        Ok(SettlementOutcome::Unknown { .. }) => false,
         Ok(outcome) => {
             let step = SettlementStep::of(&outcome, facilitator.process_id());
             match record_step(facilitator.ledger().as_ref(), &record.key, &step).await {

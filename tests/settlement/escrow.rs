@@ -1,6 +1,8 @@
 //! The double of the escrow contract: what it accepts and refuses, in the documented order, and what payments through it cost. On the
 //! devnet, and on anvil with Circle's token.
 
+use std::slice;
+
 use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::TransactionRequest;
@@ -154,7 +156,9 @@ async fn a_claim_that_the_payer_did_not_sign_is_refused(chain: &dyn Chain) {
 
     assert_is::<escrow::EmptyBatch>(&revert(chain, authorizer, &claim(&[])).await);
     let good = channel.row(2_000, 2_000).await;
-    assert_is::<escrow::NotAuthorizedToClaim>(&revert(chain, channel.config.payer, &claim(&[good.clone()])).await);
+    assert_is::<escrow::NotAuthorizedToClaim>(
+        &revert(chain, channel.config.payer, &claim(slice::from_ref(&good))).await,
+    );
     let above = channel.row(2_000, 2_001).await;
     assert_is::<escrow::ClaimExceedsCeiling>(&revert(chain, authorizer, &claim(&[above])).await);
     let beyond = channel.row(10_001, 10_001).await;
@@ -165,7 +169,7 @@ async fn a_claim_that_the_payer_did_not_sign_is_refused(chain: &dyn Chain) {
     let by_payer = Channel { voucher_key: channel.payer.clone(), ..channel.clone() };
     let row = by_payer.row(2_000, 2_000).await;
     assert_is::<escrow::InvalidSignature>(&revert(chain, authorizer, &claim(&[row])).await);
-    let stranger = claim_call(&[good.clone()], &PrivateKeySigner::random());
+    let stranger = claim_call(slice::from_ref(&good), &PrivateKeySigner::random());
     assert_is::<escrow::InvalidSignature>(&revert(chain, random_address(), &stranger).await);
 
     assert!(send(chain, &relayer, &claim_call(&[good], &channel.authorizer)).await.status());
@@ -177,7 +181,7 @@ async fn a_claim_sent_twice_pays_once(chain: &dyn Chain) {
     let relayer = chain.relayer().await;
     channel.deposit(chain, &relayer, 10_000).await;
     let newest = channel.row(3_000, 2_500).await;
-    assert!(send(chain, &relayer, &claim_call(&[newest.clone()], &channel.authorizer)).await.status());
+    assert!(send(chain, &relayer, &claim_call(slice::from_ref(&newest), &channel.authorizer)).await.status());
     for row in [newest, channel.row(3_000, 2_499).await, channel.row(1, 1).await] {
         let receipt = send(chain, &relayer, &claim_call(&[row], &channel.authorizer)).await;
         assert!(receipt.status() && receipt.logs().is_empty(), "nothing new, no error, no event");

@@ -62,10 +62,11 @@ impl Shared {
         let ledger = facilitator.ledger().as_ref();
         let key = payment.key();
         // Only the chain can verify some signatures, and an invalid one must not be recorded.
-        if payment.authenticity() != Authenticity::Proven && ledger.get(&key).await?.is_none() {
-            if let Err(rejection) = verify(facilitator, payment).await? {
-                return Ok(failed(rejection));
-            }
+        if payment.authenticity() != Authenticity::Proven
+            && ledger.get(&key).await?.is_none()
+            && let Err(rejection) = verify(facilitator, payment).await?
+        {
+            return Ok(failed(rejection));
         }
         let now = self.clock.now();
         let record = Record::new(payment, service_fingerprint(), now, now + LEASE);

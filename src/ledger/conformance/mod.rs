@@ -52,11 +52,13 @@ pub fn tests() -> impl Iterator<Item = Test> {
     [fulfilment::TESTS, settling::TESTS, failures::TESTS, credit::TESTS].into_iter().flatten().copied()
 }
 
+type Run = fn(Arc<dyn Ledger>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>;
+
 /// A test of the contract.
 #[derive(Clone, Copy)]
 pub struct Test {
     name: &'static str,
-    run: fn(Arc<dyn Ledger>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>,
+    run: Run,
 }
 
 impl Test {

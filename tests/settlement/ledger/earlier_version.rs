@@ -42,7 +42,7 @@ fn body(length: u64) -> Option<BodyDigest> {
 
 fn new_record(payer: u8) -> Record {
     let mut record = record(payer, 1);
-    record.request = Fingerprint { digest: hash(payer), names_caller: payer % 2 == 0 };
+    record.request = Fingerprint { digest: hash(payer), names_caller: payer.is_multiple_of(2) };
     record.signature = PaymentSignature::from(vec![payer; 65]);
     match payer {
         WITH_ID => with_id(7, record),

@@ -1,6 +1,6 @@
 //! Turns verdicts into a scored group for the trainer.
 
-use atropos_client::{ByteTokenizer, ChatMessage, GroupError, GroupLimits, ScoredGroup, Sequence};
+use atropos_client::{ByteTokenizer, GroupError, GroupLimits, ScoredGroup, Sequence, SequenceMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tower_x402::client::PaymentOutcome;
@@ -69,9 +69,9 @@ impl Scored {
         for (at, (answer, advantage)) in self.answers.iter().zip(self.advantages()).enumerate() {
             let sequence = Sequence::new(&prompt, &ByteTokenizer::completion(&answer.text), scores[at])?;
             let sequence = sequence.with_advantage(advantage)?.with_overrides(self.overrides[at].clone());
-            let asked = instruction.map(|text| ChatMessage::new("system", text)).into_iter();
-            let asked = asked.chain([ChatMessage::new("user", &*self.problem.prompt)]);
-            let sequence = sequence.with_messages(asked.chain([ChatMessage::new("assistant", &*answer.text)]));
+            let asked = instruction.map(|text| SequenceMessage::new("system", text)).into_iter();
+            let asked = asked.chain([SequenceMessage::new("user", &*self.problem.prompt)]);
+            let sequence = sequence.with_messages(asked.chain([SequenceMessage::new("assistant", &*answer.text)]));
             sequences.push(match &answer.logprobs {
                 Some(logprobs) => sequence.with_inference_logprobs(logprobs)?,
                 None => sequence,

@@ -10,8 +10,8 @@ use std::{
 };
 
 use atropos_client::{
-    AtroposClient, AtroposError, ByteTokenizer, ChatMessage, EnvRegistration, Environment, GroupError, GroupLimits,
-    ScoredGroup, Sequence, TrainerRegistration,
+    AtroposClient, AtroposError, ByteTokenizer, EnvRegistration, Environment, GroupError, GroupLimits, ScoredGroup,
+    Sequence, SequenceMessage, TrainerRegistration,
 };
 use axum::{
     Json, Router,
@@ -281,7 +281,7 @@ fn what_a_trainer_could_not_learn_from_cannot_be_made() {
     assert!(ScoredGroup::new([sequence("2", 1.0), sequence(&"3".repeat(54), 0.0)], &LIMITS).is_ok());
 
     let [first, second] = two();
-    let first = first.with_messages([ChatMessage::new("user", "1 + 1?")]);
+    let first = first.with_messages([SequenceMessage::new("user", "1 + 1?")]);
     assert_eq!(refused(vec![first, second]), GroupError::Incomplete("messages"));
 
     assert_eq!(Sequence::new(&[1], &[], 1.0), Err(GroupError::NothingToLearn));

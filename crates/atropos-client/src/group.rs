@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ChatMessage, Sequence};
+use super::{Sequence, SequenceMessage};
 
 /// The key of a group's id in `group_overrides`.
 const ID: &str = "group_id";
@@ -40,7 +40,7 @@ pub struct ScoredGroup {
     #[serde(skip_serializing_if = "Option::is_none")]
     inference_logprobs: Option<Vec<Vec<f64>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    messages: Option<Vec<Vec<ChatMessage>>>,
+    messages: Option<Vec<Vec<SequenceMessage>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generation_params: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]

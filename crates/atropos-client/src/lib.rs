@@ -51,5 +51,5 @@ pub use client::AtroposClient;
 pub use environment::{EnvRegistration, EnvStatus, Environment, Pushed};
 pub use error::AtroposError;
 pub use group::{GroupError, GroupLimits, ReceivedGroup, ScoredGroup};
-pub use sequence::{ByteTokenizer, ChatMessage, Sequence};
+pub use sequence::{ByteTokenizer, Sequence, SequenceMessage};
 pub use trainer::{RunInfo, RunStatus, TrainerId, TrainerRegistration, WandbInfo};

@@ -18,20 +18,20 @@ pub struct Sequence {
     pub(super) score: f64,
     pub(super) advantages: Option<Vec<f64>>,
     pub(super) inference_logprobs: Option<Vec<f64>>,
-    pub(super) messages: Option<Vec<ChatMessage>>,
+    pub(super) messages: Option<Vec<SequenceMessage>>,
     pub(super) overrides: Option<Map<String, Value>>,
 }
 
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChatMessage {
+pub struct SequenceMessage {
     /// The role of its author: `system`, `user`, `assistant`, …
     pub role: String,
     /// The text.
     pub content: String,
 }
 
-impl ChatMessage {
+impl SequenceMessage {
     /// Creates a message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into() }
@@ -102,7 +102,7 @@ impl Sequence {
     }
 
     /// Sets the chat that the sequence is made of, with the answer.
-    pub fn with_messages(mut self, messages: impl IntoIterator<Item = ChatMessage>) -> Self {
+    pub fn with_messages(mut self, messages: impl IntoIterator<Item = SequenceMessage>) -> Self {
         self.messages = Some(messages.into_iter().collect());
         self
     }

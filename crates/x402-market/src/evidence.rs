@@ -80,7 +80,7 @@ impl CallOutcome {
 
 /// The payer and the nonce of an authorization, which identify a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PaymentId {
+pub struct EvidencePayment {
     /// The address that paid.
     pub payer: Address,
     /// The nonce of the authorization.
@@ -94,7 +94,7 @@ pub struct Evidence {
     /// The payment for the call. Evidence without one, such as a price mismatch found before anything was signed, counts only for the student
     /// that recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payment: Option<PaymentId>,
+    pub payment: Option<EvidencePayment>,
     /// The address that is paid.
     pub evaluator: Address,
     /// The skill, in at most 128 bytes.
@@ -153,7 +153,7 @@ struct Inner {
     capacity: usize,
     records: VecDeque<Evidence>,
     /// The payments of all records.
-    payments: HashSet<PaymentId>,
+    payments: HashSet<EvidencePayment>,
     first_seen: BTreeMap<Address, u64>,
     exploration_cost: Usdc,
     /// The time of the newest dropped record. Whether a record as old as that was in the log before is not known.
@@ -469,7 +469,10 @@ mod tests {
 
     fn evidence(number: u8, at: u64) -> Evidence {
         Evidence {
-            payment: Some(PaymentId { payer: Address::repeat_byte(number % 3), nonce: B256::repeat_byte(number) }),
+            payment: Some(EvidencePayment {
+                payer: Address::repeat_byte(number % 3),
+                nonce: B256::repeat_byte(number),
+            }),
             evaluator: Address::repeat_byte(number % 5),
             skill: if number.is_multiple_of(2) { "prose" } else { "arithmetic" }.into(),
             at,

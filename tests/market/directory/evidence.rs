@@ -19,7 +19,7 @@ use x402_market::{
         CardQuery, DirectoryBuilder, DirectoryClient, DirectoryStore, PaymentChecker, Publication, ReportQuery,
         SignedEvidence,
     },
-    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
     judge::ArithmeticJudge,
     reputation::Reputation,
 };
@@ -70,7 +70,7 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
     let receipt = bought.receipt.unwrap();
     let verdict = &bought.evaluation.verdicts[0];
     let record = Evidence {
-        payment: Some(PaymentId { payer: receipt.payer, nonce: receipt.nonce }),
+        payment: Some(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce }),
         evaluator: payee,
         skill: "arithmetic".into(),
         at: unix_now(),
@@ -110,7 +110,7 @@ async fn student_finds_evaluators_in_a_directory_and_publishes_reports() {
         Evidence { payment: None, outcome: CallOutcome::PriceMismatch, ..log.find(&Default::default())[0].clone() };
     log.record(lie, unix_now()).unwrap();
     // Evidence that cannot be reported does not stop the others.
-    let unsaid = PaymentId { payer: key.address(), nonce: random_nonce() };
+    let unsaid = EvidencePayment { payer: key.address(), nonce: random_nonce() };
     let itself =
         Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
     log.record(itself, unix_now()).unwrap();
@@ -331,7 +331,7 @@ async fn reader_ignores_invented_reports_and_circular_pages() {
     // Signed, and about an invented payment.
     let key = PrivateKeySigner::random();
     let mut invented = all[2].evidence.clone();
-    invented.payment = Some(PaymentId { payer: key.address(), nonce: random_nonce() });
+    invented.payment = Some(EvidencePayment { payer: key.address(), nonce: random_nonce() });
     let invented = super::stage::sign_report(invented, all[2].transaction, &key).await;
     let entry = |id: u64, report: &SignedEvidence| {
         let mut line = serde_json::to_value(report).unwrap();
@@ -425,7 +425,7 @@ async fn made_up(reports: u64, per_page: usize) -> DirectoryClient {
     for number in 0..reports {
         let key = PrivateKeySigner::random();
         let record = Evidence {
-            payment: Some(PaymentId { payer: key.address(), nonce: random_nonce() }),
+            payment: Some(EvidencePayment { payer: key.address(), nonce: random_nonce() }),
             evaluator: Address::repeat_byte(7),
             skill: "prose".into(),
             at: 1_000_000 + number,

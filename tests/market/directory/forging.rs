@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 use x402_market::{
     directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence},
-    evidence::{CallOutcome, Evidence, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidencePayment},
 };
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, checker, forge, moved, send_as, sign_report, used};
@@ -75,7 +75,7 @@ async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
     let good = paid.report(evaluator, &payer).await;
     for key in [&mallory, &booth.payee] {
         let mut own = paid.record(evaluator);
-        own.payment = Some(PaymentId { payer: key.address(), nonce: paid.message.nonce });
+        own.payment = Some(EvidencePayment { payer: key.address(), nonce: paid.message.nonce });
         let signature = forge(own, None, key).await.signature;
         assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
     }
@@ -169,7 +169,7 @@ async fn invented_payment_is_refused(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut never = paid.record(evaluator);
-    never.payment = Some(PaymentId { payer: payer.address(), nonce: random_nonce() });
+    never.payment = Some(EvidencePayment { payer: payer.address(), nonce: random_nonce() });
     // By the transaction of another payment, by one that does not exist, by none.
     let with = async |transaction| stage.refusal(&sign_report(never.clone(), transaction, &payer).await).await;
     assert_eq!(with(Some(paid.transaction)).await, "not_paid");
@@ -314,7 +314,7 @@ async fn nonce_must_be_the_payers_own(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     let mut stolen = paid.record(evaluator);
-    stolen.payment = Some(PaymentId { payer: mallory.address(), nonce: paid.message.nonce });
+    stolen.payment = Some(EvidencePayment { payer: mallory.address(), nonce: paid.message.nonce });
     assert_eq!(stage.refusal(&sign_report(stolen, Some(paid.transaction), &mallory).await).await, "not_paid");
     assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201, "and it blocks no report");
 }

@@ -15,7 +15,7 @@ use tower_x402::{ManualClock, Usdc};
 use url::Url;
 use x402_market::{
     directory::DirectoryClient,
-    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
     reputation::{PullError, Reputation, TrustReason, apply_report},
     selection::{Selector as _, Skills, Thompson},
 };
@@ -36,7 +36,7 @@ fn address(number: u64) -> Address {
 fn record(payer: u64, number: u64, evaluator: Address, right: bool) -> Evidence {
     let nonce = B256::from(U256::from(payer) << 64 | U256::from(number));
     Evidence {
-        payment: Some(PaymentId { payer: address(payer), nonce }),
+        payment: Some(EvidencePayment { payer: address(payer), nonce }),
         evaluator,
         skill: "prose".into(),
         at: NOW,
@@ -239,7 +239,7 @@ async fn reports_read_before_a_failure_are_returned_by_the_next_fetch() {
     let mut said = Vec::new();
     for number in 0..2 {
         let mut record = record(2, number, address(1_001), true);
-        record.payment = record.payment.map(|payment| PaymentId { payer: payer.address(), ..payment });
+        record.payment = record.payment.map(|payment| EvidencePayment { payer: payer.address(), ..payment });
         said.push(sign_report(record, None, &payer).await);
     }
     let page = |id: usize| {

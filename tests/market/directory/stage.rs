@@ -17,7 +17,7 @@ use url::Url;
 use x402_market::{
     AgentCard, CARD_PATH, Score,
     directory::{DirectoryBuilder, DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker, SignedEvidence},
-    evidence::{CallOutcome, Evidence, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidencePayment},
 };
 
 use support::{
@@ -197,7 +197,7 @@ impl Paid {
     /// The evidence of a right verdict in prose.
     pub fn record(&self, evaluator: Address) -> Evidence {
         Evidence {
-            payment: Some(PaymentId { payer: self.message.from, nonce: self.message.nonce }),
+            payment: Some(EvidencePayment { payer: self.message.from, nonce: self.message.nonce }),
             evaluator,
             skill: "prose".into(),
             at: self.at,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tower_x402::Usdc;
 use x402_market::{
     Gold, StudentBuilder, StudentError, Submission, Task, Truth,
-    evidence::{CallOutcome, Evidence, EvidenceError, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidenceError, EvidencePayment},
     judge::{Judge, output_judge},
     selection::{Cheapest, Thompson},
 };
@@ -224,7 +224,7 @@ async fn reports_are_added_once_and_move_the_estimate() {
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student.selector(Thompson::seeded(1))).await;
     let said = |nonce: u8| Evidence {
-        payment: Some(PaymentId { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
+        payment: Some(EvidencePayment { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
         evaluator: booth.payee,
         skill: "prose".to_owned(),
         at: 1_700_000_000,

@@ -7,7 +7,7 @@ use alloy_signer_local::PrivateKeySigner;
 use tower_x402::client::Journal;
 use x402_market::{
     Student, Truth,
-    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
     selection::Thompson,
 };
 
@@ -85,7 +85,7 @@ async fn reports_do_not_displace_own_evidence() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     for number in 0..4 * RECORDS as u64 {
         let payer = Address::left_padding_from(&(1 + number % 7).to_be_bytes());
-        let payment = Some(PaymentId { payer, nonce: U256::from(number).into() });
+        let payment = Some(EvidencePayment { payer, nonce: U256::from(number).into() });
         let (skill, outcome) = ("prose".to_owned(), CallOutcome::answered(0.9, None, Some(false)));
         // As far ahead as clocks may be, so that what is dropped makes everything of now too old.
         let said = Evidence { payment, evaluator: booth.payee, skill, at: now + 200, paid: books.paid, outcome };

@@ -1,6 +1,6 @@
 //! Unclear and untrue answers to a payment: when it is sent again, and which outcome is reported.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use alloy_signer_local::PrivateKeySigner;
 use axum::{
@@ -70,7 +70,7 @@ async fn unanswered_payment_is_unknown_and_stays_reserved() {
     let server = Server::paid(required(&[offer(1_000)]), (0..9).map(|_| silence()).collect()).await;
     let budget = budget(10_000);
     let client = middleware(&budget)
-        .retry(RetryPolicy::default().max_attempts(2))
+        .retry(RetryPolicy::default().max_attempts(2).attempt_timeout(Duration::from_millis(300)))
         .client(reqwest::Client::builder().no_proxy())
         .unwrap();
     let error = client.post(server.url()).body("x").send().await.unwrap_err();

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     VerifiedCard,
-    evidence::{Evidence, EvidenceLog, PaymentId},
+    evidence::{Evidence, EvidenceLog, EvidencePayment},
     net::{BodyError, below, read_body},
 };
 
@@ -153,9 +153,9 @@ pub struct Published {
     /// How many reports are accepted, now or before.
     pub accepted: usize,
     /// The payments whose reports should be sent again later.
-    pub later: Vec<PaymentId>,
+    pub later: Vec<EvidencePayment>,
     /// The payments whose reports will not be accepted or cannot be signed, and why.
-    pub refused: Vec<(PaymentId, String)>,
+    pub refused: Vec<(EvidencePayment, String)>,
 }
 
 /// A directory could not be asked.
@@ -320,7 +320,7 @@ impl DirectoryClient {
         log: &EvidenceLog,
         asset: &Asset,
         signer: &(impl Signer + Sync),
-        transaction: impl Fn(&PaymentId) -> Option<B256>,
+        transaction: impl Fn(&EvidencePayment) -> Option<B256>,
     ) -> Result<Published, DirectoryError> {
         let mut published = Published::default();
         let mine = log.find(&crate::evidence::EvidenceQuery { payer: Some(signer.address()), ..Default::default() });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature, payment::PaymentKey};
 
-use crate::evidence::{CallOutcome, Evidence, PaymentId};
+use crate::evidence::{CallOutcome, Evidence, EvidencePayment};
 
 /// The longest name of a skill, in bytes.
 const SKILL_BYTES: usize = 128;
@@ -46,11 +46,11 @@ mod typed {
 /// use alloy_signer_local::PrivateKeySigner;
 /// use tower_x402::Network;
 /// use x402_market::directory::SignedEvidence;
-/// use x402_market::evidence::{CallOutcome, Evidence, PaymentId};
+/// use x402_market::evidence::{CallOutcome, Evidence, EvidencePayment};
 ///
 /// let payer = PrivateKeySigner::random();
 /// let evidence = Evidence {
-///     payment: Some(PaymentId { payer: payer.address(), nonce: B256::repeat_byte(1) }),
+///     payment: Some(EvidencePayment { payer: payer.address(), nonce: B256::repeat_byte(1) }),
 ///     evaluator: Address::repeat_byte(2),
 ///     skill: "prose".to_owned(),
 ///     at: 1_760_000_000,
@@ -138,8 +138,8 @@ impl SignedEvidence {
     /// # Errors
     /// [`ReportError`] says what is wrong.
     pub fn verify(&self) -> Result<PaymentKey, ReportError> {
-        let PaymentId { payer, nonce } = reportable(&self.evidence)?;
-        let typed = typed(&self.evidence, self.asset, PaymentId { payer, nonce })?;
+        let EvidencePayment { payer, nonce } = reportable(&self.evidence)?;
+        let typed = typed(&self.evidence, self.asset, EvidencePayment { payer, nonce })?;
         match self.signature.recover(typed.eip712_signing_hash(&domain(self.network))) {
             Ok(signer) if signer == payer => Ok(PaymentKey { network: self.network, asset: self.asset, payer, nonce }),
             _ => Err(ReportError::NotThePayer(payer)),
@@ -159,7 +159,7 @@ fn domain(network: Network) -> Eip712Domain {
 }
 
 /// Checks that the evidence can be reported, and returns its payment.
-fn reportable(evidence: &Evidence) -> Result<PaymentId, ReportError> {
+fn reportable(evidence: &Evidence) -> Result<EvidencePayment, ReportError> {
     let payment = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO).ok_or(ReportError::NoPayment)?;
     if payment.payer == evidence.evaluator {
         return Err(ReportError::PaidItself);
@@ -178,7 +178,7 @@ fn reportable(evidence: &Evidence) -> Result<PaymentId, ReportError> {
     Ok(payment)
 }
 
-fn typed(evidence: &Evidence, asset: Address, payment: PaymentId) -> Result<typed::Evidence, ReportError> {
+fn typed(evidence: &Evidence, asset: Address, payment: EvidencePayment) -> Result<typed::Evidence, ReportError> {
     let outcome = serde_json_canonicalizer::to_string(&evidence.outcome).map_err(|_| ReportError::OutOfRange)?;
     Ok(typed::Evidence {
         asset,

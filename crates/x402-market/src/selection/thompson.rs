@@ -387,7 +387,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{evidence::PaymentId, selection::SkillSet};
+    use crate::{evidence::EvidencePayment, selection::SkillSet};
 
     fn skill() -> Skill {
         Skill::new(0).unwrap()
@@ -586,7 +586,7 @@ mod tests {
                 told.learn_report(by, &observation)
             }
             let evidence = Evidence {
-                payment: Some(PaymentId { payer: by, nonce: alloy_primitives::B256::repeat_byte(turn) }),
+                payment: Some(EvidencePayment { payer: by, nonce: alloy_primitives::B256::repeat_byte(turn) }),
                 evaluator: observation.evaluator,
                 skill: "prose".into(),
                 at: 100,
@@ -615,7 +615,7 @@ mod tests {
         for (turn, of) in [old, old, stranger, old, stranger].into_iter().enumerate() {
             let nonce = alloy_primitives::B256::repeat_byte(turn as u8);
             let evidence = Evidence {
-                payment: Some(PaymentId { payer: me, nonce }),
+                payment: Some(EvidencePayment { payer: me, nonce }),
                 evaluator: of.evaluator,
                 skill: "prose".into(),
                 at: 100 + turn as u64,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     EvaluateError, Submission, VerifiedCard,
     client::PaidEvaluation,
-    evidence::{CallOutcome, Evidence, EvidenceLog, PaymentId},
+    evidence::{CallOutcome, Evidence, EvidenceLog, EvidencePayment},
     selection::{Candidate, Choice, Job, Observation, Selector, Skill, Skills},
 };
 
@@ -259,7 +259,7 @@ impl State {
             self.spending.add(evaluator, (skill, skill_name), outcome.as_ref(), receipt);
             signed = sum([signed, receipt.map_or(Usdc::ZERO, |receipt| receipt.amount)]);
             let Some(outcome) = outcome else { continue };
-            let payment = receipt.map(|receipt| PaymentId { payer: receipt.payer, nonce: receipt.nonce });
+            let payment = receipt.map(|receipt| EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
             let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
             let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
             let record = Evidence { payment, evaluator, skill: skill_name.to_owned(), at: now, paid, outcome };

@@ -195,7 +195,7 @@ impl FacilitatorServiceBuilder {
 
     /// Lists paid resources at `GET /discovery/resources`, as the specification defines it. Default: off.
     ///
-    /// A resource is listed when a payment for it is settled that came with the extension [`bazaar`](crate::protocol::bazaar). It is
+    /// A resource is listed when a payment for it is settled that came with the extension [`bazaar`]. It is
     /// removed when nothing was paid for it for `max_age`. If there are more than `resources`, the one paid for longest ago is removed.
     /// The list is kept in memory.
     ///

@@ -10,10 +10,7 @@ use std::{
 use alloy_primitives::Address;
 use url::Url;
 
-use super::{
-    Journal, Refusal,
-    journal::{PaidTotals, Record},
-};
+use super::{Journal, Refusal, journal::PaidTotals};
 use crate::usdc::Usdc;
 
 /// Spending limits, shared by every payer that is built with a clone of this budget.
@@ -128,9 +125,9 @@ impl Budget {
 
     /// Records a proven outcome. Returns `false` if the payment was closed before.
     #[cfg(any(feature = "onchain", feature = "reqwest"))]
-    pub(super) async fn resolve(&self, outcome: Record) -> bool {
+    pub(super) async fn resolve(&self, outcome: super::journal::Record) -> bool {
         let Some(entry) = self.0.journal.close(&outcome) else { return false };
-        let is_void = matches!(outcome, Record::Void { .. });
+        let is_void = matches!(outcome, super::journal::Record::Void { .. });
         self.0.journal.remember_resolved(entry.nonce, !is_void);
         match is_void {
             true => self.totals().release(&entry.charge()),

@@ -32,7 +32,7 @@ use tower_x402::{
     devnet::Devnet,
     facilitator::{Facilitator, FacilitatorError, OnchainFacilitator, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, SqliteLedger},
-    payment::{SettlementOutcome, Prechecked, Terms, Verified},
+    payment::{Prechecked, SettlementOutcome, Terms, Verified},
     protocol::SupportedResponse,
     server::DeferredPolicy,
 };

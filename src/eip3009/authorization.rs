@@ -97,7 +97,7 @@ pub(crate) fn without_checksums<S: Serializer>(it: &Authorization, serializer: S
     Plain { from, to, value, valid_after, valid_before, nonce }.serialize(serializer)
 }
 
-fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
     // `Display` of an address is EIP-55.
     serializer.collect_str(address)
 }

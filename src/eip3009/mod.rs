@@ -37,6 +37,8 @@ pub use recover::RecoverError;
 #[cfg(feature = "client")]
 pub use sign::{AuthorizationSigner, SignError};
 pub use signature::PaymentSignature;
+#[cfg(feature = "vouchers")]
+pub(crate) use {authorization::checksummed, recover::HALF_ORDER};
 
 alloy_sol_types::sol! {
     /// The typed data of EIP-3009.

@@ -5,7 +5,7 @@ use alloy_primitives::{Address, B256, U256, keccak256, uint};
 use super::PaymentSignature;
 
 /// Half the order of secp256k1's group. USDC refuses an `s` above it, so that a signature has one form only.
-const HALF_ORDER: U256 = uint!(0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0_U256);
+pub(crate) const HALF_ORDER: U256 = uint!(0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0_U256);
 
 impl PaymentSignature {
     /// Recovers the address whose key signed `hash`, by the rules of USDC: 65 bytes, `v` 27 or 28, low `s`.

@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use alloy_primitives::{Address, B256, hex};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::eip3009::checksummed;
+
 /// The shortest delay, in seconds, between a payer's announcement of a withdrawal and the withdrawal.
 pub const MIN_WITHDRAW_DELAY: u32 = 900;
 /// The longest such delay, in seconds (30 days).
@@ -74,11 +76,6 @@ pub enum ChannelConfigError {
     /// The delay is outside [`MIN_WITHDRAW_DELAY`]..=[`MAX_WITHDRAW_DELAY`].
     #[error("a withdraw delay of {0} seconds is outside {MIN_WITHDRAW_DELAY}..={MAX_WITHDRAW_DELAY}")]
     WithdrawDelay(u32),
-}
-
-fn checksummed<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
-    // Address displays as EIP-55 says.
-    serializer.collect_str(address)
 }
 
 /// A channel's id: the EIP-712 digest of its [`ChannelConfig`] on one chain. Written as `0x` and 64 hex digits, in lower case.

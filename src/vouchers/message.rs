@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ChannelConfig, ChannelState, Deposit, Voucher, VoucherSignature, VoucherState, amount};
+use crate::eip3009::checksummed;
 
 /// The scheme's payload: what a payer sends to a seller, and a seller to a facilitator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,9 +158,4 @@ pub enum ChannelOfferError {
     /// A field is missing or not what the scheme says.
     #[error("the offer's extra cannot be read: {0}")]
     Unreadable(String),
-}
-
-fn checksummed<S: serde::Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
-    // Address displays as EIP-55 says.
-    serializer.collect_str(address)
 }

@@ -2,18 +2,15 @@
 
 use std::{fmt, str::FromStr};
 
-use alloy_primitives::{Address, U256, hex, uint};
+use alloy_primitives::{Address, U256, hex};
 #[cfg(feature = "client")]
 use alloy_signer::Signer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::{ChannelConfig, ChannelId, Escrow, amount};
-use crate::eip3009::PaymentSignature;
 #[cfg(feature = "client")]
 use crate::eip3009::SignError;
-
-/// Half the order of secp256k1's group. The contract refuses an `s` above it.
-const HALF_ORDER: U256 = uint!(0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0_U256);
+use crate::eip3009::{HALF_ORDER, PaymentSignature};
 
 /// A payer's promise: of this channel at most `max_claimable_amount` may be claimed in all.
 ///

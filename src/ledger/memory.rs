@@ -46,6 +46,8 @@ pub struct MemoryLedger {
     limits: ResponseLimits,
     records: AtomicUsize,
     max_records: usize,
+    #[cfg(feature = "vouchers")]
+    pub(super) channels: super::channels::MemoryChannels,
     /// The shard whose records are aged next, beside the one that takes a new record.
     next_aged: AtomicUsize,
     clock: Arc<dyn Clock>,
@@ -68,6 +70,8 @@ impl MemoryLedger {
             limits: responses,
             records: AtomicUsize::new(0),
             max_records,
+            #[cfg(feature = "vouchers")]
+            channels: super::channels::MemoryChannels::new(max_records),
             next_aged: AtomicUsize::new(0),
             clock,
         }

@@ -111,6 +111,8 @@
 //! let ledger = LoggingLedger(Arc::new(MemoryLedger::new()));
 //! ```
 
+#[cfg(feature = "vouchers")]
+pub mod channels;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(all(feature = "metrics", any(feature = "onchain", feature = "remote")))]

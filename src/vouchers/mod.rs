@@ -14,6 +14,7 @@
 //! | [`Deposit`] | the payer's ERC-3009 authorization that fills the escrow |
 //! | [`ChannelPayload`], [`ChannelOffer`] | `payload` of a payment, and `extra` of an offer |
 //! | [`ChannelState`], [`VoucherState`] | the state of a channel in answers and corrective 402s |
+//! | [`Observation`] | a channel as the chain had it in one block |
 //! | [`abi`] | the contract's functions, events and errors |
 //!
 //! ```
@@ -37,7 +38,7 @@
 //! ```
 
 pub mod abi;
-mod amount;
+pub(crate) mod amount;
 mod channel;
 mod deposit;
 mod escrow;
@@ -51,5 +52,5 @@ pub use channel::{
 pub use deposit::{Deposit, DepositAuthorization};
 pub use escrow::{ClaimEntry, Escrow};
 pub use message::{ChannelOffer, ChannelOfferError, ChannelPayload, Claim, ClaimedVoucher, RefundRequest};
-pub use state::{ChannelState, VoucherState};
+pub use state::{ChannelState, Observation, VoucherState};
 pub use voucher::{InvalidVoucherSignature, Voucher, VoucherSignature};

@@ -39,6 +39,19 @@ impl ChannelState {
     }
 }
 
+/// A channel as the chain had it in one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Observation {
+    /// Its state; what was charged is not known to the chain.
+    pub state: ChannelState,
+    /// What a withdrawal that was announced asks for, in atomic units; 0 if none was.
+    #[serde(with = "amount")]
+    pub withdrawal: u128,
+    /// The block's number.
+    pub block: u64,
+}
+
 /// The newest voucher that a seller has of a channel (`extra.voucherState` of a corrective 402). It proves what the payer signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -1,0 +1,94 @@
+//! The seller's books of payment channels: what was charged, and which voucher proves it.
+//!
+//! A [`ChannelRecord`] holds the state machine of one channel. A request that is paid with a voucher takes two steps of it:
+//! [`Begin`](ChannelStep::Begin) before the work and [`Charge`](ChannelStep::Charge) after it, or [`Release`](ChannelStep::Release) if
+//! there is nothing to charge for. [`MemoryLedger`](super::MemoryLedger), [`SqliteLedger`](super::SqliteLedger) and
+//! [`PostgresLedger`](super::PostgresLedger) keep channels beside payments, in the same file or database.
+//!
+//! # Contract
+//!
+//! Whatever the number of callers, processes and crashes, a [`ChannelLedger`] promises:
+//!
+//! 1. **One at a time.** Of any number of concurrent steps on a channel, each is decided on the state that the one before it left.
+//!    One request holds a channel at a time; the others are refused with [`ChannelLedgerError::Busy`].
+//! 2. **Durability.** A step is durable before the call returns. [`Observe`](ChannelStep::Observe) may become durable later, because the
+//!    chain can be asked again.
+//! 3. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for.
+//! 4. **Retention.** A channel is kept as long as something of it is unclaimed, or it is used. Others may be removed when there is no
+//!    room: what was claimed of them is on the chain.
+
+mod memory;
+mod record;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{LedgerError, StoredResponse};
+use crate::{payment::PaymentKey, vouchers::ChannelId};
+
+pub(super) use memory::MemoryChannels;
+pub use record::{Answer, ChannelRecord, ChannelStep, PendingRequest};
+
+/// A store of payment channels. The [module](self) states the contract that every implementation keeps.
+#[async_trait]
+pub trait ChannelLedger: Send + Sync + 'static {
+    /// Returns a channel, or `None` if it is not in the ledger.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn channel(&self, id: &ChannelId) -> Result<Option<ChannelRecord>, LedgerError>;
+
+    /// Takes a step on a channel ([`ChannelRecord::apply`]) and returns the channel as it is after it. [`ChannelStep::Open`] creates a
+    /// channel that is not in the ledger.
+    ///
+    /// # Errors
+    /// Those of [`ChannelRecord::apply`], [`ChannelLedgerError::NotFound`] if the channel is not in the ledger, and
+    /// [`ChannelLedgerError::Ledger`] if it is full or the store failed.
+    async fn advance(&self, id: &ChannelId, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError>;
+
+    /// Returns the response kept for a request, if it is still there. `key` is that of [`ChannelRecord::response_key`].
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
+
+    /// Lists channels in the order of their ids, from the one after `after` on and at most `limit`.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError>;
+
+    /// Returns the size of the largest response body that is kept, in bytes.
+    fn channel_response_limit(&self) -> usize;
+}
+
+/// Why a step on a channel was not taken. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelLedgerError {
+    /// The channel is not in the ledger. Observe it on the chain, and open it.
+    #[error("the channel is not in the ledger")]
+    NotFound,
+    /// Another request holds the channel. Try again when it has been answered.
+    #[error("another request of the channel is being worked on")]
+    Busy {
+        /// Until when it holds the channel at the latest, in Unix seconds.
+        until: u64,
+    },
+    /// The voucher is not for what was charged plus the price.
+    #[error("the voucher is not for what was charged and the price of this request")]
+    Mismatch(Box<ChannelRecord>),
+    /// The voucher is for more than the channel's escrow covers.
+    #[error("the voucher is for more than the channel's escrow covers")]
+    ExceedsBalance(Box<ChannelRecord>),
+    /// The channel was given to another request.
+    #[error("the channel was taken over by another request")]
+    LeaseLost,
+    /// The charge is more than the price that was offered, or than the voucher allows.
+    #[error("the charge exceeds what the voucher allows")]
+    ExceedsVoucher,
+    /// The store is full or failed.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}

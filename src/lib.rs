@@ -155,11 +155,11 @@ pub use usdc::{ParseUsdcError, Usdc};
 ///
 /// Any alloy signer works: a key in memory, a KMS, a hardware wallet. [`client::Payer`] takes a `Signer`,
 /// `facilitator::OnchainFacilitator` a `TxSigner`.
-#[cfg(any(feature = "client", feature = "onchain", feature = "local-signer"))]
+#[cfg(any(feature = "client", feature = "onchain", feature = "local-signer", feature = "vouchers"))]
 pub mod signers {
     #[cfg(feature = "onchain")]
     pub use alloy_network::TxSigner;
-    #[cfg(any(feature = "client", feature = "local-signer"))]
+    #[cfg(any(feature = "client", feature = "local-signer", feature = "vouchers"))]
     pub use alloy_signer::Signer;
     #[cfg(feature = "local-signer")]
     pub use alloy_signer_local::PrivateKeySigner;

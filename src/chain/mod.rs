@@ -12,6 +12,7 @@
 //! | `transfer`, `batch`, `batch_settler` | which call executes one payment, or many? |
 //! | `receipt_check` | do the logs of a receipt prove a payment? |
 //! | `authorization_use` | which transaction used an authorization? |
+//! | `escrow` | what is in payment channels? |
 //! | `lookup` | was a payment made, and is it final? |
 
 pub(crate) mod authorization_use;
@@ -21,6 +22,8 @@ pub(crate) mod block_time;
 pub(crate) mod broadcast;
 pub(crate) mod confirm;
 pub(crate) mod endpoint;
+#[cfg(feature = "vouchers")]
+pub(crate) mod escrow;
 pub(crate) mod fees;
 mod lookup;
 pub(crate) mod node;

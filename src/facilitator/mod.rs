@@ -2,6 +2,8 @@
 //!
 //! A [`Facilitator`] serves one or more chains. The checks that need neither a chain nor a ledger are in [`payment`](crate::payment).
 
+#[cfg(feature = "vouchers")]
+pub mod channels;
 #[cfg(feature = "onchain")]
 mod onchain;
 #[cfg(feature = "remote")]

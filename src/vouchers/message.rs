@@ -4,7 +4,9 @@ use alloy_primitives::{Address, Bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ChannelConfig, ChannelState, Deposit, Voucher, VoucherSignature, VoucherState, amount};
+use super::{
+    ChannelConfig, ChannelState, ClaimEntry, Deposit, Escrow, Voucher, VoucherSignature, VoucherState, amount,
+};
 use crate::eip3009::checksummed;
 
 /// The scheme's payload: what a payer sends to a seller, and a seller to a facilitator.
@@ -86,6 +88,17 @@ pub struct Claim {
     /// What will have been claimed in all, in atomic units.
     #[serde(with = "amount")]
     pub total_claimed: u128,
+}
+
+impl Claim {
+    /// Returns the row as the authorizer signs it.
+    pub fn entry(&self, escrow: &Escrow) -> ClaimEntry {
+        ClaimEntry {
+            channel: escrow.channel_id(&self.voucher.channel),
+            max_claimable_amount: self.voucher.max_claimable_amount,
+            total_claimed: self.total_claimed,
+        }
+    }
 }
 
 /// A voucher as the contract takes it.

@@ -3,8 +3,7 @@
 //! A payer deposits USDC into an escrow contract once. Each request then carries a signed [`Voucher`]: "of this channel at most X may be
 //! claimed in total". The seller checks it without asking a node, and later claims what it charged for many channels in one transaction.
 //!
-//! This module has the messages, the typed data and the contract's interface. A layer that takes vouchers and a payer that signs them are not
-//! part of this version.
+//! This module has the messages, the typed data and the contract's interface.
 //!
 //! | item | what it is |
 //! |---|---|
@@ -15,6 +14,8 @@
 //! | [`ChannelPayload`], [`ChannelOffer`] | `payload` of a payment, and `extra` of an offer |
 //! | [`ChannelState`], [`VoucherState`] | the state of a channel in answers and corrective 402s |
 //! | [`Observation`] | a channel as the chain had it in one block |
+//! | [`AuthorizerKey`] | the key that claims and refunds in the receiver's name |
+//! | [`reason`] | the scheme's error codes |
 //! | [`abi`] | the contract's functions, events and errors |
 //!
 //! ```
@@ -39,13 +40,16 @@
 
 pub mod abi;
 pub(crate) mod amount;
+mod authorizer;
 mod channel;
 mod deposit;
 mod escrow;
 mod message;
+pub mod reason;
 mod state;
 mod voucher;
 
+pub use authorizer::{AuthorizerError, AuthorizerKey};
 pub use channel::{
     ChannelConfig, ChannelConfigError, ChannelId, MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY, ParseChannelIdError,
 };

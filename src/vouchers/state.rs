@@ -43,12 +43,12 @@ impl ChannelState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Observation {
-    /// Its state; what was charged is not known to the chain.
+    /// The channel. [`charged_cumulative_amount`](ChannelState::charged_cumulative_amount) is `None`: the chain does not know it.
     pub state: ChannelState,
-    /// What a withdrawal that was announced asks for, in atomic units; 0 if none was.
+    /// The amount of the withdrawal that was announced, in atomic units; 0 if none is pending.
     #[serde(with = "amount")]
     pub withdrawal: u128,
-    /// The block's number.
+    /// The number of the block.
     pub block: u64,
 }
 

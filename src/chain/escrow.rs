@@ -1,0 +1,171 @@
+//! Reading the escrow contract of payment channels: many channels in one call, all as of one block.
+
+use alloy_primitives::{Address, B256, Bytes, U64, U256, address};
+use alloy_sol_types::{SolCall, sol};
+use serde_json::json;
+
+use super::{
+    rpc::{Rpc, RpcFailure},
+    transfer::Token,
+};
+use crate::vouchers::{ChannelConfig, ChannelId, ChannelState, Escrow, Observation, abi::BatchSettlement};
+
+sol! {
+    /// The two functions that are used of <https://github.com/mds1/multicall3>.
+    interface Multicall3 {
+        struct Call3 {
+            address target;
+            bool allowFailure;
+            bytes callData;
+        }
+
+        struct Result {
+            bool success;
+            bytes returnData;
+        }
+
+        function aggregate3(Call3[] calls) external payable returns (Result[] returnData);
+        function getBlockNumber() external view returns (uint256 blockNumber);
+    }
+
+    function balanceOf(address account) external view returns (uint256);
+}
+
+/// The contract that makes several calls in one. It has the same address on every chain.
+pub(crate) const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a173976CA11");
+
+/// Channels per call. Each takes three reads of about 5,000 gas; nodes allow a call some ten million.
+const CHANNELS_PER_CALL: usize = 400;
+/// Reads per channel.
+const READS: usize = 3;
+
+/// The contracts that payment channels need, by name.
+const CONTRACTS: [(&str, Address); 3] = [
+    ("x402BatchSettlement", Escrow::ADDRESS),
+    ("ERC3009DepositCollector", Escrow::ERC3009_COLLECTOR),
+    ("Multicall3", MULTICALL3),
+];
+
+/// A payer's side of a deposit, as of the block in which its channel was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DepositState {
+    /// The channel.
+    pub(crate) channel: Observation,
+    /// The payer's balance of the token.
+    pub(crate) payer_balance: U256,
+    /// The authorization was used or cancelled.
+    pub(crate) is_used: bool,
+}
+
+/// Returns the name and the address of a contract that this chain lacks, if it lacks one.
+pub(crate) async fn missing_contract(rpc: &Rpc) -> Result<Option<(&'static str, Address)>, RpcFailure> {
+    for (name, address) in CONTRACTS {
+        if rpc.code(address).await?.is_empty() {
+            return Ok(Some((name, address)));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads channels in the order asked for, all as of one block: the newest, or `block`.
+pub(crate) async fn observe(
+    rpc: &Rpc,
+    channels: &[ChannelId],
+    mut block: Option<u64>,
+) -> Result<Vec<Observation>, RpcFailure> {
+    let mut observations = Vec::with_capacity(channels.len());
+    for part in channels.chunks(CHANNELS_PER_CALL) {
+        let (number, results) = aggregate(rpc, block, part.iter().flat_map(reads).collect()).await?;
+        // The following parts are of the same block.
+        block = Some(number);
+        for (channel, results) in part.iter().zip(results.chunks(READS)) {
+            observations.push(observation(*channel, results, number)?);
+        }
+    }
+    Ok(observations)
+}
+
+/// Reads what decides on a deposit: the channel, the payer's balance and whether the authorization with this nonce is used.
+pub(crate) async fn deposit_state(
+    rpc: &Rpc,
+    channel: ChannelId,
+    config: &ChannelConfig,
+    nonce: B256,
+) -> Result<DepositState, RpcFailure> {
+    let mut calls = reads(&channel).to_vec();
+    calls.push((config.token, balanceOfCall { account: config.payer }.abi_encode().into()));
+    let used = Token::authorizationStateCall { authorizer: config.payer, nonce };
+    calls.push((config.token, used.abi_encode().into()));
+    let (number, results) = aggregate(rpc, None, calls).await?;
+    let [channel_reads @ .., balance, used] = &results[..] else { return Err(RpcFailure::Silent) };
+    Ok(DepositState {
+        channel: observation(channel, channel_reads, number)?,
+        payer_balance: decode::<balanceOfCall>(balance)?,
+        is_used: decode::<Token::authorizationStateCall>(used)?,
+    })
+}
+
+/// Returns what was claimed for a receiver and not transferred yet, in atomic units.
+pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> Result<u128, RpcFailure> {
+    let call = BatchSettlement::receiversCall { receiver, token };
+    let request = json!({ "to": Escrow::ADDRESS, "data": Bytes::from(call.abi_encode()) });
+    let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
+    let totals = decode::<BatchSettlement::receiversCall>(&answer)?;
+    Ok(totals.totalClaimed.saturating_sub(totals.totalSettled))
+}
+
+type Read = (Address, Bytes);
+
+fn reads(channel: &ChannelId) -> [Read; READS] {
+    let id = channel.digest();
+    [
+        BatchSettlement::channelsCall { channelId: id }.abi_encode(),
+        BatchSettlement::pendingWithdrawalsCall { channelId: id }.abi_encode(),
+        BatchSettlement::refundNonceCall { channelId: id }.abi_encode(),
+    ]
+    .map(|calldata| (Escrow::ADDRESS, calldata.into()))
+}
+
+fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<Observation, RpcFailure> {
+    let [channel, withdrawal, refund_nonce] = results else { return Err(RpcFailure::Silent) };
+    let channel = decode::<BatchSettlement::channelsCall>(channel)?;
+    let withdrawal = decode::<BatchSettlement::pendingWithdrawalsCall>(withdrawal)?;
+    let refund_nonce = decode::<BatchSettlement::refundNonceCall>(refund_nonce)?;
+    let state = ChannelState {
+        channel_id,
+        balance: channel.balance,
+        total_claimed: channel.totalClaimed,
+        withdraw_requested_at: withdrawal.initiatedAt.to(),
+        refund_nonce: refund_nonce.try_into().map_err(|_| RpcFailure::Silent)?,
+        charged_cumulative_amount: None,
+    };
+    Ok(Observation { state, withdrawal: withdrawal.amount, block })
+}
+
+/// Makes these reads in one call, as of `block` or the newest. Returns the block's number and the results in order.
+async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(u64, Vec<Bytes>), RpcFailure> {
+    let number = (MULTICALL3, Multicall3::getBlockNumberCall {}.abi_encode().into());
+    let count = reads.len();
+    let calls = std::iter::once(number).chain(reads);
+    let calls = calls.map(|(target, data)| Multicall3::Call3 { target, allowFailure: false, callData: data }).collect();
+    let request = json!({ "to": MULTICALL3, "data": Bytes::from(Multicall3::aggregate3Call { calls }.abi_encode()) });
+    let answer: Bytes = match block {
+        Some(block) => rpc.call("eth_call", (request, U64::from(block))).await?,
+        None => rpc.call("eth_call", (request, "latest")).await?,
+    };
+    let mut results = decode::<Multicall3::aggregate3Call>(&answer)?.into_iter().map(|result| result.returnData);
+    let number = decode::<Multicall3::getBlockNumberCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
+    let results: Vec<Bytes> = results.collect();
+    if results.len() != count {
+        return Err(RpcFailure::Silent);
+    }
+    Ok((number.saturating_to(), results))
+}
+
+/// Decodes a result. A contract that answers by another interface counts as a node that does not answer.
+fn decode<C: SolCall>(result: &[u8]) -> Result<C::Return, RpcFailure> {
+    C::abi_decode_returns_validate(result).map_err(|error| {
+        tracing::debug!(%error, function = C::SIGNATURE, "a contract's answer cannot be read");
+        RpcFailure::Silent
+    })
+}

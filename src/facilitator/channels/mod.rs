@@ -1,0 +1,249 @@
+//! The chain's side of payment channels: deposits, claims, transfers and refunds.
+
+use std::{fmt, sync::Arc};
+
+use alloy_primitives::{Address, B256, Bytes};
+use async_trait::async_trait;
+
+use super::FacilitatorError;
+use crate::{
+    network::Network,
+    vouchers::{AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, Claim, Deposit, Escrow, Observation},
+};
+
+/// Reads channels of one chain, and moves money into and out of them.
+///
+/// # Contract
+///
+/// - An action is reported as done only if its transaction is in a block with the contract's event for this channel and amount.
+/// - Actions may be repeated. A deposit is identified by its authorization, a claim by the contract's watermark, a refund by its nonce: what
+///   was done before, by anybody, is found on the chain and reported, and not done again.
+/// - A caller that goes away does not cancel an action that has begun.
+#[async_trait]
+pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
+    /// Returns the chain.
+    fn network(&self) -> Network;
+
+    /// Reads channels as they are now, in the order asked for, all as of one block.
+    ///
+    /// # Errors
+    /// [`ChannelError::Unavailable`].
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError>;
+
+    /// Checks that the deposit would be executed now: its window, signature, the payer's balance, and a simulation. Changes nothing. Returns
+    /// the channel before the deposit.
+    ///
+    /// # Errors
+    /// [`ChannelError::Rejected`] if it would fail, [`ChannelError::Unavailable`] if that could not be checked.
+    async fn verify_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Observation, ChannelError>;
+
+    /// Executes the deposit and waits for its block. If it was executed before, by anybody, returns that transaction.
+    ///
+    /// # Errors
+    /// [`ChannelError`]. After [`ChannelError::Pending`], ask again with the same deposit.
+    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError>;
+
+    /// Signs and claims these rows. Rows that the contract would refuse are left out, and named in [`Claimed::refused`]. Rows whose amount
+    /// was claimed before count as claimed.
+    ///
+    /// # Errors
+    /// [`ChannelError`] if none was claimed.
+    async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError>;
+
+    /// Claims these rows, in this order, with a signature that the receiver authorizer made: all or none.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError>;
+
+    /// Transfers what was claimed to the receiver. Returns `None` if there is nothing.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError>;
+
+    /// Claims and refunds in one transaction, with signatures that the receiver authorizer made.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError>;
+
+    /// Signs the order's claim and refund, and does both in one transaction.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    async fn refund(&self, order: &RefundOrder, authorizer: &AuthorizerKey) -> Result<Executed, ChannelError> {
+        self.refund_signed(&SignedRefund::sign(order.clone(), self.network(), authorizer).await?).await
+    }
+}
+
+/// One facilitator can serve several sellers.
+#[async_trait]
+impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
+    fn network(&self) -> Network {
+        (**self).network()
+    }
+
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
+        (**self).observe(channels).await
+    }
+
+    async fn verify_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Observation, ChannelError> {
+        (**self).verify_deposit(config, deposit).await
+    }
+
+    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
+        (**self).deposit(config, deposit).await
+    }
+
+    async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
+        (**self).claim(claims, authorizer).await
+    }
+
+    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
+        (**self).claim_signed(claims, signature).await
+    }
+
+    async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
+        (**self).settle(receiver, token).await
+    }
+
+    async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
+        (**self).refund_signed(refund).await
+    }
+
+    async fn refund(&self, order: &RefundOrder, authorizer: &AuthorizerKey) -> Result<Executed, ChannelError> {
+        (**self).refund(order, authorizer).await
+    }
+}
+
+/// A deposit or a refund that is in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executed {
+    /// Its transaction.
+    pub transaction: B256,
+    /// The amount that moved, in atomic units.
+    pub amount: u128,
+    /// The channel after it.
+    pub observed: Observation,
+}
+
+/// A transfer to a receiver that is in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// Its transaction.
+    pub transaction: B256,
+    /// The amount that moved, in atomic units.
+    pub amount: u128,
+}
+
+/// What became of a batch of claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// The transactions that claimed. None if all was claimed before.
+    pub transactions: Vec<B256>,
+    /// The amount that they claimed in all, in atomic units.
+    pub amount: u128,
+    /// The channels afterwards, in the order of the rows, without the refused ones.
+    pub observed: Vec<Observation>,
+    /// Rows that were left out.
+    pub refused: Vec<RefusedClaim>,
+}
+
+/// A row that was left out of a batch of claims, since the contract would have refused it, and with it the whole batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedClaim {
+    /// The index of the row.
+    pub index: usize,
+    /// The channel.
+    pub channel: ChannelId,
+    /// Why, as the contract or the node says it.
+    pub detail: String,
+}
+
+/// What to refund to a channel's payer, and what to claim first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefundOrder {
+    /// The channel.
+    pub config: ChannelConfig,
+    /// The most to refund, in atomic units. If less is left after the claim, that is refunded.
+    pub amount: u128,
+    /// The contract's refund nonce of the channel, as it was observed. It identifies the refund: an order is executed once.
+    pub nonce: u128,
+    /// What to claim of the channel in the same transaction.
+    pub claim: Option<Claim>,
+}
+
+/// A [`RefundOrder`] with the receiver authorizer's signatures. `Debug` does not show them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SignedRefund {
+    /// The order.
+    pub order: RefundOrder,
+    /// The signature over the refund.
+    pub refund_signature: Bytes,
+    /// The signature over the claim, if there is one.
+    pub claim_signature: Option<Bytes>,
+}
+
+impl SignedRefund {
+    /// Signs an order.
+    ///
+    /// # Errors
+    /// [`AuthorizerError`] if the signer refused or failed.
+    pub async fn sign(
+        order: RefundOrder,
+        network: Network,
+        authorizer: &AuthorizerKey,
+    ) -> Result<Self, AuthorizerError> {
+        let escrow = Escrow::on(network);
+        let channel = escrow.channel_id(&order.config);
+        let refund_signature = authorizer.sign_refund(&escrow, channel, order.nonce, order.amount).await?;
+        let claim_signature = match &order.claim {
+            Some(claim) => Some(authorizer.sign_claims(&escrow, std::slice::from_ref(claim)).await?),
+            None => None,
+        };
+        Ok(Self { order, refund_signature, claim_signature })
+    }
+}
+
+impl fmt::Debug for SignedRefund {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SignedRefund").field("order", &self.order).finish_non_exhaustive()
+    }
+}
+
+/// Why an action on a channel was not done, or is not known to be done.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// Refused: nothing moved. Asking again changes nothing, unless the channel or the payer's balance changes.
+    #[error("{reason}: {detail}")]
+    Rejected {
+        /// A code of [`vouchers::reason`](crate::vouchers::reason).
+        reason: &'static str,
+        /// What is wrong, for people.
+        detail: String,
+    },
+    /// It could not be checked or done now, and nothing was sent. Ask again.
+    #[error(transparent)]
+    Unavailable(#[from] FacilitatorError),
+    /// It was sent, and its outcome is not known yet. Ask again: what was done is found on the chain.
+    #[error("sent, but not known to be in a block yet")]
+    Pending {
+        /// Its transaction, if that is known.
+        transaction: Option<B256>,
+    },
+}
+
+impl ChannelError {
+    /// A refusal.
+    pub(crate) fn rejected(reason: &'static str, detail: impl Into<String>) -> Self {
+        Self::Rejected { reason, detail: detail.into() }
+    }
+}
+
+impl From<AuthorizerError> for ChannelError {
+    fn from(error: AuthorizerError) -> Self {
+        FacilitatorError::Misconfigured(error.to_string()).into()
+    }
+}

@@ -112,6 +112,9 @@ pub struct SettlementResponse {
     /// The extensions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Verbatim<Map<String, Value>>>,
+    /// Fields of the scheme: for `batch-settlement` what was charged, and the state of the channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Map<String, Value>>,
 }
 
 /// The request to a facilitator's `/verify` and `/settle`.
@@ -141,6 +144,9 @@ pub struct VerifyResponse {
     /// The payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payer: Option<String>,
+    /// Fields of the scheme: for `batch-settlement` the state of the channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Map<String, Value>>,
 }
 
 /// A facilitator's response to `/supported`.

@@ -156,6 +156,7 @@ impl From<SettlementResponseV1> for super::SettlementResponse {
             network: network.map_or(settlement.network, |network| network.to_string()),
             amount: None,
             extensions: None,
+            extra: None,
         }
     }
 }

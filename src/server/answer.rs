@@ -421,6 +421,7 @@ fn settlement_of(record: &Record, payer: &str, result: Result<B256, (Reason, Opt
         network: offer.network().to_string(),
         amount: success.then(|| offer.amount.to_string()),
         extensions: None,
+        extra: None,
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`Observation`] | a channel as the chain had it in one block |
 //! | [`AuthorizerKey`] | the key that claims and refunds in the receiver's name |
 //! | [`reason`] | the scheme's error codes |
+//! | [`SettlementExtra`] | what a payer is told that it was charged |
 //! | [`abi`] | the contract's functions, events and errors |
 //!
 //! ```
@@ -56,5 +57,5 @@ pub use channel::{
 pub use deposit::{Deposit, DepositAuthorization};
 pub use escrow::{ClaimEntry, Escrow};
 pub use message::{ChannelOffer, ChannelOfferError, ChannelPayload, Claim, ClaimedVoucher, RefundRequest};
-pub use state::{ChannelState, Observation, VoucherState};
+pub use state::{ChannelState, Observation, SettlementExtra, VoucherState};
 pub use voucher::{InvalidVoucherSignature, Voucher, VoucherSignature};

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::{Map, Value};
 
 use super::{ChannelId, VoucherSignature, amount};
 
@@ -50,6 +51,37 @@ pub struct Observation {
     pub withdrawal: u128,
     /// The number of the block.
     pub block: u64,
+}
+
+/// `extra` of a seller's `PAYMENT-RESPONSE`, and of a facilitator's answer to `/settle`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SettlementExtra {
+    /// What the request cost, in atomic units. Absent for a refund, and from a facilitator.
+    #[serde(default, with = "amount::option", skip_serializing_if = "Option::is_none")]
+    pub charged_amount: Option<u128>,
+    /// The channel afterwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channel_state: Option<ChannelState>,
+}
+
+impl SettlementExtra {
+    /// Returns the fields of a message.
+    ///
+    /// # Errors
+    /// If one of the fields is there and cannot be read.
+    pub fn of(extra: &Map<String, Value>) -> Result<Self, serde_json::Error> {
+        Self::deserialize(extra)
+    }
+
+    /// Returns the fields for a message.
+    pub fn to_map(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            // It is always one.
+            _ => Map::new(),
+        }
+    }
 }
 
 /// The newest voucher that a seller has of a channel (`extra.voucherState` of a corrective 402). It proves what the payer signed.

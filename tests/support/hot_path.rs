@@ -255,6 +255,7 @@ impl Seller {
             network: Network::BASE_SEPOLIA.to_string(),
             amount: None,
             extensions: None,
+            extra: None,
         };
         let receipt = encode_header(&receipt).expect("JSON").try_into().expect("base64 is a header value");
         Self { demand, receipt }

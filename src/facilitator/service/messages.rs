@@ -254,6 +254,7 @@ impl Answer {
             transaction: transaction.map_or(String::new(), |hash| hash.to_string()),
             network: offer.network().to_string(),
             extensions: None,
+            extra: None,
         };
         let answer = match request.version {
             Version::V2 => Self::json(StatusCode::OK, &WithMessage { response, error_message }),
@@ -281,5 +282,6 @@ fn verdict(refusal: Option<(Reason, &str)>, payer: Option<Address>) -> VerifyRes
         invalid_message: refusal.as_ref().map(|(_, detail)| (*detail).to_owned()),
         invalid_reason: refusal.map(|(reason, _)| reason),
         payer: payer.map(|payer| payer.to_string()),
+        extra: None,
     }
 }

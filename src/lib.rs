@@ -71,7 +71,7 @@
 //! | `onchain` | `facilitator::OnchainFacilitator`, which verifies and settles over JSON-RPC; `chain::PaymentLookup`, which tells whether a payment was made | yes |
 //! | `remote` | `facilitator::RemoteFacilitator`, which verifies and settles through another facilitator | |
 //! | `client` | [`client`]: the payer, for any HTTP client | with `reqwest` |
-//! | `reqwest` | `client::PaymentMiddleware`, discovery, reconciliation with servers | yes |
+//! | `reqwest` | `client::PaymentMiddleware`, reconciliation with servers | yes |
 //! | `local-signer` | private keys in memory: `client::key`, `signers::PrivateKeySigner` | yes |
 //! | `keystore` | private keys from encrypted Ethereum keystore files | |
 //! | `sqlite` | `ledger::SqliteLedger`, a durable ledger in one file, for one process | |
@@ -79,6 +79,7 @@
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
 //! | `devnet` | `devnet`, a chain in the same process | |
 //! | `vouchers` | `vouchers`: messages and digests of payment channels; nothing charges or pays with them yet | |
+//! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |
 //! | `full` | all but `secp256k1` | |
@@ -126,7 +127,14 @@ pub mod devnet;
 pub mod eip3009;
 #[cfg(feature = "facilitator")]
 pub mod facilitator;
-#[cfg(all(feature = "devnet", feature = "remote", feature = "reqwest", feature = "server", feature = "sqlite"))]
+#[cfg(all(
+    feature = "bazaar",
+    feature = "devnet",
+    feature = "remote",
+    feature = "reqwest",
+    feature = "server",
+    feature = "sqlite"
+))]
 pub mod guide;
 #[cfg(feature = "facilitator")]
 pub mod ledger;

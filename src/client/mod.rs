@@ -33,10 +33,10 @@
 //!
 //! # Finding something to pay for
 //!
-//! `DiscoveryClient` (feature `reqwest`) reads the list of paid resources that a facilitator publishes.
+//! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
 
 mod budget;
-#[cfg(feature = "reqwest")]
+#[cfg(all(feature = "bazaar", feature = "reqwest"))]
 mod discovery;
 mod error;
 mod exchange;
@@ -55,7 +55,7 @@ mod reconcile;
 mod response_body;
 
 pub use budget::{Budget, BudgetBuilder};
-#[cfg(feature = "reqwest")]
+#[cfg(all(feature = "bazaar", feature = "reqwest"))]
 pub use discovery::{
     Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,
     ListedResource,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 pub use super::schema::SchemaError;
 
 /// The extension's name.
-pub const NAME: &str = "bazaar";
+pub const NAME: &str = super::extensions::BAZAAR;
 
 /// The encoding of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

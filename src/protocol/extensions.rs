@@ -10,8 +10,12 @@ use serde_json::{
 
 use super::Verbatim;
 
-/// The extension's name.
+/// The name of [`PaymentId`]'s extension.
 const NAME: &str = "payment-identifier";
+/// The name of the extension that describes a route for catalogues. It is known without the feature `bazaar`, too: a server never
+/// passes on a description that a payer invented.
+#[cfg(any(feature = "bazaar", feature = "server"))]
+pub(crate) const BAZAAR: &str = "bazaar";
 
 /// A payer's id for a payment: 16 to 128 letters, digits, `-` and `_`.
 ///
@@ -105,6 +109,7 @@ pub(crate) fn altered<'a>(offered: &'a Map<String, Value>, echoed: &Map<String, 
 }
 
 /// Returns `true` if two values are equal as JSON: `1.0` equals 1.
+#[cfg(any(feature = "bazaar", feature = "server", test))]
 pub(crate) fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {

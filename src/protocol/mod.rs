@@ -12,6 +12,7 @@
 //! # Ok::<(), protocol::DecodeError>(())
 //! ```
 
+#[cfg(feature = "bazaar")]
 pub mod bazaar;
 mod exact;
 pub(crate) mod extensions;
@@ -19,8 +20,9 @@ mod header;
 mod messages;
 pub mod payment_status;
 mod reason;
+#[cfg(feature = "bazaar")]
 mod schema;
-#[cfg(any(feature = "facilitator", feature = "reqwest"))]
+#[cfg(any(feature = "facilitator", all(feature = "bazaar", feature = "reqwest")))]
 pub(crate) mod timestamp;
 pub mod v1;
 mod version;

@@ -9,14 +9,14 @@ pub(crate) fn format(seconds: u64) -> String {
 }
 
 /// Formats Unix seconds with milliseconds, as JavaScript does.
-#[cfg(feature = "server")]
+#[cfg(all(feature = "bazaar", feature = "server"))]
 pub(crate) fn format_millis(seconds: u64) -> String {
     format!("{:.3}", at(seconds))
 }
 
 /// Parses a text such as `2026-11-21T10:15:30.250+01:00` as Unix seconds, without the fraction. Returns `None` if it is no time, or one
 /// before 1970.
-#[cfg(feature = "reqwest")]
+#[cfg(all(feature = "bazaar", feature = "reqwest"))]
 pub(crate) fn parse(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<Timestamp>().ok()?.as_second()).ok()
 }
@@ -27,7 +27,7 @@ fn at(seconds: u64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-#[cfg(all(test, feature = "server", feature = "reqwest"))]
+#[cfg(all(test, feature = "bazaar", feature = "server", feature = "reqwest"))]
 mod tests {
     use super::*;
 

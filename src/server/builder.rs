@@ -17,17 +17,15 @@ use super::{
     payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
     queue::AdmissionQueue,
 };
+#[cfg(feature = "bazaar")]
+use crate::protocol::bazaar::{Discovery, InvalidDiscovery};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::Facilitator,
     ledger::CreditLimit,
     network::{Asset, Network},
     payment::{Terms, Window},
-    protocol::{
-        PaymentFlow, PaymentId, ResourceInfo, Verbatim,
-        bazaar::{Discovery, InvalidDiscovery},
-        payment_status,
-    },
+    protocol::{PaymentFlow, PaymentId, ResourceInfo, Verbatim, payment_status},
     usdc::{ParseUsdcError, Usdc},
 };
 
@@ -57,6 +55,7 @@ pub struct RequirePaymentLayerBuilder {
     /// `None` if it is the request that says where the resource is.
     location: Option<Location>,
     trusts_proxy: bool,
+    #[cfg(feature = "bazaar")]
     discovery: Option<Discovery>,
     speaks_v1: bool,
     settings: Settings,
@@ -206,14 +205,16 @@ impl RequirePaymentLayerBuilder {
                 options.push(option);
             }
         }
-        if self.discovery.is_some() && self.location.is_none() {
-            return Err(BuildError::NoPublicUrl);
-        }
-        let extensions = declarations(
-            self.settings.payment_identifier,
-            self.settings.status_url.as_deref(),
-            self.discovery.as_ref(),
-        )?;
+        let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
+        #[cfg(feature = "bazaar")]
+        let extensions = match &self.discovery {
+            Some(_) if self.location.is_none() => return Err(BuildError::NoPublicUrl),
+            Some(discovery) => {
+                extensions.into_iter().chain(discovery.extension().map_err(BuildError::Discovery)?).collect()
+            }
+            None => extensions,
+        };
+        let extensions = Verbatim::of(&extensions).ok().filter(|_| !extensions.is_empty());
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
         let catalogue = Catalogue::new(pricing, options, timeout, self.resource, location, extensions, self.speaks_v1);
@@ -398,6 +399,7 @@ impl RequirePaymentLayerBuilder {
     ///     .description("Evaluates arithmetic")
     ///     .discovery(Discovery::post(BodyType::Json).body(json!({ "output": "2 + 2 = 4" })).output(json!({ "score": 1.0 })));
     /// ```
+    #[cfg(feature = "bazaar")]
     pub fn discovery(mut self, discovery: Discovery) -> Self {
         self.discovery = Some(discovery);
         self
@@ -504,6 +506,7 @@ impl Default for RequirePaymentLayerBuilder {
             resource: ResourceInfo::default(),
             location: None,
             trusts_proxy: false,
+            #[cfg(feature = "bazaar")]
             discovery: None,
             speaks_v1: true,
             settings: Settings::default(),
@@ -612,9 +615,11 @@ pub enum BuildError {
     #[error("{0:?} is not an absolute http or https URL")]
     Url(String),
     /// The discovery information is not valid.
+    #[cfg(feature = "bazaar")]
     #[error("what the route takes and returns cannot be declared")]
     Discovery(#[source] InvalidDiscovery),
     /// Discovery needs a public URL: call `public_origin` or `resource_url`.
+    #[cfg(feature = "bazaar")]
     #[error("discovery needs a public URL: call .public_origin(\"https://api.example\") or .resource_url(…)")]
     NoPublicUrl,
     /// There are more labels than the protocol allows.
@@ -733,17 +738,11 @@ fn check_location(location: Option<&Location>) -> Result<(), BuildError> {
     }
 }
 
-/// Returns the extensions that the 402 declares, if any.
-fn declarations(
-    payment_identifier: bool,
-    status_url: Option<&str>,
-    discovery: Option<&Discovery>,
-) -> Result<Option<Verbatim<Map<String, Value>>>, BuildError> {
+/// Returns the extensions that the 402 declares for two settings.
+fn declarations(payment_identifier: bool, status_url: Option<&str>) -> Map<String, Value> {
     let ids = payment_identifier.then(PaymentId::declaration).unwrap_or_default();
     let status = status_url.map(payment_status::declaration).unwrap_or_default();
-    let discovery = discovery.map(Discovery::extension).transpose().map_err(BuildError::Discovery)?.unwrap_or_default();
-    let all: Map<_, _> = ids.into_iter().chain(status).chain(discovery).collect();
-    Ok(Verbatim::of(&all).ok().filter(|_| !all.is_empty()))
+    ids.into_iter().chain(status).collect()
 }
 
 /// A path that begins with two slashes names a host.

@@ -15,8 +15,8 @@ use crate::{
     payment::{Authenticity, EchoedMetadata, PaymentKey, Prechecked, Rejection, Terms, precheck},
     protocol::{
         DecodeError, ExactOffer, ExactPayload, MAX_PAYMENT_HEADER, PaymentId, PaymentPayload, Reason, ResourceInfo,
-        Verbatim, Version, bazaar, decode_header,
-        extensions::{altered, is_same},
+        Verbatim, Version, decode_header,
+        extensions::{BAZAAR, altered, is_same},
         header_name, v1,
     },
 };
@@ -119,8 +119,8 @@ impl PaymentHeader {
             // A payer must not change the seller's own description.
             let echoed = echoed.read().ok()?;
             let offered = offered.and_then(|offered| offered.read().ok()).unwrap_or_default();
-            let is_sellers = |bazaar| offered.get(bazaar::NAME).is_some_and(|offered| is_same(bazaar, offered));
-            if !echoed.get(bazaar::NAME).is_none_or(is_sellers) {
+            let is_sellers = |bazaar| offered.get(BAZAAR).is_some_and(|offered| is_same(bazaar, offered));
+            if !echoed.get(BAZAAR).is_none_or(is_sellers) {
                 return None;
             }
         }

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
-use http::Uri;
+use http::{StatusCode, Uri};
 use serde_json::{Map, Value, json};
 
+use super::{FacilitatorServiceBuilder, messages::Answer};
 use crate::{
     payment::{EchoedMetadata, Prechecked},
     protocol::{PaymentRequirements, ResourceInfo, Verbatim, bazaar, timestamp},
@@ -32,13 +33,36 @@ const MAX_MIME_TYPE: usize = 100;
 const MAX_NAME: usize = 32;
 const MAX_TAGS: usize = 5;
 
+impl FacilitatorServiceBuilder {
+    /// Lists paid resources at `GET /discovery/resources`, as the specification defines it. Default: off, as with zero resources.
+    ///
+    /// A resource is listed when a payment for it is settled that came with the extension [`bazaar`]. It is
+    /// removed when nothing was paid for it for `max_age`. If there are more than `resources`, the one paid for longest ago is removed.
+    /// The list is kept in memory.
+    ///
+    /// A payer can list what it likes by paying itself, since URL and description come with the payment. So nothing is fetched, and only
+    /// `http` and `https` URLs of public host names are listed, without query, with a description within bounds. Readers should
+    /// trust the 402 of a resource, not the list. The query takes `type`, `payTo`, `scheme`, `network`, `extensions`, `limit` (20, at most
+    /// 100) and `offset`.
+    pub fn catalogue(mut self, resources: usize, max_age: Duration) -> Self {
+        self.catalogue = Limits { resources, max_age, ..self.catalogue };
+        self
+    }
+
+    /// Sets whether resources on addresses and local names are listed, for private networks. Default: `false`.
+    pub fn catalogue_local_hosts(mut self, list: bool) -> Self {
+        self.catalogue.local_hosts = list;
+        self
+    }
+}
+
 /// Bounds of a [`Catalogue`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
-    pub(super) resources: usize,
-    pub(super) max_age: Duration,
+    resources: usize,
+    max_age: Duration,
     /// List resources on local hosts, too.
-    pub(super) local_hosts: bool,
+    local_hosts: bool,
 }
 
 #[derive(Debug)]
@@ -72,7 +96,7 @@ struct Listed {
 
 /// A query of `GET /discovery/resources`.
 #[derive(Debug, Default)]
-pub(super) struct Query {
+struct Query {
     kind: Option<String>,
     pay_to: Option<String>,
     scheme: Option<String>,
@@ -84,7 +108,7 @@ pub(super) struct Query {
 
 impl Query {
     /// Returns `None` if `limit` or `offset` is not a number. Ignores unknown parameters.
-    pub(super) fn read(query: &str) -> Option<Self> {
+    fn read(query: &str) -> Option<Self> {
         let mut read = Self::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
@@ -118,8 +142,9 @@ impl Query {
 }
 
 impl Catalogue {
-    pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, resources: Mutex::default() }
+    /// Creates a catalogue, if it may list anything.
+    pub(super) fn new(limits: Limits) -> Option<Self> {
+        (limits.resources > 0).then(|| Self { limits, resources: Mutex::default() })
     }
 
     /// Adds or updates the resource of a payment, if its seller declares the extension `bazaar`.
@@ -145,8 +170,16 @@ impl Catalogue {
         }
     }
 
+    /// Answers `GET /discovery/resources`.
+    pub(super) fn answer(&self, query: &str, now: u64) -> Answer {
+        match Query::read(query) {
+            Some(query) => Answer::json(StatusCode::OK, &self.list(&query, now)),
+            None => Answer::problem(StatusCode::BAD_REQUEST, "invalid_query", "limit and offset are numbers"),
+        }
+    }
+
     /// Returns the page that a query asks for.
-    pub(super) fn list(&self, query: &Query, now: u64) -> Value {
+    fn list(&self, query: &Query, now: u64) -> Value {
         let known = self.lock(now);
         let limit = query.limit.unwrap_or(PAGE).min(MAX_PAGE);
         let matching: Vec<_> = known.listed.values().filter(|listed| query.includes(listed)).collect();

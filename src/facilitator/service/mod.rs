@@ -4,6 +4,7 @@
 //! trusted with it. Everything else is checked.
 
 mod access;
+#[cfg(feature = "bazaar")]
 mod catalogue;
 mod messages;
 mod settle;
@@ -29,7 +30,6 @@ use tower_service::Service;
 pub use access::{PeerAddress, RateLimit, TooManyRequests};
 
 use access::{Access, AccessDenied};
-use catalogue::{Catalogue, Limits, Query};
 use messages::{Answer, Operation, ParsedRequest, SettlementResult};
 
 use super::{Facilitator, FacilitatorError, VerifyError, single_flight::SingleFlight};
@@ -37,7 +37,7 @@ use crate::{
     clock::{Clock, SystemClock},
     network::{Asset, Network},
     payment::{PaymentKey, Prechecked, Window, precheck},
-    protocol::{Reason, SupportedKind, SupportedResponse, bazaar},
+    protocol::{Reason, SupportedKind, SupportedResponse},
     telemetry,
 };
 
@@ -56,8 +56,8 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
-/// - **A [catalogue](FacilitatorServiceBuilder::catalogue)**, if enabled, lists paid resources that declare the extension
-///   [`bazaar`] at `GET /discovery/resources`.
+/// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
+///   `GET /discovery/resources`.
 /// - **Everything is bounded**: bodies (64 KiB), requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests,
 ///   tokens and payees. Bearer keys are compared in constant time. A caller is a key, or the address in the request's
 ///   [`PeerAddress`] extension; all others share one allowance.
@@ -98,7 +98,8 @@ struct Shared {
     settlements: Arc<SingleFlight<B256, SettlementResult>>,
     slots: Semaphore,
     admission_timeout: Duration,
-    catalogue: Option<Catalogue>,
+    #[cfg(feature = "bazaar")]
+    catalogue: Option<catalogue::Catalogue>,
 }
 
 impl FacilitatorService {
@@ -113,8 +114,8 @@ impl FacilitatorService {
             clock: Arc::new(SystemClock),
             window: Window { remaining: 6, skew: 30 },
             max_concurrent: 1_024,
-            catalogue: None,
-            local_hosts: false,
+            #[cfg(feature = "bazaar")]
+            catalogue: catalogue::Limits::default(),
         }
     }
 }
@@ -136,8 +137,8 @@ pub struct FacilitatorServiceBuilder {
     clock: Arc<dyn Clock>,
     window: Window,
     max_concurrent: usize,
-    catalogue: Option<Limits>,
-    local_hosts: bool,
+    #[cfg(feature = "bazaar")]
+    catalogue: catalogue::Limits,
 }
 
 impl FacilitatorServiceBuilder {
@@ -193,30 +194,8 @@ impl FacilitatorServiceBuilder {
         self
     }
 
-    /// Lists paid resources at `GET /discovery/resources`, as the specification defines it. Default: off.
-    ///
-    /// A resource is listed when a payment for it is settled that came with the extension [`bazaar`]. It is
-    /// removed when nothing was paid for it for `max_age`. If there are more than `resources`, the one paid for longest ago is removed.
-    /// The list is kept in memory.
-    ///
-    /// A payer can list what it likes by paying itself, since URL and description come with the payment. So nothing is fetched, and only
-    /// `http` and `https` URLs of public host names are listed, without query, with a description within bounds. Readers should
-    /// trust the 402 of a resource, not the list. The query takes `type`, `payTo`, `scheme`, `network`, `extensions`, `limit` (20, at most
-    /// 100) and `offset`.
-    pub fn catalogue(mut self, resources: usize, max_age: Duration) -> Self {
-        self.catalogue = Some(Limits { resources, max_age, local_hosts: false });
-        self
-    }
-
-    /// Sets whether resources on addresses and local names are listed, for private networks. Default: `false`.
-    pub fn catalogue_local_hosts(mut self, list: bool) -> Self {
-        self.local_hosts = list;
-        self
-    }
-
     /// Builds the service.
     pub fn build(self) -> FacilitatorService {
-        let catalogue = self.catalogue.map(|limits| Limits { local_hosts: self.local_hosts, ..limits });
         FacilitatorService {
             shared: Arc::new(Shared {
                 facilitators: self.facilitators,
@@ -228,7 +207,8 @@ impl FacilitatorServiceBuilder {
                 settlements: Arc::default(),
                 slots: Semaphore::new(self.max_concurrent.min(Semaphore::MAX_PERMITS)),
                 admission_timeout: ADMISSION_TIMEOUT,
-                catalogue: catalogue.map(Catalogue::new),
+                #[cfg(feature = "bazaar")]
+                catalogue: catalogue::Catalogue::new(self.catalogue),
             }),
         }
     }
@@ -286,6 +266,7 @@ impl Shared {
         let operation = match (parts.uri.path(), &parts.method) {
             ("/healthz", &Method::GET | &Method::HEAD) => return Answer::healthy(),
             ("/supported", &Method::GET | &Method::HEAD) => None,
+            #[cfg(feature = "bazaar")]
             ("/discovery/resources", &Method::GET | &Method::HEAD) if self.catalogue.is_some() => None,
             ("/verify", &Method::POST) => Some(Operation::Verify),
             ("/settle", &Method::POST) => Some(Operation::Settle),
@@ -302,10 +283,11 @@ impl Shared {
             return denied;
         }
         let Some(operation) = operation else {
-            return match &self.catalogue {
-                Some(catalogue) if parts.uri.path() != "/supported" => self.discover(catalogue, &parts),
-                _ => self.supported().await,
-            };
+            #[cfg(feature = "bazaar")]
+            if let (Some(catalogue), "/discovery/resources") = (&self.catalogue, parts.uri.path()) {
+                return catalogue.answer(parts.uri.query().unwrap_or_default(), self.clock.now());
+            }
+            return self.supported().await;
         };
         let Ok(_slot) = self.slots.try_acquire() else {
             return Answer::unavailable("too many requests are being processed", Duration::from_secs(1));
@@ -336,17 +318,11 @@ impl Shared {
         }
     }
 
-    fn discover(&self, catalogue: &Catalogue, parts: &Parts) -> Answer {
-        match Query::read(parts.uri.query().unwrap_or_default()) {
-            Some(query) => Answer::json(StatusCode::OK, &catalogue.list(&query, self.clock.now())),
-            None => Answer::problem(StatusCode::BAD_REQUEST, "invalid_query", "limit and offset are numbers"),
-        }
-    }
-
     async fn supported(&self) -> Answer {
         let mut all = SupportedResponse::default();
+        #[cfg(feature = "bazaar")]
         if self.catalogue.is_some() {
-            all.extensions.push(bazaar::NAME.to_owned());
+            all.extensions.push(crate::protocol::bazaar::NAME.to_owned());
         }
         for facilitator in &self.facilitators {
             let Ok(supported) = facilitator.supported().await else {

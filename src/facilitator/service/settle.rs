@@ -77,10 +77,12 @@ impl Shared {
                 return Ok(failed(Rejection::new(Reason::NonceAlreadyUsed, detail)));
             }
             Reservation::Known(known) => {
+                #[cfg(feature = "bazaar")]
                 let was_settled = known.settlement.paid_by().is_some();
                 match self.resume(facilitator, *known, now).await? {
                     Ok(owned) => owned,
                     Err(result) => {
+                        #[cfg(feature = "bazaar")]
                         if !was_settled {
                             self.add_to_catalogue(payment, &result);
                         }
@@ -90,6 +92,7 @@ impl Shared {
             }
         };
         let result = self.verify_and_settle(facilitator, payment, lease, &record).await;
+        #[cfg(feature = "bazaar")]
         if let Ok(result) = &result {
             self.add_to_catalogue(payment, result);
         }
@@ -100,6 +103,7 @@ impl Shared {
     }
 
     /// Lists the resource of a payment, once: a repeated request must not change the catalogue.
+    #[cfg(feature = "bazaar")]
     fn add_to_catalogue(&self, payment: &Prechecked, result: &SettlementResult) {
         if let (Some(catalogue), SettlementResult::Settled(_)) = (&self.catalogue, result) {
             catalogue.record(payment, self.clock.now());

@@ -81,7 +81,7 @@ impl Stage {
         let urls = self.booths.iter().map(|booth| booth.url.clone()).collect();
         let student = x402_market::Student::builder(paying)
             .source(OneByOne { urls, shown: shown.clone() })
-            .clock(ManualClock::at(NOW))
+            .clock(Arc::new(ManualClock::at(NOW)))
             // One call at a time, because what is learned depends on the order of answers.
             .max_concurrent_calls(1)
             // No call times out, however busy the machine is.

@@ -249,20 +249,13 @@ async fn exhausted_budget_is_an_error_and_nothing_is_signed() {
 
 #[tokio::test]
 async fn expired_failed_payment_can_be_spent_again() {
-    #[derive(Clone, Debug)]
-    struct Shared(Arc<ManualClock>);
-    impl Clock for Shared {
-        fn now(&self) -> u64 {
-            self.0.now()
-        }
-    }
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
-    let clock = Shared(Arc::new(ManualClock::at(SystemClock.now())));
+    let clock = Arc::new(ManualClock::at(SystemClock.now()));
     // One price, without money behind it.
     let budget = Budget::builder().total(Usdc::from_atomic(PRICE)).release_failed().build();
     let payer = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).budget(budget);
-    let payer = payer.clock(Arc::new(clock.clone())).build();
+    let payer = payer.clock(clock.clone()).build();
     let student = Student::builder(payer).source(booth.url.clone()).selector(Cheapest).clock(clock.clone());
     let student = student.build().unwrap();
     student.discover().await;
@@ -270,10 +263,10 @@ async fn expired_failed_payment_can_be_spent_again() {
     assert!(matches!(failure(&feedback, &booth), Some(Failure::PaymentFailed { .. })), "{feedback:?}");
     student.wait_until_idle().await;
     let valid_before = student.budget().journal().unresolved()[0].valid_before;
-    clock.0.advance(valid_before - clock.now());
+    clock.advance(valid_before - clock.now());
     let error = student.evaluate(&single("a good one")).await.unwrap_err();
     assert!(matches!(error, StudentError::BudgetExhausted { .. }), "blocks may be late: {error:?}");
-    clock.0.advance(61);
+    clock.advance(61);
     assert_eq!(student.evaluate(&single("a good one")).await.unwrap().hires.len(), 1);
 }
 

@@ -190,8 +190,8 @@ impl StudentBuilder {
     }
 
     /// Sets the clock. Default: the system's.
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Arc::new(clock);
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
         self
     }
 

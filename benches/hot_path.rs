@@ -271,7 +271,7 @@ fn steps() -> Vec<Line> {
     let offer = support::hot_path::terms().offer().clone();
     let terms = std::sync::Arc::new(support::hot_path::terms());
     let mut mint = Mint::new(50);
-    let window = Window { remaining: 0, skew: 0 };
+    let window = Window::default();
     let text = message.payload.clone();
     vec![
         again("decode a 402", 100, move || decode_header::<PaymentRequired>(demand.as_bytes(), MAX_PAYMENT_HEADER)),
@@ -300,7 +300,7 @@ fn steps() -> Vec<Line> {
 /// From a hundred payments to the calldata of the transaction that settles them.
 fn batch_of_100() -> Line {
     let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(support::hot_path::terms()));
-    let window = Window { remaining: 0, skew: 0 };
+    let window = Window::default();
     let payments = move || {
         let payments =
             (0..100).map(|_| precheck(terms.clone(), mint.payment(Signed::ByKey, NOW), window, NOW).unwrap());
@@ -314,7 +314,7 @@ fn batch_of_100() -> Line {
 fn ledger() -> Line {
     let ledger = std::sync::Arc::new(MemoryLedger::with(Default::default(), 10_000_000, clock()));
     let (mut mint, terms) = (Mint::new(50), std::sync::Arc::new(support::hot_path::terms()));
-    let window = Window { remaining: 0, skew: 0 };
+    let window = Window::default();
     let record = move || {
         let payment = precheck(terms.clone(), mint.payment(Signed::ByWallet, NOW), window, NOW).unwrap();
         Record::new(&payment, Fingerprint { digest: B256::ZERO, names_caller: false }, NOW, NOW + VALID)

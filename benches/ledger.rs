@@ -29,7 +29,7 @@ use tower_x402::{
         SettlementStep, SqliteLedger,
     },
     payment::{Funds, PaymentKey, Terms, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    protocol::{ExactOffer, ExactPayload},
 };
 
 #[global_allocator]
@@ -45,13 +45,7 @@ const PRICE: u64 = 1_000;
 fn model() -> Record {
     let asset = Network::BASE_SEPOLIA.usdc().unwrap();
     let pay_to = Address::repeat_byte(7);
-    let terms = Arc::new(Terms::new(ExactOffer {
-        asset,
-        amount: U256::from(PRICE),
-        pay_to,
-        max_timeout_seconds: VALID,
-        flow: PaymentFlow::Authorization,
-    }));
+    let terms = Arc::new(Terms::new(ExactOffer::new(asset, U256::from(PRICE), pay_to, VALID)));
     let key = PrivateKeySigner::from_bytes(&B256::repeat_byte(1)).unwrap();
     let authorization = Authorization {
         from: key.address(),
@@ -63,7 +57,7 @@ fn model() -> Record {
     };
     let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
     let payload = ExactPayload { signature: PaymentSignature::from(signature.as_bytes().to_vec()), authorization };
-    let payment = precheck(terms, payload, Window { remaining: 0, skew: 5 }, NOW).unwrap();
+    let payment = precheck(terms, payload, Window::default().skew(5), NOW).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     Record::new(&payment, request, NOW, NOW + VALID)
 }

@@ -38,11 +38,13 @@ fn address(kind: u8, number: u64) -> Address {
 }
 
 fn market(rng: &mut Xoshiro256PlusPlus) -> Vec<Candidate> {
-    let candidate = |number| Candidate {
-        evaluator: address(1, number),
-        claims: (0..3).filter_map(|_| Skill::new(rng.random_range(0..SKILLS))).collect::<SkillSet>(),
-        price: Usdc::from_atomic(rng.random_range(300..3_000)),
-        first_seen: 0,
+    let candidate = |number| {
+        Candidate::new(
+            address(1, number),
+            (0..3).filter_map(|_| Skill::new(rng.random_range(0..SKILLS))).collect::<SkillSet>(),
+            Usdc::from_atomic(rng.random_range(300..3_000)),
+            0,
+        )
     };
     (0..EVALUATORS as u64).map(candidate).collect()
 }
@@ -52,7 +54,7 @@ fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
     selector.select(&job(0, false), market);
     let mut verdict = |evaluator, skill| {
         let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
-        Observation { evaluator, skill: Skill::new(skill).unwrap(), paid: Usdc::ZERO, at: 0, outcome }
+        Observation::new(evaluator, Skill::new(skill).unwrap(), Usdc::ZERO, 0, outcome)
     };
     for skill in 0..SKILLS {
         for candidate in market {
@@ -68,7 +70,9 @@ fn informed(market: &[Candidate], rng: &mut Xoshiro256PlusPlus) -> Thompson {
 
 fn job(turn: u64, audit: bool) -> Job {
     let skill = Skill::new(turn as usize % SKILLS).unwrap();
-    Job { audit, ..Job::new(skill, Usdc::from_atomic(900_000_000), 1_000_000) }
+    let mut job = Job::new(skill, Usdc::from_atomic(900_000_000), 1_000_000);
+    job.audit = audit;
+    job
 }
 
 fn choices(selector: &mut Thompson, market: &[Candidate], audit: bool) -> Vec<Duration> {
@@ -105,7 +109,7 @@ fn main() {
     for turn in 0..2_000_usize {
         let outcome = CallOutcome::answered(1.0, Some(0.9), Some(rng.random_bool(0.7)));
         let (evaluator, skill) = (market[turn * 11 % EVALUATORS].evaluator, Skill::new(turn % SKILLS).unwrap());
-        let observation = Observation { evaluator, skill, paid: Usdc::ZERO, at: 0, outcome };
+        let observation = Observation::new(evaluator, skill, Usdc::ZERO, 0, outcome);
         let started = Instant::now();
         selector.learn_report(address(2, turn as u64 % PAYERS), &observation);
         heard.push(started.elapsed());

@@ -91,7 +91,7 @@ impl Flags {
         let mut checker = PaymentChecker::new(self.network);
         if let Some(address) = self.asset {
             let (name, version) = (String::new(), String::new());
-            checker = checker.token(&Asset { network: self.network, address, name, version });
+            checker = checker.token(&Asset::new(self.network, address, name, version));
         }
         if self.rpc_url.is_empty() {
             let devnet = Devnet::builder().chain_id(self.network.chain_id()).start().await?;

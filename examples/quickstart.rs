@@ -97,7 +97,7 @@ async fn run() -> anyhow::Result<()> {
         .await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let origin = format!("http://{}", listener.local_addr()?);
-    let card = AgentCard::builder("Arithmetic evaluator", origin.parse()?)
+    let card = AgentCard::builder("Arithmetic evaluator", &origin)
         .skill("arithmetic", "Exact arithmetic and unit checking of a worked answer", Score::new(0.99)?)
         .price(PRICE)
         .pay_to(devnet.network(), payee)

@@ -116,7 +116,7 @@ impl Arguments {
     fn assets(&self) -> Result<Vec<Asset>, String> {
         match (self.network, self.asset, &self.asset_name, &self.asset_version) {
             (Some(network), Some(address), Some(name), Some(version)) => {
-                Ok(vec![Asset { network, address, name: name.clone(), version: version.clone() }])
+                Ok(vec![Asset::new(network, address, name.clone(), version.clone())])
             }
             (Some(network), ..) => {
                 let asset = network.usdc().ok_or_else(|| {

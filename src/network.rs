@@ -111,6 +111,7 @@ impl<'de> Deserialize<'de> for Network {
 /// An error while a network was read: the text is neither CAIP-2 of an EVM chain nor a name of x402 v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an EVM network: write CAIP-2 such as \"eip155:8453\", or \"base\" or \"base-sepolia\"")]
+#[non_exhaustive]
 pub struct ParseNetworkError;
 
 /// A token that implements EIP-3009, with the fields of its EIP-712 domain.
@@ -123,14 +124,11 @@ pub struct ParseNetworkError;
 /// use tower_x402::{Asset, Network};
 ///
 /// // USDC on Optimism.
-/// let asset = Asset {
-///     network: Network::eip155(10),
-///     address: address!("0b2C639c533813f4Aa9D7837CAf62653d097Ff85"),
-///     name: "USD Coin".into(),
-///     version: "2".into(),
-/// };
+/// let contract = address!("0b2C639c533813f4Aa9D7837CAf62653d097Ff85");
+/// let asset = Asset::new(Network::eip155(10), contract, "USD Coin", "2");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Asset {
     /// The network of the contract.
     pub network: Network,
@@ -140,6 +138,13 @@ pub struct Asset {
     pub name: String,
     /// The EIP-712 domain's `version`.
     pub version: String,
+}
+
+impl Asset {
+    /// Creates a token from its network, its contract's address, and the `name` and `version` of its EIP-712 domain.
+    pub fn new(network: Network, address: Address, name: impl Into<String>, version: impl Into<String>) -> Self {
+        Self { network, address, name: name.into(), version: version.into() }
+    }
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Flags {
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
         match (self.asset, &self.asset_name, &self.asset_version) {
             (Some(address), Some(name), Some(version)) => {
-                Ok(Asset { network: self.network, address, name: name.clone(), version: version.clone() })
+                Ok(Asset::new(self.network, address, name.clone(), version.clone()))
             }
             _ => self.network.usdc().with_context(|| {
                 format!("no USDC is known on {}; give --asset, --asset-name and --asset-version", self.network)

@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn each_sequence_says_what_was_paid_for_it() {
         let scored = scored(&[Some(said(&[Some(1.0), Some(0.0)], 1)), Some(said(&[Some(0.5), Some(1.0)], 2))]);
-        let group = scored.group(&GroupLimits { group_size: 2, max_token_len: 10_000 }).unwrap().unwrap();
+        let group = scored.group(&GroupLimits::new(2, 10_000)).unwrap().unwrap();
         let group = serde_json::to_value(group).unwrap();
         for about in group["overrides"].as_array().unwrap() {
             let payments = about["payments"].as_array().unwrap();

@@ -258,7 +258,7 @@ impl Flags {
     pub(crate) fn asset(&self) -> anyhow::Result<Asset> {
         match (self.asset, &self.asset_name, &self.asset_version) {
             (Some(address), Some(name), Some(version)) => {
-                Ok(Asset { network: self.network, address, name: name.clone(), version: version.clone() })
+                Ok(Asset::new(self.network, address, name.clone(), version.clone()))
             }
             _ => self.network.usdc().with_context(|| {
                 format!("no USDC is known on {}: give --asset, --asset-name and --asset-version", self.network)
@@ -269,7 +269,7 @@ impl Flags {
     /// Returns the credit limits of the flow `deferred`.
     pub(crate) fn credit(&self) -> Option<DeferredPolicy> {
         let answers = |n| self.price.checked_mul(n).unwrap_or(Usdc::MAX);
-        let policy = DeferredPolicy { total: answers(500), per_payer: answers(20), history: 3 };
+        let policy = DeferredPolicy::default().total(answers(500)).per_payer(answers(20)).history(3);
         (self.flow == Flow::Deferred).then_some(policy)
     }
 

@@ -130,7 +130,7 @@ pub(crate) fn base(flags: &Flags, listening: SocketAddr) -> anyhow::Result<Url> 
 }
 
 fn language_model(flags: &Flags, url: &str) -> anyhow::Result<LlmJudge> {
-    let mut model = ChatClient::new(&url.parse()?, &*flags.llm_model).context("--llm-url")?.json_mode(true);
+    let mut model = ChatClient::new(url, &*flags.llm_model).context("--llm-url")?.json_mode(true);
     if let Ok(key) = std::env::var(API_KEY) {
         model = model.api_key(&key).context(API_KEY)?;
     }

@@ -135,12 +135,12 @@ fn address(role: Role, number: usize) -> Address {
 fn candidates(world: &World, task: usize) -> Vec<Candidate> {
     let candidate = |(number, evaluator): (usize, &super::world::Evaluator)| {
         let (life, born) = evaluator.life(task);
-        Candidate {
-            evaluator: address(Role::Evaluator { life }, number),
-            claims: evaluator.claims.iter().filter_map(|skill| Skill::new(*skill)).collect(),
-            price: Usdc::from_atomic(evaluator.at(task).1),
-            first_seen: born as u64 * PACE,
-        }
+        Candidate::new(
+            address(Role::Evaluator { life }, number),
+            evaluator.claims.iter().filter_map(|skill| Skill::new(*skill)).collect(),
+            Usdc::from_atomic(evaluator.at(task).1),
+            born as u64 * PACE,
+        )
     };
     world.evaluators.iter().enumerate().map(candidate).collect()
 }
@@ -200,7 +200,8 @@ impl Run<'_> {
         let now = task as u64 * PACE;
         let remaining = Usdc::from_atomic(self.left[student]);
         let tasks_left = (self.world.tasks_per_student - task) as u64;
-        let job = Job { audit, now, ..Job::new(skill, remaining, tasks_left) };
+        let mut job = Job::new(skill, remaining, tasks_left);
+        (job.audit, job.now) = (audit, now);
         let panel = self.students[student].selector().select(&job, market);
         let accuracies: Vec<_> =
             self.order.iter().map(|evaluator| self.world.evaluators[*evaluator].at(task).0[number]).collect();
@@ -216,8 +217,7 @@ impl Run<'_> {
             self.out.paid[task][self.order[chosen]] += price as f64;
             let draw = if Some(chosen) == hired { luck } else { self.fate.random() };
             let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), audit.then_some(draw < accuracies[chosen]));
-            let observation =
-                Observation { evaluator: candidate.evaluator, skill, paid: candidate.price, at: now, outcome };
+            let observation = Observation::new(candidate.evaluator, skill, candidate.price, now, outcome);
             let selector = self.students[student].selector();
             selector.learn(&observation);
             selector.record_cost(&choice, candidate.price);
@@ -257,7 +257,7 @@ impl Run<'_> {
             let praise = about == number || subject.name == *friend || honest;
             let Candidate { evaluator, price, .. } = offered[about];
             let outcome = CallOutcome::answered(1.0, Some(CONFIDENCE), Some(praise));
-            let observation = Observation { evaluator, skill, paid: price, at: task as u64 * PACE, outcome };
+            let observation = Observation::new(evaluator, skill, price, task as u64 * PACE, outcome);
             for student in &mut self.students {
                 student.learn_report(address(Role::Sham, number), &observation);
             }

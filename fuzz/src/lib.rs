@@ -161,8 +161,9 @@ pub fn card(input: &[u8]) -> Depth {
 
     let Ok(read) = serde_json::from_str::<Map<String, Value>>(raw.get()) else { return Depth::Read };
     assert!(read.values().all(|value| depth(value) < 128), "a reader's stack is bounded");
-    let network = "base".to_owned();
-    same(&SupportedKind { x402_version: 2, scheme: "exact".into(), network, extra: Some(read.clone()) });
+    let mut kind = SupportedKind::new(2, "exact", "base");
+    kind.extra = Some(read.clone());
+    same(&kind);
     let id = PaymentId::of_random(B256::repeat_byte(7));
     let offered: Verbatim<Map<String, Value>> = serde_json::from_str(raw.get()).expect("it is JSON");
     if let Some(named) = id.add_to(&offered) {

@@ -298,7 +298,7 @@ mod on_devnet {
         let signature = key.sign_hash_sync(&authorization.signing_hash(terms.domain())).unwrap();
         let signature = PaymentSignature::from(signature.as_bytes().to_vec());
         let payload = ExactPayload { signature, authorization };
-        precheck(terms, payload, Window { remaining: 0, skew: 5 }, now).unwrap()
+        precheck(terms, payload, Window::default().skew(5), now).unwrap()
     }
 
     #[tokio::test]

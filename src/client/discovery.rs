@@ -32,7 +32,7 @@ const MAX_OFFERS: usize = 64;
 /// use tower_x402::client::{DiscoveryClient, DiscoveryFilter};
 ///
 /// let facilitator = DiscoveryClient::builder("https://x402.org/facilitator").build()?;
-/// let found = facilitator.list(&DiscoveryFilter { kind: Some("http".into()), ..Default::default() }).await?;
+/// let found = facilitator.list(&DiscoveryFilter::default().kind("http")).await?;
 /// for resource in &found.resources {
 ///     println!("{} {:?}", resource.url, resource.description);
 /// }
@@ -206,21 +206,49 @@ impl fmt::Debug for DiscoveryClientBuilder {
     }
 }
 
-/// A filter for resources, which must match every field that is set.
+/// A filter for resources: those that match everything that is set. The default matches all.
 ///
 /// A facilitator may ignore fields that it does not know, so check what it returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct DiscoveryFilter {
-    /// The kind of resource: `http` or `mcp`.
-    pub kind: Option<String>,
-    /// The payee's address.
-    pub pay_to: Option<String>,
-    /// The payment scheme: `exact`.
-    pub scheme: Option<String>,
-    /// The network, as CAIP-2.
-    pub network: Option<String>,
-    /// An extension that the resource declares.
-    pub extension: Option<String>,
+    kind: Option<String>,
+    pay_to: Option<String>,
+    scheme: Option<String>,
+    network: Option<String>,
+    extension: Option<String>,
+}
+
+impl DiscoveryFilter {
+    /// Selects resources of this kind: `http` or `mcp`.
+    pub fn kind(mut self, kind: impl Into<String>) -> Self {
+        self.kind = Some(kind.into());
+        self
+    }
+
+    /// Selects resources with this payee.
+    pub fn pay_to(mut self, pay_to: impl Into<String>) -> Self {
+        self.pay_to = Some(pay_to.into());
+        self
+    }
+
+    /// Selects resources with this payment scheme, such as `exact`.
+    pub fn scheme(mut self, scheme: impl Into<String>) -> Self {
+        self.scheme = Some(scheme.into());
+        self
+    }
+
+    /// Selects resources on this network, as CAIP-2.
+    pub fn network(mut self, network: impl Into<String>) -> Self {
+        self.network = Some(network.into());
+        self
+    }
+
+    /// Selects resources that declare this extension.
+    pub fn extension(mut self, extension: impl Into<String>) -> Self {
+        self.extension = Some(extension.into());
+        self
+    }
 }
 
 /// One page of a facilitator's list.

@@ -356,6 +356,7 @@ impl SettlementStep {
 /// The record's state does not allow the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a payment that is {fulfilment:?} and {settlement:?} cannot take this step")]
+#[non_exhaustive]
 pub struct InvalidTransition {
     /// The state of the work.
     pub fulfilment: Fulfilment,

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -34,18 +35,39 @@ impl fmt::Debug for StoredResponse {
 
 /// Limits on the responses that a ledger keeps for replays.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct ResponseLimits {
-    /// The largest body, in bytes. Default: 64 KiB.
-    pub body_bytes: usize,
-    /// The size of all bodies and headers together, in bytes. Default: 64 MiB.
-    pub total_bytes: usize,
-    /// The number of responses. Default: 10,000.
-    pub count: usize,
-    /// The age at which a response is removed, in seconds. Default: 600.
-    pub age_seconds: u64,
+    pub(super) body_bytes: usize,
+    pub(super) total_bytes: usize,
+    pub(super) count: usize,
+    pub(super) age_seconds: u64,
 }
 
 impl ResponseLimits {
+    /// Sets the largest body, in bytes. Default: 64 KiB.
+    pub const fn body_bytes(mut self, bytes: usize) -> Self {
+        self.body_bytes = bytes;
+        self
+    }
+
+    /// Sets the size of all bodies and headers together, in bytes. Default: 64 MiB.
+    pub const fn total_bytes(mut self, bytes: usize) -> Self {
+        self.total_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of responses. Default: 10,000.
+    pub const fn count(mut self, responses: usize) -> Self {
+        self.count = responses;
+        self
+    }
+
+    /// Sets the age at which a response is removed, in whole seconds. Default: 10 minutes.
+    pub const fn max_age(mut self, age: Duration) -> Self {
+        self.age_seconds = age.as_secs();
+        self
+    }
+
     /// Returns the weight of a response that is within the limits by itself.
     pub(super) fn admit(&self, response: &StoredResponse) -> Option<usize> {
         let weight = weight(response);

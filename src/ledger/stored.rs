@@ -19,6 +19,7 @@ use crate::{
 /// The text is not the JSON of a [`Record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the text is not the JSON of a payment's record")]
+#[non_exhaustive]
 pub struct InvalidRecord;
 
 impl Record {

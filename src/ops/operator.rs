@@ -220,6 +220,7 @@ impl FromStr for PaymentFilter {
 /// An error while a [`PaymentFilter`] was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected all, open, owed, deferred, none, due, submitted, unknown, settled, final or dead")]
+#[non_exhaustive]
 pub struct ParsePaymentFilterError;
 
 /// Pages of payments, in the order of [`PaymentKey`].
@@ -343,4 +344,5 @@ impl FromStr for PaymentSearch {
 #[error(
     "expected 0x(payer):0x(nonce), or 8 to 64 hexadecimal digits that a payer, a nonce or a transaction begins with"
 )]
+#[non_exhaustive]
 pub struct ParsePaymentSearchError;

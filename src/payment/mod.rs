@@ -53,14 +53,10 @@ impl Hash for PaymentKey {
 /// The terms of a payment: an offer with its JSON, the digest of that and the token's EIP-712 domain, each computed once.
 ///
 /// ```
-/// # use tower_x402::{Network, Usdc, payment::Terms, protocol::{ExactOffer, PaymentFlow}};
-/// let terms = Terms::new(ExactOffer {
-///     asset: Network::BASE.usdc().expect("known"),
-///     amount: Usdc::from_atomic(1_000).into(),
-///     pay_to: alloy_primitives::address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"),
-///     max_timeout_seconds: 120,
-///     flow: PaymentFlow::Authorization,
-/// });
+/// # use tower_x402::{Network, Usdc, payment::Terms, protocol::ExactOffer};
+/// let usdc = Network::BASE.usdc().expect("known");
+/// let pay_to = alloy_primitives::address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
+/// let terms = Terms::new(ExactOffer::new(usdc, Usdc::from_atomic(1_000).into(), pay_to, 120));
 /// assert!(terms.text().text().contains("\"amount\":\"1000\""));
 /// ```
 #[derive(Clone, Debug)]
@@ -159,6 +155,7 @@ impl EchoedMetadata {
 
 /// The result of verifying a payment, good for a few seconds.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct Verified {
     /// The payer's balance, if the ledger has to compare it with the payments in flight.
     pub funds: Option<Funds>,

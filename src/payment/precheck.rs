@@ -31,12 +31,29 @@ pub enum Authenticity {
 }
 
 /// The margins of an authorization's window of validity, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Window {
-    /// The time that must remain before `validBefore`: the handler's deadline and the margin for settlement.
+    /// The time that must remain before `validBefore`: the handler's deadline and the margin for settlement. Default: 0.
     pub remaining: u64,
-    /// How far the payer's clock may be ahead of this one.
+    /// How far the payer's clock may be ahead of this one. Default: 0.
     pub skew: u64,
+}
+
+impl Window {
+    /// Sets the time that must remain before `validBefore`, in seconds.
+    #[must_use]
+    pub const fn remaining(mut self, seconds: u64) -> Self {
+        self.remaining = seconds;
+        self
+    }
+
+    /// Sets how far the payer's clock may be ahead of this one, in seconds.
+    #[must_use]
+    pub const fn skew(mut self, seconds: u64) -> Self {
+        self.skew = seconds;
+        self
+    }
 }
 
 /// Checks a payment against `terms` at the time `now` (Unix seconds), without I/O.
@@ -167,6 +184,7 @@ impl Prechecked {
 /// Why a payment was rejected by a check.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
+#[non_exhaustive]
 pub struct Rejection {
     /// The protocol's reason code.
     pub reason: Reason,

@@ -14,6 +14,7 @@ pub const NAME: &str = super::extensions::BAZAAR;
 
 /// The encoding of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BodyType {
     /// `application/json`.
     Json,

@@ -50,6 +50,7 @@ impl fmt::Display for PaymentFlow {
 
 /// An `exact` offer on an EVM chain, parsed and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExactOffer {
     /// The token, and its chain.
     pub asset: Asset,
@@ -64,6 +65,11 @@ pub struct ExactOffer {
 }
 
 impl ExactOffer {
+    /// Creates an offer of the flow `authorization`. `amount` is in atomic units of the token.
+    pub const fn new(asset: Asset, amount: U256, pay_to: Address, max_timeout_seconds: u64) -> Self {
+        Self { asset, amount, pay_to, max_timeout_seconds, flow: PaymentFlow::Authorization }
+    }
+
     /// Returns the chain of the payment.
     pub fn network(&self) -> Network {
         self.asset.network

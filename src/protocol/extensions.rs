@@ -96,6 +96,7 @@ impl fmt::Debug for PaymentId {
 /// Not a payment identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a payment identifier has 16 to 128 letters, digits, hyphens and underscores")]
+#[non_exhaustive]
 pub struct PaymentIdError;
 
 /// Returns the first extension whose echo differs from the offer. A payer may omit an extension and may add fields to it, but may neither

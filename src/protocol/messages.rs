@@ -10,6 +10,7 @@ use super::{ExactPayload, Reason, V2};
 /// The resource that is paid for (`resource` of a 402).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct ResourceInfo {
     /// The resource's public URL.
     pub url: String,
@@ -30,12 +31,20 @@ pub struct ResourceInfo {
     pub icon_url: Option<String>,
 }
 
+impl ResourceInfo {
+    /// Creates a resource that has nothing but its URL.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), ..Self::default() }
+    }
+}
+
 /// An offer: one way to pay, offered by a server and echoed by a payer.
 ///
 /// The fields are text, because an offer may be for a chain that this crate does not support. [`ExactOffer`](super::ExactOffer) parses
-/// the others.
+/// the others, and [writes](super::ExactOffer::to_requirements) them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct PaymentRequirements {
     /// The scheme. This crate knows `exact`.
     pub scheme: String,
@@ -57,6 +66,7 @@ pub struct PaymentRequirements {
 /// `PAYMENT-REQUIRED`: the offers for a resource.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct PaymentRequired {
     /// The protocol version.
     pub x402_version: V2,
@@ -72,9 +82,17 @@ pub struct PaymentRequired {
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
+impl PaymentRequired {
+    /// Creates the message without an error and without extensions.
+    pub const fn new(resource: ResourceInfo, accepts: Vec<Verbatim<PaymentRequirements>>) -> Self {
+        Self { x402_version: V2, error: None, resource, accepts, extensions: None }
+    }
+}
+
 /// `PAYMENT-SIGNATURE`: a signed payment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct PaymentPayload {
     /// The protocol version.
     pub x402_version: V2,
@@ -90,9 +108,17 @@ pub struct PaymentPayload {
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
+impl PaymentPayload {
+    /// Creates a payment for an offer, without the echoed resource and extensions.
+    pub const fn new(accepted: Verbatim<PaymentRequirements>, payload: Verbatim<ExactPayload>) -> Self {
+        Self { x402_version: V2, resource: None, accepted, payload, extensions: None }
+    }
+}
+
 /// `PAYMENT-RESPONSE`, and a facilitator's response to `/settle`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct SettlementResponse {
     /// `true` if the payment was settled, or accepted for later settlement if an extension says so.
     pub success: bool,
@@ -117,9 +143,26 @@ pub struct SettlementResponse {
     pub extra: Option<Map<String, Value>>,
 }
 
+impl SettlementResponse {
+    /// Creates the response to a payment that this transaction settled on this chain (CAIP-2).
+    pub fn settled(transaction: impl Into<String>, network: impl Into<String>) -> Self {
+        Self::new(true, None, transaction.into(), network.into())
+    }
+
+    /// Creates the response to a payment on this chain (CAIP-2) that was not settled, for this reason.
+    pub fn failed(reason: Reason, network: impl Into<String>) -> Self {
+        Self::new(false, Some(reason), String::new(), network.into())
+    }
+
+    const fn new(success: bool, error_reason: Option<Reason>, transaction: String, network: String) -> Self {
+        Self { success, error_reason, payer: None, transaction, network, amount: None, extensions: None, extra: None }
+    }
+}
+
 /// The request to a facilitator's `/verify` and `/settle`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct FacilitatorRequest {
     /// The protocol version.
     pub x402_version: V2,
@@ -129,9 +172,17 @@ pub struct FacilitatorRequest {
     pub payment_requirements: Verbatim<PaymentRequirements>,
 }
 
+impl FacilitatorRequest {
+    /// Creates a request to verify or settle this payment for this offer.
+    pub const fn new(payment_payload: PaymentPayload, payment_requirements: Verbatim<PaymentRequirements>) -> Self {
+        Self { x402_version: V2, payment_payload, payment_requirements }
+    }
+}
+
 /// A facilitator's response to `/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct VerifyResponse {
     /// `true` if the payment could be settled now.
     pub is_valid: bool,
@@ -149,9 +200,23 @@ pub struct VerifyResponse {
     pub extra: Option<Map<String, Value>>,
 }
 
+impl VerifyResponse {
+    /// Creates the response to a payment of this payer that could be settled now.
+    pub fn valid(payer: impl Into<String>) -> Self {
+        Self { is_valid: true, invalid_reason: None, invalid_message: None, payer: Some(payer.into()), extra: None }
+    }
+
+    /// Creates the response to a payment that could not be settled, for this reason. `message` is for people.
+    pub fn invalid(reason: Reason, message: impl Into<String>) -> Self {
+        let (invalid_reason, invalid_message) = (Some(reason), Some(message.into()));
+        Self { is_valid: false, invalid_reason, invalid_message, payer: None, extra: None }
+    }
+}
+
 /// A facilitator's response to `/supported`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct SupportedResponse {
     /// The kinds of payments that it verifies and settles.
     pub kinds: Vec<SupportedKind>,
@@ -166,6 +231,7 @@ pub struct SupportedResponse {
 /// A kind of payment that a facilitator supports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct SupportedKind {
     /// The protocol version.
     pub x402_version: u8,
@@ -176,6 +242,13 @@ pub struct SupportedKind {
     /// Fields of the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra: Option<Map<String, Value>>,
+}
+
+impl SupportedKind {
+    /// Creates a kind without further fields. `network` is CAIP-2, in v1 a name.
+    pub fn new(x402_version: u8, scheme: impl Into<String>, network: impl Into<String>) -> Self {
+        Self { x402_version, scheme: scheme.into(), network: network.into(), extra: None }
+    }
 }
 
 /// A JSON text of type `T` that is kept byte for byte and read on demand.

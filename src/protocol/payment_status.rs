@@ -64,6 +64,7 @@ pub fn declared(extensions: &Map<String, Value>) -> Option<&str> {
 
 /// The status of a payment, as a server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Status {
     /// The state of the settlement.
     pub state: State,

@@ -7,6 +7,7 @@ use super::header_name;
 /// A version of x402. Its JSON is its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
+#[non_exhaustive]
 pub enum Version {
     /// Offers are in the body of the 402, payments in `X-PAYMENT`.
     V1,

@@ -316,9 +316,7 @@ pub(super) fn not_kept() -> Answer {
 
 /// The request cannot be priced.
 pub(super) fn not_priced(error: &PriceError) -> Answer {
-    let is_error = error.status.is_client_error() || error.status.is_server_error();
-    let status = if is_error { error.status } else { StatusCode::INTERNAL_SERVER_ERROR };
-    Answer::problem(status, "not_priced", &error.message, None)
+    Answer::problem(error.status(), "not_priced", error.message(), None)
 }
 
 /// Another worker has the payment.

@@ -534,18 +534,15 @@ impl fmt::Debug for RequirePaymentLayerBuilder {
 /// ```
 /// use tower_x402::{Usdc, server::DeferredPolicy};
 ///
-/// let policy = DeferredPolicy { per_payer: Usdc::from_atomic(20_000), ..DeferredPolicy::default() };
-/// assert_eq!((policy.total, policy.history), (Usdc::from_atomic(1_000_000), 3));
+/// let policy = DeferredPolicy::default().per_payer(Usdc::from_atomic(20_000)).history(10);
+/// # let _ = policy;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct DeferredPolicy {
-    /// The most that all payers together may owe in the ledger, on all networks. Default: $1.
-    pub total: Usdc,
-    /// The most that one payer may owe. Default: $0.05.
-    pub per_payer: Usdc,
-    /// The number of payments that the payer must have settled here already, of those that the ledger still has on record. Default: 3;
-    /// at least 1.
-    pub history: u32,
+    total: Usdc,
+    per_payer: Usdc,
+    history: u32,
 }
 
 impl Default for DeferredPolicy {
@@ -555,6 +552,25 @@ impl Default for DeferredPolicy {
 }
 
 impl DeferredPolicy {
+    /// Sets the most that all payers together may owe in the ledger, on all networks. Default: $1.
+    pub const fn total(mut self, amount: Usdc) -> Self {
+        self.total = amount;
+        self
+    }
+
+    /// Sets the most that one payer may owe. Default: $0.05.
+    pub const fn per_payer(mut self, amount: Usdc) -> Self {
+        self.per_payer = amount;
+        self
+    }
+
+    /// Sets the number of payments that a payer must have settled here before it gets credit, of those that the ledger still has on
+    /// record. Default: 3; at least 1.
+    pub const fn history(mut self, payments: u32) -> Self {
+        self.history = payments;
+        self
+    }
+
     pub(super) fn limit(&self) -> CreditLimit {
         CreditLimit {
             total: self.total.into(),
@@ -586,7 +602,7 @@ pub enum BuildError {
     ZeroPayee,
     /// The network has no USDC known here: call `pay_to_in`.
     #[error(
-        "no USDC is known on {0}: call .pay_to_in(Asset {{ … }}, address) with the token's EIP-712 name and version"
+        "no USDC is known on {0}: call .pay_to_in(Asset::new(…), address) with the token's EIP-712 name and version"
     )]
     NoUsdc(Network),
     /// No facilitator was set: call `facilitator`.
@@ -714,7 +730,7 @@ impl Limits {
 
     /// Returns the window of time in which an authorization must be usable.
     pub(super) fn window(&self) -> Window {
-        Window { remaining: (self.handler_deadline + self.settlement_margin).as_secs(), skew: CLOCK_SKEW }
+        Window::default().remaining((self.handler_deadline + self.settlement_margin).as_secs()).skew(CLOCK_SKEW)
     }
 }
 

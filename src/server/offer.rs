@@ -22,6 +22,7 @@ use crate::{
 
 /// The price of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Quote {
     /// The request is free and passes unpaid.
     Free,
@@ -39,10 +40,27 @@ impl From<Usdc> for Quote {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct PriceError {
-    /// The status: 4xx if the request is to blame, 503 if a price is not available now.
-    pub status: StatusCode,
-    /// A sentence for the client that says what to change.
-    pub message: String,
+    status: StatusCode,
+    message: String,
+}
+
+impl PriceError {
+    /// Creates an error. `status` is 4xx if the request is to blame, 503 if a price is not available now; any that is no error becomes
+    /// 500. `message` is a sentence for the client that says what to change.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let is_error = status.is_client_error() || status.is_server_error();
+        Self { status: if is_error { status } else { StatusCode::INTERNAL_SERVER_ERROR }, message: message.into() }
+    }
+
+    /// Returns the status of the response.
+    pub const fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Returns the sentence for the client.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
 }
 
 pub(super) type QuoteFuture = Pin<Box<dyn Future<Output = Result<Quote, PriceError>> + Send>>;

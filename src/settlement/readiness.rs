@@ -15,11 +15,12 @@ use crate::ledger::{Ledger, Listing};
 /// ```
 /// use tower_x402::facilitator::{NotReady, Readiness};
 ///
-/// let readiness = Readiness { reasons: vec![NotReady::Node] };
+/// let readiness = Readiness::from(NotReady::Node);
 /// assert!(!readiness.is_ready());
 /// assert_eq!(readiness.to_string(), "not ready: the node does not answer");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Readiness {
     /// The reasons why payments could not be settled. Empty if they could.
     pub reasons: Vec<NotReady>,
@@ -87,6 +88,18 @@ impl Readiness {
     pub(crate) async fn of_ledger(ledger: &dyn Ledger) -> Self {
         let answer = ledger.list(&Listing { limit: 1, ..Listing::default() }).await;
         Self { reasons: answer.is_err().then_some(NotReady::Ledger).into_iter().collect() }
+    }
+}
+
+impl From<NotReady> for Readiness {
+    fn from(reason: NotReady) -> Self {
+        Self { reasons: vec![reason] }
+    }
+}
+
+impl FromIterator<NotReady> for Readiness {
+    fn from_iter<I: IntoIterator<Item = NotReady>>(reasons: I) -> Self {
+        Self { reasons: reasons.into_iter().collect() }
     }
 }
 

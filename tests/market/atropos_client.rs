@@ -28,7 +28,7 @@ use tokio::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const LIMITS: GroupLimits = GroupLimits { group_size: 2, max_token_len: 64 };
+const LIMITS: GroupLimits = GroupLimits::new(2, 64);
 
 /// A server that answers `/scored_data` so, and otherwise plays along. Says how often it was asked that.
 async fn server(push: impl Fn() -> Response + Clone + Send + Sync + 'static) -> (AtroposClient, Arc<AtomicUsize>) {
@@ -295,6 +295,6 @@ fn what_a_trainer_could_not_learn_from_cannot_be_made() {
     }
     assert!(sequence("2", 1.0).with_inference_logprobs(&[0.0]).is_err());
     let group = ScoredGroup::new(two(), &LIMITS).unwrap();
-    assert!(group.check(&GroupLimits { group_size: 4, ..LIMITS }).is_err());
-    assert!(group.check(&GroupLimits { max_token_len: 5, ..LIMITS }).is_err());
+    assert!(group.check(&GroupLimits::new(4, 64)).is_err());
+    assert!(group.check(&GroupLimits::new(2, 5)).is_err());
 }

@@ -20,7 +20,7 @@ use tower_x402::{
         StoredResponse,
     },
     payment::{Authenticity, Prechecked, Rejection, SettlementOutcome, Terms, Verified, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow},
+    protocol::{ExactOffer, ExactPayload},
 };
 
 use crate::eventually::eventually;
@@ -101,13 +101,7 @@ impl Stage {
         // The upkeep's first pass, which finds nothing, is over before anything is there to be found.
         tokio::task::yield_now().await;
         devnet.faults().reset();
-        let terms = Arc::new(Terms::new(ExactOffer {
-            asset: devnet.asset(),
-            amount: U256::from(PRICE),
-            pay_to: PAYEE,
-            max_timeout_seconds: VALID,
-            flow: PaymentFlow::Authorization,
-        }));
+        let terms = Arc::new(Terms::new(ExactOffer::new(devnet.asset(), U256::from(PRICE), PAYEE, VALID)));
         Self { devnet, clock, ledger, facilitator, terms }
     }
 
@@ -146,7 +140,7 @@ impl Stage {
         precheck(
             self.terms.clone(),
             ExactPayload { signature, authorization },
-            Window { remaining: 0, skew: 5 },
+            Window::default().skew(5),
             self.clock.now(),
         )
         .unwrap()

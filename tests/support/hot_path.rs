@@ -25,7 +25,7 @@ use tower_x402::{
     facilitator::{Facilitator, FacilitatorError, VerifyError},
     ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
     payment::{Prechecked, SettlementOutcome, Terms, Verified},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, SettlementResponse, SupportedResponse, encode_header},
+    protocol::{ExactOffer, ExactPayload, SettlementResponse, SupportedResponse, encode_header},
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 
@@ -211,13 +211,7 @@ impl Mint {
 }
 
 pub fn terms() -> Terms {
-    Terms::new(ExactOffer {
-        asset: asset(),
-        amount: U256::from(PRICE),
-        pay_to: pay_to(),
-        max_timeout_seconds: VALID,
-        flow: PaymentFlow::Authorization,
-    })
+    Terms::new(ExactOffer::new(asset(), U256::from(PRICE), pay_to(), VALID))
 }
 
 pub fn authorization(from: Address, nonce: B256, now: u64) -> Authorization {
@@ -247,16 +241,8 @@ impl Seller {
     /// One that asks for what `app` asks for.
     pub async fn like(app: &mut Router) -> Self {
         let demand = answer(app, unpaid()).await.headers()["payment-required"].clone();
-        let receipt = SettlementResponse {
-            success: true,
-            error_reason: None,
-            payer: None,
-            transaction: B256::repeat_byte(0x77).to_string(),
-            network: Network::BASE_SEPOLIA.to_string(),
-            amount: None,
-            extensions: None,
-            extra: None,
-        };
+        let receipt =
+            SettlementResponse::settled(B256::repeat_byte(0x77).to_string(), Network::BASE_SEPOLIA.to_string());
         let receipt = encode_header(&receipt).expect("JSON").try_into().expect("base64 is a header value");
         Self { demand, receipt }
     }

@@ -52,6 +52,12 @@ pub mod student_stage;
 pub mod thread_time;
 pub mod token;
 
+/// Returns the value after this change.
+pub fn changed<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
+
 /// The root of the checkout.
 pub fn repository() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))

@@ -24,7 +24,7 @@ use tower_x402::{
     ManualClock, Network, Usdc,
     client::{Budget, Payer},
     eip3009::TokenDomain,
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, PaymentPayload, ResourceInfo, decode_header, v1},
+    protocol::{ExactOffer, ExactPayload, PaymentPayload, ResourceInfo, decode_header, v1},
 };
 
 pub const KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
@@ -153,13 +153,7 @@ pub fn required_402_v1(body: &Value) -> Response {
 // What the server says.
 
 pub fn offer(amount: u64) -> ExactOffer {
-    ExactOffer {
-        asset: Network::BASE_SEPOLIA.usdc().unwrap(),
-        amount: U256::from(amount),
-        pay_to: Address::repeat_byte(7),
-        max_timeout_seconds: 60,
-        flow: PaymentFlow::Authorization,
-    }
+    ExactOffer::new(Network::BASE_SEPOLIA.usdc().unwrap(), U256::from(amount), Address::repeat_byte(7), 60)
 }
 
 pub fn required(offers: &[ExactOffer]) -> String {
@@ -169,7 +163,7 @@ pub fn required(offers: &[ExactOffer]) -> String {
 
 /// The body of a 402 of v1. It says nothing of flows, unless one is other than usual.
 pub fn required_v1(offers: &[ExactOffer]) -> Value {
-    let resource = ResourceInfo { url: "http://evaluator.example".into(), ..ResourceInfo::default() };
+    let resource = ResourceInfo::new("http://evaluator.example");
     let spell = |offer: &ExactOffer| {
         let written = offer.to_requirements();
         let mut spelled = v1::PaymentRequirementsV1::of(&written, offer.network().v1_name().unwrap(), &resource);

@@ -183,12 +183,12 @@ impl Customer {
         let mut authorization =
             authorization::authorization(self.from, text("payTo").parse().expect("an address"), units);
         authorization.validBefore = U256::from(unix_now() + offer["maxTimeoutSeconds"].as_u64().expect("seconds"));
-        let asset = Asset {
-            network: text("network").parse().expect("an EVM network"),
-            address: text("asset").parse().expect("an address"),
-            name: offer["extra"]["name"].as_str().expect("a name").to_owned(),
-            version: offer["extra"]["version"].as_str().expect("a version").to_owned(),
-        };
+        let asset = Asset::new(
+            text("network").parse().expect("an EVM network"),
+            text("asset").parse().expect("an address"),
+            offer["extra"]["name"].as_str().expect("a name").to_owned(),
+            offer["extra"]["version"].as_str().expect("a version").to_owned(),
+        );
         let mut purchase = Purchase {
             asset,
             signer: self.signer.clone(),

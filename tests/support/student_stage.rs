@@ -103,7 +103,7 @@ impl Stage {
 
 /// The card of an evaluator of prose and arithmetic.
 pub fn card(address: SocketAddr, payee: Address) -> AgentCardBuilder {
-    AgentCard::builder("The judge", format!("http://{address}").parse().unwrap())
+    AgentCard::builder("The judge", format!("http://{address}"))
         .skill("arithmetic", "Marks sums", Score::new(0.9).unwrap())
         .skill("prose", "Marks style", Score::new(0.9).unwrap())
         .price("$0.001")

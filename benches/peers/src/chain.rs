@@ -87,7 +87,7 @@ async fn one_by_one(seller: usize, block_time: Duration, count: usize) -> Result
             warm(&mut app, &mut mint).await;
             stage.proxy.set_latency(RTT);
             for _ in 0..count {
-                let window = Window { remaining: 0, skew: 30 };
+                let window = Window::default().skew(30);
                 let payload = mint.payload(Signed::ByKey);
                 let now = tower_x402::Clock::now(&SystemClock);
                 let payment = precheck(Arc::new(hot_path::terms()), payload, window, now)?;

@@ -14,6 +14,7 @@ const SCORED_DATA_LIST: &str = "scored_data_list";
 
 /// The registration of an environment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct EnvRegistration {
     /// The longest sequence that it makes, in tokens.
     pub max_token_length: u64,

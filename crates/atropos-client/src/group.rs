@@ -10,11 +10,19 @@ const ID: &str = "group_id";
 
 /// The limits on a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupLimits {
     /// The number of sequences.
     pub group_size: usize,
     /// Each sequence must have fewer tokens than this.
     pub max_token_len: u64,
+}
+
+impl GroupLimits {
+    /// Creates the limits of groups of `group_size` sequences of less than `max_token_len` tokens.
+    pub const fn new(group_size: usize, max_token_len: u64) -> Self {
+        Self { group_size, max_token_len }
+    }
 }
 
 /// Several answers to one prompt, with scores that are not all equal.
@@ -24,7 +32,7 @@ pub struct GroupLimits {
 /// ```
 /// use atropos_client::{ByteTokenizer, GroupError, GroupLimits, ScoredGroup, Sequence};
 ///
-/// let limits = GroupLimits { group_size: 2, max_token_len: 64 };
+/// let limits = GroupLimits::new(2, 64);
 /// let answer = |text, score| Sequence::new(&ByteTokenizer::prompt("1 + 1?"), &ByteTokenizer::completion(text), score);
 /// assert!(ScoredGroup::new([answer("2", 1.0)?, answer("3", 0.0)?], &limits).is_ok());
 /// assert_eq!(ScoredGroup::new([answer("2", 1.0)?, answer("II", 1.0)?], &limits), Err(GroupError::EqualScores));

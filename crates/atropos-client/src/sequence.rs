@@ -24,6 +24,7 @@ pub struct Sequence {
 
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SequenceMessage {
     /// The role of its author: `system`, `user`, `assistant`, …
     pub role: String,

@@ -7,6 +7,7 @@ use super::{AtroposClient, AtroposError, ReceivedGroup};
 
 /// The registration of a trainer, which describes the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TrainerRegistration {
     /// The group of runs in Weights & Biases; any name.
     pub wandb_group: String,
@@ -32,6 +33,7 @@ pub struct TrainerId(pub u128);
 
 /// The limits of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RunInfo {
     /// The number of sequences per batch.
     pub batch_size: u64,
@@ -51,6 +53,7 @@ pub struct RunStatus {
 
 /// The group and project of a run in Weights & Biases.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
 pub struct WandbInfo {
     /// The group, if a trainer has registered.
     pub group: Option<String>,

@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use x402_market::{ChatClient, ChatMessage};
 ///
-/// let model = ChatClient::new(&"http://127.0.0.1:11434/v1".parse()?, "llama3.1")?.temperature(1.0);
+/// let model = ChatClient::new("http://127.0.0.1:11434/v1", "llama3.1")?.temperature(1.0);
 /// println!("{}", model.ask(&[ChatMessage::user("What is 17 * 23?")]).await?);
 /// # Ok(()) }
 /// ```
@@ -132,8 +132,9 @@ impl ChatClient {
     ///
     /// # Errors
     /// [`ChatError::Url`] or [`ChatError::Client`].
-    pub fn new(base: &Url, model: impl Into<String>) -> Result<Self, ChatError> {
-        let url = below(base, "chat/completions").ok_or(ChatError::Url)?;
+    pub fn new(base: impl AsRef<str>, model: impl Into<String>) -> Result<Self, ChatError> {
+        let base = Url::parse(base.as_ref()).map_err(|_| ChatError::Url)?;
+        let url = below(&base, "chat/completions").ok_or(ChatError::Url)?;
         let http = Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10));
         let http = http.build().map_err(ChatError::Client)?;
         Ok(Self {

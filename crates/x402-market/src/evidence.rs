@@ -13,8 +13,8 @@
 //! let outcome = CallOutcome::answered(0.9, Some(0.8), Some(true));
 //! let paid = Usdc::from_atomic(300);
 //! let now = 1_800_000_000;
-//! log.record(Evidence { payment: None, evaluator, skill: "prose".into(), at: now, paid, outcome }, now)?;
-//! let about_it = log.find(&EvidenceQuery { evaluator: Some(evaluator), ..EvidenceQuery::default() });
+//! log.record(Evidence::new(evaluator, "prose", paid, now, outcome), now)?;
+//! let about_it = log.find(&EvidenceQuery::default().evaluator(evaluator));
 //! assert_eq!(about_it.len(), 1);
 //! # Ok::<(), x402_market::evidence::EvidenceError>(())
 //! ```
@@ -90,6 +90,7 @@ pub struct EvidencePayment {
 /// A record of one call to an evaluator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct Evidence {
     /// The payment for the call. Evidence without one, such as a price mismatch found before anything was signed, counts only for the student
     /// that recorded it.
@@ -108,26 +109,60 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// Creates a record of a call without a payment. `evaluator` is the address that is paid, `at` the time in seconds since the Unix
+    /// epoch.
+    pub fn new(evaluator: Address, skill: impl Into<String>, paid: Usdc, at: u64, outcome: CallOutcome) -> Self {
+        Self { payment: None, evaluator, skill: skill.into(), at, paid, outcome }
+    }
+
+    /// Sets the payment for the call.
+    #[must_use]
+    pub const fn with_payment(mut self, payment: EvidencePayment) -> Self {
+        self.payment = Some(payment);
+        self
+    }
+
     /// Returns the observation for a selector, in which the skill has this number.
     pub const fn observation(&self, skill: Skill) -> Observation {
         Observation { evaluator: self.evaluator, skill, paid: self.paid, at: self.at, outcome: self.outcome }
     }
 }
 
-/// A filter of records. Fields that are `None` match all.
+/// A filter for records: those that match everything that is set. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct EvidenceQuery {
-    /// The address that is paid.
-    pub evaluator: Option<Address>,
-    /// The skill.
-    pub skill: Option<String>,
-    /// The address that paid.
-    pub payer: Option<Address>,
-    /// The time, in seconds since the Unix epoch; the end is excluded.
-    pub at: Option<Range<u64>>,
+    evaluator: Option<Address>,
+    skill: Option<String>,
+    payer: Option<Address>,
+    at: Option<Range<u64>>,
 }
 
 impl EvidenceQuery {
+    /// Selects records of the evaluator that is paid at this address.
+    pub fn evaluator(mut self, evaluator: Address) -> Self {
+        self.evaluator = Some(evaluator);
+        self
+    }
+
+    /// Selects records of this skill.
+    pub fn skill(mut self, skill: impl Into<String>) -> Self {
+        self.skill = Some(skill.into());
+        self
+    }
+
+    /// Selects records of payments by this address.
+    pub fn payer(mut self, payer: Address) -> Self {
+        self.payer = Some(payer);
+        self
+    }
+
+    /// Selects records of this time, in seconds since the Unix epoch; the end is excluded.
+    pub fn at(mut self, time: Range<u64>) -> Self {
+        self.at = Some(time);
+        self
+    }
+
     fn matches(&self, evidence: &Evidence) -> bool {
         self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)
             && self.skill.as_ref().is_none_or(|skill| *skill == evidence.skill)
@@ -545,16 +580,15 @@ mod tests {
         let log = EvidenceLog::in_memory(100);
         (0..30).for_each(|number| log.record(evidence(number, u64::from(number)), 30).unwrap());
         let count = |query: EvidenceQuery| log.find(&query).len();
-        assert_eq!(count(EvidenceQuery { evaluator: Some(Address::repeat_byte(2)), ..EvidenceQuery::default() }), 6);
-        assert_eq!(count(EvidenceQuery { skill: Some("prose".into()), ..EvidenceQuery::default() }), 15);
-        assert_eq!(count(EvidenceQuery { payer: Some(Address::repeat_byte(1)), ..EvidenceQuery::default() }), 10);
-        assert_eq!(count(EvidenceQuery { at: Some(10..20), ..EvidenceQuery::default() }), 10);
-        let all = EvidenceQuery {
-            evaluator: Some(Address::repeat_byte(2)),
-            skill: Some("prose".into()),
-            payer: Some(Address::repeat_byte(0)),
-            at: Some(0..20),
-        };
+        assert_eq!(count(EvidenceQuery::default().evaluator(Address::repeat_byte(2))), 6);
+        assert_eq!(count(EvidenceQuery::default().skill("prose")), 15);
+        assert_eq!(count(EvidenceQuery::default().payer(Address::repeat_byte(1))), 10);
+        assert_eq!(count(EvidenceQuery::default().at(10..20)), 10);
+        let all = EvidenceQuery::default()
+            .evaluator(Address::repeat_byte(2))
+            .skill("prose")
+            .payer(Address::repeat_byte(0))
+            .at(0..20);
         assert_eq!(log.find(&all), [evidence(12, 12)]);
     }
 

@@ -20,7 +20,7 @@
 //!     let score = if output.contains("because") { Score::MAX } else { Score::MIN };
 //!     Ok(Verdict::new(score, Confidence::new(0.7)?, "whether it gives reasons"))
 //! });
-//! let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
+//! let card = AgentCard::builder("Reasons", "https://reasons.example")
 //!     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.7)?)
 //!     .price("$0.001").pay_to(Network::BASE_SEPOLIA, key.address()).build()?.sign(&key).await?;
 //! let evaluator = EvaluatorService::builder(card, judge).facilitator(facilitator).build()?;
@@ -61,7 +61,7 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use x402_market::directory::DirectoryClient;
 //!
-//! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
+//! let directory = DirectoryClient::new("https://directory.example")?;
 //! directory.list(&"https://reasons.example".parse()?).await?;
 //! # Ok(()) }
 //! ```

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The error for a number outside its range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{value} is not a {what}: it is outside {least}..={most}")]
+#[non_exhaustive]
 pub struct OutOfRange {
     /// The kind of number, such as `score`.
     pub what: &'static str,

@@ -46,6 +46,7 @@ pub struct Pricing {
 
 /// An accepted token: one with EIP-3009 and six decimals, worth a dollar.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AcceptedToken {
     /// The chain.
     pub network: Network,
@@ -59,6 +60,7 @@ pub struct AcceptedToken {
 
 /// An evaluator's claim to be good at a skill.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Expertise {
     /// The skill.
     pub skill: SkillId,
@@ -68,6 +70,7 @@ pub struct Expertise {
 
 /// URLs of JSON Schemas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Schemas {
     /// The schema of a [`Submission`](super::Submission).
     pub submission: String,
@@ -104,15 +107,14 @@ impl TryFrom<Asset> for AcceptedToken {
     type Error = LengthError;
 
     fn try_from(asset: Asset) -> Result<Self, LengthError> {
-        let Asset { network, address, name, version } = asset;
+        let Asset { network, address, name, version, .. } = asset;
         Ok(Self { network, asset: address, name: Text::new(name)?, version: Text::new(version)? })
     }
 }
 
 impl From<&AcceptedToken> for Asset {
     fn from(token: &AcceptedToken) -> Self {
-        let AcceptedToken { network, asset, name, version } = token;
-        Self { network: *network, address: *asset, name: name.to_string(), version: version.to_string() }
+        Self::new(token.network, token.asset, token.name.to_string(), token.version.to_string())
     }
 }
 

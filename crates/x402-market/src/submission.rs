@@ -33,6 +33,7 @@ pub type TaskId = Text<0, 256>;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "SubmissionJson", into = "SubmissionJson")]
+#[non_exhaustive]
 pub struct Submission {
     /// The task that the outputs were made for.
     pub task: Task,
@@ -42,6 +43,7 @@ pub struct Submission {
 
 /// The outputs to be judged. Each costs the evaluator's price.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outputs {
     /// One output.
     Single(LongText),
@@ -52,6 +54,11 @@ pub enum Outputs {
 }
 
 impl Submission {
+    /// Creates a submission of these outputs.
+    pub const fn new(task: Task, outputs: Outputs) -> Self {
+        Self { task, outputs }
+    }
+
     /// Creates a submission of one output.
     ///
     /// # Errors
@@ -112,6 +119,7 @@ impl Submission {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "TaskJson", into = "TaskJson")]
+#[non_exhaustive]
 pub struct Task {
     /// The student's name for the task.
     pub id: TaskId,
@@ -129,6 +137,7 @@ pub struct Task {
 
 /// The question or conversation of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Input {
     /// One question (`prompt`).
     Prompt(LongText),

@@ -112,7 +112,7 @@ impl FacilitatorService {
             assets: Vec::new(),
             payees: Vec::new(),
             clock: Arc::new(SystemClock),
-            window: Window { remaining: 6, skew: 30 },
+            window: Window::default().remaining(6).skew(30),
             max_concurrent: 1_024,
             #[cfg(feature = "bazaar")]
             catalogue: catalogue::Limits::default(),

@@ -129,7 +129,7 @@ pub fn record(payer: u8, nonce: u64) -> Record {
         nonce: B256::from(U256::from(nonce)),
     };
     let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
-    let window = Window { remaining: 0, skew: 0 };
+    let window = Window::default();
     let payment = precheck(Arc::new(Terms::new(offer)), payload, window, START).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     Record::new(&payment, request, START, START + 30)

@@ -78,14 +78,14 @@ impl PostgresLedger {
     ///
     /// # Errors
     /// As [`PostgresLedgerBuilder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, LedgerError> {
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LedgerError> {
         Self::builder(url).connect().await
     }
 
     /// Returns a builder for a ledger with another schema, limits or clock.
-    pub fn builder(url: &str) -> PostgresLedgerBuilder {
+    pub fn builder(url: impl AsRef<str>) -> PostgresLedgerBuilder {
         PostgresLedgerBuilder {
-            options: PgConnectOptions::from_str(url).ok(),
+            options: PgConnectOptions::from_str(url.as_ref()).ok(),
             schema: "x402".to_owned(),
             max_connections: 16,
             responses: ResponseLimits::default(),

@@ -310,7 +310,7 @@ mod tests {
             nonce: B256::from(U256::from(nonce)),
         };
         let payload = ExactPayload { signature: PaymentSignature::from(Vec::from([1])), authorization };
-        let payment = precheck(Terms::new(offer).into(), payload, Window { remaining: 0, skew: 0 }, 1).unwrap();
+        let payment = precheck(Terms::new(offer).into(), payload, Window::default(), 1).unwrap();
         let request = Fingerprint { digest: B256::ZERO, names_caller: false };
         Stamped { record: Record::new(&payment, request, 1, 2), stamp }
     }

@@ -451,7 +451,7 @@ mod tests {
             nonce: B256::from(U256::from(nonce)),
         };
         let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
-        let payment = precheck(Arc::new(Terms::new(offer)), payload, Window { remaining: 0, skew: 0 }, NOW).unwrap();
+        let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default(), NOW).unwrap();
         Record::new(&payment, Fingerprint { digest: B256::ZERO, names_caller: false }, NOW, NOW + 30)
     }
 

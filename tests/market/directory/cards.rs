@@ -63,13 +63,13 @@ async fn cards_are_listed_as_signed_and_found_by_their_offers() {
 
     let line = |booth: &Booth| (booth.url.join(CARD_PATH).unwrap(), booth.payee.address());
     assert_eq!(found(&directory, CardQuery::default()).await, [line(&one), line(&other)]);
-    let poetry = CardQuery { skill: Some("poetry".into()), ..CardQuery::default() };
+    let poetry = CardQuery::default().skill("poetry");
     assert_eq!(found(&directory, poetry).await, [line(&other)]);
-    let cheap = CardQuery { max_price: Some(Usdc::from_atomic(PRICE)), ..CardQuery::default() };
+    let cheap = CardQuery::default().max_price(Usdc::from_atomic(PRICE));
     assert_eq!(found(&directory, cheap).await, [line(&one)]);
-    let here = CardQuery { network: Some(Network::BASE_SEPOLIA), ..CardQuery::default() };
+    let here = CardQuery::default().network(Network::BASE_SEPOLIA);
     assert_eq!(found(&directory, here).await.len(), 2);
-    let there = CardQuery { network: Some(Network::BASE), ..CardQuery::default() };
+    let there = CardQuery::default().network(Network::BASE);
     assert_eq!(found(&directory, there).await, []);
 
     // What a reader gets is what the evaluator signed, so it needs to believe nobody.
@@ -211,7 +211,7 @@ async fn new_skills_replace_no_paid_skill() {
     assert_eq!(answers[3], (422, "too_many_skills".into()));
     assert_eq!(stage.post(&report).await.0, 201);
     // What was refused changed nothing.
-    let poetry = CardQuery { skill: Some("skill3.0".into()), ..CardQuery::default() };
+    let poetry = CardQuery::default().skill("skill3.0");
     assert_eq!(found(&stage.url, poetry).await, []);
     booth.show(&["prose", "skill0.0"], &booth.payee, PRICE).await;
     assert_eq!(list(&stage.url, &booth.url).await.0, 200);
@@ -496,7 +496,7 @@ async fn reader_verifies_each_card_itself() {
     let cards = DirectoryClient::new(&directory).unwrap().cards(&CardQuery::default()).await.unwrap();
     assert_eq!((cards.found.len(), cards.skipped), (1, 5));
     assert_eq!(cards.found[0].card.pricing().price_per_output.atomic(), PRICE);
-    let dear = CardQuery { max_price: Some(Usdc::from_atomic(PRICE - 1)), ..CardQuery::default() };
+    let dear = CardQuery::default().max_price(Usdc::from_atomic(PRICE - 1));
     let cards = DirectoryClient::new(&directory).unwrap().cards(&dear).await.unwrap();
     assert!(cards.found.is_empty(), "what was asked for is looked at here, too");
 }

@@ -69,14 +69,14 @@ async fn a_purchase_becomes_a_voice_that_others_read(chain: &dyn Chain) {
     let bought = EvaluationClient::new(payer(&key)).unwrap().evaluate(&card, &sum()).await.unwrap();
     let receipt = bought.receipt.unwrap();
     let verdict = &bought.evaluation.verdicts[0];
-    let record = Evidence {
-        payment: Some(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce }),
-        evaluator: payee,
-        skill: "arithmetic".into(),
-        at: unix_now(),
-        paid: receipt.amount,
-        outcome: CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
-    };
+    let record = Evidence::new(
+        payee,
+        "arithmetic",
+        receipt.amount,
+        unix_now(),
+        CallOutcome::answered(verdict.score.get(), Some(verdict.confidence.get()), Some(true)),
+    )
+    .with_payment(EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
     let published = stage.client().publish(record.clone(), &receipt, &key).await.unwrap();
     assert_eq!(published, Publication::Accepted);
 
@@ -106,13 +106,17 @@ async fn student_finds_evaluators_in_a_directory_and_publishes_reports() {
     student.wait_until_idle().await;
     assert_eq!(log.len(), 3);
     // Evidence without a payment is not published.
-    let lie =
-        Evidence { payment: None, outcome: CallOutcome::PriceMismatch, ..log.find(&Default::default())[0].clone() };
+    let lie = support::changed(log.find(&Default::default())[0].clone(), |record| {
+        record.payment = None;
+        record.outcome = CallOutcome::PriceMismatch;
+    });
     log.record(lie, unix_now()).unwrap();
     // Evidence that cannot be reported does not stop the others.
     let unsaid = EvidencePayment { payer: key.address(), nonce: random_nonce() };
-    let itself =
-        Evidence { payment: Some(unsaid), evaluator: key.address(), ..log.find(&Default::default())[0].clone() };
+    let itself = support::changed(log.find(&Default::default())[0].clone(), |record| {
+        record.payment = Some(unsaid);
+        record.evaluator = key.address();
+    });
     log.record(itself, unix_now()).unwrap();
     let published = stage.client().publish_log(&log, &chain.asset(), &key, |_| None).await.unwrap();
     assert_eq!((published.accepted, published.later.len(), published.refused.len()), (3, 0, 1));
@@ -145,7 +149,7 @@ async fn talkative<'a>(
         let (booth, payer) = (&booths[number % 2], &payers[number / 3]);
         let paid = stage.pay(payer, booth.payee.address(), PRICE).await;
         let skill = if number == 4 { "poetry" } else { "prose" };
-        let record = Evidence { skill: skill.into(), ..paid.record(booth.payee.address()) };
+        let record = support::changed(paid.record(booth.payee.address()), |record| record.skill = skill.into());
         let report = super::stage::sign_report(record, Some(paid.transaction), payer).await;
         assert_eq!(stage.post(&report).await.0, 201);
         all.push(report);
@@ -163,15 +167,12 @@ async fn reports_are_found_by_payer_evaluator_and_skill_with_their_transactions(
         page.reports.into_iter().map(|accepted| accepted.report).collect::<Vec<_>>()
     };
     assert_eq!(find(ReportQuery::default()).await, all);
-    let evaluator = Some(all[0].evidence.evaluator);
-    assert_eq!(
-        find(ReportQuery { evaluator, ..Default::default() }).await,
-        [&all[0], &all[2], &all[4]].map(Clone::clone)
-    );
-    let poetry = ReportQuery { evaluator, skill: Some("poetry".into()), ..Default::default() };
+    let of_first = || ReportQuery::default().evaluator(all[0].evidence.evaluator);
+    assert_eq!(find(of_first()).await, [&all[0], &all[2], &all[4]].map(Clone::clone));
+    let poetry = of_first().skill("poetry");
     assert_eq!(find(poetry).await, [all[4].clone()]);
-    let payer = all[5].evidence.payment.map(|payment| payment.payer);
-    assert_eq!(find(ReportQuery { payer, ..Default::default() }).await, all[3..]);
+    let payer = all[5].evidence.payment.unwrap().payer;
+    assert_eq!(find(ReportQuery::default().payer(payer)).await, all[3..]);
 
     let lines = async |query: &str| {
         let url = stage.url.join(&format!("evidence.jsonl?{query}")).unwrap();
@@ -284,7 +285,7 @@ async fn one_payer_can_neither_fill_nor_flood_the_directory() {
     assert_eq!(send(&payer).await, (429, "too_many_voices".into()));
     // Forged reports do not use up its allowance.
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let forged = SignedEvidence { signature: vec![7; 65].into(), ..paid.report(evaluator, &payer).await };
+    let forged = support::changed(paid.report(evaluator, &payer).await, |report| report.signature = vec![7; 65].into());
     for _ in 0..10 {
         assert_eq!(stage.refusal(&forged).await, "bad_voice");
     }
@@ -313,7 +314,7 @@ async fn of_different_reports_about_one_payment_one_is_accepted() {
     let mut all = Vec::new();
     for number in 0..20_u32 {
         let outcome = CallOutcome::answered(f64::from(number) / 20.0, None, Some(number % 2 == 0));
-        let record = Evidence { outcome, ..paid.record(evaluator) };
+        let record = support::changed(paid.record(evaluator), |record| record.outcome = outcome);
         all.push(super::stage::sign_report(record, Some(paid.transaction), &payer).await);
     }
     let answers = futures_util::future::join_all(all.iter().map(|report| stage.post(report))).await;
@@ -424,14 +425,14 @@ async fn made_up(reports: u64, per_page: usize) -> DirectoryClient {
     let mut all = Vec::new();
     for number in 0..reports {
         let key = PrivateKeySigner::random();
-        let record = Evidence {
-            payment: Some(EvidencePayment { payer: key.address(), nonce: random_nonce() }),
-            evaluator: Address::repeat_byte(7),
-            skill: "prose".into(),
-            at: 1_000_000 + number,
-            paid: Usdc::from_atomic(PRICE),
-            outcome: CallOutcome::answered(0.75, Some(0.9), Some(true)),
-        };
+        let record = Evidence::new(
+            Address::repeat_byte(7),
+            "prose",
+            Usdc::from_atomic(PRICE),
+            1_000_000 + number,
+            CallOutcome::answered(0.75, Some(0.9), Some(true)),
+        )
+        .with_payment(EvidencePayment { payer: key.address(), nonce: random_nonce() });
         let mut line =
             serde_json::to_value(super::stage::sign_report(record, Some(random_nonce()), &key).await).unwrap();
         line["id"] = (number + 1).into();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower_x402::{Network, Usdc, eip3009::PaymentSignature};
 use x402_market::{
     directory::{CardQuery, PaymentCheckError, PaymentChecker, Publication, ReportError, SignedEvidence},
-    evidence::{CallOutcome, Evidence, EvidencePayment},
+    evidence::{CallOutcome, EvidencePayment},
 };
 
 use super::stage::{Booth, FORWARDER, PRICE, Paid, Stage, checker, forge, moved, send_as, sign_report, used};
@@ -55,7 +55,10 @@ async fn payment_has_one_report(chain: &dyn Chain) {
         (CallOutcome::InvalidAnswer, paid.at),
         (CallOutcome::answered(0.75, Some(0.9), Some(true)), paid.at + 1),
     ] {
-        let otherwise = Evidence { outcome, at, ..paid.record(booth.payee.address()) };
+        let otherwise = support::changed(paid.record(booth.payee.address()), |record| {
+            record.outcome = outcome;
+            record.at = at;
+        });
         let otherwise = sign_report(otherwise, Some(paid.transaction), &payer).await;
         assert_eq!(stage.post(&otherwise).await, (409, "spoken".into()));
     }
@@ -77,19 +80,28 @@ async fn nobody_can_report_for_another_payer(chain: &dyn Chain) {
         let mut own = paid.record(evaluator);
         own.payment = Some(EvidencePayment { payer: key.address(), nonce: paid.message.nonce });
         let signature = forge(own, None, key).await.signature;
-        assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+        assert_eq!(
+            stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
+            "bad_voice"
+        );
     }
     // The payer's signature on the payment itself is public, too.
     let asset = stage.chain.asset();
     let signature = sign(&payer, &asset, &paid.message).bytes().to_vec().into();
-    assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+    assert_eq!(
+        stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
+        "bad_voice"
+    );
     // A second form of the same signature, and what is none.
     let bytes = Signature(good.signature.as_bytes().try_into().unwrap());
     for signature in
         [bytes.high_s().0.to_vec(), bytes.with_v(bytes.v() - 27).0.to_vec(), vec![0; 65], vec![], vec![1; 5_000]]
     {
         let signature = PaymentSignature::from(signature);
-        assert_eq!(stage.refusal(&SignedEvidence { signature, ..good.clone() }).await, "bad_voice");
+        assert_eq!(
+            stage.refusal(&support::changed(good.clone(), |report| report.signature = signature)).await,
+            "bad_voice"
+        );
     }
     assert_eq!((stage.count().await, stage.post(&good).await.0), (0, 201));
 }
@@ -198,8 +210,8 @@ async fn amount_and_payee_must_be_those_of_the_payment(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, 2 * PRICE).await;
     for record in [
-        Evidence { paid: Usdc::from_atomic(2 * PRICE - 1), ..paid.record(evaluator) },
-        Evidence { paid: Usdc::from_atomic(2 * PRICE + 1), ..paid.record(evaluator) },
+        support::changed(paid.record(evaluator), |record| record.paid = Usdc::from_atomic(2 * PRICE - 1)),
+        support::changed(paid.record(evaluator), |record| record.paid = Usdc::from_atomic(2 * PRICE + 1)),
         paid.record(other.payee.address()),
     ] {
         for transaction in [Some(paid.transaction), None] {
@@ -235,7 +247,7 @@ async fn report_costs_the_price_of_the_evaluator(chain: &dyn Chain) {
     stage.client().list(&cheaper.url).await.unwrap();
     let of_ten = async |skill: &str| {
         let paid = stage.pay(&payer, evaluator, 10).await;
-        let record = Evidence { skill: skill.into(), ..paid.record(evaluator) };
+        let record = support::changed(paid.record(evaluator), |record| record.skill = skill.into());
         stage.post(&sign_report(record, Some(paid.transaction), &payer).await).await
     };
     assert_eq!(of_ten("prose").await, (422, "underpaid".into()));
@@ -405,11 +417,11 @@ async fn time_must_be_that_of_the_payment(chain: &dyn Chain) {
     let evaluator = booth.payee.address();
     let paid = stage.pay(&payer, evaluator, PRICE).await;
     for at in [0, paid.at - 3_700, paid.at + 3_700, unix_now() + 400, u64::MAX] {
-        let record = Evidence { at, ..paid.record(evaluator) };
+        let record = support::changed(paid.record(evaluator), |record| record.at = at);
         let error = stage.refusal(&sign_report(record, Some(paid.transaction), &payer).await).await;
         assert_eq!(error, "implausible_time", "{at}");
     }
-    let record = Evidence { at: paid.at - 3_000, ..paid.record(evaluator) };
+    let record = support::changed(paid.record(evaluator), |record| record.at = paid.at - 3_000);
     assert_eq!(stage.post(&sign_report(record, Some(paid.transaction), &payer).await).await.0, 201);
 }
 
@@ -424,12 +436,12 @@ async fn evaluator_and_skill_must_be_known(chain: &dyn Chain) {
     let paid = stage.pay(&payer, unknown, PRICE).await;
     assert_eq!(stage.refusal(&paid.report(unknown, &payer).await).await, "unknown_evaluator");
     let paid = stage.pay(&payer, evaluator, PRICE).await;
-    let record = Evidence { skill: "clairvoyance".into(), ..paid.record(evaluator) };
+    let record = support::changed(paid.record(evaluator), |record| record.skill = "clairvoyance".into());
     assert_eq!(stage.refusal(&sign_report(record, Some(paid.transaction), &payer).await).await, "unknown_skill");
     // Removing a skill from the card does not stop reports about it.
     booth.show(&["poetry"], &booth.payee, PRICE).await;
     stage.service.upkeep_once().await.unwrap();
-    let prose = CardQuery { skill: Some("prose".into()), ..CardQuery::default() };
+    let prose = CardQuery::default().skill("prose");
     assert!(stage.client().cards(&prose).await.unwrap().found.is_empty());
     assert_eq!(stage.post(&paid.report(evaluator, &payer).await).await.0, 201);
 }
@@ -449,7 +461,7 @@ async fn payment_is_found_without_its_transaction(chain: &dyn Chain) {
 async fn network_and_token_belong_to_the_identity_of_a_payment() {
     let (here, there) = (DevnetChain::start(None).await, DevnetOnBase::start().await);
     let token = random_address();
-    let asset = tower_x402::Asset { address: token, ..here.asset() };
+    let asset = support::changed(here.asset(), |asset| asset.address = token);
     let stage = Stage::set_with(&here, |directory| {
         let elsewhere = PaymentChecker::new(Network::BASE).rpc_url(&there.url).unwrap().depth(0);
         directory.payment_checker(checker(&here).token(&asset)).payment_checker(elsewhere)
@@ -461,9 +473,12 @@ async fn network_and_token_belong_to_the_identity_of_a_payment() {
     let good = paid.report(evaluator, &payer).await;
     // The signature does not mean the other chain or token,
     let base = Network::BASE.usdc().unwrap();
-    let replayed = SignedEvidence { network: Network::BASE, asset: base.address, ..good.clone() };
+    let replayed = support::changed(good.clone(), |report| {
+        report.network = Network::BASE;
+        report.asset = base.address;
+    });
     assert_eq!(stage.refusal(&replayed).await, "bad_voice");
-    assert_eq!(stage.refusal(&SignedEvidence { asset: token, ..good.clone() }).await, "bad_voice");
+    assert_eq!(stage.refusal(&support::changed(good.clone(), |report| report.asset = token)).await, "bad_voice");
     // and one that does finds no payment there.
     let sign = async |network, asset, transaction| {
         let report = SignedEvidence::sign(paid.record(evaluator), network, asset, transaction, &payer).await.unwrap();

@@ -35,14 +35,8 @@ fn address(number: u64) -> Address {
 
 fn record(payer: u64, number: u64, evaluator: Address, right: bool) -> Evidence {
     let nonce = B256::from(U256::from(payer) << 64 | U256::from(number));
-    Evidence {
-        payment: Some(EvidencePayment { payer: address(payer), nonce }),
-        evaluator,
-        skill: "prose".into(),
-        at: NOW,
-        paid: Usdc::from_atomic(PRICE),
-        outcome: CallOutcome::answered(1.0, Some(0.9), Some(right)),
-    }
+    Evidence::new(evaluator, "prose", Usdc::from_atomic(PRICE), NOW, CallOutcome::answered(1.0, Some(0.9), Some(right)))
+        .with_payment(EvidencePayment { payer: address(payer), nonce })
 }
 
 /// What one has seen oneself: of each evaluator so many verdicts, so many of them right.
@@ -79,7 +73,9 @@ async fn thousand_self_payments_do_not_move_a_reader_with_audits() {
     for number in 0..1_000 {
         let payer = &wash[number % wash.len()];
         let paid = stage.pay(payer, evaluator, PRICE).await;
-        let praise = Evidence { outcome: CallOutcome::answered(1.0, Some(0.99), Some(true)), ..paid.record(evaluator) };
+        let praise = support::changed(paid.record(evaluator), |record| {
+            record.outcome = CallOutcome::answered(1.0, Some(0.99), Some(true))
+        });
         let said = sign_report(praise, Some(paid.transaction), payer).await;
         assert_eq!(stage.post(&said).await.0, 201, "it was paid, and may be said");
     }

@@ -10,7 +10,7 @@ use alloy_signer::Signer as _;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{Eip712Domain, SolEvent as _};
 use axum::{Router, routing::get};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 use tower_x402::{Network, Usdc};
 use url::Url;
@@ -161,7 +161,7 @@ impl Booth {
 
     /// Shows another card.
     pub async fn show(&self, skills: &[&str], payee: &PrivateKeySigner, price: u64) {
-        let mut card = AgentCard::builder("The judge", format!("http://{}", self.address).parse().unwrap())
+        let mut card = AgentCard::builder("The judge", format!("http://{}", self.address))
             .price(Usdc::from_atomic(price))
             .pay_to(Network::BASE_SEPOLIA, payee.address());
         for skill in skills {
@@ -196,14 +196,14 @@ impl Booth {
 impl Paid {
     /// The evidence of a right verdict in prose.
     pub fn record(&self, evaluator: Address) -> Evidence {
-        Evidence {
-            payment: Some(EvidencePayment { payer: self.message.from, nonce: self.message.nonce }),
+        Evidence::new(
             evaluator,
-            skill: "prose".into(),
-            at: self.at,
-            paid: Usdc::try_from(self.message.value).unwrap(),
-            outcome: CallOutcome::answered(0.75, Some(0.9), Some(true)),
-        }
+            "prose",
+            Usdc::try_from(self.message.value).unwrap(),
+            self.at,
+            CallOutcome::answered(0.75, Some(0.9), Some(true)),
+        )
+        .with_payment(EvidencePayment { payer: self.message.from, nonce: self.message.nonce })
     }
 
     /// The report of it: signed by the payer, with the transaction.
@@ -250,8 +250,13 @@ pub async fn forge(record: Evidence, transaction: Option<B256>, key: &PrivateKey
     };
     let chain_id = Some(U256::from(network.chain_id()));
     let domain = Eip712Domain::new(Some("tower-x402 evidence".into()), Some("1".into()), chain_id, None, None);
-    let signature = key.sign_typed_data(&typed, &domain).await.unwrap().as_bytes().to_vec().into();
-    SignedEvidence { network, asset, evidence: record, transaction, signature }
+    let signature = key.sign_typed_data(&typed, &domain).await.unwrap().as_bytes();
+    let signature = Bytes::copy_from_slice(&signature);
+    let mut report = json!({ "network": network, "asset": asset, "evidence": record, "signature": signature });
+    if let Some(transaction) = transaction {
+        report["transaction"] = json!(transaction);
+    }
+    serde_json::from_value(report).unwrap()
 }
 
 /// Posts a body. Returns the status, and the error code if there is one.

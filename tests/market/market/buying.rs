@@ -97,7 +97,7 @@ async fn price_that_differs_from_the_card_costs_nothing() {
 async fn token_that_is_not_on_the_card_costs_nothing() {
     let stage = Stage::set().await;
     // Of this the same amount may be worth more: money of a main chain where the card speaks of a test chain's, say.
-    let dearer = Asset { address: Address::repeat_byte(0xd0), ..stage.chain.asset() };
+    let dearer = support::changed(stage.chain.asset(), |asset| asset.address = Address::repeat_byte(0xd0));
     let both = Payer::builder(PrivateKeySigner::random()).asset(stage.chain.asset()).asset(dearer.clone());
     let payer = both.budget(Budget::builder().per_payment("$1".parse().unwrap()).build()).build();
     let student =

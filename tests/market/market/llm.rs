@@ -271,11 +271,11 @@ async fn silent_model_hits_the_time_limit() {
 
 #[tokio::test]
 async fn invalid_endpoint_is_refused() {
-    assert!(matches!(ChatClient::new(&"mailto:judge@example.org".parse().unwrap(), "m"), Err(ChatError::Url)));
-    let local = ChatClient::new(&"http://localhost".parse().unwrap(), "m").unwrap();
+    assert!(matches!(ChatClient::new("mailto:judge@example.org", "m"), Err(ChatError::Url)));
+    let local = ChatClient::new("http://localhost", "m").unwrap();
     assert!(matches!(local.api_key("line\nbreak"), Err(ChatError::Key)));
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let client = ChatClient::new(&format!("http://{closed}").parse().unwrap(), "m").unwrap().retries(0);
+    let client = ChatClient::new(format!("http://{closed}"), "m").unwrap().retries(0);
     let judge = LlmJudge::builder(client.json_mode(true)).build();
     assert!(judge.judge(&haiku("").unwrap()).await.is_err());
 }

@@ -37,12 +37,12 @@ fn submission() -> impl Strategy<Value = Submission> {
     let prompt = text().prop_map(|prompt| Task::new("prose", prompt).unwrap());
     let chat = vec(message, 1..4).prop_map(|messages| Task::chat("prose", messages).unwrap());
     let task = (prop_oneof![prompt, chat], "\\PC{0,256}", "\\PC{1,64}", option::of(text()), option::of(text()));
-    let task = task.prop_map(|(task, id, skill, context, reference)| Task {
-        id: Text::new(id).unwrap(),
-        skill: Text::new(skill).unwrap(),
-        context: context.map(|text| Text::new(text).unwrap()),
-        reference: reference.map(|text| Text::new(text).unwrap()),
-        ..task
+    let task = task.prop_map(|(mut task, id, skill, context, reference)| {
+        task.id = Text::new(id).unwrap();
+        task.skill = Text::new(skill).unwrap();
+        task.context = context.map(|text| Text::new(text).unwrap());
+        task.reference = reference.map(|text| Text::new(text).unwrap());
+        task
     });
     let long = || text().prop_map(|text| Text::new(text).unwrap());
     let outputs = prop_oneof![
@@ -50,7 +50,7 @@ fn submission() -> impl Strategy<Value = Submission> {
         [long(), long()].prop_map(Outputs::Pair),
         vec(long(), 1..5).prop_map(|group| Outputs::Group(List::new(group).unwrap())),
     ];
-    (task, outputs).prop_map(|(task, outputs)| Submission { task, outputs })
+    (task, outputs).prop_map(|(task, outputs)| Submission::new(task, outputs))
 }
 
 fn verdict() -> impl Strategy<Value = Verdict> {

@@ -61,11 +61,8 @@ async fn every_two_of_a_group_are_compared() {
 /// Otherwise a student would learn it only after it signed a payment.
 #[tokio::test]
 async fn pairs_that_the_inner_judge_rejects_are_rejected() {
-    let model = || {
-        LlmJudge::builder(ChatClient::new(&"http://127.0.0.1:1/v1".parse().unwrap(), "m").unwrap())
-            .max_submission(200)
-            .build()
-    };
+    let model =
+        || LlmJudge::builder(ChatClient::new("http://127.0.0.1:1/v1", "m").unwrap()).max_submission(200).build();
     let (short, long) = ("a".repeat(60), "b".repeat(120));
     let group = |outputs: [&str; 3]| Submission::group(task(), outputs).unwrap();
     let two_long = group([&short, &long, &long]);

@@ -19,7 +19,7 @@ fn by_length(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
     layer.max_request_body(8).price_with_body(|_, body| {
         let quote = match body.as_ref() {
             [] => Ok(Quote::Free),
-            [b'x', ..] => Err(PriceError { status: StatusCode::UNPROCESSABLE_ENTITY, message: "no x".into() }),
+            [b'x', ..] => Err(PriceError::new(StatusCode::UNPROCESSABLE_ENTITY, "no x")),
             body => Ok(Usdc::from_atomic(PRICE * body.len() as u64).into()),
         };
         std::future::ready(quote)

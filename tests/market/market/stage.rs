@@ -95,7 +95,7 @@ impl Booth {
 
 /// The card of an evaluator of arithmetic and prose.
 pub fn card(address: SocketAddr, payee: Address) -> AgentCardBuilder {
-    AgentCard::builder("The judge", format!("http://{address}").parse().unwrap())
+    AgentCard::builder("The judge", format!("http://{address}"))
         .skill("arithmetic", "Marks sums", Score::MAX)
         .skill("prose", "Marks style", Score::new(0.6).unwrap())
         .price("$0.001")

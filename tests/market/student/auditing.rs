@@ -223,19 +223,24 @@ async fn reports_are_added_once_and_move_the_estimate() {
     let stage = Stage::set().await;
     let booth = stage.open(honest()).await;
     let student = stage.student(1_000 * PRICE, &[&booth], |student| student.selector(Thompson::seeded(1))).await;
-    let said = |nonce: u8| Evidence {
-        payment: Some(EvidencePayment { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) }),
-        evaluator: booth.payee,
-        skill: "prose".to_owned(),
-        at: 1_700_000_000,
-        paid: Usdc::from_atomic(PRICE),
-        outcome: CallOutcome::answered(0.9, Some(0.9), Some(true)),
+    let said = |nonce: u8| {
+        Evidence::new(
+            booth.payee,
+            "prose",
+            Usdc::from_atomic(PRICE),
+            1_700_000_000,
+            CallOutcome::answered(0.9, Some(0.9), Some(true)),
+        )
+        .with_payment(EvidencePayment { payer: Address::repeat_byte(9), nonce: B256::repeat_byte(nonce) })
     };
     // Before there is work for the skill.
     assert!(student.add_report(said(1)).unwrap());
     assert!(!student.add_report(said(1)).unwrap(), "each payment supports one report");
-    assert!(matches!(student.add_report(Evidence { payment: None, ..said(2) }), Err(EvidenceError::NotAReport)));
-    let of_itself = Evidence { evaluator: Address::repeat_byte(9), ..said(2) };
+    assert!(matches!(
+        student.add_report(support::changed(said(2), |record| record.payment = None)),
+        Err(EvidenceError::NotAReport)
+    ));
+    let of_itself = support::changed(said(2), |record| record.evaluator = Address::repeat_byte(9));
     assert!(matches!(student.add_report(of_itself), Err(EvidenceError::NotAReport)));
     assert_eq!(student.expected_accuracy(booth.payee, "prose"), None);
     student.evaluate(&single("a good one")).await.unwrap();

@@ -93,7 +93,7 @@ async fn refused_evaluators_are_reported_with_the_reason() {
     let unsigned = serde_json::to_vec(&card(at(&listener), key.address()).build().unwrap()).unwrap();
     let unsigned = shown(unsigned, listener).await;
     let listener = bind().await;
-    let abroad = AgentCard::builder("Abroad", format!("http://{}", at(&listener)).parse().unwrap())
+    let abroad = AgentCard::builder("Abroad", format!("http://{}", at(&listener)))
         .skill("prose", "Marks style", x402_market::Score::MAX)
         .price("$0.001")
         .pay_to(Network::BASE, key.address());

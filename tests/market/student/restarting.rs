@@ -85,10 +85,10 @@ async fn reports_do_not_displace_own_evidence() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     for number in 0..4 * RECORDS as u64 {
         let payer = Address::left_padding_from(&(1 + number % 7).to_be_bytes());
-        let payment = Some(EvidencePayment { payer, nonce: U256::from(number).into() });
-        let (skill, outcome) = ("prose".to_owned(), CallOutcome::answered(0.9, None, Some(false)));
+        let payment = EvidencePayment { payer, nonce: U256::from(number).into() };
+        let outcome = CallOutcome::answered(0.9, None, Some(false));
         // As far ahead as clocks may be, so that what is dropped makes everything of now too old.
-        let said = Evidence { payment, evaluator: booth.payee, skill, at: now + 200, paid: books.paid, outcome };
+        let said = Evidence::new(booth.payee, "prose", books.paid, now + 200, outcome).with_payment(payment);
         assert!(first.add_report(said).unwrap() || number >= RECORDS as u64);
     }
     assert!(first.reports().len() <= RECORDS && first.evidence().len() == 6);

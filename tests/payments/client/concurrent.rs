@@ -6,7 +6,6 @@ use alloy_primitives::Address;
 use tower_x402::{
     Usdc,
     client::{Budget, BudgetBuilder, PaymentError, PaymentOutcome, ReceiptExt, Refusal},
-    protocol::ExactOffer,
 };
 
 use support::script::*;
@@ -45,7 +44,7 @@ struct Income {
 async fn rush(limits: BudgetBuilder) -> (Budget, Income) {
     let mut shops = Vec::new();
     for (name, ip, payee, price) in SHOPS {
-        let required = required(&[ExactOffer { pay_to: Address::repeat_byte(payee), ..offer(price) }]);
+        let required = required(&[support::changed(offer(price), |offer| offer.pay_to = Address::repeat_byte(payee))]);
         let bank = Bank::default();
         let books = bank.clone();
         let server = Server::start_at(ip, move |seen| {

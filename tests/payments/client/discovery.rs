@@ -22,7 +22,9 @@ use tower_x402::{
     protocol::OfferError,
 };
 
-const ALL: DiscoveryFilter = DiscoveryFilter { kind: None, pay_to: None, scheme: None, network: None, extension: None };
+fn all() -> DiscoveryFilter {
+    DiscoveryFilter::default()
+}
 
 /// A facilitator with this handler, and the number of requests to it.
 async fn facilitator<F, R>(answer: F) -> (DiscoveryClientBuilder, Arc<AtomicU64>)
@@ -73,7 +75,7 @@ fn resource(url: &str) -> Value {
 #[tokio::test]
 async fn resource_is_read_with_its_offers_and_unknown_fields() {
     let client = saying(200, page(vec![resource("https://judge.example/evaluate")], Some(1)).to_string()).await;
-    let found = client.build().unwrap().list(&ALL).await.unwrap();
+    let found = client.build().unwrap().list(&all()).await.unwrap();
     assert_eq!((found.end, found.skipped, found.resources.len()), (DiscoveryEnd::Complete, 0, 1));
     let resource = &found.resources[0];
     assert_eq!(resource.url.as_str(), "https://judge.example/evaluate");
@@ -102,7 +104,7 @@ async fn list_of_v1_and_with_other_field_names_is_read() {
         json!({ "url": "https://other.example/", "accepts": [], "tags": "none", "lastUpdated": "yesterday" }),
     ];
     let client = saying(200, page(items, None).to_string()).await.max_pages(1).build().unwrap();
-    let found = client.list(&ALL).await.unwrap();
+    let found = client.list(&all()).await.unwrap();
     let [old, other] = found.resources.as_slice() else { panic!("{found:?}") };
     assert_eq!((old.description.as_deref(), old.mime_type.as_deref()), (Some("Old"), Some("text/plain")));
     assert_eq!((old.kind.as_str(), old.x402_version, old.last_updated), ("http", 1, Some(1_766_458_335)));
@@ -130,7 +132,7 @@ async fn unreadable_items_are_skipped_and_counted() {
     let mut items = bad.to_vec();
     items.push(resource("https://judge.example/evaluate"));
     let client = saying(200, page(items, Some(12)).to_string()).await.build().unwrap();
-    let found = client.list(&ALL).await.unwrap();
+    let found = client.list(&all()).await.unwrap();
     assert_eq!((found.resources.len(), found.skipped, found.end), (1, bad.len(), DiscoveryEnd::Complete));
 }
 
@@ -154,14 +156,14 @@ async fn shelf(total: u64, most: u64) -> (DiscoveryClientBuilder, Arc<AtomicU64>
 async fn pages_are_read_until_there_are_no_more() {
     for (total, most, pages) in [(0, 10, 1), (1, 10, 1), (10, 10, 1), (25, 10, 3), (25, 7, 4)] {
         let (client, asked) = shelf(total, most).await;
-        let found = client.page_size(10).build().unwrap().list(&ALL).await.unwrap();
+        let found = client.page_size(10).build().unwrap().list(&all()).await.unwrap();
         assert_eq!(found.end, DiscoveryEnd::Complete);
         let paths: Vec<_> = found.resources.iter().map(|resource| resource.url.path().to_owned()).collect();
         assert_eq!(paths, (0..total).map(|n| format!("/{n}")).collect::<Vec<_>>());
         assert_eq!(asked.load(Ordering::SeqCst), pages, "{total} in pages of {most}");
     }
     let (client, asked) = shelf(1_000, 10).await;
-    let found = client.max_pages(3).build().unwrap().list(&ALL).await.unwrap();
+    let found = client.max_pages(3).build().unwrap().list(&all()).await.unwrap();
     assert_eq!((found.resources.len(), found.end, asked.load(Ordering::SeqCst)), (30, DiscoveryEnd::Limit, 3));
 }
 
@@ -172,7 +174,7 @@ async fn endless_list_is_read_up_to_the_limit() {
         Response::new(Body::from(page(vec![resource("https://judge.example/")], None).to_string()))
     })
     .await;
-    let found = client.build().unwrap().list(&ALL).await.unwrap();
+    let found = client.build().unwrap().list(&all()).await.unwrap();
     assert_eq!((found.resources.len(), found.end, asked.load(Ordering::SeqCst)), (1, DiscoveryEnd::Repeated, 2));
     // Something new, for ever.
     let number = Arc::new(AtomicU64::new(0));
@@ -181,7 +183,7 @@ async fn endless_list_is_read_up_to_the_limit() {
         async move { Response::new(Body::from(page(vec![resource(&url)], None).to_string())) }
     })
     .await;
-    let found = client.build().unwrap().list(&ALL).await.unwrap();
+    let found = client.build().unwrap().list(&all()).await.unwrap();
     assert_eq!((found.resources.len(), found.end, asked.load(Ordering::SeqCst)), (20, DiscoveryEnd::Limit, 20));
 }
 
@@ -194,7 +196,7 @@ async fn failed_page_keeps_the_earlier_ones() {
         }
     })
     .await;
-    let found = client.build().unwrap().list(&ALL).await.unwrap();
+    let found = client.build().unwrap().list(&all()).await.unwrap();
     let failed = DiscoveryEnd::Failed(DiscoveryError::Status(StatusCode::BAD_GATEWAY));
     assert_eq!((found.resources.len(), found.end), (1, failed));
 }
@@ -202,23 +204,23 @@ async fn failed_page_keeps_the_earlier_ones() {
 #[tokio::test]
 async fn answer_that_is_not_a_list_is_an_error() {
     for status in [204, 302, 402, 404, 500] {
-        let error = saying(status, "{}").await.build().unwrap().list(&ALL).await.unwrap_err();
+        let error = saying(status, "{}").await.build().unwrap().list(&all()).await.unwrap_err();
         assert_eq!(error, DiscoveryError::Status(StatusCode::from_u16(status).unwrap()));
     }
     for body in
         ["", "null", "[]", "[[],{}]", "{}", r#"{"items":7}"#, "<html></html>", &page(vec![], None).to_string()[..9]]
     {
-        let error = saying(200, body).await.build().unwrap().list(&ALL).await.unwrap_err();
+        let error = saying(200, body).await.build().unwrap().list(&all()).await.unwrap_err();
         assert!(matches!(error, DiscoveryError::Unreadable(_)), "{body}: {error}");
     }
     let huge = format!(r#"{{"items":[{}]}}"#, " ".repeat(6 << 20));
-    assert_eq!(saying(200, huge).await.build().unwrap().list(&ALL).await.unwrap_err(), DiscoveryError::TooLarge);
+    assert_eq!(saying(200, huge).await.build().unwrap().list(&all()).await.unwrap_err(), DiscoveryError::TooLarge);
     let (silent, _) = facilitator(|_| std::future::pending()).await;
     let silent = silent.request_timeout(Duration::from_millis(50)).build().unwrap();
-    assert_eq!(silent.page(&ALL, 0).await.unwrap_err(), DiscoveryError::Timeout);
+    assert_eq!(silent.page(&all(), 0).await.unwrap_err(), DiscoveryError::Timeout);
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let nobody = DiscoveryClient::builder(format!("http://{nobody}")).build().unwrap();
-    assert_eq!(nobody.page(&ALL, 0).await.unwrap_err(), DiscoveryError::Unreachable);
+    assert_eq!(nobody.page(&all(), 0).await.unwrap_err(), DiscoveryError::Unreachable);
     for url in ["", "judge.example", "ftp://judge.example", "https://"] {
         assert_eq!(DiscoveryClient::builder(url).build().unwrap_err(), DiscoveryError::Url, "{url}");
     }
@@ -234,13 +236,7 @@ async fn filter_is_sent_as_query() {
         Response::new(Body::from(page(vec![echoed], Some(1)).to_string()))
     })
     .await;
-    let filter = DiscoveryFilter {
-        kind: Some("http".into()),
-        pay_to: Some("0xa&b".into()),
-        scheme: Some("exact".into()),
-        network: Some("eip155:84532".into()),
-        extension: Some("bazaar".into()),
-    };
+    let filter = all().kind("http").pay_to("0xa&b").scheme("exact").network("eip155:84532").extension("bazaar");
     let page = client.page_size(7).build().unwrap().page(&filter, 14).await.unwrap();
     let asked = page.resources[0].url.query().unwrap();
     let expected = "type=http&payTo=0xa%26b&scheme=exact&network=eip155%3A84532&extensions=bazaar&limit=7&offset=14";

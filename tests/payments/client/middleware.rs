@@ -17,13 +17,13 @@ use axum::{
 use reqwest_middleware::ClientWithMiddleware;
 use serde_json::json;
 use tower_x402::{
-    Asset, ManualClock, Network, Nonces, RandomnessError, Usdc,
+    ManualClock, Network, Nonces, RandomnessError, Usdc,
     client::{
         Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt,
         Refusal, RetryPolicy,
     },
     eip3009::{Authorization, AuthorizationSigner, PaymentSignature, SignError, TokenDomain},
-    protocol::{DecodeError, ExactOffer},
+    protocol::DecodeError,
 };
 
 use support::script::*;
@@ -232,7 +232,8 @@ async fn refusals_name_the_limit() {
 
 #[tokio::test]
 async fn best_offer_that_the_budget_covers_is_paid() {
-    let priced = |network: Network, amount| ExactOffer { asset: network.usdc().unwrap(), ..offer(amount) };
+    let priced =
+        |network: Network, amount| support::changed(offer(amount), |offer| offer.asset = network.usdc().unwrap());
     let (base, sepolia) = (Network::BASE, Network::BASE_SEPOLIA);
     let buyer = |budget: &Budget| {
         let key: PrivateKeySigner = KEY.parse().unwrap();
@@ -357,9 +358,9 @@ async fn offers_that_cannot_be_paid_are_named() {
         Refusal::NoPayableOffer { reasons } => reasons,
         other => panic!("{other:?}"),
     };
-    let unknown = ExactOffer { asset: Asset { address: Address::repeat_byte(9), ..offer(1).asset }, ..offer(1) };
-    let renamed = ExactOffer { asset: Asset { name: "USD Coin".into(), ..offer(1).asset }, ..offer(1) };
-    let untimed = ExactOffer { max_timeout_seconds: 0, ..offer(1) };
+    let unknown = support::changed(offer(1), |offer| offer.asset.address = Address::repeat_byte(9));
+    let renamed = support::changed(offer(1), |offer| offer.asset.name = "USD Coin".into());
+    let untimed = support::changed(offer(1), |offer| offer.max_timeout_seconds = 0);
     let reasons_given = reasons(refused(required(&[unknown, renamed, untimed, offer(0)])).await);
     assert!(matches!(
         reasons_given[..],
@@ -378,7 +379,7 @@ async fn offers_that_cannot_be_paid_are_named() {
 
 #[tokio::test]
 async fn the_window_is_capped_by_the_client() {
-    let year = ExactOffer { max_timeout_seconds: 31_536_000, ..offer(1_000) };
+    let year = support::changed(offer(1_000), |offer| offer.max_timeout_seconds = 31_536_000);
     let server = Server::paid(required(&[year]), vec![settled()]).await;
     buy(&server, &budget(10_000)).await.unwrap();
     let payment = decode(&server.payments()[0]).payload;
@@ -387,7 +388,7 @@ async fn the_window_is_capped_by_the_client() {
 
 #[tokio::test]
 async fn authorization_is_not_sent_after_it_has_expired() {
-    let short = ExactOffer { max_timeout_seconds: 1, ..offer(1_000) };
+    let short = support::changed(offer(1_000), |offer| offer.max_timeout_seconds = 1);
     let reply: Reply = Box::new(|_| {
         let response = Response::builder().status(503).header(header::RETRY_AFTER, "2");
         Answer::Response(response.body(Body::empty()).unwrap())

@@ -12,7 +12,6 @@ use serde_json::json;
 use tower_x402::{
     ManualClock, Usdc,
     client::{Budget, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, ReceiptExt, Refusal, RetryPolicy},
-    protocol::ExactOffer,
 };
 
 use support::script::*;
@@ -58,7 +57,7 @@ async fn retry_after_may_be_a_date() {
             let response = Response::builder().status(409).header(header::RETRY_AFTER, date);
             Answer::Response(response.body(Body::empty()).unwrap())
         });
-        let short = ExactOffer { max_timeout_seconds: 20, ..offer(1_000) };
+        let short = support::changed(offer(1_000), |offer| offer.max_timeout_seconds = 20);
         let server = Server::paid(required(&[short]), vec![reply, settled()]).await;
         buy(&server, &budget(10_000)).await.unwrap();
         assert_eq!(server.payments().len(), presented);

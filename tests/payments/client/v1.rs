@@ -20,7 +20,7 @@ use tower_x402::{
         AddPaymentLayer, Budget, Journal, OfferRefusal, Payer, PaymentError, PaymentMiddleware, PaymentOutcome,
         Receipt, ReceiptExt, Refusal, RetryPolicy,
     },
-    protocol::{DecodeError, ExactOffer, OfferError, PaymentFlow, Version, v1::PaymentPayloadV1},
+    protocol::{DecodeError, OfferError, PaymentFlow, Version, v1::PaymentPayloadV1},
 };
 
 use super::middleware::{client, refusal};
@@ -84,7 +84,7 @@ async fn through_hyper(server: &Server, budget: &Budget) -> (Option<u16>, Option
 #[tokio::test]
 async fn v1_is_paid_and_its_receipt_read_in_the_headers_of_v1() {
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
-        let required = required_v1(&[ExactOffer { flow, ..offer(1_000) }]);
+        let required = required_v1(&[support::changed(offer(1_000), |offer| offer.flow = flow)]);
         let (bought, servers) = bought(&required, |bank| vec![bank.then(settled_in_v1())]).await;
         assert_eq!((bought.outcome, bought.status), (PaymentOutcome::Settled, Some(200)));
         assert_eq!((bought.spent, bought.reserved), (1_000, 0));

@@ -214,12 +214,7 @@ async fn payment_of_another_payer_buys_nothing(chain: &dyn Chain) {
 #[tokio::test]
 async fn a_payment_in_v1_to_an_offer_of_v2_only_is_refused() {
     let facilitator = Arc::new(Scripted::new());
-    let asset = Asset {
-        network: Network::eip155(31_337),
-        address: alloy_primitives::Address::repeat_byte(5),
-        name: "USDC".into(),
-        version: "2".into(),
-    };
+    let asset = Asset::new(Network::eip155(31_337), alloy_primitives::Address::repeat_byte(5), "USDC", "2");
     let layer = RequirePaymentLayer::builder()
         .price("$0.001")
         .pay_to_in(asset, alloy_primitives::Address::repeat_byte(6))

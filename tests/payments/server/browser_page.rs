@@ -13,7 +13,7 @@ use support::{
     shop::{Answer, App, Customer, PRICE, Shop, demand, send},
 };
 use tower_x402::{
-    Asset, Network, Usdc,
+    Network, Usdc,
     protocol::PaymentFlow,
     server::{BrowserPage, Quote, RequirePaymentLayerBuilder},
 };
@@ -218,7 +218,7 @@ async fn hostile_words_stay_words() {
     let calm = visit(&shop, shop.layer().description("x").service_name("x").tags(["x"]), "/x?x").await;
     let evil =
         "</script><script>alert(1)</script><!--<script>\"'><img src=x onerror=alert(1)>{{data}}</title></pre></style>";
-    let token = Asset { name: evil.to_owned(), ..shop.asset.clone() };
+    let token = support::changed(shop.asset.clone(), |asset| asset.name = evil.to_owned());
     let layers = [
         shop.layer().description(evil).service_name(evil).tags([evil]),
         shop.layer().description("x").browser_page(Some(BrowserPage::new().name(evil))),
@@ -342,7 +342,10 @@ async fn page_is_complete_without_a_script() {
 async fn another_chain_and_token_are_called_by_their_own_names() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
-    let own = Asset { address: Address::repeat_byte(0x33), name: "Play Money".into(), ..shop.asset.clone() };
+    let own = support::changed(shop.asset.clone(), |asset| {
+        asset.address = Address::repeat_byte(0x33);
+        asset.name = "Play Money".into();
+    });
     let layer = RequirePaymentLayerBuilder::default().price("$2").facilitator(shop.facilitator.clone());
     let answer = visit(&shop, layer.pay_to_in(own, shop.pay_to), "/").await;
     assert!(answer.text().contains("2.00 <small>Play Money</small>"));

@@ -25,7 +25,7 @@ use tower_x402::{
 /// Credit for so many payments, in all and for each payer, after `history` that were paid.
 fn policy(total: u64, per_payer: u64, history: u32) -> DeferredPolicy {
     let payments = |n: u64| Usdc::from_atomic(n * PRICE);
-    DeferredPolicy { total: payments(total), per_payer: payments(per_payer), history }
+    DeferredPolicy::default().total(payments(total)).per_payer(payments(per_payer)).history(history)
 }
 
 /// Buys with a payment of its own.

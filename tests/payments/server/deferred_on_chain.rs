@@ -27,7 +27,7 @@ use tower_x402::{
 /// Credit for three payments, after one that was paid.
 fn policy() -> DeferredPolicy {
     let three = Usdc::from_atomic(3 * PRICE);
-    DeferredPolicy { total: three, per_payer: three, history: 1 }
+    DeferredPolicy::default().total(three).per_payer(three).history(1)
 }
 
 /// Waits until the facilitator, which looks after its ledger, has brought a payment to where it belongs.

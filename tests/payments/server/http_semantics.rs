@@ -209,9 +209,7 @@ async fn the_price_may_depend_on_the_request() {
             match units {
                 None => Ok(Quote::Free),
                 Some(Ok(outputs)) => Ok(Usdc::from_atomic(outputs * PRICE).into()),
-                Some(Err(_)) => {
-                    Err(PriceError { status: StatusCode::BAD_REQUEST, message: "outputs is no number".into() })
-                }
+                Some(Err(_)) => Err(PriceError::new(StatusCode::BAD_REQUEST, "outputs is no number")),
             }
         }
     });
@@ -238,7 +236,7 @@ async fn the_price_may_depend_on_the_request() {
 async fn several_offers_stand_side_by_side() {
     let (chain, shop, customer) = open().await;
     let layer = shop.layer().flow(PaymentFlow::Upfront).flow(PaymentFlow::Authorization);
-    let other = tower_x402::Asset { address: support::authorization::random_address(), ..shop.asset.clone() };
+    let other = support::changed(shop.asset.clone(), |asset| asset.address = support::authorization::random_address());
     let app = shop.app(layer.pay_to_in(other, shop.pay_to));
     let unpaid = send(&app, evaluate("a")).await;
     let offers = demand(&unpaid)["accepts"].as_array().unwrap().clone();

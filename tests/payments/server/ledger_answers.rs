@@ -47,7 +47,7 @@ async fn no_response_is_released_on_credit_refused_at_the_second_try() {
     scripted.ledger = failing_once(|call| matches!(call, Call::Fulfil(FulfilmentStep::Defer { .. })));
     let facilitator = Arc::new(scripted);
     let nothing = Usdc::from_atomic(PRICE - 1);
-    let policy = DeferredPolicy { total: nothing, per_payer: nothing, history: 0 };
+    let policy = DeferredPolicy::default().total(nothing).per_payer(nothing).history(0);
     let (app, _) = serve(layer(&facilitator).deferred(policy), echo);
     let purchase = customer().pay(&app, evaluate("x")).await;
     let answer = send(&app, purchase.on(evaluate("x"))).await;
@@ -133,7 +133,7 @@ async fn failure_recorded_at_the_second_try_is_reported() {
 
 fn credit_for_known_payers() -> DeferredPolicy {
     let payments = Usdc::from_atomic(10 * PRICE);
-    DeferredPolicy { total: payments, per_payer: payments, history: 1 }
+    DeferredPolicy::default().total(payments).per_payer(payments).history(1)
 }
 
 /// It was answered on credit, and its payer was told that settling it failed. The authorization is on the chain for everybody to read.
@@ -186,7 +186,7 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         let clock = Arc::new(ManualClock::at(unix_now()));
         let mut scripted =
             Scripted::new().settle(|call, _| async move { Ok(if call == 0 { paid() } else { not_yet() }) });
-        let limits = ResponseLimits { count: 1, ..ResponseLimits::default() };
+        let limits = ResponseLimits::default().count(1);
         scripted.ledger = Arc::new(MemoryLedger::with(limits, 10, clock.clone()));
         let facilitator = Arc::new(scripted);
         let layer = layer(&facilitator).clock(clock.clone());

@@ -153,7 +153,7 @@ async fn client_charged_by_a_retry_gets_a_response_that_is_evicted_meanwhile() {
             Ok(paid())
         }
     });
-    let limits = ResponseLimits { count: 1, ..ResponseLimits::default() };
+    let limits = ResponseLimits::default().count(1);
     scripted.ledger = Arc::new(MemoryLedger::with(limits, 100, Arc::new(SystemClock)));
     let facilitator = Arc::new(scripted);
     let (app, handled) = serve(layer(&facilitator), echo);

@@ -7,7 +7,7 @@ use support::{
     scripted::{Scripted, customer, echo, layer, serve},
     shop::{Answer, App, Customer, PRICE, Purchase, evaluate, send},
 };
-use tower_x402::{Asset, Network, server::RequirePaymentLayer};
+use tower_x402::{Network, server::RequirePaymentLayer};
 
 async fn present(app: &App, purchase: &Purchase) -> Answer {
     send(app, purchase.on(evaluate("x"))).await
@@ -37,7 +37,7 @@ async fn other_authorization_with_the_same_nonce_is_another_payment() {
 async fn same_authorization_for_another_domain_is_another_payment() {
     let facilitator = Arc::new(Scripted::new());
     let on = |name: &str| {
-        let asset = Asset { name: name.into(), ..Network::BASE_SEPOLIA.usdc().unwrap() };
+        let asset = support::changed(Network::BASE_SEPOLIA.usdc().unwrap(), |asset| asset.name = name.into());
         let builder = RequirePaymentLayer::builder();
         builder.price("$0.001").pay_to_in(asset, Address::repeat_byte(0xba)).facilitator(facilitator.clone())
     };

@@ -14,7 +14,7 @@ use support::{
     rpc_proxy::{Fate, RpcProxy},
     shop::{App, Customer, PRICE, Purchase, Shop, demand, evaluate, paid_v1, send},
 };
-use tower_x402::{Asset, Network, ledger::Counts, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
+use tower_x402::{Network, ledger::Counts, protocol::PaymentFlow, server::RequirePaymentLayerBuilder};
 
 on_every_chain! {
     a_client_of_v1_buys_in_both_flows,
@@ -254,7 +254,7 @@ async fn v1_header_is_ignored_where_v1_is_turned_off() {
 #[tokio::test]
 async fn of_several_offers_the_one_that_was_signed_is_paid() {
     let (chain, shop, customer) = open().await;
-    let unknown_token = Asset { address: authorization::random_address(), ..shop.asset.clone() };
+    let unknown_token = support::changed(shop.asset.clone(), |asset| asset.address = authorization::random_address());
     let other_payee = authorization::random_address();
     let builder = tower_x402::server::RequirePaymentLayer::builder()
         .price("$0.001")

@@ -95,5 +95,5 @@ fn asset<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Asset, D::Error> 
     }
     let domain = Domain::deserialize(deserializer)?;
     let network = Network::eip155(domain.chain_id.parse().map_err(D::Error::custom)?);
-    Ok(Asset { network, address: domain.verifying_contract, name: domain.name, version: domain.version })
+    Ok(Asset::new(network, domain.verifying_contract, domain.name, domain.version))
 }

@@ -61,7 +61,7 @@ impl Market {
         node: impl FnOnce(OnchainFacilitatorBuilder) -> OnchainFacilitatorBuilder,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let responses = ResponseLimits { count: 1_000_000, ..ResponseLimits::default() };
+        let responses = ResponseLimits::default().count(1_000_000);
         let path = directory.path().join("ledger.sqlite");
         let ledger = SqliteLedger::open_with(path, responses, 1_000_000, Arc::new(SystemClock)).await.unwrap();
         let key = PrivateKeySigner::random();
@@ -89,11 +89,10 @@ impl Market {
             customers.push(Customer::with_funds(chain, owed).await);
         }
         let runs = Runs::default();
-        let credit = DeferredPolicy {
-            total: Usdc::from_atomic(1_000_000_000),
-            per_payer: Usdc::from_atomic(20_000),
-            history: 2,
-        };
+        let credit = DeferredPolicy::default()
+            .total(Usdc::from_atomic(1_000_000_000))
+            .per_payer(Usdc::from_atomic(20_000))
+            .history(2);
         let apps = [
             work(&shop, shop.layer(), &runs),
             work(&shop, shop.layer().flow(PaymentFlow::Upfront), &runs),

@@ -5,7 +5,7 @@ use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::{TransactionInput, TransactionRequest};
 use alloy_sol_types::{SolCall as _, SolValue as _, decode_revert_reason};
-use tower_x402::{Asset, Network, devnet::Devnet};
+use tower_x402::{Network, devnet::Devnet};
 
 use super::fixture::*;
 
@@ -100,7 +100,7 @@ async fn a_signature_for_another_domain() {
     let (devnet, _) = devnet().await;
     let (asset, payer) = (devnet.asset(), payer(&devnet));
     let payment = authorization(payer.address(), 1_000);
-    let elsewhere = Asset { network: Network::BASE, ..asset.clone() };
+    let elsewhere = support::changed(asset.clone(), |asset| asset.network = Network::BASE);
     let answer = probe(&devnet, asset.address, &payment, payment.signed(&elsewhere, &payer)).await;
     assert!(!answer.succeeded && !answer.used);
     assert!(answer.reason.unwrap().ends_with("FiatTokenV2: invalid signature"));

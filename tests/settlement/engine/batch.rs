@@ -7,11 +7,11 @@ use alloy_provider::Provider as _;
 use alloy_sol_types::{SolCall as _, sol};
 use futures_util::future::join_all;
 use tower_x402::{
-    Asset, Clock as _,
+    Clock as _,
     facilitator::{BatchSettler, Facilitator},
     ledger::{Settlement, SettlementStep},
     payment::{Prechecked, SettlementOutcome, Terms, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, Reason},
+    protocol::{ExactPayload, Reason},
 };
 
 use super::settle::bury_the_first_transaction;
@@ -106,10 +106,13 @@ fn second_token(stage: &Stage) -> Arc<Terms> {
     let (address, owner) = (Address::repeat_byte(0x70), new_key().address());
     let code: Bytes = artifact["deployedBytecode"].as_str().unwrap().parse().unwrap();
     stage.devnet.set_code(address, code);
-    let asset = Asset { address, name: "Second".into(), ..stage.devnet.asset() };
+    let asset = support::changed(stage.devnet.asset(), |asset| {
+        asset.address = address;
+        asset.name = "Second".into();
+    });
     let (name, version) = (asset.name.clone(), asset.version.clone());
     stage.devnet.execute(owner, address, Minted::initializeCall { name, version, owner }.abi_encode()).unwrap();
-    Arc::new(Terms::new(ExactOffer { asset, ..stage.terms.offer().clone() }))
+    Arc::new(Terms::new(support::changed(stage.terms.offer().clone(), |offer| offer.asset = asset)))
 }
 
 /// A payment in that token, from a payer who has just enough of it.
@@ -120,7 +123,7 @@ fn payment_in(stage: &Stage, terms: &Arc<Terms>) -> Prechecked {
     stage.devnet.execute(Address::from_slice(&owner[12..]), token, mint.abi_encode()).unwrap();
     let authorization = stage.authorization(payer.address());
     let payload = ExactPayload { signature: sign(&payer, &authorization, terms), authorization };
-    precheck(terms.clone(), payload, Window { remaining: 0, skew: 5 }, stage.clock.now()).unwrap()
+    precheck(terms.clone(), payload, Window::default().skew(5), stage.clock.now()).unwrap()
 }
 
 /// The contract calls one token for all: payments in another one would be left behind, and each take a transaction of its own.

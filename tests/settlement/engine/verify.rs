@@ -128,7 +128,7 @@ async fn wrong_signatures_are_refused_and_the_payer_remembered() {
 #[tokio::test(start_paused = true)]
 async fn zero_amount_is_refused() {
     let mut stage = stage().await;
-    stage.terms = Terms::new(ExactOffer { amount: U256::ZERO, ..stage.terms.offer().clone() }).into();
+    stage.terms = Terms::new(support::changed(stage.terms.offer().clone(), |offer| offer.amount = U256::ZERO)).into();
     let key = stage.payer(1);
     let mut authorization = stage.authorization(key.address());
     authorization.value = U256::ZERO;
@@ -247,7 +247,11 @@ async fn supported_kinds_are_returned() {
     assert_eq!(supported.signers["eip155:*"], [settlement_key().address().to_string()]);
     assert!(stage.facilitator.serves(&stage.terms));
     let elsewhere = tower_x402::Network::BASE.usdc().unwrap();
-    assert!(!stage.facilitator.serves(&Terms::new(ExactOffer { asset: elsewhere, ..stage.terms.offer().clone() })));
+    assert!(
+        !stage
+            .facilitator
+            .serves(&Terms::new(support::changed(stage.terms.offer().clone(), |offer| offer.asset = elsewhere)))
+    );
     assert_eq!(stage.facilitator.gas_balance().await.unwrap(), U256::from(ETHER));
 }
 

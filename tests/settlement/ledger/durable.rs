@@ -196,7 +196,7 @@ async fn removed_records_and_responses_leave_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let limited = async |count| {
-        let limits = ResponseLimits { count, ..ResponseLimits::default() };
+        let limits = ResponseLimits::default().count(count);
         SqliteLedger::open_with(&path, limits, 10_000, Arc::new(ManualClock::at(CLOCK_START))).await.unwrap()
     };
     let kept = || {

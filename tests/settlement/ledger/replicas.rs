@@ -1,6 +1,6 @@
 //! The ledger in PostgreSQL is shared by several processes, and survives failing connections and servers.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
@@ -378,7 +378,8 @@ async fn reservations_survive_a_killed_server() {
 #[tokio::test]
 async fn responses_stay_within_their_limits() {
     let schema = Server::shared().new_schema();
-    let limits = ResponseLimits { body_bytes: 100, total_bytes: 5 * 612, count: 4, age_seconds: 60 };
+    let limits =
+        ResponseLimits::default().body_bytes(100).total_bytes(5 * 612).count(4).max_age(Duration::from_secs(60));
     let url = Server::shared().url();
     let first = replica(url, &schema).responses(limits).connect().await.unwrap();
     let second = replica(url, &schema).responses(limits).connect().await.unwrap();
@@ -405,7 +406,7 @@ async fn responses_stay_within_their_limits() {
     assert_eq!(kept(0..10).await, [6, 7, 8, 9], "no more than four");
     first.store_response(&record(1, 10).key, response(101, CLOCK_START)).await.unwrap();
     assert!(kept(10..11).await.is_empty(), "too large alone");
-    let narrow = ResponseLimits { total_bytes: 2 * 612, ..limits };
+    let narrow = limits.total_bytes(2 * 612);
     let narrow = replica(url, &schema).responses(narrow).connect().await.unwrap();
     narrow.store_response(&record(1, 11).key, response(100, CLOCK_START)).await.unwrap();
     assert_eq!(kept(0..12).await, [9, 11], "pushed out by the total");

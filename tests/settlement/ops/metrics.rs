@@ -50,7 +50,8 @@ async fn requests_are_counted_by_outcome() {
             _ => Ok(support::scripted::paid()),
         }
     }));
-    let policy = DeferredPolicy { history: 1, total: Usdc::from_atomic(PRICE), per_payer: Usdc::from_atomic(PRICE) };
+    let policy =
+        DeferredPolicy::default().history(1).total(Usdc::from_atomic(PRICE)).per_payer(Usdc::from_atomic(PRICE));
     let (app, _) = serve(layer(&facilitator), echo);
     // Each asks for the price first: unpaid.
     let (purchase, answer) = buy(&app, &customer()).await;

@@ -13,7 +13,7 @@ use tower_x402::{
         StoredResponse,
     },
     payment::{Terms, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
+    protocol::{ExactOffer, ExactPayload, Reason},
 };
 
 use super::stage::{Reply, Stage, Turn};
@@ -27,7 +27,7 @@ const START: FulfilmentStep = FulfilmentStep::Start { until: 0 };
 async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item = FulfilmentStep>) -> Lease {
     let (now, amount) = (unix_now(), U256::from(PRICE));
     let asset = Network::BASE_SEPOLIA.usdc().unwrap();
-    let offer = ExactOffer { asset, amount, pay_to: PAYEE, max_timeout_seconds: 600, flow: PaymentFlow::Authorization };
+    let offer = ExactOffer::new(asset, amount, PAYEE, 600);
     let authorization = Authorization {
         from: Address::repeat_byte(payer),
         to: PAYEE,
@@ -37,7 +37,7 @@ async fn entered(ledger: &dyn Ledger, payer: u8, steps: impl IntoIterator<Item =
         nonce: B256::ZERO,
     };
     let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
-    let payment = precheck(Arc::new(Terms::new(offer)), payload, Window { remaining: 0, skew: 0 }, now).unwrap();
+    let payment = precheck(Arc::new(Terms::new(offer)), payload, Window::default(), now).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     let reserved = ledger.reserve(&Record::new(&payment, request, now, now - 1)).await.unwrap();
     let Reservation::New(lease) = reserved else { panic!("known") };

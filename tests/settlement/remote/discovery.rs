@@ -91,22 +91,18 @@ async fn sold_resource_is_listed_with_the_sellers_description() {
     assert!(!resource.raw.text().contains("a-secret-of-the-payers"), "other extensions are not for everybody");
     assert_eq!(get(&stage, "supported").await.1["extensions"], json!(["bazaar"]));
 
-    let filter = |change: fn(&mut DiscoveryFilter)| {
-        let mut filter = DiscoveryFilter::default();
-        change(&mut filter);
-        filter
-    };
+    let all = DiscoveryFilter::default;
     for (found, filter) in [
-        (1, filter(|f| f.kind = Some("http".into()))),
-        (0, filter(|f| f.kind = Some("mcp".into()))),
-        (1, filter(|f| f.network = Some(Network::BASE_SEPOLIA.to_string()))),
-        (0, filter(|f| f.network = Some(Network::BASE.to_string()))),
-        (1, filter(|f| f.scheme = Some("exact".into()))),
-        (0, filter(|f| f.scheme = Some("upto".into()))),
-        (1, filter(|f| f.extension = Some("bazaar".into()))),
-        (0, filter(|f| f.extension = Some("other".into()))),
-        (1, DiscoveryFilter { pay_to: Some(seller.pay_to.to_string().to_lowercase()), ..Default::default() }),
-        (0, DiscoveryFilter { pay_to: Some(random_address().to_string()), ..Default::default() }),
+        (1, all().kind("http")),
+        (0, all().kind("mcp")),
+        (1, all().network(Network::BASE_SEPOLIA.to_string())),
+        (0, all().network(Network::BASE.to_string())),
+        (1, all().scheme("exact")),
+        (0, all().scheme("upto")),
+        (1, all().extension("bazaar")),
+        (0, all().extension("other")),
+        (1, all().pay_to(seller.pay_to.to_string().to_lowercase())),
+        (0, all().pay_to(random_address().to_string())),
     ] {
         assert_eq!(listed(&stage, filter.clone()).await.len(), found, "{filter:?}");
     }

@@ -97,7 +97,7 @@ async fn deferred_payments_do_not_wait_for_settled_ones() {
     let stage = Stage::open_on(chain, HARDLY_EVER, |service| service).await;
     let node = RpcProxy::start(chain_url(&stage)).await;
     let remote = stage.remote().confirm(NET, node.url()).reconcile_interval(OFTEN);
-    let policy = DeferredPolicy { history: 1, ..DeferredPolicy::default() };
+    let policy = DeferredPolicy::default().history(1);
     let seller = stage.seller_with(remote, |layer| layer.deferred(policy)).await;
     let customer = stage.customer().await;
     let buy = async || {
@@ -238,8 +238,8 @@ async fn receipt_missing_once_is_no_reorganization() {
 /// A payment on another network, settled by whatever transaction.
 async fn settled_on(network: Network, ledger: &dyn Ledger) {
     let asset = network.usdc().unwrap();
-    let (pay_to, amount, flow) = (Address::repeat_byte(0xee), U256::from(PRICE), PaymentFlow::Authorization);
-    let terms = Terms::new(ExactOffer { asset, amount, pay_to, max_timeout_seconds: 60, flow });
+    let (pay_to, amount) = (Address::repeat_byte(0xee), U256::from(PRICE));
+    let terms = Terms::new(ExactOffer::new(asset, amount, pay_to, 60));
     let authorization = Authorization {
         from: Address::repeat_byte(1),
         to: pay_to,
@@ -249,7 +249,7 @@ async fn settled_on(network: Network, ledger: &dyn Ledger) {
         nonce: B256::ZERO,
     };
     let payload = ExactPayload { signature: PaymentSignature::from(vec![1; 65]), authorization };
-    let payment = precheck(Arc::new(terms), payload, Window { remaining: 0, skew: 0 }, 30).unwrap();
+    let payment = precheck(Arc::new(terms), payload, Window::default(), 30).unwrap();
     let request = Fingerprint { digest: B256::ZERO, names_caller: false };
     ledger.reserve(&Record::new(&payment, request, 30, 60)).await.unwrap();
     let step = SettlementStep::Settle { transaction: B256::ZERO, block: Some(1), fee: None };

@@ -10,7 +10,7 @@ use tower_x402::{
     facilitator::{Facilitator as _, FacilitatorError, Outgoing, RemoteFacilitator, RemoteFacilitatorBuilder},
     ledger::{Fingerprint, FulfilmentStep, Ledger, MemoryLedger, Record, Reservation, Settlement, SettlementStep},
     payment::{Funds, Prechecked, SettlementOutcome, Terms, Verified, Window, precheck},
-    protocol::{ExactOffer, ExactPayload, PaymentFlow, Reason},
+    protocol::{ExactOffer, ExactPayload, Reason},
 };
 
 use super::{
@@ -82,13 +82,7 @@ async fn purchase(stage: &Stage) -> Purchase {
 
 fn checked(purchase: &Purchase) -> Prechecked {
     let signed = &purchase.authorization;
-    let offer = ExactOffer {
-        asset: purchase.asset.clone(),
-        amount: signed.value,
-        pay_to: signed.to,
-        max_timeout_seconds: 3_600,
-        flow: PaymentFlow::Authorization,
-    };
+    let offer = ExactOffer::new(purchase.asset.clone(), signed.value, signed.to, 3_600);
     let authorization = Authorization {
         from: signed.from,
         to: signed.to,
@@ -98,7 +92,7 @@ fn checked(purchase: &Purchase) -> Prechecked {
         nonce: signed.nonce,
     };
     let payload = ExactPayload { signature: PaymentSignature::from(purchase.by_key().0.to_vec()), authorization };
-    precheck(Arc::new(Terms::new(offer)), payload, Window { remaining: 0, skew: 60 }, unix_now()).unwrap()
+    precheck(Arc::new(Terms::new(offer)), payload, Window::default().skew(60), unix_now()).unwrap()
 }
 
 /// Asks once.

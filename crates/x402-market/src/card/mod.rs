@@ -45,7 +45,7 @@ pub const EVALUATION_BINDING: &str = "x402-evaluation";
 /// use x402_market::{AgentCard, Score};
 ///
 /// let key = PrivateKeySigner::random();
-/// let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
+/// let card = AgentCard::builder("Reasons", "https://reasons.example")
 ///     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.8)?)
 ///     .price("$0.001")
 ///     .pay_to(Network::BASE_SEPOLIA, key.address())
@@ -144,10 +144,10 @@ pub struct AgentSkill {
 
 impl AgentCard {
     /// Starts a card of an evaluator whose service is mounted at `base`. A skill, a price and a payee are required.
-    pub fn builder(name: impl Into<String>, base: Url) -> AgentCardBuilder {
+    pub fn builder(name: impl Into<String>, base: impl AsRef<str>) -> AgentCardBuilder {
         AgentCardBuilder {
             name: name.into(),
-            base,
+            base: base.as_ref().to_owned(),
             description: None,
             version: "1".to_owned(),
             skills: Vec::new(),
@@ -198,7 +198,7 @@ impl AgentCard {
 #[must_use]
 pub struct AgentCardBuilder {
     name: String,
-    base: Url,
+    base: String,
     description: Option<String>,
     version: String,
     skills: Vec<(AgentSkill, Score)>,
@@ -279,8 +279,11 @@ impl AgentCardBuilder {
             let asset = asset.map_err(unknown)?;
             accepts.push(AcceptedToken::try_from(asset).map_err(|error| CardError::invalid("pay_to", &error))?);
         }
-        let below =
-            |path: &str| below(&self.base, path).ok_or_else(|| invalid("base", "it is not an http or https URL"));
+        let base = Url::parse(&self.base).ok();
+        let below = |path: &str| {
+            let url = base.as_ref().and_then(|base| below(base, path));
+            url.ok_or_else(|| invalid("base", "it is not an http or https URL"))
+        };
         let expertise = self.skills.iter().map(|(skill, claim)| Expertise::new(&skill.id, *claim));
         let expertise =
             expertise.collect::<Result<Vec<_>, _>>().map_err(|error| CardError::invalid("skills", &error))?;

@@ -33,7 +33,7 @@ const MAX_VALUES: usize = 4_096;
 /// use x402_market::{AgentCard, Score, VerifiedCard};
 ///
 /// let key = PrivateKeySigner::random();
-/// let card = AgentCard::builder("Reasons", "https://reasons.example".parse()?)
+/// let card = AgentCard::builder("Reasons", "https://reasons.example")
 ///     .skill("reasoning", "Says whether an answer gives reasons", Score::new(0.8)?)
 ///     .price("$0.001")
 ///     .pay_to(Network::BASE, key.address())

@@ -46,8 +46,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use x402_market::directory::{CardQuery, DirectoryClient};
 ///
-/// let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
-/// for found in directory.cards(&CardQuery { skill: Some("prose".into()), ..CardQuery::default() }).await?.found {
+/// let directory = DirectoryClient::new("https://directory.example")?;
+/// for found in directory.cards(&CardQuery::default().skill("prose")).await?.found {
 ///     println!("{} asks {}", found.url, found.card.pricing().price_per_output);
 /// }
 /// # Ok(()) }
@@ -60,15 +60,13 @@ pub struct DirectoryClient {
     timeout: Duration,
 }
 
-/// A query for evaluators. Fields that are `None` match all.
+/// A query for evaluators: those that match everything that is set. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct CardQuery {
-    /// The skill that the evaluator must have.
-    pub skill: Option<String>,
-    /// A network on which it must accept payments.
-    pub network: Option<Network>,
-    /// The highest price per output.
-    pub max_price: Option<Usdc>,
+    skill: Option<String>,
+    network: Option<Network>,
+    max_price: Option<Usdc>,
 }
 
 /// The cards that a directory lists.
@@ -95,17 +93,14 @@ pub struct FoundCard {
     pub last_seen: u64,
 }
 
-/// A query for reports. Fields that are `None` match all.
+/// A query for reports: those that match everything that is set. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct ReportQuery {
-    /// The evaluator that the reports are about.
-    pub evaluator: Option<Address>,
-    /// The skill that the reports are about.
-    pub skill: Option<String>,
-    /// The payer who signed the reports.
-    pub payer: Option<Address>,
-    /// Where to continue: only reports with larger numbers are returned. See [`ReportPage::after`].
-    pub after: u64,
+    evaluator: Option<Address>,
+    skill: Option<String>,
+    payer: Option<Address>,
+    after: u64,
 }
 
 /// A page of reports.
@@ -197,12 +192,13 @@ impl DirectoryClient {
     ///
     /// # Errors
     /// [`DirectoryError::Url`], or [`DirectoryError::Unreachable`] if the HTTP client cannot be created.
-    pub fn new(url: &Url) -> Result<Self, DirectoryError> {
+    pub fn new(url: impl AsRef<str>) -> Result<Self, DirectoryError> {
+        let url = Url::parse(url.as_ref()).map_err(|_| DirectoryError::Url)?;
         let http = Client::builder().redirect(redirect::Policy::none()).build().map_err(DirectoryError::Unreachable)?;
         Ok(Self {
             http,
-            cards: below(url, "cards").ok_or(DirectoryError::Url)?,
-            evidence: below(url, "evidence").ok_or(DirectoryError::Url)?,
+            cards: below(&url, "cards").ok_or(DirectoryError::Url)?,
+            evidence: below(&url, "evidence").ok_or(DirectoryError::Url)?,
             timeout: Duration::from_secs(10),
         })
     }
@@ -323,7 +319,7 @@ impl DirectoryClient {
         transaction: impl Fn(&EvidencePayment) -> Option<B256>,
     ) -> Result<Published, DirectoryError> {
         let mut published = Published::default();
-        let mine = log.find(&crate::evidence::EvidenceQuery { payer: Some(signer.address()), ..Default::default() });
+        let mine = log.find(&crate::evidence::EvidenceQuery::default().payer(signer.address()));
         for evidence in mine {
             let Some(payment) = evidence.payment.filter(|_| evidence.paid > Usdc::ZERO) else { continue };
             let transaction = transaction(&payment);
@@ -422,6 +418,24 @@ impl fmt::Debug for DirectoryClient {
 }
 
 impl CardQuery {
+    /// Selects evaluators with this skill.
+    pub fn skill(mut self, skill: impl Into<String>) -> Self {
+        self.skill = Some(skill.into());
+        self
+    }
+
+    /// Selects evaluators that accept payments on this network.
+    pub fn network(mut self, network: Network) -> Self {
+        self.network = Some(network);
+        self
+    }
+
+    /// Selects evaluators that charge at most this price per output.
+    pub fn max_price(mut self, price: Usdc) -> Self {
+        self.max_price = Some(price);
+        self
+    }
+
     fn matches(&self, card: &VerifiedCard) -> bool {
         let accepts = |network: &Network| card.pricing().accepts.iter().any(|token| token.network == *network);
         self.skill.as_ref().is_none_or(|skill| card.card().has_skill(skill))
@@ -431,6 +445,30 @@ impl CardQuery {
 }
 
 impl ReportQuery {
+    /// Selects reports about the evaluator that is paid at this address.
+    pub fn evaluator(mut self, evaluator: Address) -> Self {
+        self.evaluator = Some(evaluator);
+        self
+    }
+
+    /// Selects reports about this skill.
+    pub fn skill(mut self, skill: impl Into<String>) -> Self {
+        self.skill = Some(skill.into());
+        self
+    }
+
+    /// Selects reports that this payer signed.
+    pub fn payer(mut self, payer: Address) -> Self {
+        self.payer = Some(payer);
+        self
+    }
+
+    /// Selects reports with larger numbers than this one, to continue after a page: see [`ReportPage::after`]. Default: 0.
+    pub fn after(mut self, number: u64) -> Self {
+        self.after = number;
+        self
+    }
+
     fn matches(&self, accepted: &AcceptedReport) -> bool {
         let evidence = &accepted.report.evidence;
         self.evaluator.is_none_or(|evaluator| evaluator == evidence.evaluator)

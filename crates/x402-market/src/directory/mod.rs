@@ -8,11 +8,11 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use x402_market::directory::{CardQuery, DirectoryClient, ReportQuery};
 //!
-//! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
+//! let directory = DirectoryClient::new("https://directory.example")?;
 //! directory.list(&"https://reasons.example".parse()?).await?;
-//! let query = CardQuery { skill: Some("reasoning".into()), ..CardQuery::default() };
+//! let query = CardQuery::default().skill("reasoning");
 //! for found in directory.cards(&query).await?.found {
-//!     let query = ReportQuery { evaluator: Some(found.card.pay_to()), ..ReportQuery::default() };
+//!     let query = ReportQuery::default().evaluator(found.card.pay_to());
 //!     println!("{}: {} reports", found.url, directory.reports(&query).await?.reports.len());
 //! }
 //! # Ok(()) }

@@ -49,14 +49,9 @@ mod typed {
 /// use x402_market::evidence::{CallOutcome, Evidence, EvidencePayment};
 ///
 /// let payer = PrivateKeySigner::random();
-/// let evidence = Evidence {
-///     payment: Some(EvidencePayment { payer: payer.address(), nonce: B256::repeat_byte(1) }),
-///     evaluator: Address::repeat_byte(2),
-///     skill: "prose".to_owned(),
-///     at: 1_760_000_000,
-///     paid: "$0.001".parse()?,
-///     outcome: CallOutcome::answered(0.9, None, Some(true)),
-/// };
+/// let outcome = CallOutcome::answered(0.9, None, Some(true));
+/// let evidence = Evidence::new(Address::repeat_byte(2), "prose", "$0.001".parse()?, 1_760_000_000, outcome)
+///     .with_payment(EvidencePayment { payer: payer.address(), nonce: B256::repeat_byte(1) });
 /// let usdc = Network::BASE.usdc().ok_or("USDC is known on Base")?.address;
 /// let report = SignedEvidence::sign(evidence, Network::BASE, usdc, None, &payer).await?;
 /// assert_eq!(report.verify()?.payer, payer.address());
@@ -64,6 +59,7 @@ mod typed {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[non_exhaustive]
 pub struct SignedEvidence {
     /// The chain of the payment.
     pub network: Network,

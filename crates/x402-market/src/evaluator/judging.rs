@@ -71,9 +71,9 @@ impl Work {
         }
         if request.method != Method::POST {
             let message = "POST a submission".to_owned();
-            return Err(PriceError { status: StatusCode::METHOD_NOT_ALLOWED, message });
+            return Err(PriceError::new(StatusCode::METHOD_NOT_ALLOWED, message));
         }
-        let refused = |refusal: Refusal| PriceError { status: refusal.status, message: refusal.detail };
+        let refused = |refusal: Refusal| PriceError::new(refusal.status, refusal.detail);
         let submission = self.read(body).map_err(refused)?;
         let price = self.pricing.price_of(submission.outputs().len());
         let too_much =

@@ -86,7 +86,7 @@ impl EvaluatorService {
     /// use x402_market::{AgentCard, EvaluatorService, Score, judge::ArithmeticJudge};
     ///
     /// # let key = PrivateKeySigner::random();
-    /// let card = AgentCard::builder("Sums", "https://sums.example".parse()?)
+    /// let card = AgentCard::builder("Sums", "https://sums.example")
     ///     .skill("arithmetic", "Checks every step of a worked calculation", Score::new(0.99)?)
     ///     .price("$0.001")
     ///     .pay_to(Network::BASE_SEPOLIA, key.address())

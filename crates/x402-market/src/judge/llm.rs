@@ -24,7 +24,7 @@ use crate::{
 /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use x402_market::{ChatClient, judge::LlmJudge};
 ///
-/// let model = ChatClient::new(&"http://127.0.0.1:11434/v1".parse()?, "llama3.1")?
+/// let model = ChatClient::new("http://127.0.0.1:11434/v1", "llama3.1")?
 ///     .api_key(&std::env::var("LLM_API_KEY")?)?
 ///     .json_mode(true);
 /// let judge = LlmJudge::builder(model)

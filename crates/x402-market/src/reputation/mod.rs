@@ -23,7 +23,7 @@
 //! selector.restore(&audits, &[me], &skills);
 //!
 //! let mut reputation = Reputation::new(100_000, [me]);
-//! let directory = DirectoryClient::new(&"https://directory.example".parse()?)?;
+//! let directory = DirectoryClient::new("https://directory.example")?;
 //! reputation.pull(&directory, &skills, &mut selector).await?;
 //! println!("{}", reputation.report(&audits, &skills));
 //! # Ok(()) }
@@ -202,7 +202,7 @@ impl Reputation {
         self.check_pending(&name, pulled).await?;
         let mut after = self.read.get(&name).map_or(0, |reading| reading.after);
         for _ in 0..MAX_PAGES {
-            let page = directory.reports(&ReportQuery { after, ..ReportQuery::default() }).await?;
+            let page = directory.reports(&ReportQuery::default().after(after)).await?;
             pulled.refused += page.skipped;
             for accepted in page.reports {
                 let is_done = self.take(&accepted.report, pulled).await?;

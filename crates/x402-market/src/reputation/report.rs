@@ -55,6 +55,7 @@ pub struct Standing {
 
 /// Counts of right and wrong verdicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Tally {
     /// Right verdicts.
     pub right: u32,

@@ -9,14 +9,12 @@
 //! use x402_market::selection::{Candidate, Job, Selector, Skills, Thompson};
 //!
 //! let skills: Skills = ["arithmetic"].into_iter().collect();
-//! let market = [Candidate {
-//!     evaluator: Address::repeat_byte(7),
-//!     claims: skills.set(["arithmetic"]),
-//!     price: Usdc::from_atomic(300),
-//!     first_seen: 1_800_000_000,
-//! }];
+//! let now = 1_800_000_000;
+//! let claims = skills.set(["arithmetic"]);
+//! let market = [Candidate::new(Address::repeat_byte(7), claims, Usdc::from_atomic(300), now)];
 //! let mut selector = Thompson::seeded(1);
-//! let job = Job { now: 1_800_000_000, ..Job::new(skills.get("arithmetic").unwrap(), "$0.09".parse()?, 100) };
+//! let mut job = Job::new(skills.get("arithmetic").unwrap(), "$0.09".parse()?, 100);
+//! job.now = now;
 //! let panel = selector.select(&job, &market);
 //! assert_eq!(panel.hired, [0]);
 //! # Ok::<(), tower_x402::ParseUsdcError>(())
@@ -125,6 +123,7 @@ impl<S: Selector + ?Sized> Selector for Box<S> {
 
 /// An evaluator that could be hired now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Candidate {
     /// The address that is paid.
     pub evaluator: Address,
@@ -136,8 +135,16 @@ pub struct Candidate {
     pub first_seen: u64,
 }
 
+impl Candidate {
+    /// Creates a candidate. `evaluator` is the address that is paid, `first_seen` a time in seconds since the Unix epoch.
+    pub const fn new(evaluator: Address, claims: SkillSet, price: Usdc, first_seen: u64) -> Self {
+        Self { evaluator, claims, price, first_seen }
+    }
+}
+
 /// A task for which evaluators are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Job {
     /// The skill that judging it takes.
     pub skill: Skill,
@@ -175,6 +182,7 @@ impl Job {
 
 /// The evaluators to send a task to, by position in the market.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Panel {
     /// The evaluators whose verdict the student wants, best first.
     pub hired: Vec<usize>,
@@ -183,6 +191,11 @@ pub struct Panel {
 }
 
 impl Panel {
+    /// Creates a panel from positions in the market.
+    pub const fn new(hired: Vec<usize>, explored: Vec<usize>) -> Self {
+        Self { hired, explored }
+    }
+
     /// Returns all evaluators that are sent the task, and paid: those hired, then those explored.
     pub fn all(&self) -> impl Iterator<Item = usize> {
         self.hired.iter().chain(&self.explored).copied()
@@ -201,6 +214,7 @@ impl Panel {
 
 /// An evaluator that is sent a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Choice {
     /// The address that is paid.
     pub evaluator: Address,
@@ -212,6 +226,7 @@ pub struct Choice {
 
 /// The result of one request to one evaluator.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Observation {
     /// The address that is paid.
     pub evaluator: Address,
@@ -223,6 +238,13 @@ pub struct Observation {
     pub at: u64,
     /// The result.
     pub outcome: CallOutcome,
+}
+
+impl Observation {
+    /// Creates an observation. `evaluator` is the address that is paid, `at` the time in seconds since the Unix epoch.
+    pub const fn new(evaluator: Address, skill: Skill, paid: Usdc, at: u64, outcome: CallOutcome) -> Self {
+        Self { evaluator, skill, paid, at, outcome }
+    }
 }
 
 /// The number of a skill, from 0 to 63.

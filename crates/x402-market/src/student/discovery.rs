@@ -108,7 +108,7 @@ impl CardSource for Vec<Url> {
 #[async_trait]
 impl CardSource for DiscoveryClient {
     async fn evaluators(&self) -> Result<Vec<Url>, SourceError> {
-        let filter = DiscoveryFilter { kind: Some("http".to_owned()), ..DiscoveryFilter::default() };
+        let filter = DiscoveryFilter::default().kind("http");
         let found = self.list(&filter).await.map_err(SourceError::new)?;
         let mut seen = HashSet::new();
         let http = found.resources.into_iter().filter(|resource| resource.kind == "http");

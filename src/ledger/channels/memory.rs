@@ -18,11 +18,19 @@ use crate::{
 /// The number of channels that are removed at once when there is no room.
 const REMOVED_TOGETHER: usize = 64;
 
-/// The channels of a ledger, in the order of their ids. Each step holds the lock for as long as it takes to decide it.
+/// The channels of a ledger. Each step holds the lock for as long as it takes to decide it.
 #[derive(Debug)]
 pub(in crate::ledger) struct MemoryChannels {
-    records: Mutex<BTreeMap<ChannelId, Box<ChannelRecord>>>,
+    channels: Mutex<Channels>,
     max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Channels {
+    /// In the order of their ids.
+    records: BTreeMap<ChannelId, Box<ChannelRecord>>,
+    /// When room was looked for last, so that a full ledger does not look for it with every request.
+    searched_at: u64,
 }
 
 /// What a step changed besides the channel itself.
@@ -35,63 +43,78 @@ pub(in crate::ledger) struct AlsoChanged {
 }
 
 impl MemoryChannels {
-    pub(in crate::ledger) const fn new(max: usize) -> Self {
-        Self { records: Mutex::new(BTreeMap::new()), max }
+    pub(in crate::ledger) fn new(max: usize) -> Self {
+        Self { channels: Mutex::default(), max }
     }
 
     /// Returns a copy of a channel.
     pub(in crate::ledger) fn get(&self, id: &ChannelId) -> Option<ChannelRecord> {
-        self.lock().get(id).map(|record| (**record).clone())
+        self.lock().records.get(id).map(|record| (**record).clone())
     }
 
+    /// Takes a step. `keep` is called with the channel after it, before another step can follow.
     fn advance(
         &self,
         id: &ChannelId,
         step: &ChannelStep,
         removed: &mut Vec<ChannelId>,
+        keep: impl FnOnce(&ChannelRecord),
     ) -> Result<ChannelRecord, ChannelLedgerError> {
-        let mut records = self.lock();
-        if let Some(record) = records.get_mut(id) {
+        let mut channels = self.lock();
+        if let Some(record) = channels.records.get_mut(id) {
             // A step that is refused changes nothing.
             record.apply(step)?;
+            keep(record);
             return Ok((**record).clone());
         }
         let ChannelStep::Open { network, config, observation, now } = step else {
             return Err(ChannelLedgerError::NotFound);
         };
-        if records.len() >= self.max {
-            removed.extend(make_room(&mut records, *now));
+        let record = ChannelRecord::open(*network, *config, *observation, *now)?;
+        if record.id != *id {
+            return Err(ChannelLedgerError::OtherChannel);
         }
-        if records.len() >= self.max {
+        if channels.records.len() >= self.max {
+            removed.extend(channels.make_room(*now));
+        }
+        if channels.records.len() >= self.max {
             return Err(LedgerError::Full.into());
         }
-        let record = ChannelRecord::open(*network, *config, *observation, *now);
-        records.insert(*id, Box::new(record.clone()));
+        channels.records.insert(*id, Box::new(record.clone()));
         Ok(record)
     }
 
     fn list(&self, after: Option<ChannelId>, limit: usize) -> Vec<ChannelRecord> {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.lock().range((after, Bound::Unbounded)).take(limit).map(|(_, record)| (**record).clone()).collect()
+        let channels = self.lock();
+        channels.records.range((after, Bound::Unbounded)).take(limit).map(|(_, record)| (**record).clone()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ChannelId, Box<ChannelRecord>>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Removes the channels that were not used for longest, of those that may be forgotten.
-fn make_room(records: &mut BTreeMap<ChannelId, Box<ChannelRecord>>, now: u64) -> Vec<ChannelId> {
-    let forgettable = records.values().filter(|record| record.is_forgettable(now));
-    let mut idle: Vec<_> = forgettable.map(|record| (record.used_at, record.id)).collect();
-    idle.sort_unstable();
-    idle.truncate(REMOVED_TOGETHER);
-    idle.into_iter()
-        .map(|(_, id)| {
-            records.remove(&id);
-            id
-        })
-        .collect()
+impl Channels {
+    /// Removes the channels that were not used for longest, of those that may be forgotten.
+    fn make_room(&mut self, now: u64) -> Vec<ChannelId> {
+        if self.searched_at == now {
+            return Vec::new();
+        }
+        let may_go = |record: &&Box<ChannelRecord>| record.forget_at().is_some_and(|at| at <= now);
+        let mut idle: Vec<_> = self.records.values().filter(may_go).map(|record| (record.used_at, record.id)).collect();
+        if idle.is_empty() {
+            self.searched_at = now;
+        }
+        idle.sort_unstable();
+        idle.truncate(REMOVED_TOGETHER);
+        idle.into_iter()
+            .map(|(_, id)| {
+                self.records.remove(&id);
+                id
+            })
+            .collect()
+    }
 }
 
 impl MemoryLedger {
@@ -102,15 +125,25 @@ impl MemoryLedger {
         step: &ChannelStep,
     ) -> (Result<ChannelRecord, ChannelLedgerError>, AlsoChanged) {
         let mut changed = AlsoChanged::default();
-        let advanced = self.channels.advance(id, step, &mut changed.channels);
-        if let (Ok(record), ChannelStep::Charge { response: Some(response), .. }) = (&advanced, step)
-            && let Some(answer) = record.answers.back()
-        {
-            let key = record.response_key(answer.request);
-            changed.responses = self.keep_response(&key, response.clone());
-            changed.responses.push(key);
-        }
+        let responses = &mut changed.responses;
+        let advanced = self.channels.advance(id, step, &mut changed.channels, |record| {
+            if let ChannelStep::Charge { epoch, response: Some(response), .. } = step
+                && let Some(answer) = record.answers.iter().find(|answer| answer.epoch == *epoch)
+            {
+                let key = record.response_key(answer.request);
+                *responses = self.keep_response(&key, response.clone());
+                responses.push(key);
+            }
+        });
         (advanced, changed)
+    }
+}
+
+/// What the ledger in SQLite restores.
+#[cfg(feature = "sqlite")]
+impl MemoryLedger {
+    pub(in crate::ledger) fn restore_channel(&self, record: ChannelRecord) {
+        self.channels.lock().records.insert(record.id, Box::new(record));
     }
 }
 

@@ -11,11 +11,16 @@
 //!
 //! 1. **One at a time.** Of any number of concurrent steps on a channel, each is decided on the state that the one before it left.
 //!    One request holds a channel at a time; the others are refused with [`ChannelLedgerError::Busy`].
-//! 2. **Durability.** A step is durable before the call returns. [`Observe`](ChannelStep::Observe) may become durable later, because the
-//!    chain can be asked again.
-//! 3. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for.
-//! 4. **Retention.** A channel is kept as long as something of it is unclaimed, or it is used. Others may be removed when there is no
-//!    room: what was claimed of them is on the chain.
+//! 2. **One charge.** The same voucher for the same request is charged for once: `Begin` refuses it with
+//!    [`ChannelLedgerError::Answered`] afterwards, and a repeated `Charge` does nothing.
+//! 3. **Durability.** A step is durable before the call returns. [`Observe`](ChannelStep::Observe) may become durable later, because the
+//!    chain can be asked again. The response in a `Charge` is kept in the same step.
+//! 4. **The watermark.** [`ChannelRecord::charged`] never falls, and no charge exceeds the voucher that it was signed for. A step that
+//!    is refused changes nothing.
+//! 5. **The mirror.** An observation of an earlier block never replaces one of a later block. What an announced withdrawal or a signed
+//!    refund could take covers no further voucher.
+//! 6. **Retention.** A channel is kept as long as something of it is unclaimed, and for an hour after it was claimed and used last.
+//!    Later it may be removed when there is no room: what was claimed of it is on the chain.
 
 mod memory;
 mod record;
@@ -28,7 +33,7 @@ use super::{LedgerError, StoredResponse};
 use crate::{payment::PaymentKey, vouchers::ChannelId};
 
 pub(super) use memory::MemoryChannels;
-pub use record::{Answer, ChannelRecord, ChannelStep, PendingRequest};
+pub use record::{Answer, ChannelRecord, ChannelStep, PendingRefund, PendingRequest};
 
 /// A store of payment channels. The [module](self) states the contract that every implementation keeps.
 #[async_trait]
@@ -70,6 +75,12 @@ pub enum ChannelLedgerError {
     /// The channel is not in the ledger. Observe it on the chain, and open it.
     #[error("the channel is not in the ledger")]
     NotFound,
+    /// The observation or the voucher is of another channel.
+    #[error("the observation or the voucher is of another channel")]
+    OtherChannel,
+    /// The request was answered meanwhile. Replay the response ([`ChannelRecord::answer_to`]).
+    #[error("the request was answered and charged for before")]
+    Answered(Box<ChannelRecord>),
     /// Another request holds the channel. Try again when it has been answered.
     #[error("another request of the channel is being worked on")]
     Busy {
@@ -79,8 +90,8 @@ pub enum ChannelLedgerError {
     /// The voucher is not for what was charged plus the price.
     #[error("the voucher is not for what was charged and the price of this request")]
     Mismatch(Box<ChannelRecord>),
-    /// The voucher is for more than the channel's escrow covers.
-    #[error("the voucher is for more than the channel's escrow covers")]
+    /// The escrow does not cover the voucher or the refund, beside what a withdrawal or another refund could take.
+    #[error("the channel's escrow does not cover it")]
     ExceedsBalance(Box<ChannelRecord>),
     /// The channel was given to another request.
     #[error("the channel was taken over by another request")]

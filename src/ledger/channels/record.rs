@@ -9,12 +9,16 @@ use super::{super::StoredResponse, ChannelLedgerError};
 use crate::{
     network::Network,
     payment::PaymentKey,
-    vouchers::{ChannelConfig, ChannelId, ChannelState, Claim, ClaimedVoucher, Observation, Voucher},
+    vouchers::{ChannelConfig, ChannelId, ChannelState, Claim, ClaimedVoucher, Escrow, Observation, Voucher},
 };
 
 /// The number of answers that are remembered of a channel. One request at a time is worked on, and a payer signs the next voucher
 /// when it knows what became of the last, so that one would do.
 const ANSWERS: usize = 4;
+
+/// How long a channel is kept after all of it was claimed and it was used last, in seconds, so that a late reorganization of the claim finds
+/// the voucher.
+const RETENTION: u64 = 3_600;
 
 /// What a seller knows of a channel. Amounts are in atomic units of its token, times in Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,10 +48,27 @@ pub struct ChannelRecord {
     pub answers: VecDeque<Answer>,
     /// When it was used last.
     pub used_at: u64,
-    /// Since when something is unclaimed.
+    /// Since when something is unclaimed, or was charged after the last claim.
     pub unclaimed_since: Option<u64>,
+    /// Since when all that was charged is claimed. `None` while something is unclaimed.
+    pub claimed_since: Option<u64>,
+    /// The last refund that may have been signed.
+    pub refund: Option<PendingRefund>,
     /// Until when one process claims or refunds.
     pub claiming_until: Option<u64>,
+}
+
+/// A refund that may have been signed. Anybody can execute it as long as the contract's refund nonce of the channel is this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct PendingRefund {
+    /// The contract's refund nonce.
+    #[serde(with = "crate::vouchers::amount")]
+    pub nonce: u128,
+    /// The most that it takes from the escrow.
+    #[serde(with = "crate::vouchers::amount")]
+    pub amount: u128,
 }
 
 /// A request that holds its channel.
@@ -73,6 +94,8 @@ pub struct PendingRequest {
 pub struct Answer {
     /// Identifies the request ([`ChannelRecord::request_key`]).
     pub request: B256,
+    /// The epoch in which the request held the channel.
+    pub epoch: u64,
     /// What it cost.
     #[serde(with = "crate::vouchers::amount")]
     pub charged: u128,
@@ -87,7 +110,8 @@ pub struct Answer {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChannelStep {
-    /// Creates the channel as the chain has it: what was charged before is what was claimed. A channel that is known is observed.
+    /// Creates the channel as the chain has it: what was charged before is what was claimed. A channel that is in the ledger is
+    /// observed.
     Open {
         /// The chain.
         network: Network,
@@ -98,14 +122,15 @@ pub enum ChannelStep {
         /// When it was observed.
         now: u64,
     },
-    /// Notes how the chain has the channel. One from an earlier block than the last is ignored.
+    /// Records how the chain has the channel. An observation of an earlier block than the last one is ignored, and the last one does
+    /// not become fresher by it.
     Observe {
         /// The channel as the chain has it.
         observation: Observation,
         /// When it was observed.
         now: u64,
     },
-    /// Gives the channel to a request. For a refund, the price is 0.
+    /// Gives the channel to a request. A request with the price 0, such as a refund, needs no cover.
     Begin {
         /// Identifies the request ([`ChannelRecord::request_key`]).
         request: B256,
@@ -118,7 +143,7 @@ pub enum ChannelStep {
         /// When another request may take the channel over.
         until: u64,
     },
-    /// Charges for the request that holds the channel, and frees the channel.
+    /// Charges for the request that holds the channel, and frees the channel. Does nothing if this request was charged for before.
     Charge {
         /// The epoch that `Begin` left.
         epoch: u64,
@@ -141,15 +166,40 @@ pub enum ChannelStep {
         /// When another process may claim.
         until: u64,
     },
-    /// Ends that.
-    EndClaim,
+    /// Ends that. Does nothing if another process claims meanwhile.
+    EndClaim {
+        /// The end that `BeginClaim` set.
+        until: u64,
+    },
+    /// Counts an amount as gone from the escrow, before a refund of it is signed. [`ChannelRecord::refund`] then has the nonce to sign.
+    /// What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel.
+    Refund {
+        /// The most to refund.
+        amount: u128,
+        /// The time.
+        now: u64,
+    },
+    /// Counts the amount again: the refund was not sent, and its signature did not leave the process.
+    DropRefund,
 }
 
 impl ChannelRecord {
     /// Returns a channel that is opened as the chain has it.
-    pub fn open(network: Network, config: ChannelConfig, observation: Observation, now: u64) -> Self {
-        Self {
-            id: observation.state.channel_id,
+    ///
+    /// # Errors
+    /// [`ChannelLedgerError::OtherChannel`] if the observation is of another channel than this one.
+    pub fn open(
+        network: Network,
+        config: ChannelConfig,
+        observation: Observation,
+        now: u64,
+    ) -> Result<Self, ChannelLedgerError> {
+        let id = Escrow::on(network).channel_id(&config);
+        if observation.state.channel_id != id {
+            return Err(ChannelLedgerError::OtherChannel);
+        }
+        Ok(Self {
+            id,
             network,
             config,
             charged: observation.state.total_claimed,
@@ -161,8 +211,10 @@ impl ChannelRecord {
             answers: VecDeque::new(),
             used_at: now,
             unclaimed_since: None,
+            claimed_since: Some(now),
+            refund: None,
             claiming_until: None,
-        }
+        })
     }
 
     /// Returns what identifies a request: the voucher and all that the response depends on, the digest of which is `request`. A payer
@@ -173,10 +225,10 @@ impl ChannelRecord {
         keccak256([voucher.channel_id.digest().as_slice(), &max, signature, request.as_slice()].concat())
     }
 
-    /// Returns the key under which the response to a request is kept.
+    /// Returns the key under which the response to a request is kept. Its asset is the escrow contract, so no payment with a token has
+    /// the same key, whatever nonce its payer signs.
     pub fn response_key(&self, request: B256) -> PaymentKey {
-        let ChannelConfig { token, payer, .. } = self.config;
-        PaymentKey { network: self.network, asset: token, payer, nonce: request }
+        PaymentKey { network: self.network, asset: Escrow::ADDRESS, payer: self.config.payer, nonce: request }
     }
 
     /// Returns the answer that a request got, if it is remembered.
@@ -184,14 +236,28 @@ impl ChannelRecord {
         self.answers.iter().find(|answer| answer.request == request)
     }
 
-    /// Returns the most that vouchers may be for: what is in escrow, without what a withdrawal that was announced could take.
-    pub fn covered(&self) -> u128 {
-        self.observed.state.balance.saturating_sub(self.observed.withdrawal)
+    /// Returns the refund that was signed and may still be executed.
+    pub fn open_refund(&self) -> Option<PendingRefund> {
+        self.refund.filter(|refund| refund.nonce >= self.observed.state.refund_nonce)
     }
 
-    /// Returns what was charged and is not claimed.
+    /// Returns the most that vouchers may be for: what is in escrow, without what an announced withdrawal or an open refund could take.
+    /// Neither can take what was claimed, and a refund lowers the withdrawal.
+    pub fn covered(&self) -> u128 {
+        let ChannelState { balance, total_claimed, .. } = self.observed.state;
+        let leaving = self.open_refund().map_or(0, |refund| refund.amount).max(self.observed.withdrawal);
+        balance.saturating_sub(leaving).max(total_claimed.min(balance))
+    }
+
+    /// Returns what can be claimed: what was charged, is covered by the voucher, and is not claimed.
     pub fn unclaimed(&self) -> u128 {
-        self.charged.saturating_sub(self.observed.state.total_claimed)
+        self.claimable_total().saturating_sub(self.observed.state.total_claimed)
+    }
+
+    /// Returns the part of [`unclaimed`](Self::unclaimed) that is lost if it is not claimed in time, or that the escrow does not hold: an
+    /// announced withdrawal can take it, or a reorganization removed the deposit.
+    pub fn at_risk(&self) -> u128 {
+        self.claimable_total().saturating_sub(self.covered())
     }
 
     /// Returns the row that claims all that was charged, if there is anything to claim.
@@ -200,7 +266,7 @@ impl ChannelRecord {
         Some(Claim {
             voucher: ClaimedVoucher { channel: self.config, max_claimable_amount: voucher.max_claimable_amount },
             signature: voucher.signature,
-            total_claimed: self.charged.min(voucher.max_claimable_amount),
+            total_claimed: self.claimable_total(),
         })
     }
 
@@ -209,24 +275,37 @@ impl ChannelRecord {
         ChannelState { charged_cumulative_amount: Some(self.charged), ..self.observed.state }
     }
 
-    /// Returns `true` if the ledger may forget the channel: the chain knows all that was charged, and nobody works on it.
-    pub fn is_forgettable(&self, now: u64) -> bool {
-        self.unclaimed() == 0
-            && self.pending.as_ref().is_none_or(|pending| pending.until <= now)
-            && self.claiming_until.is_none_or(|until| until <= now)
+    /// Returns the time from which on the ledger may forget the channel: the chain has known for an hour all that was charged, and nobody
+    /// works on it. Returns `None` if there is no such time.
+    pub fn forget_at(&self) -> Option<u64> {
+        let claimed_since = self.claimed_since.filter(|_| self.open_refund().is_none())?;
+        let pending = self.pending.as_ref().map_or(0, |pending| pending.until);
+        let busy = pending.max(self.claiming_until.unwrap_or(0));
+        Some(claimed_since.max(self.used_at).saturating_add(RETENTION).max(busy))
+    }
+
+    /// Frees a channel whose process is gone, and has it observed again: the storage may be a restored backup, of a time before the last
+    /// claims.
+    #[cfg(feature = "sqlite")]
+    pub(in crate::ledger) fn restart(&mut self) {
+        self.pending = None;
+        self.claiming_until = None;
+        self.observed_at = 0;
     }
 
     /// Takes a step, or changes nothing.
     ///
     /// # Errors
-    /// - `Begin`: [`ChannelLedgerError::Busy`], [`ChannelLedgerError::Mismatch`] or [`ChannelLedgerError::ExceedsBalance`].
+    /// - `Open`, `Observe`: [`ChannelLedgerError::OtherChannel`].
+    /// - `Begin`: [`ChannelLedgerError::OtherChannel`], [`ChannelLedgerError::Answered`], [`ChannelLedgerError::Busy`],
+    ///   [`ChannelLedgerError::Mismatch`] or [`ChannelLedgerError::ExceedsBalance`].
     /// - `Charge`: [`ChannelLedgerError::LeaseLost`] or [`ChannelLedgerError::ExceedsVoucher`].
     /// - `BeginClaim`: [`ChannelLedgerError::Busy`].
+    /// - `Refund`: [`ChannelLedgerError::ExceedsBalance`].
     pub fn apply(&mut self, step: &ChannelStep) -> Result<(), ChannelLedgerError> {
         match step {
             ChannelStep::Open { observation, now, .. } | ChannelStep::Observe { observation, now } => {
-                self.observe(*observation, *now);
-                Ok(())
+                self.observe(*observation, *now)
             }
             ChannelStep::Begin { request, voucher, price, now, until } => {
                 self.begin(*request, voucher, *price, *now, *until)
@@ -245,22 +324,44 @@ impl ChannelRecord {
                 self.claiming_until = Some(*until);
                 Ok(())
             }
-            ChannelStep::EndClaim => {
-                self.claiming_until = None;
+            ChannelStep::EndClaim { until } => {
+                self.claiming_until = self.claiming_until.filter(|running| running != until);
+                Ok(())
+            }
+            ChannelStep::Refund { amount, now } => self.refund(*amount, *now),
+            ChannelStep::DropRefund => {
+                self.refund = None;
                 Ok(())
             }
         }
     }
 
-    fn observe(&mut self, observation: Observation, now: u64) {
-        if observation.block < self.observed.block {
-            return;
+    /// Returns the most that may be claimed, in all. It is below [`charged`](Self::charged) if more was claimed than this ledger knows of.
+    fn claimable_total(&self) -> u128 {
+        self.voucher.as_ref().map_or(0, |voucher| self.charged.min(voucher.max_claimable_amount))
+    }
+
+    fn observe(&mut self, observation: Observation, now: u64) -> Result<(), ChannelLedgerError> {
+        if observation.state.channel_id != self.id {
+            return Err(ChannelLedgerError::OtherChannel);
         }
+        if observation.block < self.observed.block {
+            return Ok(());
+        }
+        let was_claimed = observation.state.total_claimed > self.observed.state.total_claimed;
         self.observed = observation;
         self.observed_at = now;
         // Somebody with the authorizer's key claimed more than this ledger knows of, as after a restored backup.
         self.charged = self.charged.max(observation.state.total_claimed);
-        self.unclaimed_since = (self.unclaimed() > 0).then_some(self.unclaimed_since.unwrap_or(now));
+        if self.unclaimed() == 0 {
+            self.unclaimed_since = None;
+            self.claimed_since = self.claimed_since.or(Some(now));
+        } else {
+            // What is left after a claim was charged while the claim was on its way.
+            self.unclaimed_since = self.unclaimed_since.filter(|_| !was_claimed).or(Some(now));
+            self.claimed_since = None;
+        }
+        Ok(())
     }
 
     fn begin(
@@ -271,6 +372,13 @@ impl ChannelRecord {
         now: u64,
         until: u64,
     ) -> Result<(), ChannelLedgerError> {
+        if voucher.channel_id != self.id {
+            return Err(ChannelLedgerError::OtherChannel);
+        }
+        // A copy of the request may have been answered since the caller looked. If that cost nothing, the voucher would fit again.
+        if self.answer_to(request).is_some() {
+            return Err(ChannelLedgerError::Answered(Box::new(self.clone())));
+        }
         if let Some(pending) = self.pending.as_ref().filter(|pending| pending.until > now) {
             return Err(ChannelLedgerError::Busy { until: pending.until });
         }
@@ -278,7 +386,7 @@ impl ChannelRecord {
         if self.charged.checked_add(price) != Some(max) {
             return Err(ChannelLedgerError::Mismatch(Box::new(self.clone())));
         }
-        if max > self.covered() {
+        if price > 0 && max > self.covered() {
             return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
         }
         self.pending = Some(PendingRequest { request, voucher: voucher.clone(), price, until });
@@ -288,6 +396,9 @@ impl ChannelRecord {
     }
 
     fn charge(&mut self, epoch: u64, amount: u128, now: u64) -> Result<(), ChannelLedgerError> {
+        if self.answers.iter().any(|answer| answer.epoch == epoch) {
+            return Ok(());
+        }
         let Some(pending) = self.pending.as_ref().filter(|_| self.epoch == epoch) else {
             return Err(ChannelLedgerError::LeaseLost);
         };
@@ -295,17 +406,378 @@ impl ChannelRecord {
         if amount > pending.price || total > pending.voucher.max_claimable_amount {
             return Err(ChannelLedgerError::ExceedsVoucher);
         }
+        if self.answers.len() >= ANSWERS {
+            self.answers.pop_front();
+        }
+        self.answers.push_back(Answer { request: pending.request, epoch, charged: amount, total, at: now });
         if amount > 0 {
             self.voucher = Some(pending.voucher.clone());
             self.charged = total;
             self.unclaimed_since = self.unclaimed_since.or(Some(now));
+            self.claimed_since = None;
         }
-        if self.answers.len() >= ANSWERS {
-            self.answers.pop_front();
-        }
-        self.answers.push_back(Answer { request: pending.request, charged: amount, total, at: now });
         self.pending = None;
         self.used_at = now;
         Ok(())
+    }
+
+    fn refund(&mut self, amount: u128, now: u64) -> Result<(), ChannelLedgerError> {
+        let working = self.pending.as_ref().filter(|pending| pending.until > now);
+        let bound = working.map_or(0, |pending| pending.voucher.max_claimable_amount).max(self.charged);
+        let nonce = self.observed.state.refund_nonce;
+        // A refund that was signed before with this nonce may be executed in its place.
+        let signed = self.open_refund().filter(|refund| refund.nonce == nonce).map_or(0, |refund| refund.amount);
+        let amount = amount.max(signed);
+        if self.observed.state.balance.saturating_sub(amount) < bound {
+            return Err(ChannelLedgerError::ExceedsBalance(Box::new(self.clone())));
+        }
+        if working.is_none() && self.pending.take().is_some() {
+            // Its handler may still run, and must not charge for what is refunded.
+            self.epoch += 1;
+        }
+        self.refund = Some(PendingRefund { nonce, amount });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::Address;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::vouchers::VoucherSignature;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn config() -> ChannelConfig {
+        ChannelConfig {
+            payer: Address::repeat_byte(1),
+            payer_authorizer: Address::repeat_byte(2),
+            receiver: Address::repeat_byte(3),
+            receiver_authorizer: Address::repeat_byte(4),
+            token: Address::repeat_byte(5),
+            withdraw_delay: 900,
+            salt: B256::ZERO,
+        }
+    }
+
+    fn observation(balance: u128, total_claimed: u128, block: u64) -> Observation {
+        let channel_id = Escrow::on(Network::BASE).channel_id(&config());
+        let state = ChannelState {
+            channel_id,
+            balance,
+            total_claimed,
+            withdraw_requested_at: 0,
+            refund_nonce: 0,
+            charged_cumulative_amount: None,
+        };
+        Observation { state, withdrawal: 0, block }
+    }
+
+    fn channel(balance: u128) -> ChannelRecord {
+        ChannelRecord::open(Network::BASE, config(), observation(balance, 0, 1), NOW).unwrap()
+    }
+
+    fn voucher(channel: &ChannelRecord, max: u128) -> Voucher {
+        let mut signature = [1; 65];
+        signature[64] = 27;
+        let signature = VoucherSignature::try_from(signature).unwrap();
+        Voucher { channel_id: channel.id, max_claimable_amount: max, signature }
+    }
+
+    /// A request that is paid with a voucher for `max`, and holds the channel for 30 seconds.
+    fn begin(channel: &ChannelRecord, request: u8, max: u128, price: u128, now: u64) -> ChannelStep {
+        let request = B256::repeat_byte(request);
+        ChannelStep::Begin { request, voucher: voucher(channel, max), price, now, until: now + 30 }
+    }
+
+    fn charge(epoch: u64, amount: u128) -> ChannelStep {
+        ChannelStep::Charge { epoch, amount, response: None, now: NOW }
+    }
+
+    /// Works for a request of this price and charges this amount.
+    fn sell(channel: &mut ChannelRecord, request: u8, price: u128, amount: u128) {
+        let begin = begin(channel, request, channel.charged + price, price, NOW);
+        channel.apply(&begin).unwrap();
+        channel.apply(&charge(channel.epoch, amount)).unwrap();
+    }
+
+    fn observe(channel: &mut ChannelRecord, observation: Observation, now: u64) {
+        channel.apply(&ChannelStep::Observe { observation, now }).unwrap();
+    }
+
+    #[test]
+    fn a_charge_below_the_price_makes_the_next_voucher_smaller() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 3);
+        assert_eq!((channel.charged, channel.unclaimed()), (3, 3));
+        let outdated = begin(&channel, 2, 20, 10, NOW);
+        assert!(matches!(channel.apply(&outdated), Err(ChannelLedgerError::Mismatch(now)) if now.charged == 3));
+        sell(&mut channel, 2, 10, 10);
+        let claim = channel.claim().unwrap();
+        assert_eq!((claim.voucher.max_claimable_amount, claim.total_claimed), (13, 13));
+    }
+
+    #[test]
+    fn a_request_is_charged_once_even_if_it_cost_nothing() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 10, 10, NOW);
+        channel.apply(&first).unwrap();
+        channel.apply(&charge(1, 0)).unwrap();
+        let charged = channel.clone();
+        assert!(matches!(channel.apply(&first), Err(ChannelLedgerError::Answered(_))), "the voucher would fit again");
+        channel.apply(&charge(1, 10)).expect("the caller did not learn that it was charged");
+        assert_eq!(channel, charged);
+        sell(&mut channel, 2, 10, 10);
+        channel.apply(&charge(1, 10)).expect("also when others followed");
+        assert_eq!(channel.charged, 10);
+    }
+
+    #[test]
+    fn a_request_that_lost_the_channel_charges_nothing() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 10, 10, NOW);
+        channel.apply(&first).unwrap();
+        let second = |now| begin(&channel, 2, 10, 10, now);
+        let (early, late) = (second(NOW + 29), second(NOW + 30));
+        assert!(matches!(channel.apply(&early), Err(ChannelLedgerError::Busy { until }) if until == NOW + 30));
+        channel.apply(&late).unwrap();
+        assert!(matches!(channel.apply(&charge(1, 10)), Err(ChannelLedgerError::LeaseLost)));
+        channel.apply(&ChannelStep::Release { epoch: 1 }).unwrap();
+        assert!(channel.pending.is_some(), "it is another request's by now");
+        channel.apply(&charge(2, 10)).unwrap();
+        assert_eq!(channel.charged, 10);
+    }
+
+    #[test]
+    fn a_request_whose_time_is_over_still_charges_if_no_other_took_the_channel() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 10, 10, NOW);
+        channel.apply(&first).unwrap();
+        let late = ChannelStep::Charge { epoch: 1, amount: 10, response: None, now: NOW + 1_000 };
+        channel.apply(&late).unwrap();
+        assert_eq!(channel.charged, 10);
+    }
+
+    #[test]
+    fn a_charge_above_the_price_or_the_voucher_is_refused() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 10, 10, NOW);
+        channel.apply(&first).unwrap();
+        assert!(matches!(channel.apply(&charge(1, 11)), Err(ChannelLedgerError::ExceedsVoucher)));
+        // Meanwhile the authorizer's key claimed more than this ledger charged.
+        observe(&mut channel, observation(100, 5, 2), NOW);
+        assert!(matches!(channel.apply(&charge(1, 6)), Err(ChannelLedgerError::ExceedsVoucher)));
+        channel.apply(&charge(1, 5)).unwrap();
+        assert_eq!(channel.charged, 10);
+    }
+
+    #[test]
+    fn a_voucher_or_an_observation_of_another_channel_is_refused() {
+        let mut channel = channel(100);
+        let before = channel.clone();
+        let other = ChannelId::from(B256::repeat_byte(9));
+        let foreign = Voucher { channel_id: other, ..voucher(&channel, 10) };
+        let request = B256::repeat_byte(1);
+        let begin = ChannelStep::Begin { request, voucher: foreign, price: 10, now: NOW, until: NOW + 30 };
+        let mut observation = observation(1_000, 0, 2);
+        observation.state.channel_id = other;
+        for step in [begin, ChannelStep::Observe { observation, now: NOW }] {
+            assert!(matches!(channel.apply(&step), Err(ChannelLedgerError::OtherChannel)), "{step:?}");
+        }
+        assert_eq!(channel, before);
+        let opened = ChannelRecord::open(Network::BASE, config(), observation, NOW);
+        assert!(matches!(opened, Err(ChannelLedgerError::OtherChannel)));
+        let elsewhere = ChannelRecord::open(Network::BASE_SEPOLIA, config(), before.observed, NOW);
+        assert!(matches!(elsewhere, Err(ChannelLedgerError::OtherChannel)), "another chain, another channel");
+    }
+
+    #[test]
+    fn an_observation_of_an_earlier_block_is_ignored() {
+        let mut channel = channel(100);
+        let withdrawal = Observation { withdrawal: 100, ..observation(100, 0, 5) };
+        observe(&mut channel, withdrawal, NOW);
+        observe(&mut channel, observation(1_000, 0, 4), NOW + 60);
+        assert_eq!((channel.observed, channel.observed_at), (withdrawal, NOW), "and is not fresher by it");
+    }
+
+    #[test]
+    fn an_announced_withdrawal_ends_credit_and_not_the_charge_of_a_request_in_progress() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 30, 30, NOW);
+        channel.apply(&first).unwrap();
+        observe(&mut channel, Observation { withdrawal: 80, ..observation(100, 0, 2) }, NOW);
+        channel.apply(&charge(1, 30)).expect("the work is done");
+        assert_eq!((channel.covered(), channel.unclaimed(), channel.at_risk()), (20, 30, 10));
+        let next = begin(&channel, 2, 31, 1, NOW);
+        assert!(matches!(channel.apply(&next), Err(ChannelLedgerError::ExceedsBalance(_))));
+        // The withdrawal cannot take what was claimed before it ended.
+        observe(&mut channel, Observation { withdrawal: 80, ..observation(100, 30, 3) }, NOW);
+        assert_eq!((channel.covered(), channel.unclaimed(), channel.at_risk()), (30, 0, 0));
+        let refund = begin(&channel, 3, 30, 0, NOW);
+        channel.apply(&refund).expect("a refund takes nothing on credit");
+    }
+
+    #[test]
+    fn a_signed_refund_is_no_cover_until_the_chain_has_passed_its_nonce() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 40, 40);
+        let refund = |amount| ChannelStep::Refund { amount, now: NOW };
+        assert!(matches!(channel.apply(&refund(61)), Err(ChannelLedgerError::ExceedsBalance(_))), "it was charged");
+        channel.apply(&refund(60)).unwrap();
+        channel.apply(&refund(10)).unwrap();
+        let open = channel.open_refund().expect("it may be executed");
+        assert_eq!((open.nonce, open.amount), (0, 60), "the larger one was signed as well");
+        assert_eq!((channel.covered(), channel.at_risk(), channel.forget_at()), (40, 0, None));
+        let next = begin(&channel, 2, 41, 1, NOW);
+        assert!(matches!(channel.apply(&next), Err(ChannelLedgerError::ExceedsBalance(_))));
+        let mut refunded = observation(60, 40, 2);
+        refunded.state.refund_nonce = 1;
+        observe(&mut channel, refunded, NOW);
+        assert_eq!((channel.open_refund(), channel.covered()), (None, 60));
+        // A reorganization takes the refund out of the chain. It can be executed again.
+        observe(&mut channel, observation(100, 40, 3), NOW);
+        assert_eq!(channel.covered(), 40);
+        channel.apply(&ChannelStep::DropRefund).unwrap();
+        assert_eq!(channel.covered(), 100);
+    }
+
+    #[test]
+    fn a_refund_leaves_what_a_request_in_progress_may_cost() {
+        let mut channel = channel(100);
+        let first = begin(&channel, 1, 30, 30, NOW);
+        channel.apply(&first).unwrap();
+        let refund = |amount, now| ChannelStep::Refund { amount, now };
+        assert!(matches!(channel.apply(&refund(71, NOW)), Err(ChannelLedgerError::ExceedsBalance(_))));
+        channel.apply(&refund(70, NOW)).unwrap();
+        channel.apply(&ChannelStep::DropRefund).unwrap();
+        channel.apply(&refund(100, NOW + 30)).expect("its time is over");
+        assert!(matches!(channel.apply(&charge(1, 30)), Err(ChannelLedgerError::LeaseLost)));
+    }
+
+    #[test]
+    fn a_reorged_claim_is_claimed_again() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 10);
+        let row = channel.claim();
+        observe(&mut channel, observation(100, 10, 2), NOW + 60);
+        assert_eq!((channel.claim(), channel.unclaimed_since), (None, None));
+        assert_eq!(channel.forget_at(), Some(NOW + 60 + RETENTION));
+        observe(&mut channel, observation(100, 0, 3), NOW + 120);
+        assert_eq!((channel.claim(), channel.unclaimed_since, channel.charged), (row, Some(NOW + 120), 10));
+        assert_eq!(channel.forget_at(), None);
+    }
+
+    #[test]
+    fn a_reorged_deposit_puts_what_was_charged_at_risk() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 10);
+        observe(&mut channel, observation(0, 0, 2), NOW);
+        assert_eq!((channel.charged, channel.unclaimed(), channel.at_risk()), (10, 10, 10));
+        let next = begin(&channel, 2, 11, 1, NOW);
+        assert!(matches!(channel.apply(&next), Err(ChannelLedgerError::ExceedsBalance(_))));
+    }
+
+    #[test]
+    fn what_was_claimed_without_this_ledger_counts_as_charged() {
+        let mut channel = channel(100);
+        sell(&mut channel, 1, 10, 10);
+        observe(&mut channel, observation(100, 50, 2), NOW);
+        assert_eq!((channel.charged, channel.unclaimed()), (50, 0));
+        // An old voucher would be work for nothing.
+        let old = begin(&channel, 2, 20, 10, NOW);
+        assert!(matches!(channel.apply(&old), Err(ChannelLedgerError::Mismatch(_))));
+        observe(&mut channel, observation(100, 0, 3), NOW);
+        assert_eq!((channel.charged, channel.unclaimed()), (50, 10), "only so much can be claimed with the voucher");
+        assert_eq!(channel.claim().unwrap().total_claimed, 10);
+    }
+
+    #[test]
+    fn one_process_claims_at_a_time() {
+        let mut channel = channel(100);
+        let claim = |now: u64| ChannelStep::BeginClaim { now, until: now + 10 };
+        channel.apply(&claim(NOW)).unwrap();
+        assert!(matches!(channel.apply(&claim(NOW + 9)), Err(ChannelLedgerError::Busy { .. })));
+        channel.apply(&claim(NOW + 10)).unwrap();
+        channel.apply(&ChannelStep::EndClaim { until: NOW + 10 }).unwrap();
+        assert_eq!(channel.claiming_until, Some(NOW + 20), "the first one was too late");
+        channel.apply(&ChannelStep::EndClaim { until: NOW + 20 }).unwrap();
+        assert_eq!(channel.claiming_until, None);
+    }
+
+    #[test]
+    fn answers_are_bounded() {
+        let mut channel = channel(100);
+        for request in 1..=10 {
+            sell(&mut channel, request, 1, 1);
+        }
+        assert_eq!(channel.answers.len(), ANSWERS);
+        assert!(channel.answer_to(B256::repeat_byte(10)).is_some_and(|answer| answer.total == 10));
+    }
+
+    fn step() -> impl Strategy<Value = (u8, u8, u128, u128, u64)> {
+        (0..9_u8, any::<u8>(), 0..40_u128, 0..40_u128, 0..100_u64)
+    }
+
+    proptest! {
+        /// Steps in any order, most of them as a server takes them and some out of place.
+        #[test]
+        fn no_order_of_steps_breaks_the_invariants(steps in proptest::collection::vec(step(), 1..80)) {
+            let mut channel = channel(200);
+            let (mut most_claimed, mut block, mut now) = (0, 1, NOW);
+            let mut held: Option<u64> = None;
+            for (kind, request, a, b, later) in steps {
+                now += later % 20;
+                let claimed = channel.observed.state.total_claimed;
+                let step = match kind {
+                    0 | 1 => begin(&channel, request, channel.charged + a, if b < 35 { a } else { b }, now),
+                    2 | 3 => charge(channel.epoch - u64::from(b > 35).min(channel.epoch), a),
+                    4 => ChannelStep::Release { epoch: channel.epoch - u64::from(b > 20).min(channel.epoch) },
+                    5 => {
+                        block += 1;
+                        // What a claim would have done by now, or more than was charged, or a reorganization.
+                        let total = match b { 0..20 => channel.charged, 20..36 => claimed, 36..38 => claimed + a, _ => claimed.saturating_sub(a) };
+                        let observation = Observation { withdrawal: a, ..observation(200 + b, total, block - later % 3) };
+                        ChannelStep::Observe { observation, now }
+                    }
+                    6 => ChannelStep::Refund { amount: a * 4, now },
+                    7 => ChannelStep::BeginClaim { now, until: now + 10 },
+                    _ => ChannelStep::DropRefund,
+                };
+                let before = channel.clone();
+                let taken = channel.apply(&step);
+                most_claimed = most_claimed.max(channel.observed.state.total_claimed);
+                if taken.is_err() {
+                    prop_assert_eq!(&channel, &before, "a refused step changed something: {:?}", step);
+                }
+                prop_assert!(channel.charged >= before.charged, "the watermark fell");
+                prop_assert!(channel.observed.state.total_claimed <= channel.charged);
+                prop_assert!(channel.observed.block >= before.observed.block);
+                let max = channel.voucher.as_ref().map_or(0, |voucher| voucher.max_claimable_amount);
+                prop_assert!(channel.charged <= max.max(most_claimed), "more was charged than was signed");
+                if let Some(claim) = channel.claim() {
+                    prop_assert!(claim.total_claimed <= claim.voucher.max_claimable_amount);
+                    prop_assert!(claim.total_claimed > channel.observed.state.total_claimed);
+                }
+                match &step {
+                    ChannelStep::Begin { price, voucher, .. } if taken.is_ok() => {
+                        prop_assert!(before.pending.as_ref().is_none_or(|pending| pending.until <= now), "two hold it");
+                        prop_assert!(*price == 0 || voucher.max_claimable_amount <= before.covered());
+                        prop_assert!(held < Some(channel.epoch), "an epoch came twice");
+                        held = Some(channel.epoch);
+                    }
+                    ChannelStep::Charge { epoch, amount, .. } if taken.is_ok() && channel != before => {
+                        prop_assert_eq!(held, Some(*epoch));
+                        prop_assert_eq!(channel.charged, before.charged + amount);
+                        prop_assert!(*amount <= before.pending.as_ref().map_or(0, |pending| pending.price));
+                    }
+                    ChannelStep::Observe { .. } => prop_assert_eq!(&channel.pending, &before.pending),
+                    _ => {}
+                }
+                let text = serde_json::to_string(&channel).unwrap();
+                prop_assert_eq!(&serde_json::from_str::<ChannelRecord>(&text).unwrap(), &channel);
+            }
+        }
     }
 }

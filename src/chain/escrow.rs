@@ -1,14 +1,21 @@
 //! Reading the escrow contract of payment channels: many channels in one call, all as of one block.
 
 use alloy_primitives::{Address, B256, Bytes, U64, U256, address};
-use alloy_sol_types::{SolCall, sol};
+use alloy_sol_types::{SolCall, SolEvent, SolValue as _, sol};
+use serde::Deserialize;
 use serde_json::json;
 
 use super::{
-    rpc::{Rpc, RpcFailure},
+    rpc::{Log, Receipt, Revert, Rpc, RpcFailure},
     transfer::Token,
 };
-use crate::vouchers::{ChannelConfig, ChannelId, ChannelState, Escrow, Observation, abi::BatchSettlement};
+use crate::vouchers::{
+    ChannelConfig, ChannelId, ChannelState, Escrow, Observation,
+    abi::{
+        BatchSettlement::{self, BatchSettlementErrors},
+        Config,
+    },
+};
 
 sol! {
     /// The two functions that are used of <https://github.com/mds1/multicall3>.
@@ -36,6 +43,10 @@ pub(crate) const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a1
 
 /// Channels per call. Each takes three reads of about 5,000 gas; nodes allow a call some ten million.
 const CHANNELS_PER_CALL: usize = 400;
+/// Blocks that are searched for a refund: an hour on Base, or what the node allows.
+const SEARCHED: [u64; 3] = [2_000, 500, 100];
+/// Refunds of one channel that are looked at.
+const MAX_CANDIDATES: usize = 16;
 /// Reads per channel.
 const READS: usize = 3;
 
@@ -112,6 +123,59 @@ pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> R
     let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
     let totals = decode::<BatchSettlement::receiversCall>(&answer)?;
     Ok(totals.totalClaimed.saturating_sub(totals.totalSettled))
+}
+
+/// Returns the events of this kind that the escrow contract emitted in a transaction.
+pub(crate) fn events<E: SolEvent>(receipt: &Receipt) -> impl Iterator<Item = E> {
+    let logs = receipt.logs.iter().filter(|log| log.address == Escrow::ADDRESS && !log.removed);
+    logs.filter_map(|log| E::decode_raw_log_validate(log.topics.iter().copied(), &log.data).ok())
+}
+
+/// Names the error with which a call of the contract reverts.
+pub(crate) fn describe(revert: &Revert) -> String {
+    let selector = revert.data.get(..4).and_then(|selector| selector.try_into().ok());
+    match selector.and_then(BatchSettlementErrors::name_by_selector) {
+        Some(name) => name.to_owned(),
+        None => revert.message.clone(),
+    }
+}
+
+/// Finds the refund of this channel with this amount and nonce in the newest blocks. Returns the receipt of its transaction.
+pub(crate) async fn find_refund(
+    rpc: &Rpc,
+    channel: ChannelId,
+    order: (&ChannelConfig, u128, u128),
+    latest: u64,
+) -> Result<Option<Receipt>, RpcFailure> {
+    let (config, amount, nonce) = order;
+    // The arguments of `refundWithSignature` up to the signature, which may be another one each time.
+    let arguments = (Config::from(config), amount, U256::from(nonce)).abi_encode_params();
+    for blocks in SEARCHED {
+        let filter = json!({
+            "address": Escrow::ADDRESS,
+            "topics": [BatchSettlement::Refunded::SIGNATURE_HASH, channel.digest()],
+            "fromBlock": U64::from(latest.saturating_sub(blocks - 1)),
+            "toBlock": U64::from(latest),
+        });
+        let logs: Vec<Log> = match rpc.call("eth_getLogs", [filter]).await {
+            Err(RpcFailure::Refused { .. }) => continue,
+            answer => answer?,
+        };
+        for hash in logs.iter().rev().filter_map(|log| log.transaction_hash).take(MAX_CANDIDATES) {
+            let transaction: Option<Transaction> = rpc.call("eth_getTransactionByHash", [hash]).await?;
+            let input = transaction.map(|transaction| transaction.input).unwrap_or_default();
+            if input.windows(arguments.len()).any(|part| part == arguments) {
+                return rpc.receipt(hash).await;
+            }
+        }
+        return Ok(None);
+    }
+    Ok(None)
+}
+
+#[derive(Deserialize)]
+struct Transaction {
+    input: Bytes,
 }
 
 type Read = (Address, Bytes);

@@ -74,16 +74,21 @@ impl Rpc {
     /// Sends one request and returns its result.
     pub(super) async fn ask(&self, limit: Duration, request: SerializedRequest) -> Result<Box<RawValue>, RpcFailure> {
         let method = request.method().to_owned();
-        let payload = match self.exchange(limit, request.into()).await {
-            Ok(ResponsePacket::Single(response)) => response.payload,
-            Ok(ResponsePacket::Batch(_)) => return Err(RpcFailure::Silent),
-            Err(Unanswered::Error(RpcError::ErrorResp(error))) => ResponsePayload::Failure(error),
+        outcome(&method, self.answer(limit, request).await?)
+    }
+
+    /// Sends one request and returns what the node answered: a result, or an error.
+    async fn answer(&self, limit: Duration, request: SerializedRequest) -> Result<ResponsePayload, RpcFailure> {
+        let method = request.method().to_owned();
+        match self.exchange(limit, request.into()).await {
+            Ok(ResponsePacket::Single(response)) => Ok(response.payload),
+            Ok(ResponsePacket::Batch(_)) => Err(RpcFailure::Silent),
+            Err(Unanswered::Error(RpcError::ErrorResp(error))) => Ok(ResponsePayload::Failure(error)),
             Err(unanswered) => {
                 tracing::debug!(method, why = unanswered.describe(), "the node did not answer");
-                return Err(RpcFailure::Silent);
+                Err(RpcFailure::Silent)
             }
-        };
-        outcome(&method, payload)
+        }
     }
 
     /// Sends a packet and waits for the answer, for at most `limit`.
@@ -122,6 +127,29 @@ impl Rpc {
         Ok(self.call::<U64>("eth_getTransactionCount", (account, at)).await?.saturating_to())
     }
 
+    /// Simulates a call. Returns the gas that its transaction needs, or how it would revert.
+    #[cfg(feature = "vouchers")]
+    pub(crate) async fn estimate_gas(
+        &self,
+        from: Address,
+        to: Address,
+        data: &Bytes,
+    ) -> Result<Result<u64, Revert>, RpcFailure> {
+        const METHOD: &str = "eth_estimateGas";
+        let call = serde_json::json!({ "from": from, "to": to, "data": data });
+        let payload = self.answer(self.timeout, self.request(METHOD, [call])?).await?;
+        if let ResponsePayload::Failure(error) = &payload {
+            let data = error.as_revert_data();
+            if data.is_some() || error.code == 3 || error.message.to_ascii_lowercase().contains("revert") {
+                return Ok(Err(Revert {
+                    data: data.unwrap_or_default(),
+                    message: printable(error.message.as_bytes()),
+                }));
+            }
+        }
+        Ok(Ok(read::<U64>(METHOD, &outcome(METHOD, payload)?)?.saturating_to()))
+    }
+
     pub(crate) async fn receipt(&self, transaction: B256) -> Result<Option<Receipt>, RpcFailure> {
         self.call("eth_getTransactionReceipt", [transaction]).await
     }
@@ -149,6 +177,16 @@ impl fmt::Debug for Rpc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rpc").field("timeout", &self.timeout).finish_non_exhaustive()
     }
+}
+
+/// How a simulated call reverts.
+#[cfg(feature = "vouchers")]
+#[derive(Clone, Debug)]
+pub(crate) struct Revert {
+    /// The error as the contract encoded it; empty if the node does not say.
+    pub(crate) data: Bytes,
+    /// The node's message, cut to 160 bytes.
+    pub(crate) message: String,
 }
 
 /// Why a request has no answer.

@@ -10,7 +10,7 @@ mod onchain;
 mod remote;
 #[cfg(feature = "server")]
 pub mod service;
-#[cfg(any(feature = "remote", feature = "server"))]
+#[cfg(any(feature = "remote", feature = "server", all(feature = "onchain", feature = "vouchers")))]
 mod single_flight;
 
 use std::{fmt, sync::Arc};

@@ -10,12 +10,15 @@
 //! | `confirmation` | what became of a payment? |
 //! | `recovery` | what happens to transactions that no task follows? |
 //! | `deployment` | is the batch settler on the chain, and how is it deployed? |
+//! | `caller` | how is a call sent that needs no journal, such as those of payment channels? |
 //! | `costs` | what does settling cost, and which payers must wait? |
 //! | `journal` | how does a facilitator write its ledger? |
 //! | `reconciler`, `finality` | what happens in the background, to open payments and to settled ones? Used by every facilitator. |
 
 #[cfg(feature = "onchain")]
 pub(crate) mod accounts;
+#[cfg(all(feature = "onchain", feature = "vouchers"))]
+pub(crate) mod caller;
 #[cfg(feature = "onchain")]
 pub(crate) mod confirmation;
 #[cfg(feature = "onchain")]

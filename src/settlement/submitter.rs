@@ -67,10 +67,10 @@ const MAX_FILLERS: usize = 64;
 const FILLER_GAS: u64 = 21_000;
 
 /// What a transaction calls.
-pub(super) struct Call {
-    pub(super) to: Address,
-    pub(super) input: Bytes,
-    pub(super) gas_limit: u64,
+pub(crate) struct Call {
+    pub(crate) to: Address,
+    pub(crate) input: Bytes,
+    pub(crate) gas_limit: u64,
 }
 
 impl Call {

@@ -3,6 +3,7 @@
 
 mod batch_settler;
 mod batching;
+mod channels;
 mod devnet;
 mod engine;
 mod escrow;

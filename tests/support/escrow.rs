@@ -1,6 +1,6 @@
 //! Payment channels in tests: the escrow contract, and channels with money in them.
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::{Address, B256, U256, address};
 use alloy_provider::Provider as _;
 use alloy_rpc_types_eth::TransactionReceipt;
 use alloy_signer::SignerSync as _;
@@ -20,11 +20,16 @@ use crate::{
     chain::{Chain, Relayer, call, deployed_code},
 };
 
-/// Puts the double of the escrow contract and of its collector where the official ones are. The devnet has them already.
+/// Multicall3, through which channels are read.
+pub const MULTICALL3: Address = address!("cA11bde05977b3631167028862bE2a173976CA11");
+
+/// Puts the doubles of the escrow contract, its collector and Multicall3 where the official ones are. The devnet has them already.
 pub async fn install(chain: &dyn Chain) {
-    for (address, contract) in
-        [(Escrow::ADDRESS, "DevnetBatchSettlement"), (Escrow::ERC3009_COLLECTOR, "DevnetErc3009Collector")]
-    {
+    for (address, contract) in [
+        (Escrow::ADDRESS, "DevnetBatchSettlement"),
+        (Escrow::ERC3009_COLLECTOR, "DevnetErc3009Collector"),
+        (MULTICALL3, "DevnetMulticall3"),
+    ] {
         if chain.provider().get_code_at(address).await.expect("eth_getCode").is_empty() {
             chain.set_code(address, deployed_code(contract)).await;
         }

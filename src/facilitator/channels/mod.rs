@@ -1,5 +1,8 @@
 //! The chain's side of payment channels: deposits, claims, transfers and refunds.
 
+#[cfg(feature = "onchain")]
+mod onchain;
+
 use std::{fmt, sync::Arc};
 
 use alloy_primitives::{Address, B256, Bytes};
@@ -10,6 +13,8 @@ use crate::{
     network::Network,
     vouchers::{AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, Claim, Deposit, Escrow, Observation},
 };
+#[cfg(feature = "onchain")]
+pub use onchain::{OnchainChannels, OnchainChannelsBuilder};
 
 /// Reads channels of one chain, and moves money into and out of them.
 ///

@@ -10,6 +10,8 @@ use alloy_primitives::{Address, B256, U256};
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
+#[cfg(feature = "vouchers")]
+pub(super) use self::preflight::preflight;
 use self::wallets::Wallets;
 pub use self::{builder::OnchainFacilitatorBuilder, preflight::OnchainBuildError};
 pub use crate::{chain::batch_settler::BatchSettler, settlement::costs::SettlementStats};

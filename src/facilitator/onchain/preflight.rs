@@ -15,7 +15,11 @@ const SKEW_WARNING: u64 = 30;
 const SKEW_LIMIT: u64 = 86_400;
 
 /// Checks chain, clock and balances, and so finds most mistakes before they cost a payment.
-pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Address]) -> Result<(), OnchainBuildError> {
+pub(in crate::facilitator) async fn preflight(
+    node: &Node,
+    clock: &dyn Clock,
+    accounts: &[Address],
+) -> Result<(), OnchainBuildError> {
     let (rpc, network) = (node.rpc(), node.network());
     let found = rpc.chain_id().await.map_err(|_| OnchainBuildError::Node)?;
     if found != network.chain_id() {
@@ -50,7 +54,7 @@ pub(super) async fn preflight(node: &Node, clock: &dyn Clock, accounts: &[Addres
     Ok(())
 }
 
-/// Why an [`OnchainFacilitator`](super::OnchainFacilitator) was not built.
+/// Why a facilitator that uses a chain was not built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnchainBuildError {
@@ -79,6 +83,16 @@ pub enum OnchainBuildError {
     Clock {
         /// The difference.
         seconds: u64,
+    },
+    /// The chain lacks a contract that payment channels need.
+    #[error("{network} has no contract {name} at {address}: payment channels cannot be used on this chain")]
+    NoContract {
+        /// The contract's name.
+        name: &'static str,
+        /// Where it should be.
+        address: Address,
+        /// The chain.
+        network: Network,
     },
     /// The same key was set twice.
     #[error("the settlement key of {0} was set twice")]

@@ -1,0 +1,229 @@
+//! Deposits: checked, executed once, and found on the chain if they were executed before.
+
+use std::sync::Arc;
+
+use alloy_primitives::{B256, Bytes, U256, keccak256};
+use alloy_sol_types::SolCall;
+
+use super::{ATTEMPTS, Inner, unavailable};
+use crate::{
+    chain::{
+        authorization_use::{self, AuthorizationUse},
+        escrow::{self, DepositState},
+        receipt_check::ExpectedTransfer,
+        rpc::Receipt,
+    },
+    eip3009::TokenDomain,
+    facilitator::{
+        FacilitatorError,
+        channels::{ChannelError, Executed},
+        single_flight::NoResult,
+    },
+    vouchers::{
+        ChannelConfig, ChannelConfigError, ChannelId, Deposit, DepositAuthorization, Escrow, Observation,
+        abi::BatchSettlement, reason,
+    },
+};
+
+/// How long, in seconds, a deposit must still be executable: time to be in a block.
+const MIN_TIME_LEFT: u64 = 6;
+/// Gas that a deposit may use: a transfer with the check of a contract wallet's signature leaves much of it.
+const MAX_DEPOSIT_GAS: u64 = 700_000;
+
+/// Executes a deposit, or waits for the run of the same deposit that is under way.
+pub(super) async fn execute(
+    inner: &Arc<Inner>,
+    config: &ChannelConfig,
+    deposit: &Deposit,
+) -> Result<Executed, ChannelError> {
+    // All that a run depends on: another amount or signature under the same nonce is another deposit.
+    let input = call(config, deposit);
+    let run = {
+        let (inner, config, deposit) = (inner.clone(), *config, deposit.clone());
+        move || async move { inner.execute_deposit(&config, &deposit).await }
+    };
+    match inner.deposits.run(keccak256(&input), run).await {
+        Ok(result) => result,
+        Err(NoResult::Full) => {
+            let retry_after = std::time::Duration::from_secs(2);
+            Err(FacilitatorError::Busy { what: "deposits", retry_after }.into())
+        }
+        Err(NoResult::Lost) => Err(ChannelError::Pending { transaction: None }),
+    }
+}
+
+impl Inner {
+    pub(super) async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<Observation, ChannelError> {
+        let (channel, nonce) = self.check_config(config, deposit)?;
+        let state = self.deposit_state(channel, config, nonce).await?;
+        if state.is_used {
+            return Err(ChannelError::rejected(
+                reason::DEPOSIT_SIMULATION_FAILED,
+                "the deposit's authorization is used or cancelled",
+            ));
+        }
+        self.check_deposit(config, deposit, &state).await?;
+        Ok(state.channel)
+    }
+
+    async fn execute_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
+        let (channel, nonce) = self.check_config(config, deposit)?;
+        for _ in 0..ATTEMPTS {
+            let state = self.deposit_state(channel, config, nonce).await?;
+            if state.is_used {
+                return self.find_deposit(config, deposit, nonce, state.channel).await;
+            }
+            let gas = self.check_deposit(config, deposit, &state).await?;
+            let receipt = self.send(call(config, deposit), gas).await?;
+            if !receipt.succeeded() {
+                // Somebody else may have executed it first.
+                continue;
+            }
+            let Some(event) = deposited(&receipt, channel, deposit.amount) else {
+                return Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) });
+            };
+            let observed = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());
+            let observed = observed.unwrap_or_else(|| {
+                let mut after = Observation { block: receipt.block(), ..state.channel };
+                after.state.balance = event.newBalance;
+                after
+            });
+            return Ok(Executed { transaction: receipt.transaction_hash, amount: deposit.amount, observed });
+        }
+        Err(ChannelError::rejected(reason::DEPOSIT_TRANSACTION_FAILED, "the transaction reverted"))
+    }
+
+    /// Checks what needs no chain. Returns the channel and the authorization's nonce.
+    fn check_config(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<(ChannelId, B256), ChannelError> {
+        self.asset(config.token)?;
+        config.validate().map_err(|error| {
+            let reason = match error {
+                ChannelConfigError::WithdrawDelay(_) => reason::WITHDRAW_DELAY_OUT_OF_RANGE,
+                ChannelConfigError::ZeroAddress("receiverAuthorizer") => reason::RECEIVER_AUTHORIZER_MISMATCH,
+                ChannelConfigError::ZeroAddress(_) => reason::DEPOSIT_PAYLOAD,
+            };
+            ChannelError::rejected(reason, error.to_string())
+        })?;
+        if deposit.amount == 0 {
+            return Err(ChannelError::rejected(reason::DEPOSIT_PAYLOAD, "a deposit of nothing"));
+        }
+        let DepositAuthorization::Erc3009 { salt, .. } = &deposit.authorization;
+        let channel = self.escrow.channel_id(config);
+        Ok((channel, Deposit::nonce(channel, *salt)))
+    }
+
+    async fn deposit_state(
+        &self,
+        channel: ChannelId,
+        config: &ChannelConfig,
+        nonce: B256,
+    ) -> Result<DepositState, ChannelError> {
+        escrow::deposit_state(self.node.rpc(), channel, config, nonce).await.map_err(unavailable)
+    }
+
+    /// Checks that a deposit whose authorization is unused would be executed now. Returns the gas limit of its transaction.
+    async fn check_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+        state: &DepositState,
+    ) -> Result<u64, ChannelError> {
+        let DepositAuthorization::Erc3009 { valid_after, valid_before, signature, .. } = &deposit.authorization;
+        let now = self.clock.now();
+        if *valid_before < U256::from(now.saturating_add(MIN_TIME_LEFT)) {
+            return Err(ChannelError::rejected(
+                reason::PAYLOAD_AUTHORIZATION_VALID_BEFORE,
+                format!("the deposit's authorization is valid before {valid_before}, and it is {now}"),
+            ));
+        }
+        if *valid_after > U256::from(now) {
+            return Err(ChannelError::rejected(
+                reason::PAYLOAD_AUTHORIZATION_VALID_AFTER,
+                format!("the deposit's authorization is valid after {valid_after}, and it is {now}"),
+            ));
+        }
+        if state.payer_balance < U256::from(deposit.amount) {
+            return Err(ChannelError::rejected(
+                reason::INSUFFICIENT_BALANCE,
+                format!("the payer holds {} of the {} to deposit", state.payer_balance, deposit.amount),
+            ));
+        }
+        let gas = match self.simulate(self.sender(), &call(config, deposit)).await? {
+            Ok(gas) => gas,
+            Err(why) => {
+                let domain = TokenDomain::of(self.asset(config.token)?);
+                let digest = deposit.digest(config.payer, state.channel.state.channel_id, &domain);
+                let is_signed = signature.recover(digest).is_ok_and(|signer| signer == config.payer);
+                let reason = match is_signed {
+                    true => reason::DEPOSIT_SIMULATION_FAILED,
+                    false => reason::RECEIVE_AUTHORIZATION_SIGNATURE,
+                };
+                return Err(ChannelError::rejected(reason, why));
+            }
+        };
+        if gas > MAX_DEPOSIT_GAS {
+            let why = format!("the deposit needs {gas} gas, more than {MAX_DEPOSIT_GAS}");
+            return Err(ChannelError::rejected(reason::DEPOSIT_SIMULATION_FAILED, why));
+        }
+        Ok(gas)
+    }
+
+    /// Finds the transaction that used a deposit's authorization. Only the collector can use it, and only to fill this channel.
+    async fn find_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+        nonce: B256,
+        now: Observation,
+    ) -> Result<Executed, ChannelError> {
+        let expected = ExpectedTransfer {
+            token: config.token,
+            payer: config.payer,
+            payee: Escrow::ERC3009_COLLECTOR,
+            value: U256::from(deposit.amount),
+            nonce,
+        };
+        let rpc = self.node.rpc();
+        let found = authorization_use::find_newest(rpc, &expected, 0, now.block).await.map_err(unavailable)?;
+        let transaction = match found {
+            AuthorizationUse::Paid { transaction, .. } | AuthorizationUse::Otherwise { transaction, .. } => transaction,
+            AuthorizationUse::NotFound => return Err(not_found()),
+        };
+        let receipt = rpc.receipt(transaction).await.map_err(unavailable)?.ok_or_else(not_found)?;
+        match deposited(&receipt, now.state.channel_id, deposit.amount) {
+            Some(_) => Ok(Executed { transaction, amount: deposit.amount, observed: now }),
+            None => Err(ChannelError::rejected(
+                reason::DEPOSIT_SIMULATION_FAILED,
+                "the deposit's authorization was cancelled, or used for another amount",
+            )),
+        }
+    }
+}
+
+fn not_found() -> ChannelError {
+    FacilitatorError::Unreachable {
+        what: "the transaction that used the deposit's authorization",
+        retry_after: std::time::Duration::from_secs(2),
+    }
+    .into()
+}
+
+fn deposited(receipt: &Receipt, channel: ChannelId, amount: u128) -> Option<BatchSettlement::Deposited> {
+    let is_expected =
+        |event: &BatchSettlement::Deposited| event.channelId == channel.digest() && event.amount == amount;
+    escrow::events(receipt).find(is_expected).filter(|_| receipt.succeeded())
+}
+
+fn call(config: &ChannelConfig, deposit: &Deposit) -> Bytes {
+    let call = BatchSettlement::depositCall {
+        config: config.into(),
+        amount: deposit.amount,
+        collector: Escrow::ERC3009_COLLECTOR,
+        collectorData: deposit.collector_data(),
+    };
+    call.abi_encode().into()
+}

@@ -1,0 +1,131 @@
+//! Refunds, with the claim that goes before in the same transaction.
+
+use std::{slice, time::Duration};
+
+use alloy_primitives::{Bytes, U256};
+use alloy_sol_types::SolCall;
+
+use super::{ATTEMPTS, Inner, unavailable};
+use crate::{
+    chain::escrow,
+    facilitator::{
+        FacilitatorError,
+        channels::{ChannelError, Executed, SignedRefund},
+    },
+    vouchers::{ChannelId, Observation, abi::BatchSettlement, reason},
+};
+
+impl Inner {
+    pub(super) async fn refund(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
+        let order = &refund.order;
+        self.asset(order.config.token)?;
+        let channel = self.escrow.channel_id(&order.config);
+        if order.amount == 0 {
+            return Err(ChannelError::rejected(reason::REFUND_AMOUNT_INVALID, "a refund of nothing"));
+        }
+        if order.claim.as_ref().is_some_and(|claim| claim.voucher.channel != order.config) {
+            return Err(ChannelError::rejected(reason::REFUND_PAYLOAD, "the claim is of another channel"));
+        }
+        let to_claim = order.claim.as_ref().map_or(0, |claim| claim.total_claimed);
+        for _ in 0..ATTEMPTS {
+            let before = self.observe_one(channel).await?;
+            if before.state.refund_nonce > order.nonce {
+                return self.find_refund(refund, channel, before).await;
+            }
+            if before.state.balance <= before.state.total_claimed.max(to_claim) {
+                return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
+            }
+            let input = call(refund, &before)?;
+            let simulated = self.simulate(self.sender(), &input).await?;
+            let gas = simulated.map_err(|why| ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why))?;
+            let receipt = self.send(input, gas).await?;
+            if !receipt.succeeded() {
+                continue;
+            }
+            let transaction = receipt.transaction_hash;
+            let after = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());
+            let is_claimed = to_claim <= before.state.total_claimed
+                || escrow::events::<BatchSettlement::Claimed>(&receipt)
+                    .any(|event| (event.channelId, event.newTotalClaimed) == (channel.digest(), to_claim))
+                || after.is_some_and(|after| after.state.total_claimed >= to_claim);
+            return match (refunded(&receipt, channel, order.amount), after) {
+                (Some(amount), after) if is_claimed => {
+                    let observed = after.unwrap_or_else(|| expected(before, amount, to_claim, receipt.block()));
+                    Ok(Executed { transaction, amount, observed })
+                }
+                // A claim came first and took all: the contract then refunds nothing, without an event.
+                (None, Some(after)) if after.state.refund_nonce > order.nonce && after.state.available() == 0 => {
+                    Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing was left to refund"))
+                }
+                _ => Err(ChannelError::Pending { transaction: Some(transaction) }),
+            };
+        }
+        Err(ChannelError::rejected(reason::REFUND_TRANSACTION_FAILED, "the transaction reverted"))
+    }
+
+    /// Finds the transaction that used the order's nonce.
+    async fn find_refund(
+        &self,
+        refund: &SignedRefund,
+        channel: ChannelId,
+        now: Observation,
+    ) -> Result<Executed, ChannelError> {
+        let order = &refund.order;
+        let asked = (&order.config, order.amount, order.nonce);
+        let found = escrow::find_refund(self.node.rpc(), channel, asked, now.block).await.map_err(unavailable)?;
+        let amount = found.as_ref().and_then(|receipt| refunded(receipt, channel, order.amount));
+        match (found, amount) {
+            (Some(receipt), Some(amount)) => {
+                Ok(Executed { transaction: receipt.transaction_hash, amount, observed: now })
+            }
+            _ => Err(FacilitatorError::Unreachable {
+                what: "the transaction that used the refund's nonce",
+                retry_after: Duration::from_secs(2),
+            }
+            .into()),
+        }
+    }
+}
+
+/// Returns the amount that a transaction refunded to the channel's payer.
+fn refunded(receipt: &crate::chain::rpc::Receipt, channel: ChannelId, most: u128) -> Option<u128> {
+    let is_expected =
+        |event: &BatchSettlement::Refunded| event.channelId == channel.digest() && (1..=most).contains(&event.amount);
+    escrow::events(receipt).find(is_expected).filter(|_| receipt.succeeded()).map(|event| event.amount)
+}
+
+/// The channel after a refund, if the node does not show it.
+fn expected(before: Observation, amount: u128, claimed: u128, block: u64) -> Observation {
+    let mut after = Observation { block, ..before };
+    after.state.total_claimed = after.state.total_claimed.max(claimed);
+    after.state.balance = after.state.balance.saturating_sub(amount);
+    after.state.refund_nonce = after.state.refund_nonce.saturating_add(1);
+    after.withdrawal = after.withdrawal.saturating_sub(amount);
+    if after.withdrawal == 0 {
+        after.state.withdraw_requested_at = 0;
+    }
+    after
+}
+
+fn call(refund: &SignedRefund, before: &Observation) -> Result<Bytes, ChannelError> {
+    let order = &refund.order;
+    let alone = BatchSettlement::refundWithSignatureCall {
+        config: (&order.config).into(),
+        amount: order.amount,
+        nonce: U256::from(order.nonce),
+        receiverAuthorizerSignature: refund.refund_signature.clone(),
+    };
+    let alone = Bytes::from(alone.abi_encode());
+    let Some(claim) = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed) else {
+        return Ok(alone);
+    };
+    let signature = refund.claim_signature.clone().ok_or_else(|| {
+        ChannelError::rejected(reason::AUTHORIZER_NOT_CONFIGURED, "the claim lacks the authorizer's signature")
+    })?;
+    let claim = BatchSettlement::claimWithSignatureCall {
+        voucherClaims: slice::from_ref(claim).iter().map(Into::into).collect(),
+        authorizerSignature: signature,
+    };
+    let data = vec![claim.abi_encode().into(), alone];
+    Ok(BatchSettlement::multicallCall { data }.abi_encode().into())
+}

@@ -118,6 +118,8 @@
 mod body;
 #[cfg(feature = "onchain")]
 pub mod chain;
+#[cfg(feature = "vouchers")]
+pub mod channels;
 #[cfg(feature = "client")]
 pub mod client;
 mod clock;

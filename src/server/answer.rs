@@ -15,7 +15,11 @@ use http::{
     response::Parts,
 };
 use serde::Serialize;
+#[cfg(feature = "vouchers")]
+use serde_json::{Map, Value};
 
+#[cfg(feature = "vouchers")]
+use super::vouchers::Told;
 use super::{
     builder::Config,
     offer::{Offer, PriceError, RenderedOffers},
@@ -23,6 +27,12 @@ use super::{
     request_body::ReadError,
     resource_url::Target,
     response::{ResponseBody, Unfinished},
+};
+#[cfg(feature = "vouchers")]
+use crate::{
+    facilitator::channels::Executed,
+    ledger::channels::ChannelRecord,
+    vouchers::{ChannelState, SettlementExtra, VoucherState},
 };
 use crate::{
     facilitator::{FacilitatorError, VerifyError},
@@ -100,6 +110,19 @@ impl Answer {
         self
     }
 
+    /// Returns an answer to a request for a refund that was made.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn done(body: &Value) -> Self {
+        let body = body.to_string().into();
+        Self(Box::new(Content { status: StatusCode::OK, headers: HeaderMap::new(), body, ended: RequestOutcome::Paid }))
+    }
+
+    /// Asks to repeat the request soon.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn retry_soon(self) -> Self {
+        self.retry_after(RETRY_SOON)
+    }
+
     /// Sets how it is counted, where that does not follow from its status.
     fn counted(mut self, ended: RequestOutcome) -> Self {
         self.0.ended = ended;
@@ -169,6 +192,12 @@ impl RequestContext {
         )
     }
 
+    /// The offer again, to a payment of a scheme that is not on offer.
+    pub(super) fn not_exact(&self) -> Answer {
+        let detail = "only vouchers of payment channels (batch-settlement) are taken here";
+        self.reject(StatusCode::PAYMENT_REQUIRED, &Rejection::new(Reason::UnsupportedScheme, detail))
+    }
+
     /// The offer again, with what is wrong with the payment.
     pub(super) fn reject(&self, status: StatusCode, rejection: &Rejection) -> Answer {
         let error = (rejection.reason.as_str(), rejection.detail.as_str());
@@ -183,6 +212,47 @@ impl RequestContext {
             Refusal::Invalid(status, rejection) => self.reject(*status, rejection),
             Refusal::Ledger(error) => ledger_failed(error),
         }
+    }
+
+    /// The offer again, with what is wrong with the voucher. Where it is only for another amount than it should be, the offer that was
+    /// accepted says how the channel stands, so that the payer can sign another one.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn refuse_voucher(
+        &self,
+        status: StatusCode,
+        code: &str,
+        detail: &str,
+        corrective: Option<(usize, &ChannelRecord)>,
+    ) -> Answer {
+        let (catalogue, error) = (&self.config.catalogue, (code, detail));
+        let offers = match corrective {
+            None => catalogue.render(&self.target, &self.offers, Some(error)),
+            Some((offer, record)) => {
+                let more = corrective_fields(record);
+                catalogue.render_corrective(&self.target, &self.offers, error, (offer, more))
+            }
+        };
+        let ended =
+            if status == StatusCode::BAD_REQUEST { RequestOutcome::Malformed } else { RequestOutcome::Rejected };
+        Answer::payment_required(status, offers).counted(ended)
+    }
+
+    /// What a request cost that was paid with a voucher, and how its channel stands. `moved` is a deposit or a refund.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn voucher_receipt(&self, told: &Told<'_>, moved: Option<&Executed>) -> Option<Receipt> {
+        let state = ChannelState { charged_cumulative_amount: Some(told.total), ..told.record.observed.state };
+        let extra = SettlementExtra { charged_amount: told.charged, channel_state: Some(state) };
+        let settlement = SettlementResponse {
+            success: true,
+            error_reason: None,
+            payer: Some(self.payer.clone()),
+            transaction: moved.map_or(String::new(), |moved| hex::encode_prefixed(moved.transaction)),
+            network: told.record.network.to_string(),
+            amount: Some(moved.map_or(String::new(), |moved| moved.amount.to_string())),
+            extensions: None,
+            extra: Some(extra.to_map()),
+        };
+        Receipt::of(&settlement, Version::V2)
     }
 
     pub(super) fn not_verified(&self, error: &VerifyError) -> Answer {
@@ -402,6 +472,26 @@ impl Receipt {
     fn attach(self, headers: &mut HeaderMap) {
         headers.insert(self.name, self.value);
     }
+}
+
+/// Returns what a corrective 402 says of a channel.
+#[cfg(feature = "vouchers")]
+fn corrective_fields(record: &ChannelRecord) -> Map<String, Value> {
+    let voucher = record.voucher.as_ref().map(|voucher| VoucherState {
+        signed_max_claimable: voucher.max_claimable_amount,
+        signature: voucher.signature,
+    });
+    let mut fields = Map::new();
+    let mut add = |name: &str, value: Result<Value, serde_json::Error>| {
+        if let Ok(value) = value {
+            fields.insert(name.to_owned(), value);
+        }
+    };
+    add("channelState", serde_json::to_value(record.state()));
+    if let Some(voucher) = voucher {
+        add("voucherState", serde_json::to_value(voucher));
+    }
+    fields
 }
 
 /// Returns a settlement as the client is told of it.

@@ -8,6 +8,8 @@ use http::{HeaderMap, HeaderName, StatusCode, Uri, request, response};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
+#[cfg(feature = "vouchers")]
+use super::vouchers;
 use super::{
     fingerprint::HEADERS,
     layer::RequirePaymentLayer,
@@ -19,6 +21,8 @@ use super::{
 };
 #[cfg(feature = "bazaar")]
 use crate::protocol::bazaar::{Discovery, InvalidDiscovery};
+#[cfg(feature = "vouchers")]
+use crate::{channels::Channels, protocol::PaymentRequirements};
 use crate::{
     clock::{Clock, SystemClock},
     facilitator::Facilitator,
@@ -75,6 +79,11 @@ pub(super) struct Settings {
     pub(super) payment_identifier: bool,
     /// The page for browsers; `None` if they get what programs get.
     pub(super) page: Option<BrowserPage>,
+    /// The channels whose vouchers are taken beside `exact`.
+    #[cfg(feature = "vouchers")]
+    pub(super) channels: Option<Channels>,
+    /// Whether `exact` is offered and taken.
+    pub(super) takes_exact: bool,
     pub(super) clock: Arc<dyn Clock>,
 }
 
@@ -104,6 +113,9 @@ impl Default for Settings {
             answer_preflights: false,
             payment_identifier: false,
             page: Some(BrowserPage::new()),
+            #[cfg(feature = "vouchers")]
+            channels: None,
+            takes_exact: true,
             clock: Arc::new(SystemClock),
         }
     }
@@ -205,6 +217,10 @@ impl RequirePaymentLayerBuilder {
                 options.push(option);
             }
         }
+        #[cfg(feature = "vouchers")]
+        let channel_offers = channel_offers(self.settings.channels.as_ref(), &options, timeout)?;
+        #[cfg(not(feature = "vouchers"))]
+        let channel_offers = Vec::new();
         let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
         #[cfg(feature = "bazaar")]
         let extensions = match &self.discovery {
@@ -217,7 +233,17 @@ impl RequirePaymentLayerBuilder {
         let extensions = Verbatim::of(&extensions).ok().filter(|_| !extensions.is_empty());
         let pricing = Pricing { price, headers: self.priced_by.into() };
         let location = self.location.unwrap_or(Location::Request { trusts_proxy: self.trusts_proxy });
-        let catalogue = Catalogue::new(pricing, options, timeout, self.resource, location, extensions, self.speaks_v1);
+        let catalogue = Catalogue::new(
+            pricing,
+            options,
+            self.settings.takes_exact,
+            channel_offers,
+            timeout,
+            self.resource,
+            location,
+            extensions,
+            self.speaks_v1,
+        );
         let (uri, headers) = (Uri::default(), HeaderMap::new());
         let longest = catalogue.render(&catalogue.target(&uri, &headers), &catalogue.longest(), None);
         let size = longest.map_or(usize::MAX, |offers| offers.header.len());
@@ -310,6 +336,33 @@ impl RequirePaymentLayerBuilder {
     pub fn pay_to_in(mut self, asset: Asset, payee: Address) -> Self {
         self.payees.push((Ok(asset), payee));
         self
+    }
+
+    /// Takes vouchers of payment channels (scheme `batch-settlement`) beside `exact`: each 402 has both offers, for the same price.
+    ///
+    /// A payer that fills a channel once then pays for each request with a signature, which is checked without asking a node. One
+    /// transaction claims what many requests cost. The price may be what the work really cost: see [`ActualPrice`](super::ActualPrice).
+    /// The request's body is read whole before the work, up to [`max_request_body`](Self::max_request_body). Default: off.
+    ///
+    /// ```
+    /// # use tower_x402::{channels::Channels, server::RequirePaymentLayer};
+    /// # fn example(channels: Channels) {
+    /// let builder = RequirePaymentLayer::builder().price("$0.001").vouchers(channels);
+    /// # }
+    /// ```
+    #[cfg(feature = "vouchers")]
+    pub fn vouchers(mut self, channels: Channels) -> Self {
+        self.settings.channels = Some(channels);
+        self
+    }
+
+    /// Takes vouchers only: no `exact`, no x402 v1, no page for browsers.
+    #[cfg(feature = "vouchers")]
+    pub fn vouchers_only(mut self, channels: Channels) -> Self {
+        self.settings.takes_exact = false;
+        self.settings.page = None;
+        self.speaks_v1 = false;
+        self.vouchers(channels)
     }
 
     /// Settles payments after the response was released, in batches, where the policy trusts the payer that far; any other
@@ -611,6 +664,10 @@ pub enum BuildError {
     /// No facilitator serves this network: add one that does.
     #[error("no facilitator serves {0}: add one with .facilitator(…)")]
     NotServed(Network),
+    /// No payee is on the chain of the channels: call `pay_to` for it.
+    #[cfg(feature = "vouchers")]
+    #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
+    NoChannelPayee(Network),
     /// The facilitator for this network does not settle later by itself, so nothing can be deferred.
     #[error("the facilitator for {0} settles nothing by itself: leave .deferred(…) out, or use another one")]
     NotDeferrable(Network),
@@ -732,6 +789,30 @@ impl Limits {
     pub(super) fn window(&self) -> Window {
         Window::default().remaining((self.handler_deadline + self.settlement_margin).as_secs()).skew(CLOCK_SKEW)
     }
+}
+
+/// Returns the offers to pay with vouchers: one for each token and payee on the chain of the channels, without the amount.
+#[cfg(feature = "vouchers")]
+fn channel_offers(
+    channels: Option<&Channels>,
+    options: &[PaymentOption],
+    max_timeout_seconds: u64,
+) -> Result<Vec<PaymentRequirements>, BuildError> {
+    let Some(channels) = channels else { return Ok(Vec::new()) };
+    let mut offers: Vec<PaymentRequirements> = Vec::new();
+    for option in options.iter().filter(|option| option.asset.network == channels.network()) {
+        let extra = serde_json::to_value(channels.offer(&option.asset)).ok();
+        let offer = PaymentRequirements {
+            scheme: vouchers::SCHEME.to_owned(),
+            extra: extra.and_then(|extra| extra.as_object().cloned()).unwrap_or_default(),
+            // Whatever the flow, it is the same offer.
+            ..option.offer(U256::ZERO, max_timeout_seconds).to_requirements()
+        };
+        if !offers.contains(&offer) {
+            offers.push(offer);
+        }
+    }
+    if offers.is_empty() { Err(BuildError::NoChannelPayee(channels.network())) } else { Ok(offers) }
 }
 
 fn check_limits(limits: &Limits) -> Result<(), BuildError> {

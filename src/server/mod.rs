@@ -127,6 +127,8 @@ mod resource_url;
 mod response;
 mod settlement;
 mod status;
+#[cfg(feature = "vouchers")]
+mod vouchers;
 mod work;
 
 pub use builder::{BuildError, DeferredPolicy, RequirePaymentLayerBuilder};
@@ -137,4 +139,6 @@ pub use queue::{AdmissionQueue, QueuePermit};
 pub use request_body::RequestBody;
 pub use response::ResponseBody;
 pub use status::{PaymentStatus, PaymentStatusFuture};
+#[cfg(feature = "vouchers")]
+pub use vouchers::ActualPrice;
 pub use work::VerifiedPayment;

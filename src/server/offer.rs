@@ -16,7 +16,10 @@ use super::{
 use crate::{
     network::Asset,
     payment::Terms,
-    protocol::{ExactOffer, PaymentFlow, PaymentRequired, ResourceInfo, V1, V2, Verbatim, encode_header, v1},
+    protocol::{
+        ExactOffer, PaymentFlow, PaymentRequired, PaymentRequirements, ResourceInfo, V1, V2, Verbatim, encode_header,
+        v1,
+    },
     usdc::Usdc,
 };
 
@@ -153,6 +156,10 @@ pub(super) enum Location {
 pub(super) struct Catalogue {
     pricing: Pricing,
     options: Vec<PaymentOption>,
+    /// Whether the options are offered; if not, only vouchers are taken.
+    takes_exact: bool,
+    /// The offers to pay with vouchers, without the amount.
+    channel_offers: Vec<PaymentRequirements>,
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
@@ -193,6 +200,8 @@ impl Catalogue {
     pub(super) fn new(
         pricing: Pricing,
         options: Vec<PaymentOption>,
+        takes_exact: bool,
+        channel_offers: Vec<PaymentRequirements>,
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
@@ -203,6 +212,8 @@ impl Catalogue {
         let mut catalogue = Self {
             pricing,
             options,
+            takes_exact,
+            channel_offers,
             max_timeout_seconds,
             resource,
             location,
@@ -262,8 +273,42 @@ impl Catalogue {
         match (&self.prebuilt, error) {
             (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
             (Some(Prebuilt::Template(template)), None) => template.fill(&self.url(target)),
-            _ => self.assemble(&self.url(target), offers, error),
+            _ => self.assemble(&self.url(target), offers, error, |_| {}),
         }
+    }
+
+    /// Writes a 402 in which one of the [channel offers](Self::channel_offers) has these fields in `extra`, too.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn render_corrective(
+        &self,
+        target: &Target<'_>,
+        offers: &[Offer],
+        error: (&str, &str),
+        (index, more): (usize, Map<String, Value>),
+    ) -> Option<RenderedOffers> {
+        self.assemble(&self.url(target), offers, Some(error), |channel_offers| {
+            if let Some(offer) = channel_offers.get_mut(index) {
+                offer.extra.extend(more);
+            }
+        })
+    }
+
+    /// Returns the offers to pay the price of these offers with vouchers.
+    pub(super) fn channel_offers(&self, offers: &[Offer]) -> Vec<PaymentRequirements> {
+        let Some(amount) = offers.first().map(|offer| offer.terms.offer().amount.to_string()) else {
+            return Vec::new();
+        };
+        let with_amount = |offer: &PaymentRequirements| PaymentRequirements { amount: amount.clone(), ..offer.clone() };
+        let mut channel_offers: Vec<_> = self.channel_offers.iter().map(with_amount).collect();
+        for deposit in channel_offers.iter_mut().filter_map(|offer| offer.extra.get_mut("minDeposit")) {
+            // A deposit pays for one request at least.
+            let is_too_small =
+                |deposit: &&str| deposit.len() < amount.len() || (deposit.len() == amount.len() && **deposit < *amount);
+            if deposit.as_str().is_some_and(|deposit| is_too_small(&deposit)) {
+                *deposit = Value::String(amount.clone());
+            }
+        }
+        channel_offers
     }
 
     /// Returns the extensions that the 402 declares.
@@ -324,15 +369,27 @@ impl Catalogue {
         /// No URL, and in no description of a resource.
         const MARK: &str = "tower-x402: the URL of what was asked for";
         match &self.location {
-            Location::Url(url) => self.assemble(url, offers, None).map(Prebuilt::Whole),
+            Location::Url(url) => self.assemble(url, offers, None, |_| {}).map(Prebuilt::Whole),
             Location::Origin(_) | Location::Request { .. } => {
-                let demand = self.assemble(MARK, offers, None)?;
+                let demand = self.assemble(MARK, offers, None, |_| {})?;
                 OffersTemplate::of(&demand, MARK).map(Prebuilt::Template)
             }
         }
     }
 
-    fn assemble(&self, url: &str, offers: &[Offer], error: Option<(&str, &str)>) -> Option<RenderedOffers> {
+    /// Writes a 402. `amend` changes the offers to pay with vouchers.
+    fn assemble(
+        &self,
+        url: &str,
+        offers: &[Offer],
+        error: Option<(&str, &str)>,
+        amend: impl FnOnce(&mut Vec<PaymentRequirements>),
+    ) -> Option<RenderedOffers> {
+        let exact = offers.iter().filter(|_| self.takes_exact);
+        let mut accepts: Vec<_> = exact.map(|offer| offer.terms.text().clone()).collect();
+        let mut channel_offers = self.channel_offers(offers);
+        amend(&mut channel_offers);
+        accepts.extend(channel_offers.iter().map(Verbatim::of_requirements));
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),
@@ -341,7 +398,7 @@ impl Catalogue {
             x402_version: V2,
             error: Some(code.to_owned()),
             resource: ResourceInfo { url: url.to_owned(), ..self.resource.clone() },
-            accepts: offers.iter().map(|offer| offer.terms.text().clone()).collect(),
+            accepts,
             extensions: self.extensions.clone(),
         };
         let header = encode_header(&required).ok()?.try_into().ok()?;

@@ -16,6 +16,8 @@ use tracing::{
     field::{Empty, display},
 };
 
+#[cfg(feature = "vouchers")]
+use super::vouchers;
 use super::{
     answer::{self, Answer, RequestContext},
     lease::{FinishOnDrop, HeldLease, InProgress, Reserved, TooManyCopies},
@@ -81,6 +83,15 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
+    #[cfg(feature = "vouchers")]
+    if let Some(channels) = context.config.settings.channels.clone()
+        && let Some(payment) = vouchers::find(&parts)
+    {
+        return Box::pin(vouchers::serve(channels, context, payment, inner, parts, body)).await;
+    }
+    if !context.config.settings.takes_exact {
+        return Ok(context.not_exact().into_response());
+    }
     let mut request = match PaidRequest::read(context, &parts, span).await {
         Ok(request) => request,
         Err(answer) => return Ok(answer.into_response()),

@@ -191,6 +191,16 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         }
     }
 
+    /// Returns the body for the client, where nothing is recorded of its delivery.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn into_response_body(self) -> ResponseBody<R> {
+        match self {
+            Self::Whole { bytes, trailers } => ResponseBody::whole(bytes, trailers),
+            Self::Streaming(body) => ResponseBody::inner(body),
+            Self::Recorded(recorder) => ResponseBody { kind: Kind::Recorded { recorder } },
+        }
+    }
+
     /// Returns the body for the client.
     pub(super) fn deliver(self, ledger: Arc<dyn Ledger>, lease: Lease) -> ResponseBody<R> {
         match self {

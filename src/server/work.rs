@@ -52,11 +52,12 @@ pub struct VerifiedPayment {
     pub asset: Address,
     /// The chain.
     pub network: Network,
-    /// The authorization's nonce: with network, asset and payer it identifies the payment.
+    /// The authorization's nonce: with network, asset and payer it identifies the payment. Of a payment with a voucher it is the digest of
+    /// voucher and request.
     pub nonce: B256,
     /// The flow: whether the payment is settled before or after the work.
     pub flow: PaymentFlow,
-    /// The transaction that paid, if the payment was settled before the work.
+    /// The transaction that paid, if the payment was settled before the work, or that filled the payment channel for this request.
     pub transaction: Option<B256>,
     /// The number of this attempt at the work, from 1.
     pub attempt: u32,

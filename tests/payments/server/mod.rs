@@ -21,3 +21,4 @@ mod scripted;
 mod status;
 mod upgraded;
 mod v1;
+mod vouchers;

@@ -1,0 +1,228 @@
+//! Claims in the background: what was charged is claimed before it is at risk, and when that pays.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256};
+use tokio::time::timeout;
+
+use super::{Inner, in_the_books};
+use crate::{
+    facilitator::channels::{ChannelError, RefusedClaim},
+    ledger::channels::{ChannelRecord, ChannelStep},
+    usdc::Usdc,
+    vouchers::{ChannelId, Observation},
+};
+
+/// How often the books are gone through.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// The number of channels that are read from the books, looked at on the chain, or claimed in one transaction.
+const TOGETHER: usize = 100;
+/// For how long one process has a channel to claim, in seconds. A transaction that hangs is replaced within that time.
+const CLAIM_LEASE: u64 = 180;
+
+/// When to claim what was charged.
+///
+/// A claim costs about 17,000 gas per channel and 40,000 per transaction, however much is claimed. If the payer announces a withdrawal,
+/// all of its channel is claimed at once, whatever the policy.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_x402::{Usdc, channels::ClaimPolicy};
+///
+/// let policy = ClaimPolicy::default().amount(Usdc::from_atomic(1_000_000)).age(Duration::from_secs(86_400));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct ClaimPolicy {
+    amount: Usdc,
+    age: Duration,
+}
+
+impl ClaimPolicy {
+    /// Sets how much of one channel may be charged before it is claimed. Default: $0.10.
+    pub const fn amount(mut self, amount: Usdc) -> Self {
+        self.amount = amount;
+        self
+    }
+
+    /// Sets how long a charge may stay unclaimed. Default: one hour.
+    pub const fn age(mut self, age: Duration) -> Self {
+        self.age = age;
+        self
+    }
+
+    fn is_due(&self, record: &ChannelRecord, now: u64) -> bool {
+        let unclaimed = record.unclaimed();
+        let is_old = record.unclaimed_since.is_some_and(|since| now.saturating_sub(since) >= self.age.as_secs());
+        unclaimed > 0 && (record.observed.withdrawal > 0 || unclaimed >= self.amount.atomic().into() || is_old)
+    }
+}
+
+impl Default for ClaimPolicy {
+    /// Returns $0.10 per channel, or one hour.
+    fn default() -> Self {
+        Self { amount: Usdc::from_atomic(100_000), age: Duration::from_secs(3_600) }
+    }
+}
+
+/// What a pass over the channels claimed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClaimReport {
+    /// The amount that was claimed, in atomic units.
+    pub claimed: u128,
+    /// The amount that was transferred to receivers, in atomic units.
+    pub settled: u128,
+    /// The transactions of both.
+    pub transactions: Vec<B256>,
+    /// Claims that the contract would have refused. They stay in the books.
+    pub refused: Vec<RefusedClaim>,
+}
+
+/// Claims for as long as the channels are used.
+pub(super) async fn run(channels: Weak<Inner>) {
+    loop {
+        let Some(inner) = channels.upgrade() else { return };
+        if let Err(error) = inner.pass(false).await {
+            tracing::warn!(%error, "channels could not be claimed; it is tried again");
+        }
+        // Not held while it sleeps, so that dropping the last handle ends this task, at the latest after the interval.
+        let woken = {
+            let weak = Arc::downgrade(&inner);
+            drop(inner);
+            async move {
+                match weak.upgrade() {
+                    Some(inner) => inner.wake.notified().await,
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        let _ = timeout(INTERVAL, woken).await;
+    }
+}
+
+impl Inner {
+    /// Goes through the books once: looks at channels that were not looked at for long, claims what is due, or all if `everything`, and has
+    /// what was claimed transferred.
+    pub(super) async fn pass(&self, everything: bool) -> Result<ClaimReport, ChannelError> {
+        let mut report = ClaimReport::default();
+        let mut receivers = BTreeSet::new();
+        let (mut after, mut failure) = (None, None);
+        loop {
+            let page = self.ledger.channels(after, TOGETHER).await.map_err(|error| in_the_books(error.into()))?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.id);
+            let page = self.look_at_stale(page).await;
+            if everything {
+                // What was claimed and not transferred, as after a crash, is transferred now.
+                receivers.extend(page.iter().map(|record| (record.config.receiver, record.config.token)));
+            }
+            let now = self.clock.now();
+            let is_due = |record: &ChannelRecord| match everything {
+                true => record.unclaimed() > 0,
+                false => self.policy.is_due(record, now),
+            };
+            let due: Vec<_> = page.into_iter().filter(is_due).collect();
+            if let Err(error) = self.claim(due, &mut report, &mut receivers).await {
+                failure = Some(error);
+            }
+        }
+        for (receiver, token) in receivers {
+            match self.facilitator.settle(receiver, token).await {
+                Ok(Some(settled)) => {
+                    report.settled += settled.amount;
+                    report.transactions.push(settled.transaction);
+                }
+                Ok(None) => {}
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) if report.transactions.is_empty() => Err(error),
+            Some(error) => {
+                tracing::warn!(%error, "some channels could not be claimed; it is tried again");
+                Ok(report)
+            }
+            None => Ok(report),
+        }
+    }
+
+    /// Looks at the channels of which something is unclaimed, if that was long ago: a withdrawal may have been announced.
+    async fn look_at_stale(&self, page: Vec<ChannelRecord>) -> Vec<ChannelRecord> {
+        let now = self.clock.now();
+        let is_stale = |record: &ChannelRecord| {
+            record.unclaimed() > 0 && now.saturating_sub(record.observed_at) >= self.longest_trust() / 2
+        };
+        let stale: Vec<ChannelId> = page.iter().filter(|record| is_stale(record)).map(|record| record.id).collect();
+        if stale.is_empty() {
+            return page;
+        }
+        let observed = match self.facilitator.observe(&stale).await {
+            Ok(observed) => observed,
+            Err(error) => {
+                tracing::warn!(%error, channels = stale.len(), "channels could not be looked at");
+                return page;
+            }
+        };
+        let mut looked_at = Vec::with_capacity(page.len());
+        for record in page {
+            let seen = observed.iter().find(|seen| seen.state.channel_id == record.id);
+            looked_at.push(match seen {
+                Some(seen) => self.observe(*seen).await.unwrap_or(record),
+                None => record,
+            });
+        }
+        looked_at
+    }
+
+    async fn observe(&self, observation: Observation) -> Option<ChannelRecord> {
+        let step = ChannelStep::Observe { observation, now: self.clock.now() };
+        let observed = self.ledger.advance(&observation.state.channel_id, &step).await;
+        observed.inspect_err(|error| tracing::warn!(%error, "a channel's state was not recorded")).ok()
+    }
+
+    /// Claims these channels in one transaction.
+    async fn claim(
+        &self,
+        due: Vec<ChannelRecord>,
+        report: &mut ClaimReport,
+        receivers: &mut BTreeSet<(Address, Address)>,
+    ) -> Result<(), ChannelError> {
+        let now = self.clock.now();
+        let until = now + CLAIM_LEASE;
+        let (mut held, mut rows) = (Vec::new(), Vec::new());
+        for record in due {
+            let step = ChannelStep::BeginClaim { now, until };
+            // Another process has it, or the ledger failed: it is due the next time, too.
+            let Ok(record) = self.ledger.advance(&record.id, &step).await else { continue };
+            rows.extend(record.claim());
+            held.push(record);
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let claimed = self.facilitator.claim(&rows, &self.authorizer).await;
+        if let Ok(claimed) = &claimed {
+            for observation in &claimed.observed {
+                self.observe(*observation).await;
+            }
+            for refused in &claimed.refused {
+                tracing::error!(channel = %refused.channel, detail = %refused.detail, "a claim was left out of its batch");
+            }
+        }
+        for record in &held {
+            // If it fails, the lease ends by itself.
+            let _ = self.ledger.advance(&record.id, &ChannelStep::EndClaim { until }).await;
+        }
+        let claimed = claimed?;
+        receivers.extend(held.iter().map(|record| (record.config.receiver, record.config.token)));
+        report.claimed += claimed.amount;
+        report.transactions.extend(claimed.transactions);
+        report.refused.extend(claimed.refused);
+        Ok(())
+    }
+}

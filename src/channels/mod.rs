@@ -1,0 +1,349 @@
+//! Selling on payment channels: the seller's books, the escrow contract and the key that claims, together.
+//!
+//! [`Channels`] is what a [`RequirePaymentLayer`](crate::server::RequirePaymentLayer) needs to take vouchers beside `exact`. It knows which
+//! vouchers are good without asking a node as long as it looked at their channel a short while ago, and claims in the background.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `mod` | what does a seller need to take vouchers, and how is a channel looked at, filled and refunded? |
+//! | `claims` | when is claimed what was charged, and what happens if that fails? |
+
+mod claims;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use alloy_primitives::B256;
+use tokio::sync::Notify;
+
+pub use claims::{ClaimPolicy, ClaimReport};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    facilitator::{
+        FacilitatorError,
+        channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder},
+    },
+    ledger::{
+        LedgerError, StoredResponse,
+        channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep, PendingRefund},
+    },
+    network::{Asset, Network},
+    usdc::{ParseUsdcError, Usdc},
+    vouchers::{
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY,
+        Observation, Voucher, reason,
+    },
+};
+
+/// The channels of one seller on one chain. A clone is the same channels.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use tower_x402::{facilitator::channels::ChannelFacilitator, ledger::MemoryLedger, vouchers::AuthorizerKey};
+/// # use tower_x402::{channels::{Channels, ChannelsBuildError}};
+/// # fn example(contract: impl ChannelFacilitator, key: AuthorizerKey) -> Result<Channels, ChannelsBuildError> {
+/// // `key` is the `receiverAuthorizer` of the seller's channels: it signs claims and refunds.
+/// Channels::builder(contract, key).ledger(Arc::new(MemoryLedger::new())).min_deposit("$0.10").build()
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Channels(Arc<Inner>);
+
+struct Inner {
+    escrow: Escrow,
+    facilitator: Arc<dyn ChannelFacilitator>,
+    ledger: Arc<dyn ChannelLedger>,
+    authorizer: AuthorizerKey,
+    withdraw_delay: u32,
+    min_deposit: Option<Usdc>,
+    policy: ClaimPolicy,
+    clock: Arc<dyn Clock>,
+    /// Wakes the worker that claims.
+    wake: Notify,
+}
+
+impl Channels {
+    /// Returns a builder. `authorizer` is the key that claims and refunds in the receiver's name: it is a part of each channel, so that with
+    /// another one a seller has other channels.
+    pub fn builder(facilitator: impl ChannelFacilitator, authorizer: AuthorizerKey) -> ChannelsBuilder {
+        ChannelsBuilder {
+            facilitator: Arc::new(facilitator),
+            ledger: None,
+            authorizer,
+            withdraw_delay: Duration::from_secs(MIN_WITHDRAW_DELAY.into()),
+            min_deposit: None,
+            policy: ClaimPolicy::default(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// Returns the chain.
+    pub fn network(&self) -> Network {
+        self.0.facilitator.network()
+    }
+
+    /// Returns the books.
+    pub fn ledger(&self) -> &Arc<dyn ChannelLedger> {
+        &self.0.ledger
+    }
+
+    /// Claims all that was charged and is not claimed, whatever the policy says, and has it transferred.
+    ///
+    /// # Errors
+    /// [`ChannelError`] if nothing could be claimed. What was not claimed stays in the books.
+    pub async fn claim_all(&self) -> Result<ClaimReport, ChannelError> {
+        self.0.pass(true).await
+    }
+
+    /// Returns `extra` of an offer in this token.
+    pub(crate) fn offer(&self, asset: &Asset) -> ChannelOffer {
+        ChannelOffer {
+            name: asset.name.to_string(),
+            version: asset.version.to_string(),
+            receiver_authorizer: self.0.authorizer.address(),
+            withdraw_delay: self.0.withdraw_delay,
+            min_deposit: self.0.min_deposit.map(|amount| amount.atomic().into()),
+            channel_state: None,
+            voucher_state: None,
+        }
+    }
+
+    /// Returns the contract.
+    pub(crate) fn escrow(&self) -> &Escrow {
+        &self.0.escrow
+    }
+
+    /// Returns `true` if the channel was looked at so recently that no withdrawal can have taken what its vouchers are for.
+    pub(crate) fn is_fresh(&self, record: &ChannelRecord) -> bool {
+        self.0.clock.now().saturating_sub(record.observed_at) <= self.0.longest_trust()
+    }
+
+    /// Looks at a channel on the chain, and opens it in the books if there is something in it.
+    pub(crate) async fn refresh(&self, id: ChannelId, config: &ChannelConfig) -> Result<ChannelRecord, ChannelError> {
+        let observed = self.0.facilitator.observe(&[id]).await?;
+        let Some(observation) = observed.first().copied().filter(|seen| seen.state.channel_id == id) else {
+            return Err(FacilitatorError::Misconfigured("the node told of another channel".to_owned()).into());
+        };
+        if observation.state.balance == 0 {
+            return Err(ChannelError::Rejected {
+                reason: reason::CHANNEL_NOT_FOUND,
+                detail: "nothing was deposited into this channel".to_owned(),
+            });
+        }
+        self.note(id, config, observation).await
+    }
+
+    /// Checks that a deposit would be executed now. Returns the channel before it.
+    pub(crate) async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<Observation, ChannelError> {
+        self.0.facilitator.verify_deposit(config, deposit).await
+    }
+
+    /// Executes a deposit, and notes what is in the channel then.
+    pub(crate) async fn fill(
+        &self,
+        id: ChannelId,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<(Executed, ChannelRecord), ChannelError> {
+        let executed = self.0.facilitator.deposit(config, deposit).await?;
+        let record = self.note(id, config, executed.observed).await?;
+        Ok((executed, record))
+    }
+
+    /// Refunds at most `asked` of what was not charged, all if `None`, and claims what was charged in the same transaction. The channel
+    /// must be held by a request.
+    pub(crate) async fn refund(
+        &self,
+        record: &ChannelRecord,
+        asked: Option<u128>,
+    ) -> Result<(Executed, ChannelRecord), ChannelError> {
+        let left = record.observed.state.balance.saturating_sub(record.charged);
+        let amount = asked.unwrap_or(left).min(left);
+        if amount == 0 {
+            let detail = "nothing is left to refund".to_owned();
+            return Err(ChannelError::Rejected { reason: reason::REFUND_NO_BALANCE, detail });
+        }
+        // From now on it counts as gone. If it is not executed, the payer may ask again.
+        let record = self.advance(&record.id, &ChannelStep::Refund { amount, now: self.0.clock.now() }).await;
+        let record = record.map_err(in_the_books)?;
+        let signed = record.refund.unwrap_or(PendingRefund { nonce: record.observed.state.refund_nonce, amount });
+        let order =
+            RefundOrder { config: record.config, amount: signed.amount, nonce: signed.nonce, claim: record.claim() };
+        let executed = self.0.facilitator.refund(&order, &self.0.authorizer).await?;
+        let record = self.note(record.id, &record.config, executed.observed).await?;
+        Ok((executed, record))
+    }
+
+    /// Takes a step, and claims at once if a withdrawal was announced.
+    pub(crate) async fn advance(
+        &self,
+        id: &ChannelId,
+        step: &ChannelStep,
+    ) -> Result<ChannelRecord, ChannelLedgerError> {
+        let record = self.0.ledger.advance(id, step).await?;
+        if record.observed.withdrawal > 0 && record.unclaimed() > 0 {
+            self.0.wake.notify_one();
+        }
+        Ok(record)
+    }
+
+    /// Returns a channel in the books.
+    pub(crate) async fn record(&self, id: &ChannelId) -> Result<Option<ChannelRecord>, LedgerError> {
+        self.0.ledger.channel(id).await
+    }
+
+    /// Returns the response that a request got, if it is kept.
+    pub(crate) async fn response(
+        &self,
+        record: &ChannelRecord,
+        request: B256,
+    ) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        self.0.ledger.channel_response(&record.response_key(request)).await
+    }
+
+    /// Returns `true` if the channel's configuration and its voucher fit together, and the voucher is signed by the channel's voucher key.
+    pub(crate) fn is_genuine(&self, config: &ChannelConfig, voucher: &Voucher) -> bool {
+        voucher.is_of(config, &self.0.escrow)
+    }
+
+    async fn note(
+        &self,
+        id: ChannelId,
+        config: &ChannelConfig,
+        observation: Observation,
+    ) -> Result<ChannelRecord, ChannelError> {
+        let (network, now) = (self.network(), self.0.clock.now());
+        let step = ChannelStep::Open { network, config: *config, observation, now };
+        self.advance(&id, &step).await.map_err(in_the_books)
+    }
+}
+
+impl Inner {
+    /// Returns for how many seconds a channel that was looked at is believed to be as it was: a third of the time that a withdrawal takes,
+    /// 30 seconds at least and five minutes at most.
+    fn longest_trust(&self) -> u64 {
+        u64::from(self.withdraw_delay / 3).clamp(30, 300)
+    }
+}
+
+impl fmt::Debug for Channels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channels")
+            .field("facilitator", &self.0.facilitator)
+            .field("authorizer", &self.0.authorizer)
+            .field("policy", &self.0.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step of the books that cannot be refused by a channel's state failed.
+fn in_the_books(error: ChannelLedgerError) -> ChannelError {
+    match error {
+        ChannelLedgerError::Ledger(error) => FacilitatorError::from(error).into(),
+        other => FacilitatorError::Busy {
+            what: if matches!(other, ChannelLedgerError::NotFound) { "a forgotten channel" } else { "a channel" },
+            retry_after: Duration::from_secs(1),
+        }
+        .into(),
+    }
+}
+
+/// Builder of [`Channels`].
+#[must_use]
+pub struct ChannelsBuilder {
+    facilitator: Arc<dyn ChannelFacilitator>,
+    ledger: Option<Arc<dyn ChannelLedger>>,
+    authorizer: AuthorizerKey,
+    withdraw_delay: Duration,
+    min_deposit: Option<Result<Usdc, ParseUsdcError>>,
+    policy: ClaimPolicy,
+    clock: Arc<dyn Clock>,
+}
+
+impl ChannelsBuilder {
+    /// Sets the ledger, which is needed. Several processes that sell with one authorizer share one.
+    pub fn ledger(mut self, ledger: Arc<dyn ChannelLedger>) -> Self {
+        self.ledger = Some(ledger);
+        self
+    }
+
+    /// Sets how long a payer that withdraws by itself has to wait, in whole seconds. It is a part of each channel. What was charged must be
+    /// claimed before. Default: 15 minutes, the shortest; at most 30 days.
+    pub const fn withdraw_delay(mut self, delay: Duration) -> Self {
+        self.withdraw_delay = delay;
+        self
+    }
+
+    /// Sets the deposit that the 402 suggests: dollars as text (`"$0.10"`) or [`Usdc`]. Smaller ones are taken, too. Default: none is
+    /// suggested.
+    pub fn min_deposit(mut self, amount: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
+        self.min_deposit = Some(amount.try_into().map_err(Into::into));
+        self
+    }
+
+    /// Sets when to claim. Default: [`ClaimPolicy::default`].
+    pub const fn claims(mut self, policy: ClaimPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Sets the clock. Default: [`SystemClock`].
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Checks the settings, and starts to claim in the background. Call it in a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ChannelsBuildError`] says what is missing or out of range.
+    pub fn build(self) -> Result<Channels, ChannelsBuildError> {
+        let ledger = self.ledger.ok_or(ChannelsBuildError::NoLedger)?;
+        let withdraw_delay = u32::try_from(self.withdraw_delay.as_secs())
+            .ok()
+            .filter(|delay| (MIN_WITHDRAW_DELAY..=MAX_WITHDRAW_DELAY).contains(delay))
+            .ok_or(ChannelsBuildError::WithdrawDelay(self.withdraw_delay))?;
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| ChannelsBuildError::NoRuntime)?;
+        let channels = Channels(Arc::new(Inner {
+            escrow: Escrow::on(self.facilitator.network()),
+            facilitator: self.facilitator,
+            ledger,
+            authorizer: self.authorizer,
+            withdraw_delay,
+            min_deposit: self.min_deposit.transpose().map_err(ChannelsBuildError::MinDeposit)?,
+            policy: self.policy,
+            clock: self.clock,
+            wake: Notify::new(),
+        }));
+        runtime.spawn(claims::run(Arc::downgrade(&channels.0)));
+        Ok(channels)
+    }
+}
+
+impl fmt::Debug for ChannelsBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelsBuilder").field("authorizer", &self.authorizer).finish_non_exhaustive()
+    }
+}
+
+/// Why channels cannot be sold on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelsBuildError {
+    /// No ledger is set. Set one with [`ChannelsBuilder::ledger`].
+    #[error("channels need a ledger")]
+    NoLedger,
+    /// The withdraw delay is outside the contract's bounds.
+    #[error("a withdraw delay of {0:?} is outside {MIN_WITHDRAW_DELAY}..={MAX_WITHDRAW_DELAY} seconds")]
+    WithdrawDelay(Duration),
+    /// The suggested deposit is no amount.
+    #[error("the suggested deposit is no amount of dollars")]
+    MinDeposit(#[source] ParseUsdcError),
+    /// There is no tokio runtime to claim in.
+    #[error("channels are claimed in the background: build them in a tokio runtime")]
+    NoRuntime,
+}

@@ -1,0 +1,733 @@
+//! A request that is paid with a voucher of a payment channel (scheme `batch-settlement`), from its header to its response.
+//!
+//! A channel has one request at a time; others wait for it in a line. What a request costs is charged after the work, at most its price,
+//! by one step of the books. The chain is asked only if the channel was not looked at for a while, or is to be filled or refunded.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256, keccak256};
+use bytes::Bytes;
+use http::{HeaderName, Request, Response, StatusCode, request::Parts, response};
+use http_body::Body;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tower::ServiceExt as _;
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use super::{
+    answer::{self, Answer, Receipt, RequestContext, mark_paid},
+    lease::{FinishOnDrop, InProgress, TooManyCopies},
+    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
+    request_body::{LazyBody, RequestBody},
+    response::{PaidBody, ResponseBody, Unfinished, replayed},
+    work::VerifiedPayment,
+};
+use crate::{
+    channels::Channels,
+    facilitator::channels::{ChannelError, Executed},
+    ledger::{
+        Fingerprint, LedgerError, StoredResponse,
+        channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep},
+    },
+    payment::PaymentKey,
+    protocol::{MAX_PAYMENT_HEADER, PaymentFlow, PaymentId, PaymentRequirements, V2, Verbatim, decode_header},
+    telemetry::{self, RequestOutcome},
+    usdc::Usdc,
+    vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, RefundRequest, Voucher, reason},
+};
+
+/// The scheme's name.
+pub(super) const SCHEME: &str = "batch-settlement";
+/// Where handlers of the official packages say what a request cost.
+const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
+/// How often a channel that another process holds is looked at.
+const POLL: Duration = Duration::from_millis(100);
+/// For how long a ledger that fails is asked to charge for work that is done, and the first pause.
+const RETRY_FOR: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a request cost, if that is less than its price. A handler puts it into the extensions of its response.
+///
+/// Only payments with vouchers are charged less than the price; an `exact` payment is for the price. More than the price is an error of the
+/// handler: the request is answered 500, and nothing is charged.
+///
+/// ```
+/// use tower_x402::{Usdc, server::ActualPrice};
+///
+/// fn answer(tokens: u64) -> http::Response<String> {
+///     let mut response = http::Response::new("...".to_owned());
+///     response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(2 * tokens)));
+///     response
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActualPrice(pub Usdc);
+
+/// A payment header with a payload of this scheme.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ChannelPayment {
+    #[serde(rename = "x402Version")]
+    _version: V2,
+    accepted: PaymentRequirements,
+    payload: Verbatim<ChannelPayload>,
+    #[serde(default)]
+    extensions: Option<Map<String, Value>>,
+}
+
+/// Returns the payment if the header accepts an offer of this scheme. Any other header is read as one of `exact`.
+pub(super) fn find(parts: &Parts) -> Option<ChannelPayment> {
+    let mut headers = parts.headers.get_all(&PAYMENT_SIGNATURE).iter();
+    let (Some(header), None) = (headers.next(), headers.next()) else { return None };
+    let payment: ChannelPayment = decode_header(header.as_bytes(), MAX_PAYMENT_HEADER).ok()?;
+    (payment.accepted.scheme == SCHEME).then_some(payment)
+}
+
+/// Serves a request that carries such a payment.
+pub(super) async fn serve<S, B, R>(
+    channels: Channels,
+    mut context: RequestContext,
+    payment: ChannelPayment,
+    inner: S,
+    parts: Parts,
+    body: LazyBody<B>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let read = match Presented::read(&channels, &mut context, &payment) {
+        Ok(read) => read,
+        Err(answer) => return Ok(answer.into_response()),
+    };
+    let mut sale = Sale { channels, context, presented: read, request: B256::ZERO, has_secret: false };
+    match sale.begin(&payment, &parts, body).await {
+        Err(answer) => Ok(answer.into_response()),
+        Ok(Begun::Replay(stored, charged, record)) => {
+            telemetry::request(RequestOutcome::Replayed);
+            Ok(match sale.context.voucher_receipt(&sale.told(&charged, &record), None) {
+                Some(receipt) => replayed(&stored, receipt),
+                None => answer::not_kept().into_response(),
+            })
+        }
+        Ok(Begun::Refund(held)) => {
+            let refunding = tokio::spawn(async move { sale.refund(held).await }.in_current_span());
+            Ok(match refunding.await {
+                Ok(Ok(answer) | Err(answer)) => answer.into_response(),
+                Err(_panicked) => answer::panicked(None, "", Default::default()).into_response(),
+            })
+        }
+        Ok(Begun::Work(held, body)) => {
+            // In a task of its own, so that a client that goes away does not cancel it (invariant I5).
+            let working = tokio::spawn(async move { sale.work(held, inner, parts, body).await }.in_current_span());
+            working.await.unwrap_or_else(|_panicked| Ok(answer::panicked(None, "", Default::default()).into_response()))
+        }
+    }
+}
+
+/// What was presented, authenticated: the channel exists if something was deposited into it, and its payer signed.
+struct Presented {
+    config: ChannelConfig,
+    voucher: Voucher,
+    deposit: Option<Deposit>,
+    /// The amount asked for, if it is a request for a refund.
+    refund: Option<Option<u128>>,
+    /// The price; 0 for a refund.
+    price: u128,
+    /// Which of the channel offers was accepted.
+    offer: usize,
+}
+
+impl Presented {
+    /// Reads the payload, and checks it against our offer and its signature. Asks nobody.
+    fn read(channels: &Channels, context: &mut RequestContext, payment: &ChannelPayment) -> Result<Self, Answer> {
+        let payload: ChannelPayload = payment.payload.read().map_err(|error| {
+            let detail = format!("the payload cannot be read: {error}");
+            context.refuse_voucher(StatusCode::BAD_REQUEST, reason::PAYLOAD_TYPE, &detail, None)
+        })?;
+        let (config, voucher, deposit, refund) = match payload {
+            ChannelPayload::Deposit { channel_config, voucher, deposit } => {
+                (channel_config, voucher, Some(deposit), None)
+            }
+            ChannelPayload::Voucher { channel_config, voucher } => (channel_config, voucher, None, None),
+            ChannelPayload::Refund(refund) => {
+                let RefundRequest { channel_config, voucher, amount, .. } = *refund;
+                (channel_config, voucher, None, Some(amount))
+            }
+            _ => {
+                let detail = "a seller takes deposits, vouchers and requests for refunds";
+                return Err(context.refuse_voucher(StatusCode::BAD_REQUEST, reason::PAYLOAD_TYPE, detail, None));
+            }
+        };
+        context.payer = config.payer.to_string();
+        let refuse = |code, detail: &str| context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, None);
+        let offers = context.config.catalogue.channel_offers(&context.offers);
+        let Some((offer, accepted)) =
+            offers.iter().enumerate().find(|(_, offered)| is_accepted(offered, &payment.accepted))
+        else {
+            let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
+            return Err(refuse("invalid_payment_requirements", detail));
+        };
+        let terms =
+            ChannelOffer::try_from(&accepted.extra).map_err(|error| refuse(reason::SCHEME, &error.to_string()))?;
+        let (asset, pay_to): (Option<Address>, Option<Address>) =
+            (accepted.asset.parse().ok(), accepted.pay_to.parse().ok());
+        let checks = [
+            (config.validate().is_err(), reason::CHANNEL_ID_MISMATCH, "the contract would not open this channel"),
+            (
+                channels.escrow().channel_id(&config) != voucher.channel_id,
+                reason::CHANNEL_ID_MISMATCH,
+                "channelId is not that of channelConfig on this chain",
+            ),
+            (Some(config.receiver) != pay_to, reason::RECEIVER_MISMATCH, "the channel's receiver is not payTo"),
+            (
+                config.receiver_authorizer != terms.receiver_authorizer,
+                reason::RECEIVER_AUTHORIZER_MISMATCH,
+                "the channel's receiverAuthorizer is not the offered one",
+            ),
+            (Some(config.token) != asset, reason::TOKEN_MISMATCH, "the channel's token is not the asset"),
+            (
+                config.withdraw_delay != terms.withdraw_delay,
+                reason::WITHDRAW_DELAY_MISMATCH,
+                "the channel's withdrawDelay is not the offered one",
+            ),
+            (
+                config.payer_authorizer.is_zero(),
+                reason::VOUCHER_SIGNATURE,
+                "a channel needs a key that signs its vouchers (payerAuthorizer)",
+            ),
+        ];
+        if let Some((_, code, detail)) = checks.into_iter().find(|(is_wrong, ..)| *is_wrong) {
+            return Err(refuse(code, detail));
+        }
+        if !channels.is_genuine(&config, &voucher) {
+            return Err(refuse(
+                reason::VOUCHER_SIGNATURE,
+                "the voucher is not signed by the channel's payerAuthorizer",
+            ));
+        }
+        let price = match refund {
+            Some(_) => 0,
+            None => accepted.amount.parse().map_err(|_| refuse(reason::VOUCHER_PAYLOAD, "amount is no amount"))?,
+        };
+        Ok(Self { config, voucher, deposit, refund, price, offer })
+    }
+}
+
+/// Returns `true` if the offer that a payer says it accepted is this one. It may add to `extra`.
+fn is_accepted(offered: &PaymentRequirements, accepted: &PaymentRequirements) -> bool {
+    accepted.network == offered.network
+        && accepted.amount == offered.amount
+        && accepted.asset.eq_ignore_ascii_case(&offered.asset)
+        && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
+        && accepted.max_timeout_seconds == offered.max_timeout_seconds
+        && offered
+            .extra
+            .iter()
+            .all(|(name, value)| accepted.extra.get(name).is_some_and(|theirs| is_same(value, theirs)))
+}
+
+/// Compares values of `extra`: texts without case, since addresses are among them.
+fn is_same(offered: &Value, accepted: &Value) -> bool {
+    match (offered, accepted) {
+        (Value::String(offered), Value::String(accepted)) => offered.eq_ignore_ascii_case(accepted),
+        _ => offered == accepted,
+    }
+}
+
+/// A request that is paid with a voucher.
+struct Sale {
+    channels: Channels,
+    context: RequestContext,
+    presented: Presented,
+    /// Identifies the request together with the voucher.
+    request: B256,
+    /// Whether the request has something that a stranger does not know who reads the voucher on the chain.
+    has_secret: bool,
+}
+
+/// A channel that this request holds.
+struct Held {
+    lease: ChannelLease,
+    /// The deposit that was made for this request.
+    deposit: Option<Executed>,
+    /// Lets the next request of the channel go on when it is dropped.
+    _line: InProgress,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// How a request goes on.
+enum Begun<B> {
+    Work(Box<Held>, LazyBody<B>),
+    Refund(Box<Held>),
+    Replay(Arc<StoredResponse>, Charged, Box<ChannelRecord>),
+}
+
+impl Sale {
+    /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
+    async fn begin<B: Body<Data = Bytes>>(
+        &mut self,
+        payment: &ChannelPayment,
+        parts: &Parts,
+        mut body: LazyBody<B>,
+    ) -> Result<Begun<B>, Answer> {
+        let config = self.context.config.clone();
+        let limits = &config.settings.limits;
+        let deadline = Instant::now() + limits.wait;
+        let permit = config.permits.clone().try_acquire_owned().map_err(|_| answer::overloaded())?;
+        body.read_whole(limits).await?;
+        self.identify(payment, parts, body.bytes());
+        let id = self.presented.voucher.channel_id;
+        let line = loop {
+            let key = PaymentKey { nonce: id.digest(), ..self.key() };
+            if let Some(line) = config.in_progress.enter(key) {
+                break line;
+            }
+            let waiting = config.in_progress.join(&key, limits.copies());
+            let waiting = waiting.map_err(|TooManyCopies| self.busy())?;
+            if let Some(waiting) = waiting {
+                self.wait(deadline, waiting.ended()).await?;
+            }
+        };
+        let mut deposit = None;
+        let mut is_filled = self.presented.deposit.is_none();
+        loop {
+            let record = self.channels.record(&id).await.map_err(|error| answer::ledger_failed(&error))?;
+            if let Some((record, charged)) =
+                record.as_ref().and_then(|record| Some((record, record.answer_to(self.request)?)))
+            {
+                return self.replay(record, *charged).await;
+            }
+            let record = match record {
+                _ if !is_filled => {
+                    is_filled = true;
+                    self.fill(record, &mut deposit).await?
+                }
+                // A refund needs the contract's nonce as it is now.
+                Some(record) if self.presented.refund.is_none() && self.is_good(&record) => record,
+                _ => self.look().await?,
+            };
+            let now = config.settings.clock.now();
+            let (request, voucher) = (self.request, self.presented.voucher.clone());
+            let until = now + (limits.handler_deadline + 2 * limits.settlement_margin).as_secs() + 30;
+            let step = ChannelStep::Begin { request, voucher, price: self.presented.price, now, until };
+            match FinishOnDrop::new(ChannelLease::begin(self.channels.clone(), record.id, step)).await {
+                Ok(lease) => {
+                    let held = Box::new(Held { lease, deposit, _line: line, _permit: permit });
+                    return Ok(match self.presented.refund {
+                        Some(_) => Begun::Refund(held),
+                        None => Begun::Work(held, body),
+                    });
+                }
+                // A copy of the request was answered meanwhile.
+                Err(ChannelLedgerError::Answered(_)) => {}
+                // Another process holds it.
+                Err(ChannelLedgerError::Busy { .. }) => self.wait(deadline, tokio::time::sleep(POLL)).await?,
+                Err(error) => return Err(self.refused(error)),
+            }
+        }
+    }
+
+    /// Notes what identifies the request: the voucher, the request's head and body, and the payment identifier if there is one.
+    fn identify(&mut self, payment: &ChannelPayment, parts: &Parts, body: &[u8]) {
+        let catalogue = &self.context.config.catalogue;
+        let head = Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by());
+        let id = payment.extensions.as_ref().and_then(|extensions| PaymentId::of(extensions).ok().flatten());
+        self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
+        let id = id.map_or(B256::ZERO, |id| id.digest());
+        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), id.as_slice()].concat());
+        self.request = ChannelRecord::request_key(&self.presented.voucher, request);
+    }
+
+    fn key(&self) -> PaymentKey {
+        let ChannelConfig { token, payer, .. } = self.presented.config;
+        PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request }
+    }
+
+    /// Waits, until the deadline at most.
+    async fn wait(&self, deadline: Instant, event: impl Future<Output = ()>) -> Result<(), Answer> {
+        tokio::time::timeout_at(deadline, event).await.map_err(|_| self.busy())
+    }
+
+    /// Looks at the channel on the chain. Strangers can name channels that do not exist, so only so many do at once.
+    async fn look(&self) -> Result<ChannelRecord, Answer> {
+        let _permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
+        let Presented { config, voucher, .. } = &self.presented;
+        self.channels.refresh(voucher.channel_id, config).await.map_err(|error| self.not_moved(&error))
+    }
+
+    /// Fills the channel, if the voucher is the right one then.
+    async fn fill(&self, known: Option<ChannelRecord>, made: &mut Option<Executed>) -> Result<ChannelRecord, Answer> {
+        let Presented { config, voucher, deposit, price, .. } = &self.presented;
+        let Some(deposit) = deposit else { return Err(self.busy()) };
+        if let Some(known) = &known {
+            self.check_amount(known)?;
+        }
+        if deposit.amount < *price {
+            // Each costs the seller a transaction.
+            let detail = "the deposit is less than the price of one request";
+            return Err(self.refuse(reason::DEPOSIT_BELOW_MIN_DEPOSIT, detail));
+        }
+        let permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
+        let before = match self.channels.verify_deposit(config, deposit).await {
+            Ok(before) => before,
+            Err(error) => {
+                drop(permit);
+                // It may have been made before, for a request that got no answer.
+                let record = self.look().await.map_err(|_| self.not_moved(&error))?;
+                self.check_amount(&record)?;
+                return if self.is_covered(&record) { Ok(record) } else { Err(self.not_moved(&error)) };
+            }
+        };
+        let now = self.context.config.settings.clock.now();
+        let before = match known {
+            Some(known) => known,
+            None => ChannelRecord::open(self.channels.network(), *config, before, now)
+                .map_err(|error| self.refused(error))?,
+        };
+        self.check_amount(&before)?;
+        if voucher.max_claimable_amount > before.covered().saturating_add(deposit.amount) {
+            let detail = "the voucher is for more than what is in the channel and the deposit together";
+            return Err(self.refuse(reason::CUMULATIVE_EXCEEDS_BALANCE, detail));
+        }
+        let filled = self.channels.fill(voucher.channel_id, config, deposit).await;
+        let (executed, record) = filled.map_err(|error| self.not_moved(&error))?;
+        *made = Some(executed);
+        Ok(record)
+    }
+
+    /// Refuses a voucher that is not for what was charged and the price, before money is moved for it.
+    fn check_amount(&self, record: &ChannelRecord) -> Result<(), Answer> {
+        let right = record.charged.checked_add(self.presented.price);
+        if right == Some(self.presented.voucher.max_claimable_amount) {
+            return Ok(());
+        }
+        Err(self.refused(ChannelLedgerError::Mismatch(Box::new(record.clone()))))
+    }
+
+    /// Returns `true` if the books show that the channel covers the voucher.
+    fn is_covered(&self, record: &ChannelRecord) -> bool {
+        self.presented.voucher.max_claimable_amount <= record.covered()
+    }
+
+    /// Returns `true` if they show it, and the channel was looked at a short while ago.
+    fn is_good(&self, record: &ChannelRecord) -> bool {
+        self.channels.is_fresh(record) && self.is_covered(record)
+    }
+
+    /// Returns the answer that the request got before. Without a secret in the request anybody who reads the voucher on the chain could
+    /// ask, so that then it is given for a short time only.
+    async fn replay<B>(&self, record: &ChannelRecord, charged: Charged) -> Result<Begun<B>, Answer> {
+        let settings = &self.context.config.settings;
+        let age = settings.clock.now().saturating_sub(charged.at);
+        let is_given = self.has_secret || age <= settings.limits.anonymous_replay_age.as_secs();
+        let stored = self.channels.response(record, self.request).await;
+        match stored.map_err(|error| answer::ledger_failed(&error))?.filter(|_| is_given) {
+            Some(stored) => Ok(Begun::Replay(stored, charged, Box::new(record.clone()))),
+            None => {
+                let detail = "this voucher was used for this request and its response is no longer available";
+                let answer = Answer::problem(StatusCode::CONFLICT, "payment_already_used", detail, None);
+                Err(answer.with_receipt(self.context.voucher_receipt(&self.told(&charged, record), None)))
+            }
+        }
+    }
+
+    /// Runs the handler and charges for its response.
+    async fn work<S, B, R>(
+        self,
+        mut held: Box<Held>,
+        inner: S,
+        parts: Parts,
+        body: LazyBody<B>,
+    ) -> Result<Response<ResponseBody<R>>, S::Error>
+    where
+        S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+        B: Body<Data = Bytes> + Send + 'static,
+        R: Body<Data = Bytes> + Send + 'static,
+    {
+        let config = self.context.config.clone();
+        let deadline = Instant::now() + config.settings.limits.handler_deadline;
+        let request = self.handlers_request(&held, parts, body);
+        let response = match tokio::time::timeout_at(deadline, inner.oneshot(request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => {
+                telemetry::request(RequestOutcome::Failed);
+                held.lease.release().await;
+                return Err(error);
+            }
+            Err(_elapsed) => return Ok(self.unfinished(Unfinished::TooSlow, &mut held).await.into_response()),
+        };
+        let (mut parts, body) = response.into_parts();
+        let asked = actual_price(&mut parts, self.presented.price);
+        if !config.settings.is_success(&parts) {
+            telemetry::request(RequestOutcome::Unsuccessful);
+            if let Some(receipt) = self.uncharged(&mut held).await {
+                mark_paid(&mut parts, receipt);
+            }
+            return Ok(Response::from_parts(parts, ResponseBody::inner(body)));
+        }
+        let amount = match asked {
+            Ok(amount) => amount,
+            Err(why) => {
+                tracing::error!(why, "a handler asked for another price than it may; nothing was charged");
+                let detail = "the work was not priced as it may be; nothing was charged for it";
+                let answer = Answer::problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", detail, None);
+                return Ok(answer.with_receipt(self.uncharged(&mut held).await).into_response());
+            }
+        };
+        let limit = self.channels.ledger().channel_response_limit();
+        let body = match PaidBody::read(&parts, body, limit, deadline).await {
+            Ok(body) => body,
+            Err(why) => return Ok(self.unfinished(why, &mut held).await.into_response()),
+        };
+        let now = config.settings.clock.now();
+        let response = body.to_keep(&parts, now);
+        let step = ChannelStep::Charge { epoch: held.lease.record.epoch, amount, response, now };
+        match self.charge(&held.lease.record, &step).await {
+            Ok(record) => held.lease.charged(record),
+            // The response is not given, and the channel is freed.
+            Err(error) => return Ok(self.not_charged(&error).into_response()),
+        }
+        telemetry::request(RequestOutcome::Paid);
+        let record = &held.lease.record;
+        let told = Told { charged: Some(amount), record, total: record.charged };
+        if let Some(receipt) = self.context.voucher_receipt(&told, held.deposit.as_ref()) {
+            mark_paid(&mut parts, receipt);
+        }
+        Ok(Response::from_parts(parts, body.into_response_body()))
+    }
+
+    /// Charges for work that is done. If the ledger fails it is asked again for a while.
+    async fn charge(&self, held: &ChannelRecord, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
+        let until = Instant::now() + RETRY_FOR;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let error = match self.channels.advance(&held.id, step).await {
+                Ok(record) => return Ok(record),
+                Err(error) => error,
+            };
+            match &error {
+                ChannelLedgerError::Ledger(LedgerError::Backend(_)) => {}
+                // It may have been charged before, and the answer was lost.
+                ChannelLedgerError::LeaseLost => match self.channels.record(&held.id).await {
+                    Ok(Some(record)) if record.answer_to(self.request).is_some() => return Ok(record),
+                    Ok(_) => return Err(error),
+                    Err(_) => {}
+                },
+                _ => return Err(error),
+            }
+            if Instant::now() + pause > until {
+                return Err(error);
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    /// Refunds what is left, or as much of it as was asked for.
+    async fn refund(self, mut held: Box<Held>) -> Result<Answer, Answer> {
+        let refunded = self.channels.refund(&held.lease.record, self.presented.refund.flatten()).await;
+        held.lease.release().await;
+        let (executed, record) = refunded.map_err(|error| self.not_moved(&error))?;
+        let body = serde_json::json!({ "message": "Refund acknowledged", "channelId": record.id });
+        let told = Told { charged: None, record: &record, total: record.charged };
+        Ok(Answer::done(&body).with_receipt(self.context.voucher_receipt(&told, Some(&executed))))
+    }
+
+    /// Makes the handler's request: with the payment in its extensions, and without the header that carried it.
+    fn handlers_request<B: Body<Data = Bytes>>(
+        &self,
+        held: &Held,
+        mut parts: Parts,
+        body: LazyBody<B>,
+    ) -> Request<RequestBody<B>> {
+        let ChannelRecord { config, network, .. } = &held.lease.record;
+        parts.extensions.insert(VerifiedPayment {
+            payer: config.payer,
+            pay_to: config.receiver,
+            amount: alloy_primitives::U256::from(self.presented.price),
+            asset: config.token,
+            network: *network,
+            nonce: self.request,
+            flow: PaymentFlow::Authorization,
+            transaction: held.deposit.map(|deposit| deposit.transaction),
+            attempt: 1,
+        });
+        parts.headers.remove(&PAYMENT_SIGNATURE);
+        parts.headers.remove(&X_PAYMENT);
+        Request::from_parts(parts, body.into_unhashed())
+    }
+
+    /// Returns what the payer is told of a request that was charged for.
+    fn told<'a>(&self, charged: &Charged, record: &'a ChannelRecord) -> Told<'a> {
+        Told { charged: Some(charged.charged), record, total: charged.total }
+    }
+
+    /// Frees the channel. Returns a receipt if a deposit was made: the payer learns of it although nothing was charged.
+    async fn uncharged(&self, held: &mut Held) -> Option<Receipt> {
+        let record = held.lease.release().await;
+        let told = Told { charged: Some(0), record, total: record.charged };
+        held.deposit.as_ref().and_then(|deposit| self.context.voucher_receipt(&told, Some(deposit)))
+    }
+
+    async fn unfinished(&self, why: Unfinished, held: &mut Held) -> Answer {
+        let (status, code, what) = match why {
+            Unfinished::TooSlow => {
+                (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "the work took longer than the deadline")
+            }
+            Unfinished::BrokeOff => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the work's response broke off")
+            }
+        };
+        let answer = Answer::problem(status, code, &format!("{what}; nothing was charged for it"), None);
+        answer.with_receipt(self.uncharged(held).await)
+    }
+
+    /// The work is done, and the books did not take the charge for it.
+    fn not_charged(&self, error: &ChannelLedgerError) -> Answer {
+        match error {
+            ChannelLedgerError::Ledger(error) => answer::ledger_failed(error),
+            error => {
+                tracing::error!(%error, channel = %self.presented.voucher.channel_id, "work could not be charged for");
+                self.busy()
+            }
+        }
+    }
+
+    fn refuse(&self, code: &str, detail: &str) -> Answer {
+        self.context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, None)
+    }
+
+    fn busy(&self) -> Answer {
+        self.refuse(reason::CHANNEL_BUSY, "another request of this channel is being worked on; repeat this one later")
+    }
+
+    /// The books refused the voucher. The payer is told what would be right, so that it can sign again.
+    fn refused(&self, error: ChannelLedgerError) -> Answer {
+        match error {
+            ChannelLedgerError::Mismatch(record) => {
+                let detail = "the voucher is not for what was charged so far and the price of this request";
+                let corrective = Some((self.presented.offer, &*record));
+                let code = reason::CUMULATIVE_AMOUNT_MISMATCH;
+                self.context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, corrective)
+            }
+            ChannelLedgerError::ExceedsBalance(record) => {
+                let detail = match record.observed.withdrawal {
+                    0 => "the voucher is for more than what is in the channel; fill it",
+                    _ => "a withdrawal was announced, and the rest of the channel does not cover the voucher",
+                };
+                self.refuse(reason::CUMULATIVE_EXCEEDS_BALANCE, detail)
+            }
+            ChannelLedgerError::Ledger(error) => answer::ledger_failed(&error),
+            _ => self.busy(),
+        }
+    }
+
+    /// The chain was not asked, or money did not move.
+    fn not_moved(&self, error: &ChannelError) -> Answer {
+        match error {
+            ChannelError::Rejected { reason, detail } => self.refuse(reason, detail),
+            ChannelError::Pending { transaction } => {
+                let detail =
+                    "the transaction was sent and is not in a block yet; repeat the same request with the same payment";
+                Answer::problem(StatusCode::SERVICE_UNAVAILABLE, reason::SETTLEMENT_PENDING, detail, *transaction)
+                    .retry_soon()
+            }
+            ChannelError::Unavailable(error) => answer::unavailable(error),
+        }
+    }
+}
+
+/// What a payer is told of a request and its channel.
+pub(super) struct Told<'a> {
+    /// What the request cost; `None` for a refund.
+    pub(super) charged: Option<u128>,
+    pub(super) record: &'a ChannelRecord,
+    /// What was charged in all after it.
+    pub(super) total: u128,
+}
+
+/// The right to charge a channel. Dropped before it is [charged](Self::charged), as when the handler panics, it frees the channel.
+struct ChannelLease {
+    /// `None` once there is nothing to free.
+    channels: Option<Channels>,
+    record: ChannelRecord,
+}
+
+impl ChannelLease {
+    async fn begin(channels: Channels, id: ChannelId, step: ChannelStep) -> Result<Self, ChannelLedgerError> {
+        let record = channels.advance(&id, &step).await?;
+        Ok(Self { channels: Some(channels), record })
+    }
+
+    /// Frees the channel without a charge. Returns the channel as it is then.
+    async fn release(&mut self) -> &ChannelRecord {
+        if let Some(channels) = self.channels.take()
+            && let Some(freed) = release(&channels, &self.record).await
+        {
+            self.record = freed;
+        }
+        &self.record
+    }
+
+    /// Notes that the request was charged for, which freed the channel.
+    fn charged(&mut self, record: ChannelRecord) {
+        self.channels = None;
+        self.record = record;
+    }
+}
+
+impl Drop for ChannelLease {
+    fn drop(&mut self) {
+        if let (Some(channels), Ok(runtime)) = (self.channels.take(), tokio::runtime::Handle::try_current()) {
+            let record = self.record.clone();
+            runtime.spawn(async move { release(&channels, &record).await });
+        }
+    }
+}
+
+async fn release(channels: &Channels, record: &ChannelRecord) -> Option<ChannelRecord> {
+    let freed = channels.advance(&record.id, &ChannelStep::Release { epoch: record.epoch }).await;
+    freed.inspect_err(|error| tracing::warn!(%error, channel = %record.id, "a channel was not freed")).ok()
+}
+
+/// Takes out of a response what the handler asks for it, in atomic units. The error says what is wrong with it.
+fn actual_price(parts: &mut response::Parts, price: u128) -> Result<u128, &'static str> {
+    let header = parts.headers.remove(&OVERRIDES);
+    let amount = match (parts.extensions.remove::<ActualPrice>(), header) {
+        (Some(ActualPrice(amount)), _) => amount.atomic().into(),
+        (None, Some(header)) => overridden(header.as_bytes(), price).ok_or("Settlement-Overrides cannot be read")?,
+        (None, None) => price,
+    };
+    if amount > price { Err("more than the price") } else { Ok(amount) }
+}
+
+/// Reads `{"amount": "…"}`: atomic units, a share of the price (`33.33%`), or dollars (`$0.05`).
+fn overridden(header: &[u8], price: u128) -> Option<u128> {
+    #[derive(Deserialize)]
+    struct Overrides {
+        #[serde(default)]
+        amount: Option<String>,
+    }
+    let Overrides { amount } = serde_json::from_slice(header).ok()?;
+    let Some(amount) = amount else { return Some(price) };
+    if let Some(share) = amount.strip_suffix('%') {
+        let (whole, cents) = share.split_once('.').unwrap_or((share, ""));
+        let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
+        if whole.is_empty() || cents.len() > 2 || !is_number(whole) || !is_number(cents) {
+            return None;
+        }
+        let hundredths: u128 = format!("{whole}{cents:0<2}").parse().ok()?;
+        return (hundredths <= 10_000).then(|| price.checked_mul(hundredths).map(|amount| amount / 10_000))?;
+    }
+    match amount.starts_with('$') {
+        true => Usdc::try_from(amount.as_str()).ok().map(|amount| amount.atomic().into()),
+        false => crate::vouchers::amount::parse(&amount),
+    }
+}

@@ -1,0 +1,604 @@
+//! A seller that takes vouchers beside `exact`: what they buy, what they do not buy, and what is claimed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::U256;
+use alloy_signer_local::PrivateKeySigner;
+use axum::body::Body;
+use futures_util::future::join_all;
+use http::{Request, Response, StatusCode};
+use serde_json::{Value, json};
+use support::{
+    authorization::unix_now,
+    chain::{Chain, Relayer},
+    devnet::DevnetChain,
+    escrow::{Channel, send as execute},
+    rpc_proxy::RpcProxy,
+    shop::{Answer, App, Customer, PRICE, Shop, demand, evaluate, paid, send},
+};
+use tokio::sync::Notify;
+use tower_x402::{
+    ManualClock, Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    facilitator::channels::OnchainChannels,
+    ledger::{MemoryLedger, channels::ChannelLedger},
+    server::ActualPrice,
+    vouchers::{AuthorizerKey, Deposit, Escrow, Voucher, abi::BatchSettlement},
+};
+
+const DEPOSIT: u128 = 10_000;
+const COST: u128 = PRICE as u128;
+
+/// A seller of evaluations on a devnet.
+struct Stage {
+    chain: DevnetChain,
+    shop: Shop,
+    channels: Channels,
+    ledger: Arc<MemoryLedger>,
+    authorizer: PrivateKeySigner,
+    /// By which channels become stale.
+    clock: Arc<ManualClock>,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        let chain = DevnetChain::start(None).await;
+        let url = chain.rpc_url();
+        Self::open_at(chain, &url).await
+    }
+
+    async fn open_at(chain: DevnetChain, url: &str) -> Self {
+        let (authorizer, sender) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+        chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+        let ledger = Arc::new(MemoryLedger::new());
+        let clock = Arc::new(ManualClock::at(unix_now()));
+        let channels = Self::channels(url, &authorizer, sender, ledger.clone(), clock.clone()).await;
+        let shop = Shop::open(&chain).await;
+        Self { chain, shop, channels, ledger, authorizer, clock }
+    }
+
+    async fn channels(
+        url: &str,
+        authorizer: &PrivateKeySigner,
+        sender: PrivateKeySigner,
+        ledger: Arc<MemoryLedger>,
+        clock: Arc<ManualClock>,
+    ) -> Channels {
+        let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
+        let contract = contract.build().await.expect("the contracts are on the devnet");
+        // Nothing is claimed unless a test says so, or a withdrawal is announced.
+        let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
+        Channels::builder(contract, AuthorizerKey::new(authorizer.clone()))
+            .ledger(ledger)
+            .min_deposit("$0.01")
+            .claims(policy)
+            .clock(clock)
+            .build()
+            .expect("complete settings")
+    }
+
+    fn app(&self) -> App {
+        self.shop.app(self.shop.layer().vouchers(self.channels.clone()))
+    }
+
+    async fn payer(&self) -> Channel {
+        Channel::funded(&self.chain, self.shop.pay_to, &self.authorizer, 100 * PRICE).await
+    }
+
+    /// A payer whose channel is filled by its first request, which costs the price.
+    async fn filled(&self, app: &App) -> Channel {
+        let channel = self.payer().await;
+        let deposit = channel.sign_deposit(&self.chain, DEPOSIT, unix_now() + 60).await;
+        let answer = send(app, pay(app, &channel, COST, Some(&deposit), "first").await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        channel
+    }
+
+    async fn charged(&self, channel: &Channel) -> u128 {
+        self.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").charged
+    }
+}
+
+/// The offer to pay with vouchers for this request.
+async fn offer(app: &App, body: &'static str) -> Value {
+    let demand = demand(&send(app, evaluate(body)).await);
+    let offers = demand["accepts"].as_array().expect("offers");
+    offers.iter().find(|offer| offer["scheme"] == "batch-settlement").expect("an offer for vouchers").clone()
+}
+
+async fn voucher(channel: &Channel, max: u128) -> Voucher {
+    Voucher::sign(&Channel::escrow(), channel.id(), max, &channel.voucher_key).await.expect("a local key signs")
+}
+
+/// A request that is paid with a voucher for `max`.
+async fn pay(app: &App, channel: &Channel, max: u128, deposit: Option<&Deposit>, body: &'static str) -> Request<Body> {
+    let mut payload = json!({
+        "type": "voucher", "channelConfig": channel.config, "voucher": voucher(channel, max).await,
+    });
+    if let Some(deposit) = deposit {
+        payload["type"] = "deposit".into();
+        payload["deposit"] = json!(deposit);
+    }
+    paid(evaluate(body), &json!({ "x402Version": 2, "accepted": offer(app, body).await, "payload": payload }))
+}
+
+async fn refund(app: &App, channel: &Channel, charged: u128, amount: Option<&str>) -> Answer {
+    let mut payload =
+        json!({ "type": "refund", "channelConfig": channel.config, "voucher": voucher(channel, charged).await });
+    if let Some(amount) = amount {
+        payload["amount"] = amount.into();
+    }
+    let payment = json!({ "x402Version": 2, "accepted": offer(app, "refund").await, "payload": payload });
+    send(app, paid(evaluate("refund"), &payment)).await
+}
+
+/// What the answer says that the request cost, and what was charged in all.
+fn told(answer: &Answer) -> (String, String) {
+    let settlement = answer.settlement().unwrap_or_else(|| panic!("no PAYMENT-RESPONSE: {answer:?}"));
+    assert_eq!(settlement["success"], true, "{settlement}");
+    let text = |value: &Value| value.as_str().expect("a decimal string").to_owned();
+    let extra = &settlement["extra"];
+    (text(&extra["chargedAmount"]), text(&extra["channelState"]["chargedCumulativeAmount"]))
+}
+
+fn refused(answer: &Answer, code: &str) {
+    assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+    assert_eq!(answer.reason(), format!("invalid_batch_settlement_evm_{code}"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn one_deposit_buys_many_answers_and_one_claim_pays_for_them() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+
+    let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
+    assert_eq!((first.status, first.text()), (StatusCode::OK, "one"), "{first:?}");
+    let settlement = first.settlement().unwrap();
+    assert_eq!((&settlement["amount"], settlement["transaction"].as_str().unwrap().len()), (&json!("10000"), 66));
+    assert_eq!(told(&first), ("1000".into(), "1000".into()));
+    for n in 2..=10 {
+        let answer = send(&app, pay(&app, &channel, n * COST, None, "more").await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        assert_eq!(answer.headers["cache-control"], "private");
+        assert_eq!(told(&answer), ("1000".into(), (n * COST).to_string()));
+        assert_eq!(answer.settlement().unwrap()["transaction"], "");
+    }
+    assert_eq!(stage.shop.handled(), 10);
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0), "nothing is claimed yet");
+    refused(&send(&app, pay(&app, &channel, 11 * COST, None, "more").await).await, "cumulative_exceeds_balance");
+
+    let report = stage.channels.claim_all().await.expect("the devnet claims");
+    assert_eq!((report.claimed, report.settled, report.refused.len()), (DEPOSIT, DEPOSIT, 0));
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, DEPOSIT));
+    assert_eq!(stage.chain.balance(stage.shop.pay_to).await, 10 * PRICE);
+    let again = stage.channels.claim_all().await.expect("there is nothing to do");
+    assert_eq!((again.claimed, again.settled), (0, 0));
+}
+
+#[tokio::test]
+async fn a_fresh_channel_is_charged_without_asking_the_node() {
+    let chain = DevnetChain::start(None).await;
+    let proxy = RpcProxy::start(chain.rpc_url()).await;
+    let url = proxy.url().to_owned();
+    let stage = Stage::open_at(chain, &url).await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let request = pay(&app, &channel, 2 * COST, None, "quick").await;
+    proxy.reset();
+    let answer = send(&app, request).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(proxy.counts().requests, 0);
+}
+
+#[tokio::test]
+async fn the_same_voucher_for_the_same_request_is_answered_once_and_charged_once() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let copies =
+        join_all((0..8).map(|_| async { send(&app, pay(&app, &channel, 2 * COST, None, "again").await).await }));
+    for answer in copies.await {
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "again"), "{answer:?}");
+        assert_eq!(told(&answer), ("1000".into(), "2000".into()));
+    }
+    assert_eq!(stage.shop.handled(), 2, "the first request and this one");
+    assert_eq!(stage.charged(&channel).await, 2 * COST);
+
+    let other = send(&app, pay(&app, &channel, 2 * COST, None, "another").await).await;
+    refused(&other, "cumulative_amount_mismatch");
+    assert_eq!(stage.shop.handled(), 2);
+}
+
+#[tokio::test]
+async fn a_lost_deposit_request_is_repeated_without_a_second_deposit() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    for _ in 0..2 {
+        let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
+        assert_eq!(told(&answer), ("1000".into(), "1000".into()));
+    }
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn a_deposit_that_was_executed_before_the_seller_forgot_it_still_pays() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let relayer = stage.chain.relayer().await;
+    assert!(execute(&stage.chain, &relayer, &channel.deposit_call(&deposit)).await.status());
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
+}
+
+#[tokio::test]
+async fn a_voucher_for_another_amount_gets_the_channels_state_and_nothing_else() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    for max in [1, COST, COST + 1, 2 * COST - 1, 2 * COST + 1, 9 * COST] {
+        let answer = send(&app, pay(&app, &channel, max, None, "a").await).await;
+        refused(&answer, "cumulative_amount_mismatch");
+        assert!(answer.settlement().is_none());
+        let demand = demand(&answer);
+        let offer = demand["accepts"].as_array().unwrap().iter().find(|offer| offer["scheme"] == "batch-settlement");
+        let extra = &offer.expect("the offer again")["extra"];
+        assert_eq!(extra["channelState"]["chargedCumulativeAmount"], "1000");
+        assert_eq!(extra["channelState"]["balance"], "10000");
+        let newest = voucher(&channel, COST).await;
+        let theirs = json!({ "signedMaxClaimable": "1000", "signature": newest.signature });
+        assert_eq!(extra["voucherState"], theirs);
+    }
+    assert_eq!(stage.shop.handled(), 1);
+    assert_eq!(stage.charged(&channel).await, COST);
+}
+
+#[tokio::test]
+async fn failed_work_is_not_charged_and_its_voucher_pays_for_another_request() {
+    let stage = Stage::open().await;
+    let fails = Arc::new(AtomicU64::new(1));
+    let app = {
+        let fails = fails.clone();
+        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+            let status = if fails.swap(0, Ordering::SeqCst) == 1 { 500 } else { 200 };
+            async move { Ok(Response::builder().status(status).body(Body::from(body)).unwrap()) }
+        })
+    };
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let failed = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
+    assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR, "{failed:?}");
+    assert_eq!(told(&failed), ("0".into(), "0".into()), "the deposit was made, and nothing was charged");
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
+
+    let answer = send(&app, pay(&app, &channel, COST, None, "another").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "another"), "{answer:?}");
+    assert_eq!(told(&answer), ("1000".into(), "1000".into()));
+}
+
+#[tokio::test]
+async fn work_that_panics_or_fails_frees_the_channel() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), |_, body| async move {
+        match &body[..] {
+            b"panic" => panic!("on purpose"),
+            b"error" => Err("on purpose".into()),
+            _ => Ok(Response::new(Body::from(body))),
+        }
+    });
+    let channel = stage.filled(&app).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "panic").await).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let failed = support::shop::try_send(&app, pay(&app, &channel, 2 * COST, None, "error").await).await;
+    assert!(failed.is_err(), "a handler's own error passes");
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "fine").await).await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "fine"), "{answer:?}");
+    assert_eq!(stage.charged(&channel).await, 2 * COST);
+}
+
+#[tokio::test]
+async fn work_may_cost_less_than_its_price_and_never_more() {
+    let stage = Stage::open().await;
+    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), |_, body| async move {
+        let mut response = Response::new(Body::from(body.clone()));
+        let text = std::str::from_utf8(&body).unwrap();
+        match text.strip_prefix("usdc ") {
+            Some(amount) => {
+                response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(amount.parse().unwrap())));
+            }
+            None if text.starts_with('{') => {
+                response.headers_mut().insert("settlement-overrides", text.parse().unwrap());
+            }
+            None => {}
+        }
+        Ok(response)
+    });
+    let channel = stage.filled(&app).await;
+    let mut charged = COST;
+    for (body, cost) in [
+        ("usdc 300", 300),
+        ("usdc 0", 0),
+        (r#"{"amount":"250"}"#, 250),
+        (r#"{"amount":"33.33%"}"#, 333),
+        (r#"{"amount":"$0.0005"}"#, 500),
+        (r#"{"amount":"0"}"#, 0),
+        (r#"{}"#, 1_000),
+        ("whole", 1_000),
+    ] {
+        let answer = send(&app, pay(&app, &channel, charged + COST, None, body).await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{body}: {answer:?}");
+        assert!(!answer.headers.contains_key("settlement-overrides"));
+        charged += cost;
+        assert_eq!(told(&answer), (cost.to_string(), charged.to_string()), "{body}");
+    }
+    for body in
+        ["usdc 1001", r#"{"amount":"1001"}"#, r#"{"amount":"100.01%"}"#, r#"{"amount":"-1"}"#, r#"{"amount":"x"}"#]
+    {
+        let answer = send(&app, pay(&app, &channel, charged + COST, None, body).await).await;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{body}: {answer:?}");
+    }
+    assert_eq!(stage.charged(&channel).await, charged);
+    let report = stage.channels.claim_all().await.unwrap();
+    assert_eq!(report.claimed, charged, "what was charged, not what was signed");
+}
+
+#[tokio::test]
+async fn requests_of_one_channel_wait_in_line() {
+    let stage = Stage::open().await;
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let app = {
+        let (started, go_on) = (started.clone(), go_on.clone());
+        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+            let (started, go_on) = (started.clone(), go_on.clone());
+            async move {
+                if &body[..] == b"slow" {
+                    started.notify_one();
+                    go_on.notified().await;
+                }
+                Ok(Response::new(Body::from(body)))
+            }
+        })
+    };
+    let channel = stage.filled(&app).await;
+    let slow = tokio::spawn({
+        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
+        async move { send(&app, request).await }
+    });
+    started.notified().await;
+    // Signed for what will be charged then, and for what was charged before.
+    let (next, outdated) =
+        (pay(&app, &channel, 3 * COST, None, "next").await, pay(&app, &channel, 2 * COST, None, "outdated").await);
+    let waiting = [next, outdated].map(|request| {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, request).await })
+    });
+    tokio::task::yield_now().await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+    go_on.notify_one();
+    assert_eq!(slow.await.unwrap().status, StatusCode::OK);
+    let [next, outdated] = waiting;
+    let next = next.await.unwrap();
+    assert_eq!((next.status, next.text()), (StatusCode::OK, "next"), "{next:?}");
+    refused(&outdated.await.unwrap(), "cumulative_amount_mismatch");
+    assert_eq!(stage.charged(&channel).await, 3 * COST);
+}
+
+#[tokio::test]
+async fn nothing_is_served_for_one_unit_after_the_books_are_lost() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    stage.channels.claim_all().await.expect("the devnet claims");
+    // The same seller with empty books: what was charged is what was claimed.
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let empty = Arc::new(MemoryLedger::new());
+    let channels =
+        Stage::channels(&stage.chain.rpc_url(), &stage.authorizer, sender, empty.clone(), stage.clock.clone()).await;
+    let forgetful = stage.shop.app(stage.shop.layer().vouchers(channels));
+    for max in [1, COST, COST + 1] {
+        refused(&send(&forgetful, pay(&app, &channel, max, None, "a").await).await, "cumulative_amount_mismatch");
+    }
+    let answer = send(&forgetful, pay(&app, &channel, 2 * COST, None, "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(stage.shop.handled(), 2);
+    assert_eq!(empty.channel(&channel.id()).await.unwrap().unwrap().charged, 2 * COST);
+}
+
+#[tokio::test]
+async fn a_refund_claims_what_was_charged_and_returns_the_rest() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let before = stage.chain.balance(channel.payer.address()).await;
+    let part = refund(&app, &channel, COST, Some("4000")).await;
+    assert_eq!(part.status, StatusCode::OK, "{part:?}");
+    assert_eq!(part.json()["channelId"], channel.id().to_string());
+    let settlement = part.settlement().unwrap();
+    assert_eq!(settlement["amount"], "4000");
+    assert_eq!(settlement["extra"].get("chargedAmount"), None);
+    assert_eq!(channel.state(&stage.chain).await, (6_000, COST), "claimed in the same transaction");
+
+    let rest = refund(&app, &channel, COST, None).await;
+    assert_eq!(rest.settlement().unwrap()["amount"], "5000", "{rest:?}");
+    assert_eq!(channel.state(&stage.chain).await, (COST, COST));
+    assert_eq!(stage.chain.balance(channel.payer.address()).await, before + 9_000);
+    refused(&refund(&app, &channel, COST, None).await, "refund_no_balance");
+    refused(&refund(&app, &channel, 1, None).await, "cumulative_amount_mismatch");
+    // What was charged is not forgotten with the money.
+    for max in [COST + 1, COST + COST] {
+        let answer = send(&app, pay(&app, &channel, max, None, "a").await).await;
+        assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
+    }
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn a_withdrawal_stops_credit_and_everything_is_claimed_at_once() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT };
+    stage.chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
+    let payer = Relayer::of(&stage.chain.rpc_url(), channel.payer.clone());
+    assert!(execute(&stage.chain, &payer, &withdraw).await.status());
+    // The seller believes what it saw for five minutes, a third of the time that a withdrawal takes.
+    stage.clock.advance(301);
+    refused(&send(&app, pay(&app, &channel, 2 * COST, None, "a").await).await, "cumulative_exceeds_balance");
+    let claimed = async {
+        while channel.state(&stage.chain).await.1 < COST {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), claimed).await.expect("what was charged is claimed");
+}
+
+#[tokio::test]
+async fn vouchers_of_other_keys_channels_sellers_and_chains_buy_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let stranger = PrivateKeySigner::random();
+    let forged = Channel { voucher_key: stranger.clone(), ..channel.clone() };
+    refused(&send(&app, pay(&app, &forged, 2 * COST, None, "a").await).await, "voucher_signature");
+    for (code, config) in [
+        ("receiver_mismatch", tower_x402::vouchers::ChannelConfig { receiver: stranger.address(), ..channel.config }),
+        (
+            "receiver_authorizer_mismatch",
+            tower_x402::vouchers::ChannelConfig { receiver_authorizer: stranger.address(), ..channel.config },
+        ),
+        ("token_mismatch", tower_x402::vouchers::ChannelConfig { token: stranger.address(), ..channel.config }),
+        ("withdraw_delay_mismatch", tower_x402::vouchers::ChannelConfig { withdraw_delay: 901, ..channel.config }),
+        (
+            "channel_not_found",
+            tower_x402::vouchers::ChannelConfig { salt: alloy_primitives::B256::repeat_byte(9), ..channel.config },
+        ),
+    ] {
+        let other = Channel { config, ..channel.clone() };
+        refused(&send(&app, pay(&app, &other, 2 * COST, None, "a").await).await, code);
+    }
+    // A voucher of one channel with the configuration of another, and one for another chain.
+    let other = stage.payer().await;
+    let mixed = json!({
+        "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&other, 2 * COST).await,
+    });
+    let elsewhere = Escrow::on(Network::BASE);
+    let elsewhere =
+        Voucher::sign(&elsewhere, channel.id(), 2 * COST, &channel.voucher_key).await.expect("a local key signs");
+    let elsewhere = json!({ "type": "voucher", "channelConfig": channel.config, "voucher": elsewhere });
+    for (payload, code) in [(mixed, "channel_id_mismatch"), (elsewhere, "voucher_signature")] {
+        let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": payload });
+        refused(&send(&app, paid(evaluate("a"), &payment)).await, code);
+    }
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn a_payload_that_no_seller_takes_is_refused() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let good = json!({
+        "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, 2 * COST).await,
+    });
+    let mut upper = good.clone();
+    upper["voucher"]["maxClaimableAmount"] = "02000".into();
+    let mut high_s = good.clone();
+    high_s["voucher"]["signature"] = format!("0x{}1b", "f".repeat(128)).into();
+    let claim = json!({ "type": "claim", "claims": [] });
+    let settle = json!({ "type": "settle", "receiver": channel.config.receiver, "token": channel.config.token });
+    for payload in [upper, high_s, claim, settle, json!({ "type": "voucher" }), json!({})] {
+        let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": payload });
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{payload}: {answer:?}");
+    }
+    let mut cheap = offer(&app, "a").await;
+    cheap["amount"] = "1".into();
+    let payment = json!({ "x402Version": 2, "accepted": cheap, "payload": good });
+    let answer = send(&app, paid(evaluate("a"), &payment)).await;
+    assert_eq!(answer.reason(), "invalid_payment_requirements");
+    assert_eq!(stage.shop.handled(), 1);
+}
+
+#[tokio::test]
+async fn a_seller_can_take_vouchers_only() {
+    let stage = Stage::open().await;
+    let (both, only) = (stage.app(), stage.shop.app(stage.shop.layer().vouchers_only(stage.channels.clone())));
+    let schemes = |demand: &Value| -> Vec<String> {
+        let offers = demand["accepts"].as_array().expect("offers");
+        offers.iter().map(|offer| offer["scheme"].as_str().expect("a scheme").to_owned()).collect()
+    };
+    assert_eq!(schemes(&demand(&send(&both, evaluate("a")).await)), ["exact", "batch-settlement"]);
+    assert_eq!(schemes(&demand(&send(&only, evaluate("a")).await)), ["batch-settlement"]);
+    let customer = Customer::with_funds(&stage.chain, PRICE).await;
+    let purchase = customer.pay(&both, evaluate("a")).await;
+    assert_eq!(send(&only, purchase.on(evaluate("a"))).await.reason(), "unsupported_scheme");
+    assert_eq!(send(&both, purchase.on(evaluate("a"))).await.status, StatusCode::OK, "it still pays where it is taken");
+    let channel = stage.filled(&only).await;
+    assert_eq!(stage.charged(&channel).await, COST);
+}
+
+#[tokio::test]
+async fn a_deposit_below_the_price_of_a_request_is_not_executed() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let deposit = channel.sign_deposit(&stage.chain, COST - 1, unix_now() + 60).await;
+    refused(&send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await, "deposit_below_min_deposit");
+    // Nor one that comes with a voucher for the wrong amount.
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, 3 * COST, Some(&deposit), "a").await).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
+    let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(channel.state(&stage.chain).await, (2 * DEPOSIT, 0));
+}
+
+#[tokio::test]
+async fn a_withdrawal_during_the_work_does_not_take_what_the_work_costs() {
+    let stage = Stage::open().await;
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let app = {
+        let (started, go_on) = (started.clone(), go_on.clone());
+        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+            let (started, go_on) = (started.clone(), go_on.clone());
+            async move {
+                if &body[..] == b"slow" {
+                    started.notify_one();
+                    go_on.notified().await;
+                }
+                Ok(Response::new(Body::from(body)))
+            }
+        })
+    };
+    let channel = stage.filled(&app).await;
+    let slow = tokio::spawn({
+        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
+        async move { send(&app, request).await }
+    });
+    started.notified().await;
+    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT };
+    stage.chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
+    let payer = Relayer::of(&stage.chain.rpc_url(), channel.payer.clone());
+    assert!(execute(&stage.chain, &payer, &withdraw).await.status());
+    go_on.notify_one();
+    assert_eq!(slow.await.unwrap().status, StatusCode::OK);
+    stage.channels.claim_all().await.expect("the devnet claims");
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 2 * COST), "before the withdrawal can end");
+    refused(&send(&app, pay(&app, &channel, 3 * COST, None, "a").await).await, "cumulative_exceeds_balance");
+}

@@ -84,7 +84,7 @@ impl MemoryChannels {
         Ok(record)
     }
 
-    fn list(&self, after: Option<ChannelId>, limit: usize) -> Vec<ChannelRecord> {
+    pub(in crate::ledger) fn list(&self, after: Option<ChannelId>, limit: usize) -> Vec<ChannelRecord> {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let channels = self.lock();
         channels.records.range((after, Bound::Unbounded)).take(limit).map(|(_, record)| (**record).clone()).collect()

@@ -25,6 +25,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[cfg(feature = "vouchers")]
+pub mod channels;
 mod credit;
 mod failures;
 mod fulfilment;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::Hash,
     path::Path,
     sync::Arc,
 };
@@ -17,6 +18,8 @@ use super::{
     },
     schema,
 };
+#[cfg(feature = "vouchers")]
+use crate::{ledger::channels::ChannelRecord, vouchers::ChannelId};
 use crate::{network::Network, payment::PaymentKey};
 
 /// SQLite's page cache, in its own notation: 16 MiB. The rows that are changed at one time lie together and take far less.
@@ -49,6 +52,13 @@ const READ_TRANSACTIONS: &str = "SELECT chain_id, sender, nonce, hash, raw, paym
     FROM transactions ORDER BY chain_id, sender, nonce, submitted_at, rowid";
 const WRITE_TRANSACTION: &str = "INSERT INTO transactions \
     (chain_id, sender, nonce, hash, raw, payments, is_free, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+#[cfg(feature = "vouchers")]
+const READ_CHANNELS: &str = "SELECT id, record FROM channels ORDER BY id";
+#[cfg(feature = "vouchers")]
+const WRITE_CHANNEL: &str =
+    "INSERT INTO channels (id, record) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+#[cfg(feature = "vouchers")]
+const DELETE_CHANNEL: &str = "DELETE FROM channels WHERE id = ?";
 const DELETE_NONCE: &str = "DELETE FROM transactions WHERE chain_id = ? AND sender = ? AND nonce = ?";
 
 /// What one transaction writes: copies of what memory held at one moment, `None` for what it no longer held.
@@ -57,6 +67,8 @@ pub(super) struct Batch {
     pub(super) payments: Vec<PaymentWrite>,
     pub(super) responses: Vec<(PaymentKey, Option<Arc<StoredResponse>>)>,
     pub(super) nonces: Vec<(Sender, u64, Option<Nonce>)>,
+    #[cfg(feature = "vouchers")]
+    pub(super) channels: Vec<(ChannelId, Option<ChannelRecord>)>,
 }
 
 pub(super) struct PaymentWrite {
@@ -69,8 +81,10 @@ pub(super) struct PaymentWrite {
 /// The ledger's file, open and locked.
 pub(super) struct LedgerFile {
     connection: Connection,
-    payments: RowIds,
-    responses: RowIds,
+    payments: RowIds<PaymentKey>,
+    responses: RowIds<PaymentKey>,
+    #[cfg(feature = "vouchers")]
+    channels: RowIds<ChannelId>,
     /// The rows of responses that were removed from memory and are still in the file.
     to_delete: Vec<i64>,
 }
@@ -83,11 +97,19 @@ impl LedgerFile {
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         connection.pragma_update(None, "cache_size", CACHE).map_err(backend)?;
         schema::LEDGER.migrate(&mut connection).map_err(LedgerError::Backend)?;
-        let mut file =
-            Self { connection, payments: RowIds::default(), responses: RowIds::default(), to_delete: Vec::new() };
+        let mut file = Self {
+            connection,
+            payments: RowIds::default(),
+            responses: RowIds::default(),
+            #[cfg(feature = "vouchers")]
+            channels: RowIds::default(),
+            to_delete: Vec::new(),
+        };
         file.load_payments(memory)?;
         let removed = file.load_responses(memory)?;
         file.load_transactions(memory)?;
+        #[cfg(feature = "vouchers")]
+        file.load_channels(memory)?;
         let settled = file.connection.query_row("SELECT settled FROM totals", [], |row| row.get::<_, i64>(0));
         memory.restore_total(settled.map_err(backend)?.cast_unsigned());
         Ok((file, removed))
@@ -107,6 +129,10 @@ impl LedgerFile {
                 Some(response) => self.write_response(&key, &response)?,
                 None => self.to_delete.extend(self.responses.remove(&key)),
             }
+        }
+        #[cfg(feature = "vouchers")]
+        for (id, record) in batch.channels {
+            self.write_channel(id, record.as_ref())?;
         }
         if self.to_delete.len() >= DELETED_TOGETHER {
             self.delete_responses()?;
@@ -220,6 +246,34 @@ impl LedgerFile {
         Ok(())
     }
 
+    #[cfg(feature = "vouchers")]
+    fn load_channels(&mut self, memory: &MemoryLedger) -> Result<(), LedgerError> {
+        let mut select = self.connection.prepare(READ_CHANNELS).map_err(backend)?;
+        let mut rows = select.query([]).map_err(backend)?;
+        while let Some(row) = rows.next().map_err(backend)? {
+            let text = row.get_ref(1).map_err(backend)?.as_str().map_err(backend)?;
+            let mut record: ChannelRecord = serde_json::from_str(text).map_err(|_| unreadable())?;
+            self.channels.restore(record.id, row.get(0).map_err(backend)?);
+            record.restart();
+            memory.restore_channel(record);
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "vouchers")]
+    fn write_channel(&mut self, id: ChannelId, record: Option<&ChannelRecord>) -> Result<(), rusqlite::Error> {
+        match record {
+            Some(record) => {
+                let row = self.channels.get(id);
+                self.execute(WRITE_CHANNEL, (row, serde_json::to_string(record).map_err(unwritable)?))
+            }
+            None => match self.channels.remove(&id) {
+                Some(row) => self.execute(DELETE_CHANNEL, [row]),
+                None => Ok(()),
+            },
+        }
+    }
+
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> Result<(), rusqlite::Error> {
         self.connection.prepare_cached(statement)?.execute(values).map(drop)
     }
@@ -229,27 +283,27 @@ impl LedgerFile {
     }
 }
 
-/// The row ids of a table by payment. No id is used twice, so that new rows are at the table's end.
+/// The row ids of a table by payment or channel. No id is used twice, so that new rows are at the table's end.
 #[derive(Debug)]
-struct RowIds {
-    ids: HashMap<PaymentKey, i64>,
+struct RowIds<K> {
+    ids: HashMap<K, i64>,
     next: i64,
 }
 
-impl Default for RowIds {
+impl<K> Default for RowIds<K> {
     fn default() -> Self {
         Self { ids: HashMap::new(), next: 1 }
     }
 }
 
-impl RowIds {
-    fn restore(&mut self, key: PaymentKey, id: i64) {
+impl<K: Eq + Hash> RowIds<K> {
+    fn restore(&mut self, key: K, id: i64) {
         self.ids.insert(key, id);
         self.next = self.next.max(id.saturating_add(1));
     }
 
     /// Returns the row of `key`, a new one if it has none.
-    fn get(&mut self, key: PaymentKey) -> i64 {
+    fn get(&mut self, key: K) -> i64 {
         *self.ids.entry(key).or_insert_with(|| {
             let id = self.next;
             self.next = id.saturating_add(1);
@@ -257,7 +311,7 @@ impl RowIds {
         })
     }
 
-    fn remove(&mut self, key: &PaymentKey) -> Option<i64> {
+    fn remove(&mut self, key: &K) -> Option<i64> {
         self.ids.remove(key)
     }
 }

@@ -19,6 +19,8 @@ use super::{
     file::{Batch, LedgerFile, PaymentWrite, backend},
 };
 use crate::payment::PaymentKey;
+#[cfg(feature = "vouchers")]
+use crate::vouchers::ChannelId;
 
 /// How long a change that nobody waits for may wait for one that somebody waits for, to share its transaction.
 const LINGER: Duration = Duration::from_millis(5);
@@ -48,6 +50,8 @@ pub(super) struct Changes {
     pub(super) payments: Vec<PaymentKey>,
     pub(super) responses: Vec<PaymentKey>,
     pub(super) nonces: Vec<(Sender, u64)>,
+    #[cfg(feature = "vouchers")]
+    pub(super) channels: Vec<ChannelId>,
 }
 
 /// The keys of what changed. The writer copies the values when it begins a batch, so that the order of changes does not matter.
@@ -57,6 +61,8 @@ struct Keys {
     payments: HashMap<PaymentKey, bool>,
     responses: HashSet<PaymentKey>,
     nonces: HashSet<(Sender, u64)>,
+    #[cfg(feature = "vouchers")]
+    channels: HashSet<ChannelId>,
 }
 
 /// A change of memory in progress. A batch has all of it, or nothing.
@@ -77,6 +83,9 @@ struct Queue {
     done: watch::Sender<bool>,
     /// The same for the batch that is being written.
     current: Option<Durable>,
+    /// The channels in that batch.
+    #[cfg(feature = "vouchers")]
+    writing: HashSet<ChannelId>,
     /// Whether the writer waits to be woken.
     is_idle: bool,
     closed: bool,
@@ -145,6 +154,13 @@ impl GroupCommit {
         drop(self.shared.write_lock());
         self.shared.write(Changes::default())?.wait().await
     }
+
+    /// Waits until everything that the caller could see of a channel in memory is on disk. Other channels do not delay it.
+    #[cfg(feature = "vouchers")]
+    pub(super) async fn channel_on_disk(&self, id: &ChannelId) -> Result<(), LedgerError> {
+        drop(self.shared.write_lock());
+        self.shared.channel(id)?.wait().await
+    }
 }
 
 impl Change<'_> {
@@ -179,6 +195,10 @@ impl Changes {
 
 impl Keys {
     fn is_empty(&self) -> bool {
+        #[cfg(feature = "vouchers")]
+        if !self.channels.is_empty() {
+            return false;
+        }
         self.payments.is_empty() && self.responses.is_empty() && self.nonces.is_empty()
     }
 
@@ -189,6 +209,8 @@ impl Keys {
         self.payments.extend(changes.reserved.map(|key| (key, true)));
         self.responses.extend(changes.responses);
         self.nonces.extend(changes.nonces);
+        #[cfg(feature = "vouchers")]
+        self.channels.extend(changes.channels);
     }
 
     /// Copies the values from memory, which must not change meanwhile.
@@ -199,6 +221,8 @@ impl Keys {
             payments: self.payments.into_iter().map(payment).collect(),
             responses: self.responses.into_iter().map(|key| (key, memory.kept_response(&key))).collect(),
             nonces: self.nonces.into_iter().map(nonce).collect(),
+            #[cfg(feature = "vouchers")]
+            channels: self.channels.into_iter().map(|id| (id, memory.channels.get(&id))).collect(),
         }
     }
 }
@@ -217,6 +241,8 @@ impl Queue {
     fn take(&mut self) -> (Keys, watch::Sender<bool>) {
         let done = std::mem::take(&mut self.done);
         self.current = Some(done.subscribe());
+        #[cfg(feature = "vouchers")]
+        self.writing.clone_from(&self.keys.channels);
         (std::mem::take(&mut self.keys), done)
     }
 }
@@ -270,6 +296,20 @@ impl Shared {
         Ok(OnDisk(durable))
     }
 
+    #[cfg(feature = "vouchers")]
+    fn channel(&self, id: &ChannelId) -> Result<OnDisk, LedgerError> {
+        let queue = self.queue();
+        if queue.ended {
+            return Err(failed());
+        }
+        if queue.keys.channels.contains(id) {
+            let durable = queue.done.subscribe();
+            self.wake(queue);
+            return Ok(OnDisk(Some(durable)));
+        }
+        Ok(OnDisk(queue.current.clone().filter(|_| queue.writing.contains(id))))
+    }
+
     /// Waits for the next batch, and copies it. Returns `None` when the queue is closed and empty.
     fn next(&self, memory: &MemoryLedger) -> Option<(Batch, watch::Sender<bool>)> {
         if !self.wait_for_work() {
@@ -284,6 +324,8 @@ impl Shared {
     fn wait_for_work(&self) -> bool {
         let mut queue = self.queue();
         queue.current = None;
+        #[cfg(feature = "vouchers")]
+        queue.writing.clear();
         let mut has_lingered = false;
         loop {
             match (queue.keys.is_empty(), queue.closed) {

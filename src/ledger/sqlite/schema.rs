@@ -24,6 +24,7 @@ pub(super) const LEDGER: Schema = Schema {
         include_str!("migrations/0003_in_order.sql"),
         include_str!("migrations/0004_numbered.sql"),
         include_str!("migrations/0005_progress.sql"),
+        include_str!("migrations/0006_channels.sql"),
     ],
 };
 

@@ -1,6 +1,7 @@
 //! Every backend against the contract (`ledger::conformance`), and what each promises beyond it.
 
 mod backends;
+mod channels;
 mod credit;
 mod durable;
 mod earlier_version;
@@ -27,7 +28,7 @@ use tower_x402::{
     protocol::Reason,
 };
 
-on_every_ledger! {
+on_every_ledger! { tower_x402::ledger::conformance, ledger;
     one_of_many_concurrent_reservations_wins,
     a_payment_takes_every_step,
     a_settled_payment_never_fails,

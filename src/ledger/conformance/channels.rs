@@ -1,0 +1,470 @@
+//! Tests of the [contract of payment channels](crate::ledger::channels#contract), for those who write a backend.
+//!
+//! As for payments, [`run`] all of them on empty ledgers of your backend.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::{
+    ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
+    vouchers::{ChannelConfig, ChannelId, ChannelState, Escrow, Observation, Voucher, VoucherSignature},
+};
+
+type Run = fn(Arc<dyn ChannelLedger>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// A test of the contract of payment channels.
+#[derive(Clone, Copy)]
+pub struct Test {
+    name: &'static str,
+    run: Run,
+}
+
+impl Test {
+    /// Returns the test with this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        tests().find(|test| test.name == name)
+    }
+
+    /// Returns the test's name: a fact that holds for every ledger.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs the test on an empty ledger that goes by `clock`, which shows [`START`].
+    ///
+    /// # Panics
+    /// If the ledger breaks the contract.
+    pub async fn run(&self, ledger: Arc<dyn ChannelLedger>, clock: Arc<ManualClock>) {
+        (self.run)(ledger, clock).await;
+    }
+}
+
+impl fmt::Debug for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Test").field(&self.name).finish()
+    }
+}
+
+/// Returns all tests of the contract of payment channels.
+pub fn tests() -> impl Iterator<Item = Test> {
+    TESTS.iter().copied()
+}
+
+/// Runs all [tests], one after the other, each on a ledger that `open` returns. It has to be empty, and go by the clock that it is
+/// given.
+///
+/// # Panics
+/// If the ledger breaks the contract.
+pub async fn run<F: Future<Output = Arc<dyn ChannelLedger>>>(open: impl Fn(Arc<ManualClock>) -> F) {
+    for test in tests() {
+        let clock = Arc::new(ManualClock::at(START));
+        test.run(open(clock.clone()).await, clock).await;
+    }
+}
+
+const TESTS: &[Test] = table! {
+    a_channel_is_opened_as_the_chain_has_it,
+    a_channel_is_read_as_it_was_written,
+    a_refused_step_changes_nothing,
+    one_of_many_concurrent_requests_holds_a_channel,
+    copies_of_a_request_are_charged_once,
+    concurrent_charges_and_observations_lose_none,
+    requests_on_different_channels_do_not_wait_for_each_other,
+    a_request_that_lost_the_channel_charges_nothing,
+    a_released_channel_is_free_and_uncharged,
+    a_charge_stores_its_response,
+    an_observation_of_an_earlier_block_is_ignored,
+    a_withdrawal_ends_credit_and_not_a_charge,
+    a_signed_refund_covers_nothing,
+    a_reorged_claim_can_be_claimed_again,
+    one_of_many_processes_claims,
+    channels_are_listed_in_order_by_page,
+};
+
+/// Returns the configuration of a channel on [`Network::BASE`]. The salt tells channels apart.
+pub fn config(salt: u8) -> ChannelConfig {
+    ChannelConfig {
+        payer: Address::repeat_byte(1),
+        payer_authorizer: Address::repeat_byte(2),
+        receiver: Address::repeat_byte(3),
+        receiver_authorizer: Address::repeat_byte(4),
+        token: Network::BASE.usdc().unwrap().address,
+        withdraw_delay: 900,
+        salt: hash(salt),
+    }
+}
+
+/// Returns the channel's id.
+pub fn id(salt: u8) -> ChannelId {
+    Escrow::on(Network::BASE).channel_id(&config(salt))
+}
+
+/// Returns a channel as the chain has it.
+pub fn observation(salt: u8, balance: u128, total_claimed: u128, block: u64) -> Observation {
+    let state = ChannelState {
+        channel_id: id(salt),
+        balance,
+        total_claimed,
+        withdraw_requested_at: 0,
+        refund_nonce: 0,
+        charged_cumulative_amount: None,
+    };
+    Observation { state, withdrawal: 0, block }
+}
+
+/// Opens a channel with this balance, as of block 1.
+///
+/// # Panics
+/// If the ledger refuses it.
+pub async fn open(ledger: &dyn ChannelLedger, salt: u8, balance: u128) -> ChannelRecord {
+    let observation = observation(salt, balance, 0, 1);
+    let step = ChannelStep::Open { network: Network::BASE, config: config(salt), observation, now: START };
+    ledger.advance(&id(salt), &step).await.unwrap()
+}
+
+/// Returns a voucher. Its signature is no payer's: ledgers do not verify it.
+pub fn voucher(salt: u8, max_claimable_amount: u128) -> Voucher {
+    let mut signature = [1; 65];
+    signature[64] = 27;
+    Voucher { channel_id: id(salt), max_claimable_amount, signature: VoucherSignature::try_from(signature).unwrap() }
+}
+
+/// Returns the step with which a request takes a channel for 30 seconds from [`START`].
+pub fn begin(salt: u8, request: B256, max: u128, price: u128) -> ChannelStep {
+    ChannelStep::Begin { request, voucher: voucher(salt, max), price, now: START, until: START + 30 }
+}
+
+/// Returns the step that charges, without a response.
+pub fn charge(epoch: u64, amount: u128) -> ChannelStep {
+    ChannelStep::Charge { epoch, amount, response: None, now: START }
+}
+
+/// Charges a request for its whole price. Returns the channel after it.
+///
+/// # Panics
+/// If the ledger refuses a step.
+pub async fn sell(ledger: &dyn ChannelLedger, salt: u8, request: B256, price: u128) -> ChannelRecord {
+    let charged = get(ledger, salt).await.charged;
+    let held = ledger.advance(&id(salt), &begin(salt, request, charged + price, price)).await.unwrap();
+    ledger.advance(&id(salt), &charge(held.epoch, price)).await.unwrap()
+}
+
+/// Returns a channel.
+///
+/// # Panics
+/// If it is not in the ledger.
+pub async fn get(ledger: &dyn ChannelLedger, salt: u8) -> ChannelRecord {
+    ledger.channel(&id(salt)).await.unwrap().expect("a channel")
+}
+
+async fn observe(ledger: &dyn ChannelLedger, salt: u8, observation: Observation) -> ChannelRecord {
+    ledger.advance(&id(salt), &ChannelStep::Observe { observation, now: START }).await.unwrap()
+}
+
+fn response(body: &'static [u8]) -> Arc<StoredResponse> {
+    Arc::new(StoredResponse {
+        status: StatusCode::CREATED,
+        headers: HeaderMap::from_iter([("x-kept".parse().unwrap(), "1".parse().unwrap())]),
+        body: Bytes::from_static(body),
+        trailers: None,
+        stored_at: START,
+    })
+}
+
+async fn a_channel_is_opened_as_the_chain_has_it(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    assert_eq!(ledger.channel(&id(1)).await.unwrap(), None);
+    let unknown = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await;
+    assert!(matches!(unknown, Err(ChannelLedgerError::NotFound)), "{unknown:?}");
+    let step = ChannelStep::Open {
+        network: Network::BASE,
+        config: config(1),
+        observation: observation(1, 100, 40, 7),
+        now: START,
+    };
+    let wrong = ledger.advance(&id(2), &step).await;
+    assert!(matches!(wrong, Err(ChannelLedgerError::OtherChannel)), "{wrong:?}");
+    assert_eq!((ledger.channel(&id(1)).await.unwrap(), ledger.channel(&id(2)).await.unwrap()), (None, None));
+    let opened = ledger.advance(&id(1), &step).await.unwrap();
+    assert_eq!((opened.id, opened.charged, opened.unclaimed()), (id(1), 40, 0), "what was claimed was charged");
+    // A channel that is known keeps what was charged.
+    sell(&*ledger, 1, hash(1), 10).await;
+    let again = ledger.advance(&id(1), &step).await.unwrap();
+    assert_eq!((again.charged, again.unclaimed()), (50, 10));
+}
+
+async fn a_channel_is_read_as_it_was_written(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    let opened = open(&*ledger, 1, 1_000).await;
+    assert_eq!(get(&*ledger, 1).await, opened);
+    let mut step = begin(1, hash(1), 30, 30);
+    for next in [charge(1, 20), begin(1, hash(2), 50, 30)] {
+        let after = ledger.advance(&id(1), &step).await.unwrap();
+        assert_eq!(get(&*ledger, 1).await, after);
+        step = next;
+    }
+    for step in [
+        step,
+        ChannelStep::Observe { observation: observation(1, 1_000, 5, 2), now: START + 1 },
+        ChannelStep::BeginClaim { now: START, until: START + 10 },
+        ChannelStep::Refund { amount: 50, now: START },
+    ] {
+        let after = ledger.advance(&id(1), &step).await.unwrap();
+        assert_eq!(get(&*ledger, 1).await, after, "after {step:?}");
+    }
+    let record = get(&*ledger, 1).await;
+    assert_eq!((record.charged, record.unclaimed(), record.epoch), (20, 15, 2));
+    assert_eq!(record.pending.map(|pending| pending.request), Some(hash(2)));
+    assert_eq!(record.voucher, Some(voucher(1, 30)));
+    assert_eq!(record.claiming_until, Some(START + 10));
+    assert_eq!(record.refund.map(|refund| refund.amount), Some(50));
+}
+
+async fn a_refused_step_changes_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let sold = sell(&*ledger, 1, hash(1), 10).await;
+    let id = id(1);
+    let refused = |step| {
+        let ledger = ledger.clone();
+        async move { ledger.advance(&id, &step).await.expect_err("it is refused") }
+    };
+    let error = refused(begin(1, hash(1), 10, 10)).await;
+    assert!(matches!(&error, ChannelLedgerError::Answered(shown) if **shown == sold), "{error:?}");
+    for max in [10, 19, 21] {
+        let error = refused(begin(1, hash(2), max, 10)).await;
+        assert!(matches!(&error, ChannelLedgerError::Mismatch(shown) if **shown == sold), "{error:?}");
+    }
+    let error = refused(begin(1, hash(2), 101, 91)).await;
+    assert!(matches!(&error, ChannelLedgerError::ExceedsBalance(shown) if **shown == sold), "{error:?}");
+    let error = refused(begin(2, hash(2), 20, 10)).await;
+    assert!(matches!(error, ChannelLedgerError::OtherChannel), "{error:?}");
+    let error = refused(charge(2, 10)).await;
+    assert!(matches!(error, ChannelLedgerError::LeaseLost), "{error:?}");
+    let error = refused(ChannelStep::Refund { amount: 91, now: START }).await;
+    assert!(matches!(error, ChannelLedgerError::ExceedsBalance(_)), "{error:?}");
+    assert_eq!(get(&*ledger, 1).await, sold);
+    let held = ledger.advance(&id, &begin(1, hash(2), 20, 10)).await.unwrap();
+    let error = refused(begin(1, hash(3), 20, 10)).await;
+    assert!(matches!(error, ChannelLedgerError::Busy { until } if until == START + 30), "{error:?}");
+    let error = refused(charge(held.epoch, 11)).await;
+    assert!(matches!(error, ChannelLedgerError::ExceedsVoucher), "{error:?}");
+    assert_eq!(get(&*ledger, 1).await, held);
+}
+
+async fn one_of_many_concurrent_requests_holds_a_channel(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let tasks = (0..40).map(|request| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { ledger.advance(&id(1), &begin(1, hash(request), 10, 10)).await })
+    });
+    let mut holders = Vec::new();
+    for begun in join_all(tasks).await {
+        match begun.unwrap() {
+            Ok(record) => holders.push(record),
+            Err(ChannelLedgerError::Busy { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let [holder] = &holders[..] else { panic!("{} hold the channel", holders.len()) };
+    assert_eq!(&get(&*ledger, 1).await, holder);
+}
+
+async fn copies_of_a_request_are_charged_once(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let copy = |ledger: Arc<dyn ChannelLedger>| async move {
+        loop {
+            match ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await {
+                Ok(held) => {
+                    // Free of charge, so that the same voucher fits again.
+                    ledger.advance(&id(1), &charge(held.epoch, 0)).await.unwrap();
+                    return true;
+                }
+                Err(ChannelLedgerError::Answered(_)) => return false,
+                Err(ChannelLedgerError::Busy { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    };
+    let worked = join_all((0..20).map(|_| tokio::spawn(copy(ledger.clone())))).await;
+    assert_eq!(worked.into_iter().filter(|worked| *worked.as_ref().unwrap()).count(), 1);
+    let record = get(&*ledger, 1).await;
+    assert_eq!((record.epoch, record.answers.len()), (1, 1));
+}
+
+async fn concurrent_charges_and_observations_lose_none(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    const TASKS: u8 = 4;
+    const EACH: u8 = 10;
+    open(&*ledger, 1, 10_000).await;
+    let sell = |task: u8, ledger: Arc<dyn ChannelLedger>| async move {
+        for n in 0..EACH {
+            let (request, price) = (hash(1 + task * EACH + n), u128::from(n) + 1);
+            let mut charged = get(&*ledger, 1).await.charged;
+            let epoch = loop {
+                match ledger.advance(&id(1), &begin(1, request, charged + price, price)).await {
+                    Ok(held) => break held.epoch,
+                    Err(ChannelLedgerError::Mismatch(shown)) => charged = shown.charged,
+                    Err(ChannelLedgerError::Busy { .. }) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error:?}"),
+                }
+            };
+            ledger.advance(&id(1), &charge(epoch, price)).await.unwrap();
+        }
+    };
+    let watch = |ledger: Arc<dyn ChannelLedger>| async move {
+        let mut seen = 0;
+        for block in 2..30 {
+            let shown = observe(&*ledger, 1, observation(1, 10_000, 0, block)).await;
+            assert!(shown.charged >= seen, "the watermark fell");
+            seen = shown.charged;
+        }
+    };
+    let sellers: Vec<_> = (0..TASKS).map(|task| tokio::spawn(sell(task, ledger.clone()))).collect();
+    tokio::spawn(watch(ledger.clone())).await.unwrap();
+    for seller in sellers {
+        seller.await.unwrap();
+    }
+    let record = get(&*ledger, 1).await;
+    let sum = u128::from(TASKS) * (1..=u128::from(EACH)).sum::<u128>();
+    assert_eq!((record.charged, record.unclaimed()), (sum, sum));
+    assert_eq!((record.epoch, record.observed.block), (u64::from(TASKS * EACH), 29));
+}
+
+async fn requests_on_different_channels_do_not_wait_for_each_other(
+    ledger: Arc<dyn ChannelLedger>,
+    _: Arc<ManualClock>,
+) {
+    for salt in 1..=20 {
+        open(&*ledger, salt, 100).await;
+        ledger.advance(&id(salt), &begin(salt, hash(1), 10, 10)).await.expect("the others hold their own");
+    }
+    for salt in 1..=20 {
+        ledger.advance(&id(salt), &charge(1, u128::from(salt) / 2)).await.unwrap();
+        assert_eq!(get(&*ledger, salt).await.charged, u128::from(salt) / 2);
+    }
+}
+
+async fn a_request_that_lost_the_channel_charges_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let first = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+    let take = |now| ChannelStep::Begin { request: hash(2), voucher: voucher(1, 10), price: 10, now, until: now + 30 };
+    let early = ledger.advance(&id(1), &take(START + 29)).await;
+    assert!(matches!(early, Err(ChannelLedgerError::Busy { .. })), "{early:?}");
+    let second = ledger.advance(&id(1), &take(START + 30)).await.unwrap();
+    assert!(second.epoch > first.epoch);
+    let late = ledger.advance(&id(1), &charge(first.epoch, 10)).await;
+    assert!(matches!(late, Err(ChannelLedgerError::LeaseLost)), "{late:?}");
+    ledger.advance(&id(1), &ChannelStep::Release { epoch: first.epoch }).await.expect("it does nothing");
+    assert_eq!(get(&*ledger, 1).await, second);
+    ledger.advance(&id(1), &charge(second.epoch, 10)).await.unwrap();
+    ledger.advance(&id(1), &charge(second.epoch, 10)).await.expect("a repetition does nothing");
+    assert_eq!(get(&*ledger, 1).await.charged, 10);
+}
+
+async fn a_released_channel_is_free_and_uncharged(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+    ledger.advance(&id(1), &ChannelStep::Release { epoch: held.epoch }).await.unwrap();
+    let again = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.expect("the same voucher is presented again");
+    assert_eq!((again.charged, again.voucher), (0, None), "a voucher that nothing was charged by proves nothing");
+}
+
+async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc<ManualClock>) {
+    let opened = open(&*ledger, 1, 100).await;
+    let key = opened.response_key(hash(1));
+    assert!(ledger.channel_response(&key).await.unwrap().is_none());
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+    let charge = ChannelStep::Charge { epoch: held.epoch, amount: 7, response: Some(response(b"verdict")), now: START };
+    let charged = ledger.advance(&id(1), &charge).await.unwrap();
+    let answer = charged.answer_to(hash(1)).expect("it is remembered");
+    assert_eq!((answer.charged, answer.total), (7, 7));
+    let kept = ledger.channel_response(&key).await.unwrap().expect("it is kept");
+    assert_eq!((kept.status, &kept.body[..]), (StatusCode::CREATED, &b"verdict"[..]));
+    assert_eq!(kept.headers["x-kept"], "1");
+    assert!(ledger.channel_response(&opened.response_key(hash(2))).await.unwrap().is_none());
+    let size = ledger.channel_response_limit();
+    let held = ledger.advance(&id(1), &begin(1, hash(2), 8, 1)).await.unwrap();
+    let large = StoredResponse { body: vec![0; size + 1].into(), ..(*response(b"")).clone() };
+    let charge = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(Arc::new(large)), now: START };
+    ledger.advance(&id(1), &charge).await.expect("a response above the limit is left out");
+    assert!(ledger.channel_response(&opened.response_key(hash(2))).await.unwrap().is_none());
+    clock.advance(100_000);
+    assert!(ledger.channel_response(&key).await.unwrap().is_none(), "it is too old");
+    assert_eq!(get(&*ledger, 1).await.charged, 8);
+}
+
+async fn an_observation_of_an_earlier_block_is_ignored(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let newest = Observation { withdrawal: 30, ..observation(1, 200, 0, 5) };
+    observe(&*ledger, 1, newest).await;
+    let shown = observe(&*ledger, 1, observation(1, 900, 0, 4)).await;
+    assert_eq!((shown.observed, get(&*ledger, 1).await.observed), (newest, newest));
+    let same_block = observation(1, 200, 0, 5);
+    assert_eq!(observe(&*ledger, 1, same_block).await.observed, same_block, "read again");
+}
+
+async fn a_withdrawal_ends_credit_and_not_a_charge(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 30, 30)).await.unwrap();
+    observe(&*ledger, 1, Observation { withdrawal: 80, ..observation(1, 100, 0, 2) }).await;
+    let charged = ledger.advance(&id(1), &charge(held.epoch, 30)).await.expect("the work is done");
+    assert_eq!((charged.unclaimed(), charged.at_risk()), (30, 10));
+    let next = ledger.advance(&id(1), &begin(1, hash(2), 31, 1)).await;
+    assert!(matches!(next, Err(ChannelLedgerError::ExceedsBalance(_))), "{next:?}");
+}
+
+async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let refunding = ledger.advance(&id(1), &ChannelStep::Refund { amount: 95, now: START }).await.unwrap();
+    assert_eq!(refunding.open_refund().map(|refund| (refund.nonce, refund.amount)), Some((0, 95)));
+    let next = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await;
+    assert!(matches!(next, Err(ChannelLedgerError::ExceedsBalance(_))), "{next:?}");
+    ledger.advance(&id(1), &ChannelStep::DropRefund).await.unwrap();
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+    let refund = ledger.advance(&id(1), &ChannelStep::Refund { amount: 95, now: START }).await;
+    assert!(matches!(refund, Err(ChannelLedgerError::ExceedsBalance(_))), "a request is being worked for: {refund:?}");
+    ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+}
+
+async fn a_reorged_claim_can_be_claimed_again(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let row = sell(&*ledger, 1, hash(1), 10).await.claim().expect("it was charged");
+    assert_eq!((row.total_claimed, row.voucher.max_claimable_amount), (10, 10));
+    assert_eq!(observe(&*ledger, 1, observation(1, 100, 10, 2)).await.claim(), None);
+    let reorged = observe(&*ledger, 1, observation(1, 100, 0, 3)).await;
+    assert_eq!((reorged.claim(), reorged.charged), (Some(row), 10));
+    // More than this ledger charged, by another one with the same key.
+    let beyond = observe(&*ledger, 1, observation(1, 100, 60, 4)).await;
+    assert_eq!((beyond.charged, beyond.unclaimed()), (60, 0));
+}
+
+async fn one_of_many_processes_claims(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    open(&*ledger, 1, 100).await;
+    let claim = |now: u64| ChannelStep::BeginClaim { now, until: now + 10 };
+    let tasks = (0..20).map(|_| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { ledger.advance(&id(1), &claim(START)).await.is_ok() })
+    });
+    let won = join_all(tasks).await.into_iter().filter(|won| *won.as_ref().unwrap()).count();
+    assert_eq!(won, 1);
+    ledger.advance(&id(1), &claim(START + 10)).await.expect("the first one is too late");
+    ledger.advance(&id(1), &ChannelStep::EndClaim { until: START + 10 }).await.unwrap();
+    assert_eq!(get(&*ledger, 1).await.claiming_until, Some(START + 20), "that is another process's");
+    ledger.advance(&id(1), &ChannelStep::EndClaim { until: START + 20 }).await.unwrap();
+    assert_eq!(get(&*ledger, 1).await.claiming_until, None);
+}
+
+async fn channels_are_listed_in_order_by_page(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
+    assert!(ledger.channels(None, 10).await.unwrap().is_empty());
+    for salt in 1..=23 {
+        open(&*ledger, salt, u128::from(salt)).await;
+    }
+    let (mut after, mut listed) = (None, Vec::new());
+    loop {
+        let page = ledger.channels(after, 5).await.unwrap();
+        assert!(page.len() <= 5);
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
+        listed.extend(page.into_iter().map(|record| record.id));
+    }
+    let all: BTreeSet<ChannelId> = (1..=23).map(id).collect();
+    assert_eq!(listed, all.into_iter().collect::<Vec<_>>());
+    assert!(ledger.channels(None, 0).await.unwrap().is_empty());
+}

@@ -1,0 +1,219 @@
+//! Payment channels: every backend against their contract (`ledger::conformance::channels`), and what each promises beyond it.
+
+use std::{path::Path, sync::Arc};
+
+use futures_util::future::join_all;
+use http::{HeaderMap, StatusCode};
+use tower_x402::{
+    ManualClock, Network,
+    ledger::{
+        LedgerError, MemoryLedger, ResponseLimits, SqliteLedger, StoredResponse,
+        channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
+        conformance::{
+            START, channels,
+            channels::{begin, charge, config, get, id, observation, open, sell},
+            hash,
+        },
+    },
+    vouchers::Observation,
+};
+
+use super::backends::on_every_ledger;
+
+on_every_ledger! { tower_x402::ledger::conformance::channels, channels;
+    a_channel_is_opened_as_the_chain_has_it,
+    a_channel_is_read_as_it_was_written,
+    a_refused_step_changes_nothing,
+    one_of_many_concurrent_requests_holds_a_channel,
+    copies_of_a_request_are_charged_once,
+    concurrent_charges_and_observations_lose_none,
+    requests_on_different_channels_do_not_wait_for_each_other,
+    a_request_that_lost_the_channel_charges_nothing,
+    a_released_channel_is_free_and_uncharged,
+    a_charge_stores_its_response,
+    an_observation_of_an_earlier_block_is_ignored,
+    a_withdrawal_ends_credit_and_not_a_charge,
+    a_signed_refund_covers_nothing,
+    a_reorged_claim_can_be_claimed_again,
+    one_of_many_processes_claims,
+    channels_are_listed_in_order_by_page,
+}
+
+async fn sqlite(path: &Path, max: usize) -> SqliteLedger {
+    let clock = Arc::new(ManualClock::at(START));
+    SqliteLedger::open_with(path, ResponseLimits::default(), max, clock).await.unwrap()
+}
+
+/// Opens a channel, unless the ledger is full.
+async fn opens(ledger: &dyn ChannelLedger, salt: u8, now: u64) -> bool {
+    let observation = observation(salt, 100, 0, 1);
+    let step = ChannelStep::Open { network: Network::BASE, config: config(salt), observation, now };
+    match ledger.advance(&id(salt), &step).await {
+        Ok(_) => true,
+        Err(ChannelLedgerError::Ledger(LedgerError::Full)) => false,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Works for a request of a channel and stores its response.
+async fn sell_with_response(ledger: &dyn ChannelLedger, salt: u8, n: u8) -> ChannelRecord {
+    let charged = get(ledger, salt).await.charged;
+    let held = ledger.advance(&id(salt), &begin(salt, hash(n), charged + 1, 1)).await.unwrap();
+    let response = StoredResponse {
+        status: StatusCode::OK,
+        headers: HeaderMap::new(),
+        body: vec![n].into(),
+        trailers: None,
+        stored_at: START,
+    };
+    let step = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(Arc::new(response)), now: START };
+    ledger.advance(&id(salt), &step).await.unwrap()
+}
+
+/// What is unclaimed, pending, or was claimed a short time ago is never removed.
+async fn a_full_ledger_keeps_what_may_be_claimed(ledger: &dyn ChannelLedger) {
+    const HOUR: u64 = 3_600;
+    for salt in 1..=4 {
+        assert!(opens(ledger, salt, START).await);
+    }
+    assert!(!opens(ledger, 5, START).await, "it is full");
+    assert!(!opens(ledger, 5, START + HOUR - 1).await, "the others were used in the last hour");
+    // One that is charged, one that is being worked for, one whose claim may be reorged.
+    sell(ledger, 1, hash(1), 10).await;
+    let until = START + 2 * HOUR;
+    let request =
+        ChannelStep::Begin { request: hash(1), voucher: channels::voucher(2, 1), price: 1, now: START, until };
+    ledger.advance(&id(2), &request).await.unwrap();
+    sell(ledger, 3, hash(1), 10).await;
+    let claimed = ChannelStep::Observe { observation: observation(3, 100, 10, 2), now: START + HOUR };
+    ledger.advance(&id(3), &claimed).await.unwrap();
+    assert!(opens(ledger, 5, START + HOUR).await, "the fourth has to go");
+    assert_eq!(ledger.channel(&id(4)).await.unwrap(), None);
+    assert!(!opens(ledger, 6, START + HOUR).await);
+    assert!(opens(ledger, 6, START + 2 * HOUR).await, "the claim is final, and nobody works");
+    let left: Vec<_> = ledger.channels(None, 10).await.unwrap().into_iter().map(|record| record.id).collect();
+    assert!(left.contains(&id(1)), "it is still unclaimed");
+    assert!(opens(ledger, 1, START + 2 * HOUR).await, "a known one is observed, however full it is");
+}
+
+#[tokio::test]
+async fn a_full_ledger_in_memory_keeps_what_may_be_claimed() {
+    let clock = Arc::new(ManualClock::at(START));
+    a_full_ledger_keeps_what_may_be_claimed(&MemoryLedger::with(ResponseLimits::default(), 4, clock)).await;
+}
+
+#[tokio::test]
+async fn a_full_file_keeps_what_may_be_claimed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = sqlite(&path, 4).await;
+    a_full_ledger_keeps_what_may_be_claimed(&ledger).await;
+    let before = ledger.channels(None, 10).await.unwrap();
+    ledger.close().await;
+    let after = sqlite(&path, 4).await.channels(None, 10).await.unwrap();
+    let ids = |records: Vec<ChannelRecord>| records.into_iter().map(|record| record.id).collect::<Vec<_>>();
+    assert_eq!(ids(after), ids(before), "those that were removed have left the file");
+}
+
+#[tokio::test]
+async fn channels_and_their_responses_survive_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = sqlite(&path, 100).await;
+    open(&ledger, 1, 100).await;
+    open(&ledger, 2, 100).await;
+    let charged = sell_with_response(&ledger, 1, 7).await;
+    let refund = ChannelStep::Refund { amount: 5, now: START };
+    ledger.advance(&id(1), &refund).await.unwrap();
+    ledger.advance(&id(1), &begin(1, hash(8), 2, 1)).await.unwrap();
+    ledger.advance(&id(1), &ChannelStep::BeginClaim { now: START, until: START + 90 }).await.unwrap();
+    ledger.close().await;
+
+    let ledger = sqlite(&path, 100).await;
+    let restored = get(&ledger, 1).await;
+    assert_eq!((restored.charged, &restored.voucher, restored.claim()), (1, &charged.voucher, charged.claim()));
+    assert_eq!(restored.open_refund().map(|refund| refund.amount), Some(5));
+    assert_eq!(restored.answers, charged.answers);
+    let response = ledger.channel_response(&restored.response_key(hash(7))).await.unwrap().expect("kept");
+    assert_eq!(&response.body[..], [7]);
+    assert_eq!((restored.pending, restored.claiming_until), (None, None), "their process is gone");
+    assert_eq!(restored.observed_at, 0, "the file may be a backup from before the last claims");
+    assert_eq!(restored.observed, charged.observed);
+    let again = ledger.advance(&id(1), &begin(1, hash(8), 2, 1)).await.expect("it is free");
+    assert_eq!(again.epoch, 3, "no epoch comes twice");
+    let known = ledger.advance(&id(1), &begin(1, hash(7), 1, 1)).await;
+    assert!(matches!(known, Err(ChannelLedgerError::Answered(_))), "{known:?}");
+    assert_eq!(get(&ledger, 2).await.charged, 0);
+}
+
+#[tokio::test]
+async fn a_request_is_on_disk_before_its_work_and_an_observation_costs_no_commit() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = sqlite(&directory.path().join("ledger.sqlite"), 100).await;
+    open(&ledger, 1, 100).await;
+    let before = ledger.commits();
+    let held = ledger.advance(&id(1), &begin(1, hash(1), 1, 1)).await.unwrap();
+    assert_eq!(ledger.commits() - before, 1);
+    let observe = ChannelStep::Observe { observation: observation(1, 200, 0, 2), now: START };
+    ledger.advance(&id(1), &observe).await.unwrap();
+    ledger.advance(&id(1), &charge(held.epoch, 1)).await.unwrap();
+    assert_eq!(ledger.commits() - before, 2, "the observation shares the commit of the charge");
+    for _ in 0..20 {
+        get(&ledger, 1).await;
+        let refused = ledger.advance(&id(1), &begin(1, hash(2), 7, 1)).await;
+        assert!(matches!(refused, Err(ChannelLedgerError::Mismatch(_))), "{refused:?}");
+    }
+    assert_eq!(ledger.commits() - before, 2, "reading writes nothing, nor does a refused step");
+}
+
+#[tokio::test]
+async fn channels_share_commits() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = sqlite(&directory.path().join("ledger.sqlite"), 1_000).await;
+    join_all((0..200).map(|salt| open(&ledger, salt, 100))).await;
+    let before = ledger.commits();
+    join_all((0..200).map(|salt| sell_with_response(&ledger, salt, 1))).await;
+    let commits = ledger.commits() - before;
+    assert!((2..400).contains(&commits), "200 requests took {commits} commits");
+}
+
+/// The last moment before a crash: the file as it is at some time, without the process having closed it.
+#[tokio::test]
+async fn an_unfinished_request_charges_nothing_after_a_crash() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = sqlite(&path, 100).await;
+    open(&ledger, 1, 100).await;
+    sell(&ledger, 1, hash(1), 10).await;
+    let held = ledger.advance(&id(1), &begin(1, hash(2), 20, 10)).await.unwrap();
+    // As kill -9 leaves them: the log is copied without being written back.
+    let crashed = directory.path().join("crashed.sqlite");
+    std::fs::copy(&path, &crashed).unwrap();
+    std::fs::copy(path.with_extension("sqlite-wal"), crashed.with_extension("sqlite-wal")).unwrap();
+    ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+
+    let after = sqlite(&crashed, 100).await;
+    let record = get(&after, 1).await;
+    assert_eq!((record.charged, record.epoch), (10, 2), "the request was on disk, and cost nothing yet");
+    let retried = after.advance(&id(1), &begin(1, hash(2), 20, 10)).await.unwrap();
+    after.advance(&id(1), &charge(retried.epoch, 10)).await.unwrap();
+    assert_eq!(get(&after, 1).await.charged, 20);
+}
+
+/// A ledger in a file that a backup was restored over: the chain knows of more than the ledger.
+#[tokio::test]
+async fn a_restored_backup_learns_what_was_claimed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let ledger = sqlite(&path, 100).await;
+    open(&ledger, 1, 1_000).await;
+    sell(&ledger, 1, hash(1), 10).await;
+    ledger.close().await;
+    let ledger = sqlite(&path, 100).await;
+    let claimed = Observation { block: 9, ..observation(1, 1_000, 500, 9) };
+    ledger.advance(&id(1), &ChannelStep::Observe { observation: claimed, now: START }).await.unwrap();
+    let old = ledger.advance(&id(1), &begin(1, hash(2), 20, 10)).await;
+    assert!(matches!(old, Err(ChannelLedgerError::Mismatch(_))), "an old voucher buys nothing: {old:?}");
+    let next = ledger.advance(&id(1), &begin(1, hash(3), 510, 10)).await.unwrap();
+    assert_eq!(ledger.advance(&id(1), &charge(next.epoch, 10)).await.unwrap().unclaimed(), 10);
+}

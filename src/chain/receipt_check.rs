@@ -149,6 +149,7 @@ mod tests {
         Receipt {
             transaction_hash: B256::ZERO,
             block_number: U64::from(1),
+            block_hash: B256::ZERO,
             status: U64::from(1),
             to: Some(to),
             gas_used: U64::ZERO,

@@ -271,6 +271,7 @@ impl RpcFailure {
 pub(crate) struct Receipt {
     pub(crate) transaction_hash: B256,
     pub(crate) block_number: U64,
+    pub(crate) block_hash: B256,
     pub(crate) status: U64,
     #[serde(default)]
     pub(crate) to: Option<Address>,

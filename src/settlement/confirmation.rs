@@ -3,7 +3,7 @@
 //! An outcome is `Settled` only with a receipt whose logs show the transfer, and enough blocks on top of it. It is `Failed` only if the
 //! authorization is unused, or was used otherwise. Everything else is `Unknown`.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U64, U256};
 use serde::Deserialize;
@@ -130,32 +130,53 @@ impl Confirmation {
         self.costs.count_reverted();
         tracing::info!(%transaction, gas = %receipt.gas_used, "included, and did not pay");
         let unknown = SettlementOutcome::Unknown { transaction: Some(transaction) };
-        // A node that lags behind the receipt cannot say why.
+        let Some((result, rejection)) = self.verify_unpaid(&queued.payment, transaction).await else { return unknown };
+        if result.used {
+            let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
+            if let Ok(SettlementOutcome::Failed { .. }) = found {
+                self.backoff.note_revert(queued.key().payer);
+            }
+            return found.unwrap_or(unknown);
+        }
+        self.backoff.note_revert(queued.key().payer);
+        let (reason, detail) = match rejection {
+            Some(Rejection { reason, detail }) => (reason, detail),
+            None => (Reason::InvalidTransactionState, "the transaction was included and did not pay".into()),
+        };
+        SettlementOutcome::Failed { reason, detail, transaction: Some(transaction), dead: false }
+    }
+
+    /// Verifies a payment that this included transaction did not pay. Returns `None` if that does not explain why: the node lags
+    /// behind the transaction's block, or that block was replaced, and in another one the transaction may pay.
+    pub(super) async fn verify_unpaid(
+        &self,
+        payment: &Prechecked,
+        transaction: B256,
+    ) -> Option<(ProbeResult, Option<Rejection>)> {
         for _ in 0..LAGGING_RETRIES {
-            match self.node.verify(&queued.payment).await {
-                Ok((result, _)) if result.block < receipt.block() => {}
-                Ok((result, _)) if result.used => {
-                    let found = self.explain_use(&queued.payment, queued.seen_unused, &result, Some(transaction)).await;
-                    if let Ok(SettlementOutcome::Failed { .. }) = found {
-                        self.backoff.note_revert(queued.key().payer);
-                    }
-                    return found.unwrap_or(unknown);
-                }
-                Ok((_, rejection)) => {
-                    self.backoff.note_revert(queued.key().payer);
-                    let (reason, detail) = match rejection {
-                        Some(Rejection { reason, detail }) => (reason, detail),
-                        None => {
-                            (Reason::InvalidTransactionState, "the transaction was included and did not pay".into())
-                        }
-                    };
-                    return SettlementOutcome::Failed { reason, detail, transaction: Some(transaction), dead: false };
-                }
-                Err(_) => {}
+            if let Ok(Some(verified)) = self.try_verify_unpaid(payment, transaction).await {
+                return Some(verified);
             }
             sleep(self.node.poll_interval()).await;
         }
-        unknown
+        None
+    }
+
+    async fn try_verify_unpaid(
+        &self,
+        payment: &Prechecked,
+        transaction: B256,
+    ) -> Result<Option<(ProbeResult, Option<Rejection>)>, RpcFailure> {
+        let Some(before) = self.node.rpc().receipt(transaction).await? else { return Ok(None) };
+        let (result, rejection) = self.node.verify(payment).await?;
+        if result.block < before.block() {
+            return Ok(None);
+        }
+        let has_stayed = async || {
+            let now = self.node.rpc().receipt(transaction).await?;
+            Ok(now.is_some_and(|now| now.block_hash == before.block_hash))
+        };
+        Ok((result.used || has_stayed().await?).then_some((result, rejection)))
     }
 
     /// Returns the outcome of a payment whose authorization is used: by which transaction, and for what? `transaction` is named in the
@@ -218,16 +239,19 @@ impl Confirmation {
         let payment = record.payment();
         let expected = ExpectedTransfer::of_payment(&payment);
         let newest_first = || record.transactions.iter().rev().take(MAX_TRANSACTIONS).copied();
+        // The blocks of transactions that did not pay.
+        let mut unpaid_in = HashMap::new();
         for transaction in newest_first() {
-            if let Some(receipt) = self.node.rpc().receipt(transaction).await?
-                && expected.is_paid_by(&receipt)
-            {
-                if !self.has_depth(&receipt, self.depths.required(expected.value)).await? {
-                    return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
-                }
-                let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
-                return Ok(SettlementOutcome::Settled { transaction, block: Some(receipt.block()), fee });
+            let Some(receipt) = self.node.rpc().receipt(transaction).await? else { continue };
+            if !expected.is_paid_by(&receipt) {
+                unpaid_in.insert(transaction, receipt.block_hash);
+                continue;
             }
+            if !self.has_depth(&receipt, self.depths.required(expected.value)).await? {
+                return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
+            }
+            let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
+            return Ok(SettlementOutcome::Settled { transaction, block: Some(receipt.block()), fee });
         }
         // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
         let finalized = self.node.rpc().finalized().await?;
@@ -246,7 +270,8 @@ impl Confirmation {
             return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
         }
         for transaction in newest_first() {
-            if is_watched(transaction) || self.may_come(transaction, result.block).await? {
+            let unpaid_in = unpaid_in.get(&transaction).copied();
+            if is_watched(transaction) || self.may_pay(transaction, unpaid_in, result.block).await? {
                 return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
             }
         }
@@ -256,15 +281,20 @@ impl Confirmation {
         }
     }
 
-    /// Returns `true` if the transaction is in the node's pool, or in a block after `seen`: then what was seen there says nothing about it.
-    async fn may_come(&self, transaction: B256, seen: u64) -> Result<bool, RpcFailure> {
+    /// Returns `true` if the transaction is in the node's pool, in another block than `unpaid_in`, where it did not pay, or in one after
+    /// `seen`: what was seen there says nothing about it.
+    async fn may_pay(&self, transaction: B256, unpaid_in: Option<B256>, seen: u64) -> Result<bool, RpcFailure> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Found {
             block_number: Option<U64>,
+            block_hash: Option<B256>,
         }
         let found: Option<Found> = self.node.rpc().call("eth_getTransactionByHash", [transaction]).await?;
-        Ok(found.is_some_and(|found| found.block_number.is_none_or(|block| block > U64::from(seen))))
+        Ok(found.is_some_and(|found| {
+            let is_seen = found.block_number.is_some_and(|block| block <= U64::from(seen));
+            !is_seen || found.block_hash.is_none() || found.block_hash != unpaid_in
+        }))
     }
 }
 

@@ -338,7 +338,7 @@ impl Engine {
     }
 
     fn is_fresh(&self, queued: &QueuedPayment) -> bool {
-        !queued.must_be_alone
+        queued.left_out_of.is_none()
             && queued.verified.gas.is_some()
             && self.journal.now().saturating_sub(queued.verified.at) <= FRESH
             && self.backoff.rejection(queued.key().payer).is_none()
@@ -347,11 +347,20 @@ impl Engine {
     /// Returns the payment if a transaction may be signed for it. Otherwise its settlement has ended.
     async fn verify_again(&self, mut queued: QueuedPayment) -> Option<QueuedPayment> {
         let at = self.journal.now();
-        let (result, rejection) = match self.node.verify(&queued.payment).await {
-            Ok(verified) => verified,
-            Err(failure) => {
-                queued.give_up(&self.journal, failure.into()).await;
+        let (result, rejection) = if let Some(batch) = queued.left_out_of {
+            let Some(verified) = self.confirmation.verify_unpaid(&queued.payment, batch).await else {
+                let unknown = queued.unknown();
+                queued.finish(&self.journal, Ok(unknown)).await;
                 return None;
+            };
+            verified
+        } else {
+            match self.node.verify(&queued.payment).await {
+                Ok(verified) => verified,
+                Err(failure) => {
+                    queued.give_up(&self.journal, failure.into()).await;
+                    return None;
+                }
             }
         };
         if result.used {
@@ -365,7 +374,7 @@ impl Engine {
             queued.finish(&self.journal, Ok(outcome)).await;
             return None;
         }
-        if queued.must_be_alone && rejection.is_some() {
+        if queued.left_out_of.is_some() && rejection.is_some() {
             self.backoff.note_revert(queued.key().payer);
         }
         let outcome = match rejection.or_else(|| self.backoff.rejection(queued.key().payer)) {
@@ -414,7 +423,7 @@ impl Engine {
         for mut queued in unpaid {
             let transaction = receipt.transaction_hash;
             tracing::info!(parent: &queued.span, %transaction, "in a batch that did not pay it");
-            queued.must_be_alone = true;
+            queued.left_out_of = Some(transaction);
             queued.ineffective.push(transaction);
             alone.push(queued);
         }

@@ -49,8 +49,8 @@ pub(super) struct QueuedPayment {
     pub(super) verified: Verified,
     /// The block in which this call first saw the authorization unused.
     pub(super) seen_unused: Option<u64>,
-    /// It was in a batch that did not pay it. It is verified again and gets a transaction of its own.
-    pub(super) must_be_alone: bool,
+    /// The batch that was included and did not pay it. It is verified again and gets a transaction of its own.
+    pub(super) left_out_of: Option<B256>,
     /// How often a transaction was signed for it.
     pub(super) attempts: usize,
     /// Until when it waits for a transaction.
@@ -78,7 +78,7 @@ impl QueuedPayment {
             deadline: Instant::now() + QUEUE_TIMEOUT,
             payment,
             verified,
-            must_be_alone: false,
+            left_out_of: None,
             attempts: 0,
             journalled: Vec::new(),
             ineffective: Vec::new(),
@@ -99,7 +99,7 @@ impl QueuedPayment {
     /// Returns its entry in a batch whose payments may use `gas_cap` each, or `None` if it cannot share a transaction.
     pub(super) fn batch_entry(&self, gas_cap: u32) -> Option<batch::Entry> {
         let needs_more = self.verified.gas.is_some_and(|gas| batch::needed(gas) > u64::from(gas_cap));
-        if self.must_be_alone || self.verified.contract_wallet || needs_more {
+        if self.left_out_of.is_some() || self.verified.contract_wallet || needs_more {
             return None;
         }
         batch::Entry::of(&self.payment).ok()

@@ -10,9 +10,10 @@ use alloy_provider::Provider as _;
 use alloy_sol_types::SolCall;
 use futures_util::future::join_all;
 use tower_x402::{
-    devnet::{BlockTime, Fault},
+    Usdc,
+    devnet::{BlockTime, Fault, Orphans},
     facilitator::{Facilitator as _, OnchainFacilitator},
-    ledger::{Settlement, SettlementStep},
+    ledger::{Sender, Settlement, SettlementStep},
     payment::SettlementOutcome,
     protocol::Reason,
 };
@@ -437,6 +438,45 @@ async fn node_behind_the_receipt_makes_no_payment_fail() {
     assert_eq!(outcome, SettlementOutcome::Unknown { transaction: Some(ours) });
     proxy.judge(|_| Fate::Pass);
     assert_eq!(paid_by(&facilitator.reconcile(&stage.record(&payment).await).await), theirs);
+}
+
+/// The block of a transaction that did not pay is replaced by an empty one before the node is asked why. The transaction may pay yet.
+#[tokio::test(start_paused = true)]
+async fn unpaid_transaction_whose_block_is_replaced_makes_no_payment_fail() {
+    for are_several in [false, true] {
+        let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
+        stage.facilitator.deploy_batch_settler().await.unwrap();
+        let payer = stage.payer(1);
+        let (payment, other) = (stage.payment(&payer), stage.payment(&stage.payer(1)));
+        let verified = stage.admit(&payment).await;
+        let other_verified = stage.admit(&other).await;
+        stage.drain(payer.address());
+        stage.devnet.faults().reset();
+        let devnet = stage.devnet.clone();
+        stage.devnet.faults().set(move |call| {
+            if (call.method, call.index) == ("eth_call", 0) {
+                devnet.reorg(1, Orphans::Lost);
+            }
+            Fault::None
+        });
+        let outcome = if are_several {
+            tokio::join!(stage.settle(&payment, &verified), stage.settle(&other, &other_verified)).0
+        } else {
+            stage.settle(&payment, &verified).await
+        };
+        let known = stage.record(&payment).await;
+        let transaction = known.transactions[0];
+        assert_eq!(outcome.unwrap(), SettlementOutcome::Unknown { transaction: Some(transaction) });
+        assert_eq!((known.settlement, known.failures), (Settlement::Unknown, 0));
+
+        stage.devnet.faults().clear();
+        stage.devnet.mint(payer.address(), Usdc::from_atomic(PRICE)).unwrap();
+        let sender = Sender { network: stage.devnet.network(), address: settlement_key().address() };
+        let sent = stage.ledger.submissions(&sender, 0).await.unwrap();
+        let raw = sent.into_iter().find(|sent| sent.hash == transaction).unwrap().raw;
+        let _ = stage.provider().send_raw_transaction(&raw).await.unwrap();
+        assert_eq!(paid_by(&stage.reconcile(&payment).await), transaction);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -66,7 +66,8 @@ pub trait Facilitator: fmt::Debug + Send + Sync + 'static {
     /// Settles a payment that was verified and admitted.
     ///
     /// If this process settles the payment already, returns the outcome of that settlement, or [`SettlementOutcome::Unknown`]. If the payment has
-    /// failed since it was presented ([`Prechecked::known_failures`]), returns that failure.
+    /// failed since it was presented ([`Prechecked::known_failures`]), returns that failure. A failure names the newest transaction that was
+    /// journalled for the payment: the ledger refuses one that does not know of it.
     ///
     /// # Errors
     /// [`FacilitatorError`] if nothing was submitted: the payment stays due and may be settled later.

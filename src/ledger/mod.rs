@@ -49,7 +49,7 @@
 //!     and [`SettlementStep::Delegate`] name the number of [failures](Record::failures) that were known when settlement was requested,
 //!     and are refused if more are on record. So a payment queued in one process is not settled after another process has recorded
 //!     a failure. [`SettlementStep::Fail`] is refused before [`Settling::until`] for a payment that another process has submitted
-//!     or delegated.
+//!     or delegated, and always if it does not know the payment's newest transaction.
 //!
 //! Services that share a payee (`payTo`) must share its ledger. Otherwise one transfer could be credited twice.
 //!

@@ -330,6 +330,9 @@ pub enum SettlementStep {
         reason: Reason,
         /// The process that reports it, as in [`Settling::by`]; 0 for none.
         by: u64,
+        /// The payment's [transactions](Record::transactions) that it knows of. If the newest on record is not among them, it may pay
+        /// the payment yet, and the step is refused.
+        known_transactions: Vec<B256>,
     },
     /// Proven never to be executed.
     Invalidate {
@@ -342,12 +345,16 @@ pub enum SettlementStep {
 
 impl SettlementStep {
     /// Returns the step that records an outcome, reported by the facilitator whose
-    /// [process](crate::facilitator::Facilitator::process_id) is `by`.
-    pub fn of(outcome: &SettlementOutcome, by: u64) -> Self {
+    /// [process](crate::facilitator::Facilitator::process_id) is `by`. `known_transactions` are those on record when the facilitator was
+    /// asked; a failure accounts for them and for the one that it names.
+    pub fn of(outcome: &SettlementOutcome, by: u64, known_transactions: &[B256]) -> Self {
         match outcome.clone() {
             SettlementOutcome::Settled { transaction, block, fee } => Self::Settle { transaction, block, fee },
             SettlementOutcome::Failed { reason, dead: true, .. } => Self::Invalidate { reason },
-            SettlementOutcome::Failed { reason, .. } => Self::Fail { reason, by },
+            SettlementOutcome::Failed { reason, transaction, .. } => {
+                let known_transactions = known_transactions.iter().copied().chain(transaction).collect();
+                Self::Fail { reason, by, known_transactions }
+            }
             SettlementOutcome::Unknown { .. } => Self::MarkUnknown,
         }
     }
@@ -430,7 +437,7 @@ impl Record {
     /// | `Reorg` | `Settled` | `Due`, in flight again; its lease ended if the work is done |
     /// | `Claim` | `Due`, `Submitted`, `Unknown`, unless another process settles it | unchanged |
     /// | `Delegate` | `Due`, `Submitted`, `Unknown`, unless another process settles it or a failure is not known | `Unknown` |
-    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process settles it | `Due`, with one failure more |
+    /// | `Fail` | `Due`; `Submitted`, `Unknown`, unless another process settles it; not if a newer transaction is not known | `Due`, with one failure more |
     /// | `Invalidate` | anything but `Settled` and `Final` | `Dead` |
     /// | `MarkUnknown` | `Due`, `Submitted`, `Unknown` | `Unknown` |
     ///
@@ -474,8 +481,9 @@ impl Record {
             (SettlementStep::Finalize, Settled { transaction, block } | Final { transaction, block }) => {
                 self.settlement = Final { transaction, block };
             }
-            (SettlementStep::Fail { reason, by }, Due | Submitted | Unknown)
-                if self.settlement == Due || self.may_be_settled_by(*by, now) =>
+            (SettlementStep::Fail { reason, by, known_transactions }, Due | Submitted | Unknown)
+                if (self.settlement == Due || self.may_be_settled_by(*by, now))
+                    && self.transactions.last().is_none_or(|newest| known_transactions.contains(newest)) =>
             {
                 self.settlement = Due;
                 self.last_failure = Some(reason.clone());

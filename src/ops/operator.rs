@@ -103,7 +103,8 @@ impl Operator {
         };
         tracing::info!(payer = %key.payer, nonce = %key.nonce, ?outcome, is_new, "reconciled by the operator");
         if is_new {
-            match self.ledger.settle(key, &SettlementStep::of(&outcome, facilitator.process_id())).await {
+            let step = SettlementStep::of(&outcome, facilitator.process_id(), &record.transactions);
+            match self.ledger.settle(key, &step).await {
                 // It was recorded in the meantime.
                 Ok(()) | Err(LedgerError::InvalidTransition(_)) => {}
                 Err(error) => return Err(error.into()),

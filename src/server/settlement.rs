@@ -48,7 +48,7 @@ impl<'a> Settler<'a> {
                 return Err(if is_failed { unavailable } else { self.context.pending(record, None) });
             }
         };
-        let step = SettlementStep::of(&outcome, self.facilitator.process_id());
+        let step = SettlementStep::of(&outcome, self.facilitator.process_id(), &record.transactions);
         let recorded = record_step(self.facilitator.ledger().as_ref(), &record.key, &step).await;
         // The local copy only serves the answer; the ledger has judged the step.
         let _ = record.settle(&step, self.context.config.settings.clock.now());
@@ -76,15 +76,19 @@ impl<'a> Settler<'a> {
     async fn record_as_failed(&self, record: &mut Record) -> bool {
         let ledger = self.facilitator.ledger().as_ref();
         // A payment that is submitted by now has not failed; if it is submitted after this look, the ledger refuses the step.
-        let known = ledger.get(&record.key).await;
-        if !known.is_ok_and(|known| known.is_some_and(|known| known.settlement == Settlement::Due)) {
+        let Ok(Some(known)) = ledger.get(&record.key).await else { return false };
+        if known.settlement != Settlement::Due {
             return false;
         }
         // It is about to be discarded, and only payments in the ledger are settled.
         if record.is_discardable() {
             return true;
         }
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.facilitator.process_id() };
+        let step = SettlementStep::Fail {
+            reason: Reason::UnexpectedSettleError,
+            by: self.facilitator.process_id(),
+            known_transactions: known.transactions,
+        };
         let is_recorded = matches!(record_step(ledger, &record.key, &step).await, Recorded::Now);
         if is_recorded {
             let _ = record.settle(&step, self.context.config.settings.clock.now());
@@ -130,7 +134,7 @@ async fn resolve(facilitator: &dyn Facilitator, record: &Record) -> bool {
     match facilitator.reconcile(record).await {
         Ok(SettlementOutcome::Unknown { .. }) => false,
         Ok(outcome) => {
-            let step = SettlementStep::of(&outcome, facilitator.process_id());
+            let step = SettlementStep::of(&outcome, facilitator.process_id(), &record.transactions);
             match record_step(facilitator.ledger().as_ref(), &record.key, &step).await {
                 Recorded::Now => true,
                 // Another process may be settling what failed here.

@@ -599,7 +599,7 @@ impl Reconcile for Engine {
             // One failure more would refuse the settlement of a payer who presents the payment again and knows of those on record.
             return Ok(());
         }
-        self.journal.record_outcome(&record.key, &outcome).await;
+        self.journal.record_outcome(&record.key, &outcome, &record.transactions).await;
         if matches!(outcome, SettlementOutcome::Unknown { .. }) && now.saturating_sub(record.reserved_at) < YOUNG {
             // The transaction may be in the next block.
             self.journal.claim_briefly(&record.key).await;

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "onchain")]
+use alloy_primitives::B256;
+
 use crate::{
     clock::Clock,
     ledger::{
@@ -95,9 +98,14 @@ impl Journal {
         self.record(key, SettlementStep::Claim(Settling { by: self.process_id, until })).await;
     }
 
-    /// Records an outcome, unless the ledger knows as much already.
-    pub(crate) async fn record_outcome(&self, key: &PaymentKey, outcome: &SettlementOutcome) {
-        self.record(key, SettlementStep::of(outcome, self.process_id)).await;
+    /// Records an outcome, unless the ledger knows as much already. `known_transactions` were on record when it was found out.
+    pub(crate) async fn record_outcome(
+        &self,
+        key: &PaymentKey,
+        outcome: &SettlementOutcome,
+        known_transactions: &[B256],
+    ) {
+        self.record(key, SettlementStep::of(outcome, self.process_id, known_transactions)).await;
     }
 
     /// Takes a step of settlement, unless the ledger knows as much already. If the ledger fails for long, the step is left to

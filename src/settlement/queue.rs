@@ -154,10 +154,22 @@ impl QueuedPayment {
     }
 
     /// Ends the settlement: sends the outcome to whoever waits, or else records it in the ledger.
-    pub(super) async fn finish(mut self, journal: &Journal, outcome: Result<SettlementOutcome, FacilitatorError>) {
+    pub(super) async fn finish(mut self, journal: &Journal, mut outcome: Result<SettlementOutcome, FacilitatorError>) {
+        if let Ok(SettlementOutcome::Failed { transaction, .. }) = &mut outcome {
+            // The ledger refuses a failure that does not know of the newest transaction.
+            *transaction = self.journalled.last().copied().or(*transaction);
+        }
         match self.answer(outcome) {
             None => {}
-            Some(Ok(outcome)) => journal.record_outcome(self.key(), &outcome).await,
+            Some(Ok(outcome)) => {
+                let known_transactions = match outcome {
+                    // Until this returns, nobody else submits the payment.
+                    SettlementOutcome::Failed { dead: false, .. } => journal.get(self.key()).await.ok().flatten(),
+                    _ => None,
+                }
+                .map_or_else(Vec::new, |record| record.transactions);
+                journal.record_outcome(self.key(), &outcome, &known_transactions).await;
+            }
             Some(Err(error)) => tracing::warn!(parent: &self.span, %error, "not settled; it will be tried again"),
         }
     }
@@ -185,9 +197,14 @@ impl QueuedPayment {
         }
         let is_ineffective = |transaction: &B256| self.ineffective.contains(transaction);
         let record = journal.get(self.key()).await.ok().flatten();
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: journal.process_id() };
-        let is_due = record.is_some_and(|record| record.transactions.iter().all(is_ineffective))
-            && journal.ledger().settle(self.key(), &step).await.is_ok();
+        let is_due = match record.filter(|record| record.transactions.iter().all(is_ineffective)) {
+            Some(record) => {
+                let (reason, by) = (Reason::UnexpectedSettleError, journal.process_id());
+                let step = SettlementStep::Fail { reason, by, known_transactions: record.transactions };
+                journal.ledger().settle(self.key(), &step).await.is_ok()
+            }
+            None => false,
+        };
         self.finish(journal, if is_due { Err(error) } else { unknown }).await;
     }
 }

@@ -202,9 +202,10 @@ impl Stage {
         payment: &Prechecked,
         verified: &Verified,
     ) -> Result<SettlementOutcome, FacilitatorError> {
-        let again = payment.clone().again(self.record(payment).await.failures);
+        let known = self.record(payment).await;
+        let again = payment.clone().again(known.failures);
         let outcome = self.facilitator.settle(&again, verified).await?;
-        let step = SettlementStep::of(&outcome, self.facilitator.process_id());
+        let step = SettlementStep::of(&outcome, self.facilitator.process_id(), &known.transactions);
         self.ledger.settle(&payment.key(), &step).await.unwrap();
         Ok(outcome)
     }

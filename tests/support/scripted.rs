@@ -115,8 +115,13 @@ pub fn paid() -> SettlementOutcome {
 }
 
 pub fn not_yet() -> SettlementOutcome {
+    failed_in(None)
+}
+
+/// A failure that names the transaction that did not pay, or none.
+pub fn failed_in(transaction: Option<B256>) -> SettlementOutcome {
     let detail = "not yet".to_owned();
-    SettlementOutcome::Failed { reason: Reason::InsufficientFunds, detail, transaction: None, dead: false }
+    SettlementOutcome::Failed { reason: Reason::InsufficientFunds, detail, transaction, dead: false }
 }
 
 pub fn away() -> FacilitatorError {

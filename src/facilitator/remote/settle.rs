@@ -16,7 +16,7 @@ use crate::{
     facilitator::FacilitatorError,
     ledger::{LedgerError, Listing, Record, Settlement, SettlementStep, Settling},
     network::Network,
-    payment::{PaymentKey, Prechecked, SettlementOutcome},
+    payment::{Prechecked, SettlementOutcome},
     protocol::Reason,
     settlement::{
         journal::Journal,
@@ -150,7 +150,7 @@ impl Remote {
         let key = &record.key;
         let observer = self.observer(key.network);
         if is_unsent && !is_uncertain {
-            self.give_back(key).await;
+            self.give_back(record).await;
             return Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after });
         }
         let mut claimed = record.transactions.iter().rev().take(MAX_NAMED).copied().collect::<Vec<_>>();
@@ -238,8 +238,13 @@ impl Remote {
     }
 
     /// Makes the payment due again, since no request has left this process.
-    async fn give_back(&self, key: &PaymentKey) {
-        let step = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: self.journal.process_id() };
+    async fn give_back(&self, record: &Record) {
+        let key = &record.key;
+        let step = SettlementStep::Fail {
+            reason: Reason::UnexpectedSettleError,
+            by: self.journal.process_id(),
+            known_transactions: record.transactions.clone(),
+        };
         if let Err(error) = self.journal.ledger().settle(key, &step).await {
             tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a payment stays unknown although it was not sent");
         }
@@ -277,7 +282,7 @@ impl Reconcile for Remote {
             // The ledger has it as unknown already, and a claim that lasts.
             return Ok(());
         }
-        let step = SettlementStep::of(&outcome, self.journal.process_id());
+        let step = SettlementStep::of(&outcome, self.journal.process_id(), &record.transactions);
         Ok(self.journal.try_record(&record.key, step).await?)
     }
 

@@ -15,7 +15,7 @@ use crate::{
         Fingerprint, FulfilmentStep, Lease, Ledger, LedgerError, Record, Reservation, Settlement, SettlementStep,
         settle_with_retries,
     },
-    payment::{Authenticity, PaymentKey, Prechecked, Rejection, SettlementOutcome, Verified},
+    payment::{Authenticity, Prechecked, Rejection, SettlementOutcome, Verified},
     protocol::Reason,
 };
 
@@ -132,7 +132,7 @@ impl Shared {
                 if matches!(outcome, SettlementOutcome::Unknown { .. }) {
                     SettlementResult::Pending(submitted)
                 } else {
-                    record_outcome(facilitator, &record.key, outcome).await
+                    record_outcome(facilitator, &record, outcome).await
                 }
             }
             Settlement::None | Settlement::Due => {
@@ -176,7 +176,7 @@ impl Shared {
         };
         // The caller knows of earlier failures, since it asks again.
         let outcome = facilitator.settle(&payment.clone().again(record.failures), &verified).await?;
-        Ok(record_outcome(facilitator, &lease.key, outcome).await)
+        Ok(record_outcome(facilitator, record, outcome).await)
     }
 
     /// Admits the payment as covered by the payer's balance. Waits for a while if that depends on the payer's other payments.
@@ -238,10 +238,11 @@ async fn release(ledger: &dyn Ledger, lease: &Lease, record: &Record) {
 /// succeed; a settlement is a fact of the chain and is answered in any case.
 async fn record_outcome(
     facilitator: &dyn Facilitator,
-    key: &PaymentKey,
+    record: &Record,
     outcome: SettlementOutcome,
 ) -> SettlementResult {
-    let step = SettlementStep::of(&outcome, facilitator.process_id());
+    let key = &record.key;
+    let step = SettlementStep::of(&outcome, facilitator.process_id(), &record.transactions);
     let recorded = settle_with_retries(&**facilitator.ledger(), key, &step).await;
     let is_recorded = matches!(recorded, Ok(true));
     match outcome {

@@ -126,9 +126,21 @@ async fn an_overdue_payment_ends_credit_until_it_settles(ledger: Arc<dyn Ledger>
     paid(&*ledger, 2, 0).await;
     let failed = produced(&*ledger, 1, 1).await;
     let queued = produced(&*ledger, 1, 2).await;
-    ledger.settle(&queued.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
+    ledger
+        .settle(
+            &queued.key,
+            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
+        )
+        .await
+        .unwrap();
     assert!(defer(&*ledger, &failed, plenty()).await, "a failed payment that was not deferred is not overdue");
-    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }).await.unwrap();
+    ledger
+        .settle(
+            &failed.key,
+            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
+        )
+        .await
+        .unwrap();
     let next = produced(&*ledger, 1, 3).await;
     assert!(!defer(&*ledger, &next, plenty()).await);
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();

@@ -11,6 +11,7 @@ pub(super) const TESTS: &[Test] = table! {
     a_payment_submitted_by_another_process_does_not_fail,
     a_payment_delegated_by_another_process_does_not_fail,
     a_concurrent_failure_and_submission_exclude_each_other,
+    a_failure_that_does_not_know_the_newest_transaction_is_refused,
 };
 
 /// Until when other processes leave a submitted payment alone.
@@ -32,7 +33,13 @@ fn submission(by: u64, nonce: u64, payments: &[PaymentKey], known_failures: u32)
 }
 
 fn fail(by: u64) -> SettlementStep {
-    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by }
+    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by, known_transactions: Vec::new() }
+}
+
+/// A failure that accounts for these transactions.
+fn fail_after(by: u64, known_transactions: &[B256]) -> SettlementStep {
+    let known_transactions = known_transactions.to_vec();
+    SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by, known_transactions }
 }
 
 fn delegate(by: u64, until: u64, known_failures: u32) -> SettlementStep {
@@ -116,11 +123,31 @@ async fn assert_others_cannot_fail(ledger: &dyn Ledger, clock: &ManualClock, key
     clock.advance(UNTIL - START);
     let refused = ledger.settle(key, &fail(2)).await;
     assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "in the last second: {refused:?}");
-    ledger.settle(key, &fail(1)).await.expect("the process that settles it knows");
+    let known = ledger.get(key).await.unwrap().unwrap().transactions;
+    ledger.settle(key, &fail_after(1, &known)).await.expect("the process that settles it knows");
     assert_eq!(state(ledger, key).await.1, Settlement::Due);
-    ledger.submit(submission(1, 0, &[*key], 1)).await.unwrap();
+    let again = submission(1, 0, &[*key], 1);
+    ledger.submit(again.clone()).await.unwrap();
     clock.advance(1);
-    ledger.settle(key, &fail(2)).await.expect("the claim has ended");
+    ledger.settle(key, &fail_after(2, &[again.hash])).await.expect("the claim has ended");
+}
+
+/// Two tasks of one process: one finds that the payment was not executed, and the other submits it again before that is on record.
+async fn a_failure_that_does_not_know_the_newest_transaction_is_refused(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {
+    let key = due(&*ledger, 1, 1).await;
+    let (first, second) = (submission(1, 0, &[key], 0), submission(1, 1, &[key], 0));
+    ledger.submit(first.clone()).await.unwrap();
+    ledger.submit(second.clone()).await.unwrap();
+    for known in [&[][..], &[first.hash]] {
+        let refused = ledger.settle(&key, &fail_after(1, known)).await;
+        assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "{known:?}: {refused:?}");
+        let record = ledger.get(&key).await.unwrap().unwrap();
+        assert_eq!((record.settlement, record.failures, record.last_failure), (Settlement::Submitted, 0, None));
+    }
+    ledger.settle(&key, &fail_after(1, &[second.hash])).await.expect("it knows the newest");
+    let refused = ledger.settle(&key, &fail_after(1, &[first.hash])).await;
+    assert!(matches!(refused, Err(LedgerError::InvalidTransition(_))), "it is out of date: {refused:?}");
+    assert_eq!(ledger.get(&key).await.unwrap().unwrap().failures, 1);
 }
 
 async fn a_concurrent_failure_and_submission_exclude_each_other(ledger: Arc<dyn Ledger>, _: Arc<ManualClock>) {

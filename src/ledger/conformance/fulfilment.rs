@@ -65,7 +65,7 @@ async fn a_settled_payment_never_fails(ledger: Arc<dyn Ledger>, _: Arc<ManualClo
     produce(&*ledger, &lease).await;
     ledger.settle(&lease.key, &SettlementStep::Settle { transaction: hash(1), block: None, fee: None }).await.unwrap();
     for step in [
-        SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 },
+        SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() },
         SettlementStep::Invalidate { reason: Reason::ValidBefore },
         SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(2) },
@@ -339,7 +339,13 @@ async fn a_payment_that_may_have_been_sent_is_not_discarded(ledger: Arc<dyn Ledg
     let settling = Settling { by: 1, until: START + 30 };
     ledger.settle(&entrusted.key, &SettlementStep::Delegate { settling, known_failures: 0 }).await.unwrap();
     ledger.settle(&failed.key, &SettlementStep::Submit { transaction: hash(1) }).await.unwrap();
-    ledger.settle(&failed.key, &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1 }).await.unwrap();
+    ledger
+        .settle(
+            &failed.key,
+            &SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1, known_transactions: vec![hash(1)] },
+        )
+        .await
+        .unwrap();
     ledger.fulfil(&released, &FulfilmentStep::Release { body: None }).await.unwrap();
     for lease in [entrusted, failed, released] {
         assert!(matches!(ledger.discard(&lease).await, Err(LedgerError::InvalidTransition(_))));

@@ -198,7 +198,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     let customer = known(&app, 1).await;
     let (late, answer) = buy(&app, &customer).await;
     assert!(is_accepted(&answer));
-    let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
     facilitator.ledger.settle(&key(&late), &fail).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
     // Presented again, what it owes is settled.

@@ -159,7 +159,7 @@ async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_wit
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();
         shop.facilitator
             .ledger()
-            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process_id()))
+            .settle(&key, &SettlementStep::of(&outcome, shop.facilitator.process_id(), &record.transactions))
             .await
             .unwrap();
         let lost = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();

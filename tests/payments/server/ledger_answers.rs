@@ -108,7 +108,8 @@ async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
         facilitator.ledger.settle(&key(purchase), &SettlementStep::Reorg).await.unwrap();
     }
     let transaction = B256::repeat_byte(0x77);
-    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0 };
+    let failed =
+        SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: vec![transaction] };
     for step in [SettlementStep::Submit { transaction }, failed] {
         facilitator.ledger.settle(&key(&touched), &step).await.unwrap();
     }
@@ -153,7 +154,7 @@ async fn response_given_on_credit_is_not_given_for_settling_it() {
     send(&app, known.on(get())).await.transaction();
     let purchase = customer.pay(&app, get()).await;
     assert_eq!(send(&app, purchase.on(get())).await.text(), "x");
-    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
     facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.fulfilment, known.deferred), (Fulfilment::Produced, true));
@@ -199,7 +200,7 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         };
         buy().await.0.transaction();
         let purchase = buy().await.1;
-        let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+        let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
         facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
         assert_eq!(record(&facilitator, &purchase).await.unwrap().deferred, is_on_credit);
         // Only one response is kept, and nobody works on this one any more.

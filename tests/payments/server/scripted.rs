@@ -311,7 +311,17 @@ async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
             }
             let (key, transaction) = (payment.key(), B256::repeat_byte(1));
             journal.settle(&key, &SettlementStep::Submit { transaction }).await.unwrap();
-            journal.settle(&key, &SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0 }).await.unwrap();
+            journal
+                .settle(
+                    &key,
+                    &SettlementStep::Fail {
+                        reason: Reason::UnexpectedSettleError,
+                        by: 0,
+                        known_transactions: vec![transaction],
+                    },
+                )
+                .await
+                .unwrap();
             Err(away())
         }
     });

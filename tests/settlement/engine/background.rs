@@ -92,7 +92,11 @@ async fn failed_settlement_is_not_charged_in_the_background() {
     let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds, by: 0 };
+    let failed = SettlementStep::Fail {
+        reason: tower_x402::protocol::Reason::InsufficientFunds,
+        by: 0,
+        known_transactions: Vec::new(),
+    };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     until(async || stage.record(&payment).await.settling.is_some()).await;
     let seen = stage.record(&payment).await.settling;
@@ -112,10 +116,14 @@ async fn failure_is_recorded_once_in_the_background() {
     let stage = Stage::with(|d| d, |b| b.reconcile_interval(Duration::from_secs(1))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    journalled(&stage, &payment, 1).await;
+    let transaction = journalled(&stage, &payment, 1).await;
     // The transaction can be executed no more, and the payer was told so.
     super::nonces::foreign(&stage, 0, 100_000_000).await;
-    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::InsufficientFunds, by: 0 };
+    let failed = SettlementStep::Fail {
+        reason: tower_x402::protocol::Reason::InsufficientFunds,
+        by: 0,
+        known_transactions: vec![transaction],
+    };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     for _ in 0..3 {
         let looks = stage.calls("eth_call");
@@ -324,7 +332,11 @@ async fn reorged_payment_of_a_replayed_response_is_settled_again() {
     let stage = Stage::with(|d| d.finality_depth(64), |b| b.reconcile_interval(Duration::from_secs(3_600))).await;
     let payment = stage.payment(&stage.payer(1));
     stage.produced(&payment).await;
-    let failed = SettlementStep::Fail { reason: tower_x402::protocol::Reason::UnexpectedSettleError, by: 0 };
+    let failed = SettlementStep::Fail {
+        reason: tower_x402::protocol::Reason::UnexpectedSettleError,
+        by: 0,
+        known_transactions: Vec::new(),
+    };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     let verified = stage.verify(&payment).await.unwrap();
     paid_by(&stage.settle(&payment, &verified).await);
@@ -559,7 +571,7 @@ async fn goes_on(stage: &Stage, facilitator: &OnchainFacilitator) {
     let outcome = tokio::time::timeout(Duration::from_secs(10), settling).await.expect("it is not held up");
     stage
         .ledger
-        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process_id()))
+        .settle(&payment.key(), &SettlementStep::of(outcome.as_ref().unwrap(), facilitator.process_id(), &[]))
         .await
         .unwrap();
     paid_by(&outcome);

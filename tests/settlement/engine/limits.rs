@@ -397,7 +397,7 @@ async fn transaction_is_replaced_although_its_payment_failed_before() {
     let stage = Stage::with(|d| d, two_seconds_a_block).await;
     let payment = stage.payment(&stage.payer(1));
     let verified = stage.admit(&payment).await;
-    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
     stage.ledger.settle(&payment.key(), &failed).await.unwrap();
     super::settle::bury_the_first_transaction(&stage);
     let transaction = paid_by(&stage.settle(&payment, &verified).await);

@@ -15,7 +15,7 @@ use tower_x402::{
         JournaledTransaction, Ledger, Listing, MemoryLedger, ResponseLimits, Sender, Settlement, SettlementState,
         SettlementStep, Settling,
     },
-    payment::{SettlementOutcome, Verified},
+    payment::{Prechecked, SettlementOutcome, Verified},
     protocol::{PaymentFlow, Reason},
 };
 
@@ -88,7 +88,11 @@ async fn reconciliation_does_not_charge_after_a_failure([first, second]: Views, 
     stage.produced(&payment).await;
     stage.facilitator.reconcile_now();
     gated.until_one_waits().await;
-    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: other.process_id() };
+    let failed = SettlementStep::Fail {
+        reason: Reason::UnexpectedSettleError,
+        by: other.process_id(),
+        known_transactions: Vec::new(),
+    };
     second.settle(&payment.key(), &failed).await.expect("nothing was submitted");
     gated.open();
     until(async || stage.facilitator.stats().pending == 0).await;
@@ -127,7 +131,8 @@ async fn payment_claimed_or_settled_by_another_process_is_not_reported_as_failed
         let stage = Stage::build(clock, ledger, |d| d, |b| b.signer(settlement_key()).reconcile_interval(NEVER)).await;
         let payment = stage.payment(&stage.payer(1));
         let verified = stage.admit(&payment).await;
-        let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0 };
+        let failed =
+            SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 0, known_transactions: Vec::new() };
         second.settle(&payment.key(), &failed).await.unwrap();
         let again = payment.clone().again(1);
         let others = async {
@@ -236,27 +241,92 @@ async fn submitted_payment_is_not_reported_as_uncharged_by_another_process() {
     assert_eq!(sellers.income().await, PRICE);
 }
 
-/// A facilitator that says that a payment failed which another process has submitted meanwhile.
+/// The buyer comes to another process while the payment is submitted. That process cannot know the outcome yet, and says when to ask again.
+#[tokio::test]
+async fn copy_at_another_process_is_pending_while_the_payment_is_submitted_and_replayed_then() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let sellers = Sellers::open([ledger.clone(), ledger.clone()]).await;
+    let customer = Customer::with_funds(&sellers.chain, 10 * PRICE).await;
+    let purchase = customer.pay(&sellers.apps[0], evaluate("x")).await;
+    sellers.chain.devnet.stall(true);
+    let first = sellers.ask_in_background(&purchase).await;
+    let submitted = Listing::of([SettlementState::Submitted]);
+    until(async || !ledger.list(&submitted).await.unwrap().is_empty()).await;
+    let copy = send(&sellers.apps[1], purchase.on(evaluate("x"))).await;
+    assert_eq!((copy.status.as_u16(), copy.reason().as_str()), (503, "settlement_pending"), "{copy:?}");
+    assert!(copy.headers.contains_key(http::header::RETRY_AFTER), "{copy:?}");
+    sellers.chain.devnet.stall(false);
+    let first = first.await.unwrap();
+    assert_eq!((first.status.as_u16(), first.text()), (200, "x"), "{first:?}");
+    let copy = send(&sellers.apps[1], purchase.on(evaluate("x"))).await;
+    assert_eq!((copy.status.as_u16(), copy.text()), (200, "x"), "{copy:?}");
+    assert_eq!(sellers.income().await, PRICE);
+    assert_eq!([sellers.shops[0].handled(), sellers.shops[1].handled()], [1, 0]);
+}
+
+async fn submit(ledger: &dyn Ledger, by: u64, payment: &Prechecked) {
+    let now = authorization::unix_now();
+    let submission = JournaledTransaction {
+        sender: Sender { network: Network::BASE_SEPOLIA, address: Address::repeat_byte(1) },
+        nonce: 0,
+        hash: B256::repeat_byte(1),
+        raw: Bytes::from_static(b"signed"),
+        payments: vec![payment.key()],
+        by,
+        at: now,
+        until: now + 600,
+        known_failures: Default::default(),
+    };
+    ledger.submit(submission).await.unwrap();
+}
+
+/// Two layers of one process share a facilitator. The first could not settle, and is about to record that when the second submits.
+#[tokio::test]
+async fn submitted_payment_is_not_reported_as_uncharged_by_another_layer_of_the_process() {
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
+    let gated = GatedLedger::over(ledger.clone(), Held::Failures);
+    let mut scripted = Scripted::new().settle(move |call, payment| {
+        let ledger = ledger.clone();
+        async move {
+            if call == 0 {
+                return Err(away());
+            }
+            submit(&*ledger, 0, &payment).await;
+            Ok(SettlementOutcome::Unknown { transaction: None })
+        }
+    });
+    scripted.ledger = gated.clone();
+    let facilitator = Arc::new(scripted);
+    assert_eq!(facilitator.process_id(), 0);
+    let [(first, _), (second, _)] = [serve(layer(&facilitator), echo), serve(layer(&facilitator), echo)];
+    let purchase = customer().pay(&first, evaluate("x")).await;
+    let request = purchase.on(evaluate("x"));
+    let told = tokio::spawn(async move { send(&first, request).await });
+    gated.until_one_waits().await;
+    let other = send(&second, purchase.on(evaluate("x"))).await;
+    assert_eq!((other.status.as_u16(), other.reason().as_str()), (503, "settlement_pending"), "{other:?}");
+    gated.open();
+    let told = told.await.unwrap();
+    assert_eq!((told.status.as_u16(), told.reason().as_str()), (503, "settlement_pending"), "{told:?}");
+    let known = record(&facilitator, &purchase).await.unwrap();
+    assert_eq!((known.settlement, known.failures), (Settlement::Unknown, 0));
+}
+
+/// A facilitator that says that a payment failed which another process, or another task of its own, has submitted meanwhile.
 #[tokio::test]
 async fn failure_that_the_ledger_does_not_take_is_not_reported() {
+    for by in [7, 0] {
+        failure_of_a_payment_submitted_by(by).await;
+    }
+}
+
+async fn failure_of_a_payment_submitted_by(by: u64) {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let others = ledger.clone();
     let mut scripted = Scripted::new().settle(move |_, payment| {
         let others = others.clone();
         async move {
-            let now = authorization::unix_now();
-            let submission = JournaledTransaction {
-                sender: Sender { network: Network::BASE_SEPOLIA, address: Address::repeat_byte(1) },
-                nonce: 0,
-                hash: B256::repeat_byte(1),
-                raw: Bytes::from_static(b"signed"),
-                payments: vec![payment.key()],
-                by: 7,
-                at: now,
-                until: now + 600,
-                known_failures: Default::default(),
-            };
-            others.submit(submission).await.unwrap();
+            submit(&*others, by, &payment).await;
             Ok(not_yet())
         }
     });

@@ -36,7 +36,7 @@ fn any_move() -> impl Strategy<Value = (u8, u64, Result<FulfilmentStep, Settleme
         1 => Just(Err(SettlementStep::Submit { transaction: hash(1) })),
         1 => Just(Err(SettlementStep::MarkUnknown)),
         1 => Just(Err(SettlementStep::Finalize)),
-        1 => Just(Err(SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 })),
+        1 => Just(Err(SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() })),
         1 => Just(Err(SettlementStep::Invalidate { reason: Reason::InsufficientFunds })),
         1 => Just(Err(SettlementStep::Reorg)),
     ];

@@ -597,7 +597,7 @@ async fn failure_counts_survive_a_restart() {
     let lease = reserve(&ledger, record(1, 1)).await;
     produce(&ledger, &lease).await;
     for _ in 0..2 {
-        let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1 };
+        let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 1, known_transactions: Vec::new() };
         ledger.settle(&lease.key, &fail).await.unwrap();
     }
     ledger.close().await;
@@ -709,7 +709,7 @@ async fn steps_of_settlement_wait_for_the_disk() {
     for step in [
         SettlementStep::Delegate { settling, known_failures: 0 },
         SettlementStep::Claim(settling),
-        SettlementStep::Fail { reason: reason.clone(), by: 1 },
+        SettlementStep::Fail { reason: reason.clone(), by: 1, known_transactions: Vec::new() },
         SettlementStep::Invalidate { reason },
         SettlementStep::MarkUnknown,
         SettlementStep::Submit { transaction: hash(1) },

@@ -118,7 +118,13 @@ async fn fill(ledger: &dyn Ledger, clock: &ManualClock) {
         ledger.fulfil(of(payer), &FulfilmentStep::Admit { funds, due: true }).await.unwrap();
     }
     let reason = Reason::InsufficientFunds;
-    ledger.settle(&of(FAILED).key, &SettlementStep::Fail { reason: reason.clone(), by: PROCESS }).await.unwrap();
+    ledger
+        .settle(
+            &of(FAILED).key,
+            &SettlementStep::Fail { reason: reason.clone(), by: PROCESS, known_transactions: Vec::new() },
+        )
+        .await
+        .unwrap();
     ledger.fulfil(of(FAILED), &FulfilmentStep::Release { body: None }).await.unwrap();
 
     let (submitted, unknown) = (of(SUBMITTED).key, of(UNKNOWN).key);

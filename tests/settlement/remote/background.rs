@@ -62,7 +62,7 @@ async fn produced(ledger: &dyn Ledger, payer: u8, is_kept: bool) -> Lease {
 }
 
 async fn fail(ledger: &dyn Ledger, lease: &Lease) {
-    let step = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 };
+    let step = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
     ledger.settle(&lease.key, &step).await.unwrap();
 }
 

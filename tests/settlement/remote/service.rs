@@ -21,7 +21,7 @@ use support::{
     authorization,
     chain::Chain as _,
     eventually::in_time,
-    scripted::{Scripted, customer, not_yet, paid},
+    scripted::{Scripted, customer, failed_in, not_yet, paid},
     shop::{Customer, PRICE, Purchase},
 };
 
@@ -120,7 +120,7 @@ async fn payment_executed_after_a_failure_is_reported_as_settled() {
             }
             let transaction = B256::repeat_byte(1);
             journal.settle(&payment.key(), &SettlementStep::Submit { transaction }).await.unwrap();
-            Ok(not_yet())
+            Ok(failed_in(Some(transaction)))
         }
     };
     let mut bank = Scripted::new().verify(verify).settle(settle);
@@ -237,7 +237,7 @@ async fn one_process_of_a_service_settles_a_payment_at_a_time() {
                 let submit = SettlementStep::Submit { transaction: B256::repeat_byte(1) };
                 journal.settle(&payment.key(), &submit).await.unwrap();
             }
-            Ok(if call == 0 { not_yet() } else { paid() })
+            Ok(if call == 0 { failed_in(Some(B256::repeat_byte(1))) } else { paid() })
         }
     };
     let (mut one, mut other) = (Scripted::new().settle(settle), Scripted::new());

@@ -123,7 +123,7 @@ fn submit(byte: u8) -> SettlementStep {
 }
 
 fn fail() -> SettlementStep {
-    SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0 }
+    SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: vec![B256::repeat_byte(1)] }
 }
 
 /// It paid for something else: an authorization that was unused in a block was not used in that block or an earlier one.
@@ -252,7 +252,7 @@ async fn payment_is_dead_once_its_cancellation_is_final() {
     }
     let outcome = case.settle().await.unwrap();
     assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");
-    case.step([SettlementStep::of(&outcome, 0)]).await;
+    case.step([SettlementStep::of(&outcome, 0, &[])]).await;
     let asked = stage.settles().len();
     let outcome = case.settle().await.unwrap();
     assert!(matches!(outcome, SettlementOutcome::Failed { dead: true, .. }), "{outcome:?}");

@@ -38,7 +38,7 @@ async fn payment_that_failed_meanwhile_is_not_sent_to_the_facilitator() {
     let remote = stage.remote().reconcile_interval(Duration::from_secs(3_600));
     let _seller = stage.seller_on(gated.clone(), remote, |layer| layer).await;
     gated.until_one_waits().await;
-    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9 };
+    let failed = SettlementStep::Fail { reason: Reason::UnexpectedSettleError, by: 9, known_transactions: Vec::new() };
     ledger.settle(&key, &failed).await.expect("nobody has it");
     gated.open();
     until(async || record().await.is_some_and(|record| record.failures == 2)).await;

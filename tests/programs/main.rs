@@ -3,4 +3,5 @@
 mod client_restart;
 mod crash;
 mod examples;
+mod guides;
 mod soak;

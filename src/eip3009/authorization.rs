@@ -75,6 +75,19 @@ impl Authorization {
             nonce: self.nonce,
         }
     }
+
+    /// Returns alloy's typed data of a transfer that only the payee may execute (`receiveWithAuthorization`).
+    #[cfg(feature = "vouchers")]
+    pub(crate) fn typed_receive(&self) -> super::ReceiveWithAuthorization {
+        super::ReceiveWithAuthorization {
+            from: self.from,
+            to: self.to,
+            value: self.value,
+            validAfter: self.valid_after,
+            validBefore: self.valid_before,
+            nonce: self.nonce,
+        }
+    }
 }
 
 /// Writes the JSON without checksums, which take a hash each: for databases.

@@ -51,3 +51,16 @@ alloy_sol_types::sol! {
         bytes32 nonce;
     }
 }
+
+#[cfg(feature = "vouchers")]
+alloy_sol_types::sol! {
+    /// The typed data of EIP-3009's second function, which only the payee may call.
+    struct ReceiveWithAuthorization {
+        address from;
+        address to;
+        uint256 value;
+        uint256 validAfter;
+        uint256 validBefore;
+        bytes32 nonce;
+    }
+}

@@ -1,6 +1,8 @@
 //! Signing through any alloy signer.
 
 use alloy_primitives::Address;
+#[cfg(feature = "vouchers")]
+use alloy_primitives::B256;
 use alloy_signer::Signer;
 use async_trait::async_trait;
 
@@ -17,6 +19,29 @@ pub trait AuthorizationSigner: Send + Sync {
     /// # Errors
     /// [`SignError`] if the signer refused or failed.
     async fn sign(&self, authorization: &Authorization, domain: &TokenDomain) -> Result<PaymentSignature, SignError>;
+
+    /// Signs a transfer that only the payee may execute (`receiveWithAuthorization`): a deposit into a payment channel.
+    ///
+    /// Default: refuses.
+    ///
+    /// # Errors
+    /// [`SignError`] if the signer refused or failed.
+    #[cfg(feature = "vouchers")]
+    async fn sign_receive(&self, _: &Authorization, _: &TokenDomain) -> Result<PaymentSignature, SignError> {
+        Err(alloy_signer::Error::other("this signer signs no deposits of payment channels").into())
+    }
+
+    /// Signs an EIP-712 digest as it is: a voucher of a payment channel. Devices that show what they sign refuse this; give such a payer a
+    /// voucher key.
+    ///
+    /// Default: refuses.
+    ///
+    /// # Errors
+    /// [`SignError`] if the signer refused or failed.
+    #[cfg(feature = "vouchers")]
+    async fn sign_digest(&self, _: B256) -> Result<PaymentSignature, SignError> {
+        Err(alloy_signer::Error::other("this signer signs no vouchers of payment channels").into())
+    }
 }
 
 #[async_trait]
@@ -29,6 +54,21 @@ impl<S: Signer + Send + Sync> AuthorizationSigner for S {
         let signature = self.sign_typed_data(&authorization.typed(), domain.eip712()).await?;
         let signature = signature.normalized_s();
         Ok(PaymentSignature::from(signature.as_bytes()))
+    }
+
+    #[cfg(feature = "vouchers")]
+    async fn sign_receive(
+        &self,
+        authorization: &Authorization,
+        domain: &TokenDomain,
+    ) -> Result<PaymentSignature, SignError> {
+        let signature = self.sign_typed_data(&authorization.typed_receive(), domain.eip712()).await?;
+        Ok(PaymentSignature::from(signature.normalized_s().as_bytes()))
+    }
+
+    #[cfg(feature = "vouchers")]
+    async fn sign_digest(&self, digest: B256) -> Result<PaymentSignature, SignError> {
+        Ok(PaymentSignature::from(self.sign_hash(&digest).await?.normalized_s().as_bytes()))
     }
 }
 

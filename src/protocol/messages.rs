@@ -89,11 +89,11 @@ impl PaymentRequired {
     }
 }
 
-/// `PAYMENT-SIGNATURE`: a signed payment.
+/// `PAYMENT-SIGNATURE`: a signed payment, with the payload of its scheme.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", bound = "")]
 #[non_exhaustive]
-pub struct PaymentPayload {
+pub struct PaymentPayload<P = ExactPayload> {
     /// The protocol version.
     pub x402_version: V2,
     /// The echoed resource.
@@ -102,15 +102,15 @@ pub struct PaymentPayload {
     /// The echoed offer.
     pub accepted: Verbatim<PaymentRequirements>,
     /// The scheme's payload.
-    pub payload: Verbatim<ExactPayload>,
+    pub payload: Verbatim<P>,
     /// The echoed extensions, with additions of the payer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
-impl PaymentPayload {
+impl<P> PaymentPayload<P> {
     /// Creates a payment for an offer, without the echoed resource and extensions.
-    pub const fn new(accepted: Verbatim<PaymentRequirements>, payload: Verbatim<ExactPayload>) -> Self {
+    pub const fn new(accepted: Verbatim<PaymentRequirements>, payload: Verbatim<P>) -> Self {
         Self { x402_version: V2, resource: None, accepted, payload, extensions: None }
     }
 }

@@ -1,27 +1,13 @@
 //! The payer's ERC-3009 authorization that fills a channel's escrow.
 
 use alloy_primitives::{Address, B256, Bytes, U256, keccak256};
-#[cfg(feature = "client")]
-use alloy_signer::Signer;
-use alloy_sol_types::{SolStruct as _, SolValue as _, sol};
+use alloy_sol_types::{SolStruct as _, SolValue as _};
 use serde::{Deserialize, Serialize};
 
 use super::{ChannelId, Escrow, amount};
+use crate::eip3009::{Authorization, PaymentSignature, TokenDomain};
 #[cfg(feature = "client")]
-use crate::eip3009::SignError;
-use crate::eip3009::{PaymentSignature, TokenDomain};
-
-sol! {
-    /// The typed data of EIP-3009's second function, which only the payee may call.
-    struct ReceiveWithAuthorization {
-        address from;
-        address to;
-        uint256 value;
-        uint256 validAfter;
-        uint256 validBefore;
-        bytes32 nonce;
-    }
-}
+use crate::eip3009::{AuthorizationSigner, SignError};
 
 /// Money on its way into a channel: the first deposit, or one that tops it up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +48,8 @@ impl Deposit {
     /// Returns the digest that the payer signs.
     pub fn digest(&self, payer: Address, channel: ChannelId, token: &TokenDomain) -> B256 {
         let DepositAuthorization::Erc3009 { valid_after, valid_before, salt, .. } = &self.authorization;
-        typed(payer, channel, self.amount, *valid_after, *valid_before, *salt).eip712_signing_hash(token.eip712())
+        let authorization = authorization(payer, channel, self.amount, *valid_after, *valid_before, *salt);
+        authorization.typed_receive().eip712_signing_hash(token.eip712())
     }
 
     /// Returns `collectorData`, for the contract's `deposit`.
@@ -83,30 +70,29 @@ impl Deposit {
         valid_before: u64,
         salt: B256,
         token: &TokenDomain,
-        payer: &(impl Signer + Send + Sync),
+        payer: &(impl AuthorizationSigner + ?Sized),
     ) -> Result<Self, SignError> {
         let (valid_after, valid_before) = (U256::ZERO, U256::from(valid_before));
-        let typed = typed(payer.address(), channel, amount, valid_after, valid_before, salt);
-        let signature = payer.sign_typed_data(&typed, token.eip712()).await?.normalized_s();
-        let signature = PaymentSignature::from(signature.as_bytes());
+        let authorization = authorization(payer.address(), channel, amount, valid_after, valid_before, salt);
+        let signature = payer.sign_receive(&authorization, token).await?;
         Ok(Self { amount, authorization: DepositAuthorization::Erc3009 { valid_after, valid_before, salt, signature } })
     }
 }
 
-fn typed(
+fn authorization(
     payer: Address,
     channel: ChannelId,
     amount: u128,
     valid_after: U256,
     valid_before: U256,
     salt: B256,
-) -> ReceiveWithAuthorization {
-    ReceiveWithAuthorization {
+) -> Authorization {
+    Authorization {
         from: payer,
         to: Escrow::ERC3009_COLLECTOR,
         value: U256::from(amount),
-        validAfter: valid_after,
-        validBefore: valid_before,
+        valid_after,
+        valid_before,
         nonce: Deposit::nonce(channel, salt),
     }
 }

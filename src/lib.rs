@@ -78,7 +78,7 @@
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
 //! | `devnet` | `devnet`, a chain in the same process | |
-//! | `vouchers` | `vouchers`: messages and digests of payment channels; nothing charges or pays with them yet | |
+//! | `vouchers` | `vouchers`: payment channels; with `client`, `client::ChannelPolicy` lets the payer pay by vouchers | |
 //! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |

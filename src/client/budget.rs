@@ -85,7 +85,15 @@ impl Budget {
 
     /// Returns the sum of confirmed payments by payee. The sums add up to [`spent`](Self::spent) while no payment is under way.
     pub fn spent_by_payee(&self) -> BTreeMap<Address, Usdc> {
-        self.0.journal.paid().payees
+        let payees = self.0.journal.paid().payees;
+        #[cfg(feature = "vouchers")]
+        let payees = self.0.journal.channels().iter().fold(payees, |mut payees, channel| {
+            if channel.spent() > Usdc::ZERO {
+                add_to(payees.entry(channel.config.receiver).or_default(), channel.spent());
+            }
+            payees
+        });
+        payees
     }
 
     /// Returns the sum of payments that are under way or have no proven outcome.
@@ -108,6 +116,61 @@ impl Budget {
         self.release_expired(now);
         self.totals().reserve(&self.0.limits, &charge, now)?;
         Ok(Reservation { budget: self.clone(), charge, on_drop: OnDrop::Release })
+    }
+
+    /// Reserves a deposit of `least` to `most` into a payment channel, as large as the limits allow. `charge` has the price of the request.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn reserve_deposit(
+        &self,
+        charge: Charge,
+        (least, most): (Usdc, Usdc),
+        now: u64,
+    ) -> Result<(Reservation, Usdc), Refusal> {
+        self.release_expired(now);
+        let mut totals = self.totals();
+        let remaining = totals.remaining_for(&self.0.limits, &charge, now);
+        let amount = least.max(most.min(remaining));
+        let limits = Limits { per_payment: Usdc::MAX, ..self.0.limits.clone() };
+        let deposit = Charge { amount, ..charge };
+        totals.reserve(&limits, &deposit, now)?;
+        drop(totals);
+        Ok((Reservation { budget: self.clone(), charge: deposit, on_drop: OnDrop::Release }, amount))
+    }
+
+    /// Checks a price against the limit per payment.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn check_price(&self, asked: Usdc) -> Result<(), Refusal> {
+        let limit = self.per_payment();
+        if asked > limit { Err(Refusal::AbovePaymentLimit { asked, limit }) } else { Ok(()) }
+    }
+
+    /// Returns `true` if expired payments are released on the server's word that they failed.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn releases_failed(&self) -> bool {
+        self.0.release_failed
+    }
+
+    /// Moves what a channel was charged since from reserved to spent, and follows the changes of its deposits. Signed deposits have
+    /// reservations of their own.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn channel_changed(
+        &self,
+        before: Option<&super::channels::ChannelEntry>,
+        now: &super::channels::ChannelEntry,
+        changes: &[super::channels::Change],
+    ) {
+        let mut totals = self.totals();
+        let spent_before = before.map(super::channels::ChannelEntry::spent);
+        let spent = channel_charge(now, remaining_of(now.spent(), spent_before.as_ref()), now.used_at);
+        for change in changes {
+            match *change {
+                super::channels::Change::Released { signed_at, amount } => {
+                    totals.release(&channel_charge(now, amount, signed_at));
+                }
+                super::channels::Change::Found { at, amount } => totals.add(&channel_charge(now, amount, at)),
+            }
+        }
+        totals.spend(&spent);
     }
 
     /// Releases the amounts of payments that their server reported as failed and that have expired by `now`, in seconds since the
@@ -229,6 +292,8 @@ impl BudgetBuilder {
     pub fn build(self) -> Budget {
         let mut totals = Totals::new(&self.limits, self.journal.paid());
         self.journal.unresolved().iter().for_each(|entry| totals.add(&entry.charge()));
+        #[cfg(feature = "vouchers")]
+        self.journal.channels().iter().for_each(|channel| totals.add_channel(channel));
         Budget(Arc::new(Inner {
             limits: self.limits,
             release_failed: self.release_failed,
@@ -247,6 +312,11 @@ pub(super) struct Charge {
     pub(super) host: String,
     /// When it was signed, in seconds since the Unix epoch.
     pub(super) signed_at: u64,
+}
+
+#[cfg(feature = "vouchers")]
+fn channel_charge(channel: &super::channels::ChannelEntry, amount: Usdc, signed_at: u64) -> Charge {
+    Charge { amount, payee: channel.config.receiver, host: channel.host.clone(), signed_at }
 }
 
 /// Returns the host that `per_host` counts a URL under.
@@ -374,6 +444,28 @@ impl Totals {
         for window in &mut self.windows {
             window.add(charge.signed_at, charge.amount);
         }
+    }
+
+    /// Returns the largest amount that every limit but that per payment leaves room for.
+    #[cfg(feature = "vouchers")]
+    fn remaining_for(&mut self, limits: &Limits, charge: &Charge, now: u64) -> Usdc {
+        let payee = limits.per_payee.map(|limit| remaining_of(limit, self.payees.get(&charge.payee)));
+        let host = limits.per_host.map(|limit| remaining_of(limit, self.hosts.get(&charge.host)));
+        let windows = self.windows.iter_mut().map(|window| {
+            window.remove_older(now);
+            remaining_of(window.limit, Some(&window.sum))
+        });
+        let least = windows.chain(payee).chain(host).min().unwrap_or(Usdc::MAX);
+        least.min(self.remaining(limits.total))
+    }
+
+    /// Adds a channel of an earlier process: its deposits are reserved, and what was charged of them is spent.
+    #[cfg(feature = "vouchers")]
+    fn add_channel(&mut self, channel: &super::channels::ChannelEntry) {
+        for (signed_at, amount) in channel.deposits() {
+            self.add(&channel_charge(channel, *amount, *signed_at));
+        }
+        self.spend(&channel_charge(channel, channel.spent(), channel.used_at));
     }
 
     fn spend(&mut self, charge: &Charge) {

@@ -4,7 +4,11 @@ use std::{error::Error, fmt, io, time::Duration};
 
 use alloy_primitives::Address;
 
+#[cfg(feature = "vouchers")]
+use super::ChannelFinding;
 use super::{PaymentOutcome, Receipt};
+#[cfg(feature = "vouchers")]
+use crate::vouchers::ChannelId;
 use crate::{
     clock::RandomnessError,
     eip3009::SignError,
@@ -71,6 +75,58 @@ pub enum Refusal {
         /// The limit in any such period.
         limit: Usdc,
     },
+    /// A deposit into a payment channel is above what [`ChannelPolicy`](super::ChannelPolicy) leaves for escrow. Raise the limit, or get
+    /// money back from idle channels.
+    #[cfg(feature = "vouchers")]
+    #[error("a deposit of {asked} is needed, but {remaining} remains of the limit of {limit} in escrow{}", Of(payee))]
+    AboveEscrowLimit {
+        /// The payee, if the limit is that per payee.
+        payee: Option<Address>,
+        /// The smallest deposit that pays for the request.
+        asked: Usdc,
+        /// The limit without what is in escrow.
+        remaining: Usdc,
+        /// The limit.
+        limit: Usdc,
+    },
+    /// The seller's terms (`receiverAuthorizer`, `withdrawDelay`) are not those of a channel that still holds money of this payer. No
+    /// other channel is opened. Ask for a refund of the earlier channel, or withdraw from it.
+    #[cfg(feature = "vouchers")]
+    #[error("the terms of payee {payee} are not those of channel {channel}, which still holds money")]
+    ChannelTermsChanged {
+        /// The payee.
+        payee: Address,
+        /// The earlier channel.
+        channel: ChannelId,
+    },
+    /// The 402 has no offer with the terms of the channel, so no refund can be asked for there.
+    #[cfg(feature = "vouchers")]
+    #[error("the 402 has no offer with the terms of channel {channel}")]
+    ChannelNotOffered {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// The seller contradicted this payer's books of a channel. Nothing more is signed for it.
+    #[cfg(feature = "vouchers")]
+    #[error("channel {channel} is in dispute: {finding}")]
+    ChannelDisputed {
+        /// The channel.
+        channel: ChannelId,
+        /// What the seller said or did.
+        finding: ChannelFinding,
+    },
+    /// An earlier deposit neither arrived nor expired, and does not cover the price. Try again later.
+    #[cfg(feature = "vouchers")]
+    #[error("an earlier deposit neither arrived nor expired, and does not cover the price; try again later")]
+    DepositPending,
+    /// All channels to the payee were in use for too long. Allow more with [`ChannelPolicy::lanes`](super::ChannelPolicy::lanes), or a
+    /// longer wait.
+    #[cfg(feature = "vouchers")]
+    #[error("all channels to payee {payee} are in use")]
+    LanesBusy {
+        /// The payee.
+        payee: Address,
+    },
     /// The client accepts none of the offers.
     #[error("none of the offers can be paid: {}", Reasons(reasons))]
     NoPayableOffer {
@@ -121,9 +177,37 @@ pub enum OfferRefusal {
     /// The offer's `maxTimeoutSeconds` is zero.
     #[error("maxTimeoutSeconds is zero")]
     NoTime,
+    /// The offer of a payment channel cannot be read, or asks for something that this crate does not do.
+    #[cfg(feature = "vouchers")]
+    #[error(transparent)]
+    Channel(#[from] crate::vouchers::ChannelOfferError),
+    /// The contract would not open such a channel.
+    #[cfg(feature = "vouchers")]
+    #[error(transparent)]
+    ChannelConfig(#[from] crate::vouchers::ChannelConfigError),
+    /// The channel's withdraw delay is longer than [`ChannelPolicy::max_withdraw_delay`](super::ChannelPolicy::max_withdraw_delay).
+    #[cfg(feature = "vouchers")]
+    #[error("a withdraw delay of {asked:?} is longer than {limit:?}")]
+    WithdrawDelay {
+        /// The delay in the offer.
+        asked: Duration,
+        /// The longest accepted one.
+        limit: Duration,
+    },
     /// The client does not pay in this flow. See [`PayerBuilder::flows`](super::PayerBuilder::flows).
     #[error("this client does not pay in the flow \"{0}\"")]
     Flow(PaymentFlow),
+}
+
+/// Names the payee that a limit is for.
+#[cfg(feature = "vouchers")]
+struct Of<'a>(&'a Option<Address>);
+
+#[cfg(feature = "vouchers")]
+impl fmt::Display for Of<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |payee| write!(f, " for payee {payee}"))
+    }
 }
 
 /// Shows several reasons as one sentence.
@@ -147,7 +231,7 @@ impl fmt::Display for Reasons<'_> {
 
 /// An error of a request that had to be paid for.
 ///
-/// After all errors but [`Unanswered`](Self::Unanswered), no payment was sent.
+/// After all errors but [`Unanswered`](Self::Unanswered), no payment was sent, or the only one was a voucher that the seller refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PaymentError {

@@ -161,6 +161,13 @@ async fn send_paid<X: Exchange>(
             Ok(Err(error)) => (Err(error.into()), payment.unanswered()),
             Err(elapsed) => (Err(elapsed.into()), payment.unanswered()),
         };
+        #[cfg(feature = "vouchers")]
+        if next == NextStep::SignAgain {
+            drop(response);
+            payment.sign_again().await?;
+            exchange.add_header(payment.header_name(), payment.header().clone());
+            continue;
+        }
         if let Some(pause) = retry.pause(next, attempts, payer.now(), &payment) {
             drop(response);
             sleep(pause).await;

@@ -11,6 +11,8 @@ use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+#[cfg(feature = "vouchers")]
+use super::channels::{Books, ChannelEntry};
 use super::{
     JournalFile, PaymentOutcome, Receipt,
     budget::{Charge, Reservation, add_to, host_of},
@@ -47,6 +49,9 @@ struct Inner {
     /// Held while the disk is written, so it is only locked on threads that may block. Locked before `state`.
     file: Option<Mutex<OpenFile>>,
     state: Mutex<State>,
+    /// Told when a channel is free again.
+    #[cfg(feature = "vouchers")]
+    freed: Arc<tokio::sync::Notify>,
 }
 
 struct OpenFile {
@@ -84,7 +89,7 @@ impl Journal {
         if is_compactable {
             file.compact(&state);
         }
-        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state })))
+        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state, ..Inner::default() })))
     }
 
     /// Returns the payments without a proven outcome, ordered by nonce. Payments under way are among them.
@@ -189,6 +194,49 @@ impl Journal {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.0.state)
+    }
+}
+
+#[cfg(feature = "vouchers")]
+impl Journal {
+    /// Returns the payment channels, ordered by id. A channel stays in the journal when it is empty, since another deposit continues it.
+    pub fn channels(&self) -> Vec<ChannelEntry> {
+        self.state().books.entries().cloned().collect()
+    }
+
+    pub(super) fn with_books<T>(&self, ask: impl FnOnce(&mut Books) -> T) -> T {
+        ask(&mut self.state().books)
+    }
+
+    pub(super) fn freed(&self) -> Arc<tokio::sync::Notify> {
+        self.0.freed.clone()
+    }
+
+    /// Runs `write` on a thread that may block, if there is a file.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        write: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let this = self.clone();
+        self.run_blocking(move || write(&this)).await
+    }
+
+    /// Records a channel as it is now, and returns what the journal had before. Blocks on the disk.
+    ///
+    /// An entry that need not be durable holds even if it cannot be written: then a later process knows less, which is the safe side.
+    pub(super) fn write_channel(&self, entry: ChannelEntry, durable: bool) -> io::Result<Option<ChannelEntry>> {
+        let record = Record::Channel(Box::new(entry));
+        let mut file = self.0.file.as_ref().map(lock);
+        if let Some(file) = &mut file
+            && let Err(error) = file.append(&record, durable, &self.0.state)
+        {
+            if durable {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the state of a payment channel could not be written to the journal");
+        }
+        let Record::Channel(entry) = record else { return Ok(None) };
+        Ok(self.state().books.put(*entry))
     }
 }
 
@@ -312,6 +360,9 @@ pub(super) enum Record {
     Void {
         nonce: B256,
     },
+    /// A channel as it is now. The last record of a channel counts.
+    #[cfg(feature = "vouchers")]
+    Channel(Box<ChannelEntry>),
 }
 
 impl From<&Receipt> for Record {
@@ -395,6 +446,8 @@ struct State {
     /// The last payments that were not closed by their answer, and whether they were paid.
     resolved: VecDeque<(B256, bool)>,
     paid: PaidTotals,
+    #[cfg(feature = "vouchers")]
+    books: Books,
 }
 
 impl State {
@@ -424,6 +477,11 @@ impl State {
             }
             Record::Outcome { nonce, outcome: PaymentOutcome::Settled | PaymentOutcome::Accepted, .. } => (nonce, true),
             Record::Void { nonce } => (nonce, false),
+            #[cfg(feature = "vouchers")]
+            Record::Channel(entry) => {
+                self.books.put(*entry);
+                return None;
+            }
         };
         let entry = self.open.remove(&nonce)?;
         self.failed.remove(&(entry.void_at(), nonce));
@@ -435,7 +493,10 @@ impl State {
 
     /// Returns the number of records that [`compacted`](Self::compacted) has.
     fn lines(&self) -> usize {
-        usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len()
+        let lines = usize::from(!self.paid.is_empty()) + self.open.len() + self.failed.len();
+        #[cfg(feature = "vouchers")]
+        let lines = lines + self.books.len();
+        lines
     }
 
     /// Returns the fewest records that lead to this state.
@@ -448,7 +509,10 @@ impl State {
             outcome: PaymentOutcome::Failed,
             transaction: None,
         });
-        paid.into_iter().chain(open).chain(failed).collect()
+        let records = paid.into_iter().chain(open).chain(failed);
+        #[cfg(feature = "vouchers")]
+        let records = records.chain(self.books.entries().cloned().map(|entry| Record::Channel(Box::new(entry))));
+        records.collect()
     }
 }
 
@@ -531,6 +595,8 @@ mod tests {
             pay_to: entry.pay_to,
             nonce: entry.nonce,
             reason: None,
+            #[cfg(feature = "vouchers")]
+            channel: None,
         };
         let record = Record::from(&receipt);
         journal.close(&record);

@@ -31,11 +31,22 @@
 //! `reconcile` (feature `onchain`) asks the chain about open payments. `reconcile_with_servers` (feature `reqwest`) asks the servers that
 //! report payment statuses. Only the chain can release a reserved amount.
 //!
+//! # Paying by voucher
+//!
+//! With [`PayerBuilder::vouchers`] (feature `vouchers`) a payer deposits into an escrow contract once and then signs a voucher for each
+//! request, which costs no transaction. It opens and fills the channels by itself, within a [`ChannelPolicy`] and its budget.
+//!
+//! It signs no more than what it was charged and the next price. What a seller says of its charges is believed as far as the payer's own
+//! signature and its own journal agree. `refund_channels` asks for money back; `reconcile_channels` compares the journal with the chain,
+//! and finds a seller that claimed more than it charged; `initiate_withdrawal` gets the money back without the seller.
+//!
 //! # Finding something to pay for
 //!
 //! `DiscoveryClient` (features `bazaar` and `reqwest`) reads the list of paid resources that a facilitator publishes.
 
 mod budget;
+#[cfg(feature = "vouchers")]
+mod channels;
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
 mod discovery;
 mod error;
@@ -55,6 +66,12 @@ mod reconcile;
 mod response_body;
 
 pub use budget::{Budget, BudgetBuilder};
+#[cfg(all(feature = "vouchers", feature = "reqwest"))]
+pub use channels::refund_channels;
+#[cfg(feature = "vouchers")]
+pub use channels::{ChannelEntry, ChannelFinding, ChannelPolicy, ChannelReceipt, PendingDeposit, Refund, SignedRefund};
+#[cfg(all(feature = "vouchers", feature = "onchain"))]
+pub use channels::{ChannelReconciliation, finalize_withdrawal, initiate_withdrawal, reconcile_channels};
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]
 pub use discovery::{
     Discovered, DiscoveryClient, DiscoveryClientBuilder, DiscoveryEnd, DiscoveryError, DiscoveryFilter, DiscoveryPage,

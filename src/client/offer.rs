@@ -2,12 +2,16 @@
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
+#[cfg(feature = "vouchers")]
+use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use url::Url;
 
 use super::{OfferRefusal, Refusal};
+#[cfg(feature = "vouchers")]
+use crate::vouchers::ChannelOffer;
 use crate::{
     clock::{Nonces, RandomnessError},
     network::Asset,
@@ -47,12 +51,13 @@ impl OfferLocation {
 }
 
 /// A 402 with offers. Its parts stay as the text that was received, because the payment returns them unchanged.
+#[derive(Clone)]
 pub(super) enum Challenge {
     V1(ChallengeV1),
     V2(ChallengeV2),
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ChallengeV2 {
     /// Read only to refuse other versions.
@@ -64,7 +69,7 @@ pub(super) struct ChallengeV2 {
     extensions: Option<Verbatim<Map<String, Value>>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct ChallengeV1 {
     /// Some servers put an object here.
     #[serde(default)]
@@ -126,6 +131,30 @@ impl Challenge {
         }
     }
 
+    /// Returns the first offers as they are on the wire, in the server's order. v1 has no payment channels.
+    #[cfg(feature = "vouchers")]
+    fn requirements(&self) -> impl Iterator<Item = Option<PaymentRequirements>> {
+        let accepts = match self {
+            Self::V1(_) => &[],
+            Self::V2(challenge) => challenge.accepts.as_slice(),
+        };
+        accepts.iter().take(MAX_OFFERS).map(|offer| offer.read().ok())
+    }
+
+    /// Returns the offer of this channel and its index, with the seller's books of it in a corrective 402.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn channel_offer(&self, entry: &super::ChannelEntry) -> Option<(usize, ChannelOffer)> {
+        self.requirements().enumerate().find_map(|(index, offer)| {
+            let (exact, channel) = read_channel_offer(&offer?)?.ok()?;
+            let config = &entry.config;
+            let same = (exact.network(), exact.asset.address, exact.pay_to)
+                == (entry.network, config.token, config.receiver)
+                && (channel.receiver_authorizer, channel.withdraw_delay)
+                    == (config.receiver_authorizer, config.withdraw_delay);
+            same.then_some((index, channel))
+        })
+    }
+
     /// Gives the payment an id, if the server supports the extension `payment-identifier`.
     ///
     /// The id is a secret, so it is independent of the authorization's nonce, which the chain publishes.
@@ -149,23 +178,45 @@ impl Challenge {
     ///
     /// In v2 the offer, the resource and the extensions are returned as they came. v1 names scheme and network.
     pub(super) fn into_header(self, index: usize, payload: &ExactPayload) -> Result<String, serde_json::Error> {
-        let payload = Verbatim::of(payload)?;
-        let no_offer = || serde::de::Error::custom("the chosen offer is not one of the server's");
         match self {
             Self::V1(challenge) => {
                 let offer = challenge.accepts.get(index).ok_or_else(no_offer)?.read()?;
                 let v1::PaymentRequirementsV1 { scheme, network, .. } = offer;
+                let payload = Verbatim::of(payload)?;
                 encode_header(&v1::PaymentPayloadV1 { x402_version: V1, scheme, network, payload })
             }
-            Self::V2(challenge) => encode_header(&PaymentPayload {
-                x402_version: V2,
-                resource: challenge.resource,
-                accepted: challenge.accepts.into_iter().nth(index).ok_or_else(no_offer)?,
-                payload,
-                extensions: challenge.extensions,
-            }),
+            Self::V2(challenge) => challenge.into_header(index, payload),
         }
     }
+
+    /// The same for the offer of a payment channel, which only v2 has.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn channel_header(
+        &self,
+        index: usize,
+        payload: &crate::vouchers::ChannelPayload,
+    ) -> Result<String, serde_json::Error> {
+        match self {
+            Self::V1(_) => Err(no_offer()),
+            Self::V2(challenge) => challenge.clone().into_header(index, payload),
+        }
+    }
+}
+
+impl ChallengeV2 {
+    fn into_header<P: Serialize>(self, index: usize, payload: &P) -> Result<String, serde_json::Error> {
+        encode_header(&PaymentPayload {
+            x402_version: V2,
+            resource: self.resource,
+            accepted: self.accepts.into_iter().nth(index).ok_or_else(no_offer)?,
+            payload: Verbatim::of(payload)?,
+            extensions: self.extensions,
+        })
+    }
+}
+
+fn no_offer() -> serde_json::Error {
+    serde::de::Error::custom("the chosen offer is not one of the server's")
 }
 
 /// Resolves a declared status URL against the URL that is paid. Returns `None` unless both have one origin.
@@ -186,6 +237,17 @@ where
     Ok(ExactOffer::try_from(&offer.read().map_err(|_| OfferRefusal::Unreadable)?)?)
 }
 
+/// Reads an offer of the scheme `batch-settlement`, and what of it an offer of `exact` has, too. Returns `None` for other schemes.
+#[cfg(feature = "vouchers")]
+fn read_channel_offer(offer: &PaymentRequirements) -> Option<Result<(ExactOffer, ChannelOffer), OfferRefusal>> {
+    (offer.scheme == "batch-settlement").then(|| {
+        let channel = ChannelOffer::try_from(&offer.extra)?;
+        let mut exact = offer.clone();
+        exact.scheme = "exact".into();
+        Ok((ExactOffer::try_from(&exact)?, channel))
+    })
+}
+
 fn is_json(content_type: &HeaderValue) -> bool {
     let essence = content_type.to_str().ok().and_then(|text| text.split(';').next()).map(str::trim);
     essence.is_some_and(|essence| {
@@ -204,6 +266,9 @@ pub(super) struct OfferPolicy {
     pub(super) flows: Option<Vec<PaymentFlow>>,
     /// The first that distinguishes two offers decides.
     preferences: Vec<Comparison>,
+    /// The longest accepted withdraw delay, in seconds. `None` if the payer opens no channels.
+    #[cfg(feature = "vouchers")]
+    pub(super) withdraw_delay: Option<std::time::Duration>,
 }
 
 /// An offer that the payer accepts.
@@ -213,6 +278,9 @@ pub(super) struct AcceptedOffer {
     pub(super) index: usize,
     pub(super) offer: ExactOffer,
     pub(super) amount: Usdc,
+    /// `None` for an offer of `exact`. For a channel's, `offer` has the parts that both have.
+    #[cfg(feature = "vouchers")]
+    pub(super) channel: Option<ChannelOffer>,
 }
 
 impl OfferPolicy {
@@ -225,7 +293,17 @@ impl OfferPolicy {
     /// then in the server's order.
     pub(super) fn choose(&self, challenge: &Challenge) -> Result<Vec<AcceptedOffer>, Refusal> {
         let (mut accepted, mut reasons) = (Vec::new(), Vec::new());
+        #[cfg(feature = "vouchers")]
+        let mut channels = self.channel_offers(challenge);
         for (index, offer) in challenge.offers().into_iter().enumerate() {
+            #[cfg(feature = "vouchers")]
+            if let Some(channel) = channels.remove(&index) {
+                match channel {
+                    Ok(offer) => accepted.push(offer),
+                    Err(reason) => reasons.push(reason),
+                }
+                continue;
+            }
             match offer.and_then(|offer| self.check(index, offer)) {
                 Ok(offer) => accepted.push(offer),
                 Err(reason) => reasons.push(reason),
@@ -237,8 +315,44 @@ impl OfferPolicy {
 
     fn compare(&self, one: &AcceptedOffer, other: &AcceptedOffer) -> Ordering {
         let preferred = self.preferences.iter().map(|compare| compare(&one.offer, &other.offer));
-        let default = |offer: &AcceptedOffer| (offer.amount, offer.offer.flow != PaymentFlow::Authorization);
+        #[cfg(feature = "vouchers")]
+        let is_exact = |offer: &AcceptedOffer| offer.channel.is_none();
+        #[cfg(not(feature = "vouchers"))]
+        let is_exact = |_: &AcceptedOffer| true;
+        let default =
+            |offer: &AcceptedOffer| (offer.amount, is_exact(offer), offer.offer.flow != PaymentFlow::Authorization);
         preferred.fold(Ordering::Equal, Ordering::then).then_with(|| default(one).cmp(&default(other)))
+    }
+
+    /// Returns the offers of payment channels by their index, if the payer opens channels.
+    #[cfg(feature = "vouchers")]
+    fn channel_offers(
+        &self,
+        challenge: &Challenge,
+    ) -> std::collections::BTreeMap<usize, Result<AcceptedOffer, OfferRefusal>> {
+        let Some(limit) = self.withdraw_delay else { return Default::default() };
+        let offers = challenge.requirements().enumerate();
+        let channels = offers.filter_map(|(index, offer)| Some((index, read_channel_offer(&offer?)?)));
+        let check = |index, offer: Result<(ExactOffer, ChannelOffer), OfferRefusal>| {
+            let (exact, channel) = offer?;
+            let asked = std::time::Duration::from_secs(channel.withdraw_delay.into());
+            if asked > limit {
+                return Err(OfferRefusal::WithdrawDelay { asked, limit });
+            }
+            crate::vouchers::ChannelConfig {
+                payer: Address::repeat_byte(1),
+                payer_authorizer: Address::ZERO,
+                receiver: exact.pay_to,
+                receiver_authorizer: channel.receiver_authorizer,
+                token: exact.asset.address,
+                withdraw_delay: channel.withdraw_delay,
+                salt: B256::ZERO,
+            }
+            .validate()?;
+            let accepted = self.check(index, exact)?;
+            Ok(AcceptedOffer { channel: Some(channel), ..accepted })
+        };
+        channels.map(|(index, offer)| (index, check(index, offer))).collect()
     }
 
     fn check(&self, index: usize, offer: ExactOffer) -> Result<AcceptedOffer, OfferRefusal> {
@@ -259,7 +373,13 @@ impl OfferPolicy {
         }
         match Usdc::try_from(offer.amount) {
             Ok(Usdc::ZERO) | Err(_) => Err(OfferRefusal::Amount),
-            Ok(amount) => Ok(AcceptedOffer { index, offer, amount }),
+            Ok(amount) => Ok(AcceptedOffer {
+                index,
+                offer,
+                amount,
+                #[cfg(feature = "vouchers")]
+                channel: None,
+            }),
         }
     }
 }

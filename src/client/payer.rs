@@ -11,6 +11,8 @@ use super::{
     budget::{Charge, Reservation, host_of},
     offer::{AcceptedOffer, Challenge, OfferPolicy},
 };
+#[cfg(feature = "vouchers")]
+use super::{ChannelPolicy, channels::VoucherPayment};
 use crate::{
     clock::{Clock, Nonces, OsNonces, SystemClock},
     eip3009::{Authorization, AuthorizationSigner, TokenDomain},
@@ -47,6 +49,9 @@ struct Inner {
     signer: Box<dyn AuthorizationSigner>,
     budget: Budget,
     policy: OfferPolicy,
+    /// `None` if it opens no channels.
+    #[cfg(feature = "vouchers")]
+    channels: Option<ChannelPolicy>,
     max_window: Duration,
     clock: Arc<dyn Clock>,
     nonces: Arc<dyn Nonces>,
@@ -59,6 +64,8 @@ impl Payer {
             signer: Box::new(signer),
             budget: Budget::default(),
             policy: OfferPolicy::default(),
+            #[cfg(feature = "vouchers")]
+            channels: None,
             max_window: Duration::from_secs(3_600),
             clock: Arc::new(SystemClock),
             nonces: Arc::new(OsNonces),
@@ -83,6 +90,11 @@ impl Payer {
 
     pub(super) fn now(&self) -> u64 {
         self.0.clock.now()
+    }
+
+    /// Returns for how long an authorization is valid if the server asks for this, in seconds.
+    pub(super) fn window(&self, max_timeout_seconds: u64) -> u64 {
+        max_timeout_seconds.min(self.0.max_window.as_secs().max(1))
     }
 
     /// Signs a payment for a 402 that answered `method` on `url`.
@@ -120,10 +132,14 @@ impl Payer {
         url: &Url,
     ) -> Result<SignedPayment, PaymentError> {
         let now = self.now();
-        let (AcceptedOffer { index, offer, amount }, reservation) = self.reserve(&challenge, url, now)?;
+        let (AcceptedOffer { index, offer, amount, .. }, reservation) =
+            match self.reserve(&challenge, (method, url), now).await? {
+                Reserved::Exact(accepted, reservation) => (accepted, reservation),
+                #[cfg(feature = "vouchers")]
+                Reserved::Channel(payment) => return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone())),
+            };
         challenge.add_payment_id(self.0.nonces.as_ref())?;
-        let window = offer.max_timeout_seconds.min(self.0.max_window.as_secs().max(1));
-        let valid_before = now.saturating_add(window);
+        let valid_before = now.saturating_add(self.window(offer.max_timeout_seconds));
         let authorization = Authorization {
             from: self.0.signer.address(),
             to: offer.pay_to,
@@ -164,16 +180,67 @@ impl Payer {
     }
 
     /// Reserves the price of the best offer that the budget covers. If it covers none, the error is that of the best offer.
-    fn reserve(&self, challenge: &Challenge, url: &Url, now: u64) -> Result<(AcceptedOffer, Reservation), Refusal> {
+    #[cfg_attr(not(feature = "vouchers"), expect(clippy::unused_async, reason = "it waits for payment channels"))]
+    async fn reserve(
+        &self,
+        challenge: &Challenge,
+        request: (&Method, &Url),
+        now: u64,
+    ) -> Result<Reserved, PaymentError> {
         let mut refusal = None;
-        for accepted in self.0.policy.choose(challenge)? {
+        let accepted = self.0.policy.choose(challenge)?;
+        #[cfg(feature = "vouchers")]
+        let accepted = self.exact_first(accepted);
+        for accepted in accepted {
+            #[cfg(feature = "vouchers")]
+            if let Some(channel) = &accepted.channel {
+                match VoucherPayment::sign(self, challenge, &accepted, channel, request).await {
+                    Ok(payment) => return Ok(Reserved::Channel(Box::new(payment))),
+                    Err(PaymentError::Refused(refused)) => refusal = refusal.or(Some(refused)),
+                    Err(error) => return Err(error),
+                }
+                continue;
+            }
             let (amount, payee) = (accepted.amount, accepted.offer.pay_to);
-            match self.0.budget.reserve(Charge { amount, payee, host: host_of(url), signed_at: now }, now) {
-                Ok(reservation) => return Ok((accepted, reservation)),
+            match self.0.budget.reserve(Charge { amount, payee, host: host_of(request.1), signed_at: now }, now) {
+                Ok(reservation) => return Ok(Reserved::Exact(accepted, reservation)),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
-        Err(refusal.unwrap_or(Refusal::NoPayableOffer { reasons: Vec::new() }))
+        Err(refusal.unwrap_or(Refusal::NoPayableOffer { reasons: Vec::new() }).into())
+    }
+}
+
+/// A payment of the chosen offer, as far as its scheme has got.
+enum Reserved {
+    Exact(AcceptedOffer, Reservation),
+    #[cfg(feature = "vouchers")]
+    Channel(Box<VoucherPayment>),
+}
+
+#[cfg(feature = "vouchers")]
+impl Payer {
+    pub(super) fn channel_policy(&self) -> Option<&ChannelPolicy> {
+        self.0.channels.as_ref()
+    }
+
+    pub(super) fn signer(&self) -> &dyn AuthorizationSigner {
+        self.0.signer.as_ref()
+    }
+
+    pub(super) fn nonces(&self) -> &dyn Nonces {
+        self.0.nonces.as_ref()
+    }
+
+    /// Puts channels that are not worth opening yet behind the offers of `exact`.
+    fn exact_first(&self, accepted: Vec<AcceptedOffer>) -> Vec<AcceptedOffer> {
+        let Some(policy) = self.channel_policy() else { return accepted };
+        let is_early = |accepted: &AcceptedOffer| {
+            accepted.channel.is_some() && policy.is_early(&self.0.budget, accepted.offer.pay_to, accepted.amount)
+        };
+        let (early, mut first): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_early);
+        first.extend(early);
+        first
     }
 }
 
@@ -247,6 +314,18 @@ impl PayerBuilder {
     /// Sets the flows to pay in. Default: all.
     pub fn flows(mut self, flows: impl IntoIterator<Item = PaymentFlow>) -> Self {
         self.payer.policy.flows = Some(flows.into_iter().collect());
+        self
+    }
+
+    /// Pays by vouchers where a seller offers them (scheme `batch-settlement`), from channels that the payer opens and fills by itself.
+    /// Default: off.
+    ///
+    /// At the same rank and price, a voucher is preferred to `exact`. Preferences see such an offer by its price, payee and token;
+    /// [`flows`](Self::flows) does not apply to it.
+    #[cfg(feature = "vouchers")]
+    pub fn vouchers(mut self, policy: ChannelPolicy) -> Self {
+        self.payer.policy.withdraw_delay = Some(policy.longest_delay());
+        self.payer.channels = Some(policy);
         self
     }
 

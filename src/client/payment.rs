@@ -10,6 +10,8 @@ use alloy_primitives::{Address, B256};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "vouchers")]
+use super::{ChannelReceipt, PaymentError, channels::VoucherPayment};
 use super::{Journal, JournalEntry, budget::Reservation, journal::Record, offer::Challenge};
 use crate::{
     clock::Clock,
@@ -33,11 +35,24 @@ const MAX_REASON: usize = 200;
 #[derive(Debug)]
 #[must_use = "the amount stays reserved until the payment is concluded"]
 pub struct SignedPayment {
+    kind: Kind,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Exact(Box<ExactPayment>),
+    #[cfg(feature = "vouchers")]
+    Voucher(Box<VoucherPayment>),
+}
+
+/// A payment by an authorization of its own.
+#[derive(Debug)]
+struct ExactPayment {
     header: HeaderValue,
     entry: JournalEntry,
     reservation: Reservation,
     journal: Journal,
-    clock: Arc<dyn Clock>,
     /// An earlier attempt may have settled it without a clear answer.
     in_doubt: bool,
     receipt: Receipt,
@@ -54,6 +69,10 @@ pub enum NextStep {
         /// The server's `Retry-After`, if it sent one.
         after: Option<Duration>,
     },
+    /// Call [`SignedPayment::sign_again`], and send the request with the new header. The seller refused the voucher, and charged nothing
+    /// for it. This is asked for at most twice for each payment.
+    #[cfg(feature = "vouchers")]
+    SignAgain,
 }
 
 impl SignedPayment {
@@ -64,6 +83,94 @@ impl SignedPayment {
         journal: Journal,
         clock: Arc<dyn Clock>,
     ) -> Self {
+        let payment = ExactPayment::new(header, entry, reservation, journal);
+        Self { kind: Kind::Exact(Box::new(payment)), clock }
+    }
+
+    #[cfg(feature = "vouchers")]
+    pub(super) fn by_voucher(payment: VoucherPayment, clock: Arc<dyn Clock>) -> Self {
+        Self { kind: Kind::Voucher(Box::new(payment)), clock }
+    }
+
+    /// Returns the version of x402 that it is made in, which is that of the 402.
+    pub const fn version(&self) -> Version {
+        match &self.kind {
+            Kind::Exact(payment) => payment.entry.version,
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(_) => Version::V2,
+        }
+    }
+
+    /// Returns the name of the payment header: `PAYMENT-SIGNATURE`, or `X-PAYMENT` in v1.
+    pub const fn header_name(&self) -> HeaderName {
+        HeaderName::from_static(self.version().payment_header())
+    }
+
+    /// Returns the value of the payment header, marked as sensitive.
+    pub const fn header(&self) -> &HeaderValue {
+        match &self.kind {
+            Kind::Exact(payment) => &payment.header,
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(payment) => payment.header(),
+        }
+    }
+
+    /// Returns when the authorization expires, in seconds since the Unix epoch. A voucher never does; a deposit that is sent along does.
+    pub fn valid_before(&self) -> u64 {
+        match &self.kind {
+            Kind::Exact(payment) => payment.entry.valid_before,
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(payment) => payment.valid_before(),
+        }
+    }
+
+    /// Interprets the status and headers of an answer.
+    ///
+    /// `body` is that of another 402, if it was read. Servers of v1 give their reason there.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> NextStep {
+        let retry_after = retry_after(headers, self.clock.now());
+        let is_transient =
+            status.is_server_error() || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429));
+        match &mut self.kind {
+            Kind::Exact(payment) => payment.answered(status, headers, body, (is_transient, retry_after)),
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(payment) => payment.answered(status, headers, is_transient, retry_after),
+        }
+    }
+
+    /// Notes that no answer came: the request timed out, or the connection failed.
+    pub fn unanswered(&mut self) -> NextStep {
+        match &mut self.kind {
+            Kind::Exact(payment) => payment.unanswered(),
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(payment) => payment.unanswered(),
+        }
+    }
+
+    /// Signs a voucher that agrees with the seller's books, after [`NextStep::SignAgain`]. [`header`](Self::header) is another one then.
+    ///
+    /// # Errors
+    /// See [`PaymentError`]. The seller charged nothing.
+    #[cfg(feature = "vouchers")]
+    pub async fn sign_again(&mut self) -> Result<(), PaymentError> {
+        match &mut self.kind {
+            Kind::Exact(_) => Ok(()),
+            Kind::Voucher(payment) => payment.sign_again().await,
+        }
+    }
+
+    /// Records the outcome in budget and journal, and returns the receipt.
+    pub async fn conclude(self) -> Receipt {
+        match self.kind {
+            Kind::Exact(payment) => payment.conclude().await,
+            #[cfg(feature = "vouchers")]
+            Kind::Voucher(payment) => payment.conclude().await,
+        }
+    }
+}
+
+impl ExactPayment {
+    fn new(header: HeaderValue, entry: JournalEntry, reservation: Reservation, journal: Journal) -> Self {
         let receipt = Receipt {
             outcome: PaymentOutcome::Unknown,
             transaction: None,
@@ -74,39 +181,22 @@ impl SignedPayment {
             pay_to: entry.pay_to,
             nonce: entry.nonce,
             reason: None,
+            #[cfg(feature = "vouchers")]
+            channel: None,
         };
-        Self { header, entry, reservation, journal, clock, in_doubt: false, receipt }
+        Self { header, entry, reservation, journal, in_doubt: false, receipt }
     }
 
-    /// Returns the version of x402 that it is made in, which is that of the 402.
-    pub const fn version(&self) -> Version {
-        self.entry.version
-    }
-
-    /// Returns the name of the payment header: `PAYMENT-SIGNATURE`, or `X-PAYMENT` in v1.
-    pub const fn header_name(&self) -> HeaderName {
-        HeaderName::from_static(self.entry.version.payment_header())
-    }
-
-    /// Returns the value of the payment header, marked as sensitive.
-    pub const fn header(&self) -> &HeaderValue {
-        &self.header
-    }
-
-    /// Returns when the authorization expires, in seconds since the Unix epoch.
-    pub const fn valid_before(&self) -> u64 {
-        self.entry.valid_before
-    }
-
-    /// Interprets the status and headers of an answer.
-    ///
-    /// `body` is that of another 402, if it was read. Servers of v1 give their reason there.
-    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap, body: Option<&[u8]>) -> NextStep {
+    fn answered(
+        &mut self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+        (is_transient, retry_after): (bool, Option<Duration>),
+    ) -> NextStep {
         let report = SettlementReport::read(headers, &self.entry);
-        let retry_after = retry_after(headers, self.clock.now());
-        let is_transient = status.is_server_error()
-            || (retry_after.is_some() && matches!(status.as_u16(), 408 | 409 | 425 | 429))
-            || matches!(&report, SettlementReport::Failed { reason: Reason::SettlementPending, .. });
+        let is_transient =
+            is_transient || matches!(&report, SettlementReport::Failed { reason: Reason::SettlementPending, .. });
         let rejection = match status {
             StatusCode::PAYMENT_REQUIRED => Rejection::read(headers, body),
             _ => Rejection::default(),
@@ -115,8 +205,7 @@ impl SignedPayment {
         if is_transient { NextStep::Retry { after: retry_after } } else { NextStep::Conclude }
     }
 
-    /// Notes that no answer came: the request timed out, or the connection failed.
-    pub fn unanswered(&mut self) -> NextStep {
+    fn unanswered(&mut self) -> NextStep {
         if !self.receipt.outcome.is_paid() {
             self.receipt.outcome = PaymentOutcome::Unknown;
         }
@@ -124,8 +213,7 @@ impl SignedPayment {
         NextStep::Retry { after: None }
     }
 
-    /// Records the outcome in budget and journal, and returns the receipt.
-    pub async fn conclude(self) -> Receipt {
+    async fn conclude(self) -> Receipt {
         let Self { reservation, journal, receipt, .. } = self;
         let record = Record::from(&receipt);
         // Its answer closes a payment only if it was made, and only if reconciliation did not close it before.
@@ -344,6 +432,10 @@ pub struct Receipt {
     pub nonce: B256,
     /// Why the payment is not settled: the server's reason code, or what is wrong with its answer.
     pub reason: Option<String>,
+    /// The payment channel, if the payment was made by voucher. Then [`amount`](Self::amount) is what the seller charged, and
+    /// [`nonce`](Self::nonce) the voucher's digest.
+    #[cfg(feature = "vouchers")]
+    pub channel: Option<ChannelReceipt>,
 }
 
 /// Reads the receipt of a response.

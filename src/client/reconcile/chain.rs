@@ -14,7 +14,7 @@ use crate::chain::{
 };
 
 /// The timeout of one request to the node.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(in crate::client) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far the client's clock may have been ahead of the chain's when it signed, in seconds.
 const CLOCK_SKEW: u64 = 900;
 /// After this many timeouts in a row, the other payments are not looked up.

@@ -7,6 +7,8 @@ mod servers;
 
 use alloy_primitives::B256;
 
+#[cfg(all(feature = "vouchers", feature = "onchain"))]
+pub(super) use chain::REQUEST_TIMEOUT;
 #[cfg(feature = "onchain")]
 pub use chain::{ReconcileError, reconcile};
 #[cfg(feature = "reqwest")]

@@ -1,5 +1,6 @@
 //! The paying client, over real connections.
 mod bodies;
+mod channels;
 mod concurrent;
 mod discovery;
 mod earlier_journal;

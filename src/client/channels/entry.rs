@@ -1,0 +1,506 @@
+//! The buyer's books of one channel: what was deposited, charged and signed. No I/O.
+
+use std::fmt;
+
+use alloy_primitives::B256;
+use serde::{Deserialize, Serialize};
+
+use super::ChannelFinding;
+use crate::{
+    network::Network,
+    usdc::Usdc,
+    vouchers::{ChannelConfig, ChannelId, ChannelState, Deposit, DepositAuthorization, Escrow, Voucher, VoucherState},
+};
+
+/// How long after `validBefore` a deposit can no longer be executed by any reasonable clock, in seconds.
+const EXPIRY_MARGIN: u64 = 60;
+/// A deposit is not sent again if it expires within this time, in seconds: the seller must still get it into a block.
+const MIN_WINDOW: u64 = 10;
+/// How many deposits are kept apart. Older ones are added up.
+const MAX_DEPOSITS: usize = 16;
+
+/// A payment channel, as the journal holds it.
+///
+/// The fields obey `charged <= signed <= escrow`, except that a [pending](Self::pending) deposit covers what is signed with it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct ChannelEntry {
+    /// The chain.
+    pub network: Network,
+    /// The seven fields that make the channel. Keep them: nobody can withdraw without them.
+    pub config: ChannelConfig,
+    /// The host that the budget counts the channel under: that of its first request.
+    pub host: String,
+    /// The method of the last request that it paid for.
+    pub method: String,
+    /// The URL of the last request that it paid for.
+    pub url: String,
+    /// When it was last used, in seconds since the Unix epoch.
+    pub used_at: u64,
+    /// What the seller had charged before these books were opened.
+    pub opening: Usdc,
+    /// What the seller has charged in all, as far as its answers are in order. The next voucher starts from here.
+    pub charged: Usdc,
+    /// The most that was ever charged. Above [`charged`](Self::charged) if the seller lost some of its books.
+    pub highest: Usdc,
+    /// The largest price of the requests since then whose outcome is unclear: the seller may have charged up to this much more.
+    pub doubt: Usdc,
+    /// The highest voucher that was signed.
+    pub signed: Option<VoucherState>,
+    /// What the channel holds, claimed or not (`balance` in the contract), as far as is known.
+    pub escrow: Usdc,
+    /// Deposits that the seller says it does not have. Only the chain can tell, so they stay reserved.
+    pub missing: Usdc,
+    /// The deposit that was signed and of which nobody has said that it arrived.
+    pub pending: Option<PendingDeposit>,
+    /// What the budget counts: signed deposits less refunds, by the time of the signature.
+    deposits: Vec<(u64, Usdc)>,
+    /// How `deposits` changed without a signature since the budget heard of it.
+    #[serde(skip)]
+    changes: Vec<Change>,
+    /// When the last deposit that was ever signed expires, in seconds since the Unix epoch.
+    deposits_until: u64,
+    /// `true` if the seller refused a voucher and proved nothing, so that what the chain says is believed of the charges, too.
+    #[serde(default)]
+    is_refused: bool,
+    /// `true` once a request was charged or the channel was looked up: from then on these books are complete.
+    pub is_known: bool,
+    /// Why nothing more is signed for this channel.
+    pub dispute: Option<ChannelFinding>,
+}
+
+/// A signed deposit on its way into the channel.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct PendingDeposit {
+    /// The amount, and the signed authorization. It is money until it expires.
+    pub deposit: Deposit,
+    /// The amount.
+    pub amount: Usdc,
+    /// When the authorization expires, in seconds since the Unix epoch.
+    pub valid_before: u64,
+    /// `true` if an attempt to send it had no clear answer.
+    pub is_unclear: bool,
+}
+
+impl PendingDeposit {
+    pub(super) fn new(deposit: Deposit, amount: Usdc, valid_before: u64) -> Self {
+        Self { deposit, amount, valid_before, is_unclear: false }
+    }
+
+    /// Returns the nonce of the authorization, by which the token tells whether it was used.
+    pub fn nonce(&self, channel: ChannelId) -> B256 {
+        let DepositAuthorization::Erc3009 { salt, .. } = &self.deposit.authorization;
+        Deposit::nonce(channel, *salt)
+    }
+
+    fn can_be_sent(&self, now: u64) -> bool {
+        now.saturating_add(MIN_WINDOW) < self.valid_before
+    }
+}
+
+impl fmt::Debug for PendingDeposit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingDeposit")
+            .field("amount", &self.amount)
+            .field("valid_before", &self.valid_before)
+            .field("is_unclear", &self.is_unclear)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A change of what the budget counts that no signature of this process made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::client) enum Change {
+    /// A deposit came back, or can never be made.
+    Released { signed_at: u64, amount: Usdc },
+    /// The chain has a deposit that these books did not have.
+    #[cfg_attr(not(feature = "onchain"), expect(dead_code))]
+    Found { at: u64, amount: Usdc },
+}
+
+/// How a request of some price can be paid from the channel as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    /// By a voucher alone.
+    Voucher,
+    /// By a voucher and the pending deposit, sent again.
+    PendingDeposit,
+    /// By a voucher and a new deposit of at least this much.
+    NewDeposit { needed: Usdc },
+    /// Not before the pending deposit has arrived or expired.
+    Nothing,
+}
+
+/// What was unclear about a channel at some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Doubt {
+    charge: Usdc,
+    deposit: bool,
+}
+
+impl Doubt {
+    /// Returns `true` if the pending deposit may have arrived.
+    pub(super) const fn is_about_deposit(self) -> bool {
+        self.deposit
+    }
+}
+
+/// A channel as a final block had it.
+#[cfg(feature = "onchain")]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) balance: Usdc,
+    pub(super) claimed: Usdc,
+    /// Whether the pending deposit was made, if there is one and the token said so.
+    pub(super) pending_used: Option<bool>,
+    /// The block's timestamp.
+    pub(super) time: u64,
+}
+
+/// What a corrective 402 led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Correction {
+    /// The books agree with the seller's, and the next voucher starts from there.
+    Adopted,
+    /// The seller's answer proves nothing. The chain can tell.
+    Unproven,
+    /// The seller says something that these books exclude.
+    Disputed(ChannelFinding),
+}
+
+impl ChannelEntry {
+    pub(super) fn new(network: Network, config: ChannelConfig) -> Self {
+        Self {
+            network,
+            config,
+            host: String::new(),
+            method: String::new(),
+            url: String::new(),
+            used_at: 0,
+            opening: Usdc::ZERO,
+            charged: Usdc::ZERO,
+            highest: Usdc::ZERO,
+            doubt: Usdc::ZERO,
+            signed: None,
+            escrow: Usdc::ZERO,
+            missing: Usdc::ZERO,
+            pending: None,
+            deposits: Vec::new(),
+            changes: Vec::new(),
+            deposits_until: 0,
+            is_refused: false,
+            is_known: false,
+            dispute: None,
+        }
+    }
+
+    /// Returns the channel's id.
+    pub fn id(&self) -> ChannelId {
+        Escrow::on(self.network).channel_id(&self.config)
+    }
+
+    /// Returns what was charged since these books were opened. The budget counts it as spent.
+    pub fn spent(&self) -> Usdc {
+        less(self.highest, self.opening)
+    }
+
+    /// Returns what is in escrow or on its way there and was not charged. The budget counts it as reserved.
+    pub fn reserved(&self) -> Usdc {
+        less(sum(self.deposits.iter().map(|(_, amount)| *amount)), self.spent())
+    }
+
+    /// Returns what can still be signed without a deposit.
+    pub fn available(&self) -> Usdc {
+        less(self.escrow, self.charged)
+    }
+
+    /// Returns the sums of deposits that the budget counts, by the time of their signature.
+    pub(in crate::client) fn deposits(&self) -> &[(u64, Usdc)] {
+        &self.deposits
+    }
+
+    /// Returns how the deposits changed without a signature since the last time.
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Returns `true` if no money of the payer's is left in it, as far as is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.reserved() == Usdc::ZERO
+    }
+
+    /// Returns the voucher's ceiling for a request of this price.
+    pub(super) fn ceiling(&self, amount: Usdc) -> Usdc {
+        plus(self.charged, amount)
+    }
+
+    pub(super) fn means(&self, amount: Usdc, now: u64) -> Means {
+        let needed = less(self.ceiling(amount), self.escrow);
+        match &self.pending {
+            _ if needed == Usdc::ZERO => Means::Voucher,
+            None => Means::NewDeposit { needed },
+            Some(pending) if pending.amount >= needed && pending.can_be_sent(now) => Means::PendingDeposit,
+            Some(_) => Means::Nothing,
+        }
+    }
+
+    /// Gives up on a deposit that has expired.
+    ///
+    /// If an attempt to send it was not answered, it may have arrived: the next voucher will tell. If every attempt was refused, it stays
+    /// reserved until the chain proves more, or is free if `believe_refusals`.
+    pub(super) fn expire(&mut self, now: u64, believe_refusals: bool) {
+        let expired = |pending: &mut PendingDeposit| now >= pending.valid_before.saturating_add(EXPIRY_MARGIN);
+        let Some(pending) = self.pending.take_if(expired) else { return };
+        match pending.is_unclear {
+            true => self.escrow = plus(self.escrow, pending.amount),
+            false if believe_refusals => self.release(pending.amount),
+            false => self.missing = plus(self.missing, pending.amount),
+        }
+    }
+
+    /// Adds a deposit that was signed.
+    pub(super) fn add_deposit(&mut self, pending: PendingDeposit, now: u64) {
+        self.deposits.push((now, pending.amount));
+        if self.deposits.len() > MAX_DEPOSITS {
+            // As if signed with the later one: a limit per period counts it for too long rather than too short.
+            let (_, oldest) = self.deposits.remove(0);
+            self.deposits[0].1 = plus(self.deposits[0].1, oldest);
+        }
+        self.deposits_until = self.deposits_until.max(pending.valid_before);
+        self.pending = Some(pending);
+    }
+
+    /// Records a voucher that is about to be sent with a request of this price, and with the pending deposit if `with_deposit`.
+    ///
+    /// From here on both are in doubt, also if this process ends. [`refused`](Self::refused) takes the doubt back.
+    pub(super) fn sign(&mut self, amount: Usdc, voucher: &Voucher, with_deposit: bool) -> Doubt {
+        let before = self.doubts();
+        self.doubt = self.doubt.max(amount);
+        if let Some(pending) = self.pending.as_mut().filter(|_| with_deposit) {
+            pending.is_unclear = true;
+        }
+        if self.signed.is_none_or(|signed| signed.signed_max_claimable < voucher.max_claimable_amount) {
+            self.signed =
+                Some(VoucherState { signed_max_claimable: voucher.max_claimable_amount, signature: voucher.signature });
+        }
+        before
+    }
+
+    fn doubts(&self) -> Doubt {
+        Doubt { charge: self.doubt, deposit: self.pending.as_ref().is_some_and(|pending| pending.is_unclear) }
+    }
+
+    /// Records that the seller refused a request, and with it all that was sent since `before`.
+    pub(super) fn refused(&mut self, before: Doubt) {
+        self.doubt = before.charge;
+        if let Some(pending) = &mut self.pending {
+            pending.is_unclear = before.deposit;
+        }
+    }
+
+    /// Records that the seller charged the request of the last voucher, which clears every doubt: it accepts a voucher only if it agrees
+    /// on what was charged before.
+    pub(super) fn charge(&mut self, amount: Usdc) {
+        self.charged = plus(self.charged, amount);
+        self.highest = self.highest.max(self.charged);
+        self.doubt = Usdc::ZERO;
+        self.is_known = true;
+    }
+
+    /// Records that the pending deposit has arrived.
+    pub(super) fn deposit_arrived(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.escrow = plus(self.escrow, pending.amount);
+        }
+    }
+
+    /// Records that the seller does not find what is in escrow above what it charged.
+    pub(super) fn escrow_is_missing(&mut self) {
+        self.missing = plus(self.missing, self.available());
+        self.escrow = self.escrow.min(self.charged);
+    }
+
+    /// Records that the seller reports a refund. Only the chain can prove it, so it stays reserved unless `believed`.
+    pub(super) fn refund_reported(&mut self, amount: Usdc, believed: bool) {
+        let amount = amount.min(self.available());
+        self.escrow = less(self.escrow, amount);
+        match believed {
+            true => self.release(amount),
+            false => self.missing = plus(self.missing, amount),
+        }
+    }
+
+    /// Takes an amount out of what the budget counts as reserved, the oldest deposits first.
+    fn release(&mut self, amount: Usdc) {
+        // What the seller may have charged will be needed.
+        let mut rest = amount.min(less(self.reserved(), self.doubt));
+        for (signed_at, deposit) in &mut self.deposits {
+            let taken = rest.min(*deposit);
+            *deposit = less(*deposit, taken);
+            rest = less(rest, taken);
+            if taken > Usdc::ZERO {
+                self.changes.push(Change::Released { signed_at: *signed_at, amount: taken });
+            }
+        }
+        self.deposits.retain(|(_, deposit)| *deposit > Usdc::ZERO);
+    }
+
+    /// Compares these books with the seller's in a corrective 402.
+    ///
+    /// Less than was charged is always adopted, since it only lowers what is signed. More is adopted if unclear requests explain it and the
+    /// seller shows the payer's own signature. Books that know nothing of the channel yet, because an earlier journal was lost,
+    /// adopt whatever the payer's own signature proves: the seller could claim that much anyway.
+    pub(super) fn correct(&mut self, theirs: Option<&ChannelState>, voucher: Option<&VoucherState>) -> Correction {
+        // A seller that lost its books starts from what it has claimed.
+        let claimed = theirs.map(|state| state.total_claimed).filter(|claimed| *claimed < self.charged.atomic().into());
+        let Some(asserted) = theirs.and_then(|state| state.charged_cumulative_amount).or(claimed) else {
+            self.is_refused = true;
+            return Correction::Unproven;
+        };
+        let limit = self.highest.max(plus(self.charged, self.doubt));
+        let Ok(charged) = u64::try_from(asserted).map(Usdc::from_atomic) else {
+            return self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit });
+        };
+        if charged < self.charged {
+            self.charged = charged;
+            return Correction::Adopted;
+        }
+        let is_proven =
+            voucher.is_some_and(|voucher| voucher.signed_max_claimable >= asserted && self.is_ours(voucher));
+        match charged <= limit {
+            _ if !is_proven => {
+                self.is_refused = true;
+                Correction::Unproven
+            }
+            true => {
+                if charged > self.charged {
+                    self.doubt = Usdc::ZERO;
+                }
+                self.charged = charged;
+                self.highest = self.highest.max(charged);
+                self.is_known = true;
+                self.cover_charges();
+                Correction::Adopted
+            }
+            false if self.is_known => self.disputed(ChannelFinding::ChargeNotInBooks { asserted, limit }),
+            false => {
+                self.open_at(charged);
+                self.signed = voucher.copied();
+                Correction::Adopted
+            }
+        }
+    }
+
+    /// Finds the deposit that paid for what was charged: the seller charged it, so it has arrived.
+    fn cover_charges(&mut self) {
+        if self.charged > self.escrow {
+            self.deposit_arrived();
+        }
+        let uncovered = less(self.charged, self.escrow);
+        self.missing = less(self.missing, uncovered);
+        self.escrow = plus(self.escrow, uncovered);
+    }
+
+    /// Starts the books of a channel in which this much was charged before.
+    fn open_at(&mut self, charged: Usdc) {
+        self.opening = charged;
+        self.charged = charged;
+        self.highest = charged;
+        self.doubt = Usdc::ZERO;
+        self.escrow = plus(self.escrow, charged);
+        self.is_known = true;
+    }
+
+    /// Compares these books with the chain, as of a final block. Returns whether they agree.
+    ///
+    /// Nothing is released while a deposit that was signed can still be made.
+    #[cfg(feature = "onchain")]
+    pub(super) fn observe(&mut self, seen: &Seen) -> Correction {
+        let Seen { balance, claimed, .. } = *seen;
+        let limit = self.highest.max(plus(self.charged, self.doubt));
+        if !self.is_known && claimed > Usdc::ZERO {
+            self.opening = claimed;
+            (self.charged, self.highest) = (claimed, claimed);
+        } else if claimed > limit {
+            return self.disputed(ChannelFinding::ClaimedTooMuch { claimed, charged: limit });
+        } else if claimed > self.charged {
+            self.charged = claimed;
+            self.highest = self.highest.max(claimed);
+            self.doubt = Usdc::ZERO;
+        } else if self.is_refused {
+            self.charged = claimed;
+        }
+        self.is_refused = false;
+        let is_final = seen.time >= self.deposits_until;
+        if seen.pending_used == Some(true) || is_final {
+            self.pending = None;
+        }
+        let pending = self.pending.as_ref().map_or(Usdc::ZERO, |pending| pending.amount);
+        let counted = sum(self.deposits.iter().map(|(_, amount)| *amount));
+        let held = plus(less(balance, self.opening), pending);
+        if held > counted {
+            let found = less(held, counted);
+            self.deposits.push((self.used_at, found));
+            self.changes.push(Change::Found { at: self.used_at, amount: found });
+            self.escrow = balance;
+        } else if is_final {
+            self.release(less(counted, held));
+            self.escrow = balance;
+            self.missing = Usdc::ZERO;
+        } else {
+            self.escrow = self.escrow.max(balance);
+        }
+        self.is_known |= balance > Usdc::ZERO;
+        Correction::Adopted
+    }
+
+    pub(super) fn disputed(&mut self, finding: ChannelFinding) -> Correction {
+        self.dispute.get_or_insert_with(|| finding.clone());
+        Correction::Disputed(finding)
+    }
+
+    /// Returns `true` if this payer signed the voucher.
+    fn is_ours(&self, voucher: &VoucherState) -> bool {
+        let escrow = Escrow::on(self.network);
+        let voucher = Voucher {
+            channel_id: escrow.channel_id(&self.config),
+            max_claimable_amount: voucher.signed_max_claimable,
+            signature: voucher.signature,
+        };
+        voucher.is_of(&self.config, &escrow)
+    }
+}
+
+impl fmt::Debug for ChannelEntry {
+    /// Leaves out signatures, and the URL, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelEntry")
+            .field("id", &self.id())
+            .field("network", &self.network)
+            .field("payer", &self.config.payer)
+            .field("receiver", &self.config.receiver)
+            .field("charged", &self.charged)
+            .field("doubt", &self.doubt)
+            .field("escrow", &self.escrow)
+            .field("missing", &self.missing)
+            .field("pending", &self.pending)
+            .field("dispute", &self.dispute)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sums reach the bound only in hostile numbers, which the limits refuse.
+pub(super) fn plus(one: Usdc, other: Usdc) -> Usdc {
+    one.checked_add(other).unwrap_or(Usdc::MAX)
+}
+
+pub(super) fn less(from: Usdc, amount: Usdc) -> Usdc {
+    from.checked_sub(amount).unwrap_or(Usdc::ZERO)
+}
+
+pub(super) fn sum(amounts: impl Iterator<Item = Usdc>) -> Usdc {
+    amounts.fold(Usdc::ZERO, plus)
+}

@@ -1,0 +1,64 @@
+//! What a seller did that the buyer's books exclude.
+
+use serde::{Deserialize, Serialize};
+
+use crate::usdc::Usdc;
+
+/// Something that a seller said or did which contradicts the buyer's books of a channel.
+///
+/// After [`ChargeNotInBooks`](Self::ChargeNotInBooks) and [`ClaimedTooMuch`](Self::ClaimedTooMuch) nothing more is signed for the seller's
+/// channels.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "finding", rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum ChannelFinding {
+    /// The seller says that it charged more than these books allow. Either it lies, or another program uses the same key and salt: give
+    /// each its own [`ChannelPolicy::salt`](super::ChannelPolicy::salt).
+    #[error("the seller says that it charged {asserted} units in this channel, and at most {limit} was agreed to")]
+    ChargeNotInBooks {
+        /// The seller's sum, in atomic units.
+        #[serde(with = "units")]
+        asserted: u128,
+        /// The most that it can have charged.
+        limit: Usdc,
+    },
+    /// The seller claimed more from the escrow than it charged. It had a voucher for it, so this cannot be undone.
+    #[error("the seller claimed {claimed} from the escrow, and charged at most {charged}")]
+    ClaimedTooMuch {
+        /// The contract's `totalClaimed`.
+        claimed: Usdc,
+        /// The most that it can have charged.
+        charged: Usdc,
+    },
+    /// The seller reports a charge above the price that it offered. The books did not change.
+    #[error("the seller reports a charge of {reported} for a price of at most {price}")]
+    ChargedAbovePrice {
+        /// The charge as the seller wrote it, shortened.
+        reported: String,
+        /// The price.
+        price: Usdc,
+    },
+    /// The seller's answer contradicts itself, or what was signed. The books did not change.
+    #[error("the seller's answer {what}")]
+    Contradiction {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The seller wants another voucher and proves nothing. Look the channel up on the chain
+    /// (`reconcile_channels`, feature `onchain`), and pay again.
+    #[error("the seller refuses the voucher and does not prove what it charged; look the channel up on the chain")]
+    Unproven,
+}
+
+/// An atomic amount as a decimal string.
+mod units {
+    use serde::{Deserialize as _, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(units: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(units)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}

@@ -1,0 +1,105 @@
+//! A channel in use by one request.
+
+use std::{io, sync::Arc};
+
+use tokio::{sync::Notify, time::timeout};
+
+use super::{
+    ChannelEntry, ChannelPolicy,
+    books::{Choice, Terms},
+};
+use crate::{
+    client::{Budget, Journal, Refusal, budget::Reservation},
+    usdc::Usdc,
+    vouchers::ChannelId,
+};
+
+/// A channel that one request uses. Others wait, or take another one, until this is dropped.
+///
+/// The entry is a copy. [`write`](Self::write) puts it into the journal, and the difference into the budget.
+pub(in crate::client) struct Lease {
+    budget: Budget,
+    id: ChannelId,
+    pub(super) entry: ChannelEntry,
+}
+
+impl Lease {
+    /// Leases the best channel for a request, and returns the deposit that may be made into it.
+    pub(super) async fn best(
+        budget: &Budget,
+        policy: &ChannelPolicy,
+        terms: &Terms,
+        now: u64,
+    ) -> Result<(Self, Usdc), Refusal> {
+        let freed = freed(budget);
+        let waiting = async {
+            loop {
+                let notified = freed.notified();
+                tokio::pin!(notified);
+                notified.as_mut().enable();
+                let choice = {
+                    let believe_refusals = budget.releases_failed();
+                    budget.journal().with_books(|books| books.choose(policy, terms, now, believe_refusals))?
+                };
+                match choice {
+                    Choice::Lane(entry, deposit) => return Ok((Self::of(budget, *entry), deposit)),
+                    Choice::Wait => notified.await,
+                }
+            }
+        };
+        timeout(policy.lane_wait, waiting).await.unwrap_or(Err(Refusal::LanesBusy { payee: terms.config.receiver }))
+    }
+
+    /// Wraps a channel that was leased in the books.
+    fn of(budget: &Budget, entry: ChannelEntry) -> Self {
+        Self { budget: budget.clone(), id: entry.id(), entry }
+    }
+
+    /// Leases this channel, or returns `None` if it is in use or unknown.
+    pub(super) fn get(budget: &Budget, id: ChannelId) -> Option<Self> {
+        let entry = budget.journal().with_books(|books| {
+            let entry = books.get(id)?.clone();
+            books.lease(&entry).then_some(entry)
+        })?;
+        Some(Self::of(budget, entry))
+    }
+
+    pub(super) const fn id(&self) -> ChannelId {
+        self.id
+    }
+
+    /// Makes room for a deposit into this channel. Returns its size.
+    pub(super) fn promise(&self, policy: &ChannelPolicy, terms: &Terms) -> Result<Usdc, Refusal> {
+        self.budget.journal().with_books(|books| books.promise(policy, &self.entry, terms))
+    }
+
+    /// Writes the entry into the journal. If `durable`, it is on disk when this returns.
+    ///
+    /// `deposit` is the reservation of a deposit that the entry has and the journal has not. It is held from then on, or released if the
+    /// entry cannot be written.
+    pub(super) async fn write(mut self, durable: bool, mut deposit: Option<Reservation>) -> io::Result<Self> {
+        let journal = self.budget.journal().clone();
+        // The lease goes along: if the caller is cancelled, the channel is free only once the entry is written.
+        let write = move |journal: &Journal| {
+            let changes = self.entry.take_changes();
+            let before = journal.write_channel(self.entry.clone(), durable)?;
+            if let Some(reservation) = &mut deposit {
+                reservation.hold();
+            }
+            self.budget.channel_changed(before.as_ref(), &self.entry, &changes);
+            Ok(self)
+        };
+        journal.blocking(write).await
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.budget.journal().with_books(|books| books.free(self.id));
+        freed(&self.budget).notify_waiters();
+    }
+}
+
+fn freed(budget: &Budget) -> Arc<Notify> {
+    budget.journal().freed()
+}

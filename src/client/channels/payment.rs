@@ -1,0 +1,418 @@
+//! One payment by voucher, from its signature to its receipt.
+
+use std::{fmt, time::Duration};
+
+use alloy_primitives::B256;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use url::Url;
+
+use super::{
+    ChannelEntry, ChannelFinding, PendingDeposit,
+    answer::Report,
+    books::Terms,
+    entry::{Correction, Doubt, Means},
+    lease::Lease,
+};
+use crate::{
+    client::{
+        NextStep, Payer, PaymentError, PaymentOutcome, Receipt, Refusal,
+        budget::{Charge, Reservation, host_of},
+        offer::{AcceptedOffer, Challenge},
+    },
+    eip3009::TokenDomain,
+    network::Asset,
+    protocol::{DecodeError, MAX_PAYMENT_HEADER, Reason},
+    usdc::Usdc,
+    vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, Escrow, Voucher, VoucherSignature},
+};
+
+/// The prefix of the scheme's reason codes.
+const PREFIX: &str = "invalid_batch_settlement_evm_";
+
+/// The channel's part of a [`Receipt`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelReceipt {
+    /// The channel.
+    pub id: ChannelId,
+    /// The price of the request: the most that it could cost. [`Receipt::amount`] is what the seller charged of it.
+    pub price: Usdc,
+    /// The deposit that was sent along, if one was.
+    pub deposit: Option<Usdc>,
+    /// What was charged in the channel in all.
+    pub charged: Usdc,
+    /// Something that the seller said which contradicts the books.
+    pub finding: Option<ChannelFinding>,
+}
+
+/// A payment by voucher that is under way. It has its channel for itself.
+pub(in crate::client) struct VoucherPayment {
+    payer: Payer,
+    /// `None` only while it is written.
+    lease: Option<Lease>,
+    challenge: Challenge,
+    index: usize,
+    asset: Asset,
+    max_timeout: u64,
+    terms: Terms,
+    header: HeaderValue,
+    /// When the deposit expires that is sent along.
+    deposit_expires: Option<u64>,
+    /// What was unclear before this payment was sent.
+    doubt: Doubt,
+    /// An attempt of this payment had no clear answer.
+    in_doubt: bool,
+    is_corrected: bool,
+    is_switched: bool,
+    receipt: Receipt,
+}
+
+impl VoucherPayment {
+    /// Leases a channel for an offer, and signs.
+    pub(in crate::client) async fn sign(
+        payer: &Payer,
+        challenge: &Challenge,
+        accepted: &AcceptedOffer,
+        channel: &ChannelOffer,
+        (method, url): (&http::Method, &Url),
+    ) -> Result<Self, PaymentError> {
+        let Some(policy) = payer.channel_policy() else {
+            return Err(Refusal::NoPayableOffer { reasons: vec![] }.into());
+        };
+        let (budget, price, asset) = (payer.budget(), accepted.amount, &accepted.offer.asset);
+        budget.check_price(price)?;
+        let config = ChannelConfig {
+            payer: payer.address(),
+            payer_authorizer: policy.voucher_address(payer.address()),
+            receiver: accepted.offer.pay_to,
+            receiver_authorizer: channel.receiver_authorizer,
+            token: asset.address,
+            withdraw_delay: channel.withdraw_delay,
+            salt: policy.salt_of(0),
+        };
+        let target = policy.target(price, channel.min_deposit);
+        let terms = Terms { network: asset.network, config, price, target };
+        let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now()).await?;
+        let entry = &mut lease.entry;
+        if entry.host.is_empty() {
+            entry.host = host_of(url);
+        }
+        (entry.method, entry.url) = (method.to_string(), url.to_string());
+        let id = lease.id();
+        let receipt = Receipt {
+            outcome: PaymentOutcome::Unknown,
+            transaction: None,
+            network: asset.network,
+            asset: asset.address,
+            amount: price,
+            payer: config.payer,
+            pay_to: config.receiver,
+            nonce: B256::ZERO,
+            reason: None,
+            channel: Some(ChannelReceipt { id, price, deposit: None, charged: Usdc::ZERO, finding: None }),
+        };
+        let mut challenge = challenge.clone();
+        challenge.add_payment_id(payer.nonces())?;
+        let mut payment = Self {
+            payer: payer.clone(),
+            lease: Some(lease),
+            challenge,
+            index: accepted.index,
+            asset: asset.clone(),
+            max_timeout: accepted.offer.max_timeout_seconds,
+            terms,
+            header: HeaderValue::from_static(""),
+            deposit_expires: None,
+            doubt: Doubt::default(),
+            in_doubt: false,
+            is_corrected: false,
+            is_switched: false,
+            receipt,
+        };
+        payment.sign_for(deposit).await?;
+        Ok(payment)
+    }
+
+    /// Signs what the channel needs now, records it, and makes the header. After an error nothing was sent.
+    async fn sign_for(&mut self, deposit: Usdc) -> Result<(), PaymentError> {
+        let Some(mut lease) = self.lease.take() else { return Err(Refusal::DepositPending.into()) };
+        let now = self.payer.now();
+        let (entry, price) = (&mut lease.entry, self.terms.price);
+        let means = entry.means(price, now);
+        let reservation = match means {
+            Means::NewDeposit { needed } => Some(self.sign_deposit(entry, (needed, deposit), now).await?),
+            Means::Nothing => return Err(Refusal::DepositPending.into()),
+            Means::Voucher | Means::PendingDeposit => None,
+        };
+        let deposit = entry.pending.clone().filter(|_| means != Means::Voucher);
+        let voucher = sign_voucher(&self.payer, entry, entry.ceiling(price)).await?;
+        let digest = Escrow::on(entry.network).voucher_digest(voucher.channel_id, voucher.max_claimable_amount);
+        self.doubt = entry.sign(price, &voucher, deposit.is_some());
+        entry.used_at = now;
+
+        let channel_config = entry.config;
+        let sent = deposit.as_ref().map(|pending| (pending.amount, pending.valid_before));
+        let payload = match deposit {
+            Some(PendingDeposit { deposit, .. }) => ChannelPayload::Deposit { channel_config, voucher, deposit },
+            None => ChannelPayload::Voucher { channel_config, voucher },
+        };
+        let text = self.challenge.channel_header(self.index, &payload).map_err(PaymentError::encode)?;
+        let (size, limit) = (text.len(), MAX_PAYMENT_HEADER);
+        if size > limit {
+            return Err(PaymentError::encode(DecodeError::TooLarge { size, limit }));
+        }
+        self.header = HeaderValue::from_str(&text).map_err(PaymentError::encode)?;
+        self.header.set_sensitive(true);
+        self.deposit_expires = sent.map(|(_, valid_before)| valid_before);
+        self.receipt.nonce = digest;
+        if let Some(receipt) = &mut self.receipt.channel {
+            receipt.deposit = sent.map(|(amount, _)| amount).or(receipt.deposit);
+        }
+        self.lease = Some(lease.write(true, reservation).await.map_err(PaymentError::Journal)?);
+        Ok(())
+    }
+
+    async fn sign_deposit(
+        &self,
+        entry: &mut ChannelEntry,
+        bounds: (Usdc, Usdc),
+        now: u64,
+    ) -> Result<Reservation, PaymentError> {
+        let charge =
+            Charge { amount: self.terms.price, payee: entry.config.receiver, host: entry.host.clone(), signed_at: now };
+        let (reservation, amount) = self.payer.budget().reserve_deposit(charge, bounds, now)?;
+        let valid_before = now.saturating_add(self.payer.window(self.max_timeout));
+        let (salt, domain) = (self.payer.nonces().next()?, TokenDomain::of(&self.asset));
+        let units = u128::from(amount.atomic());
+        let deposit = Deposit::sign(entry.id(), units, valid_before, salt, &domain, self.payer.signer()).await?;
+        entry.add_deposit(PendingDeposit::new(deposit, amount, valid_before), now);
+        Ok(reservation)
+    }
+
+    pub(in crate::client) const fn header(&self) -> &HeaderValue {
+        &self.header
+    }
+
+    /// A voucher never expires.
+    pub(in crate::client) fn valid_before(&self) -> u64 {
+        self.deposit_expires.unwrap_or(u64::MAX)
+    }
+
+    /// Signs again, after [`NextStep::SignAgain`].
+    pub(in crate::client) async fn sign_again(&mut self) -> Result<(), PaymentError> {
+        let Some(lease) = &self.lease else { return Ok(()) };
+        let deposit = match (lease.entry.means(self.terms.price, self.payer.now()), self.payer.channel_policy()) {
+            (Means::NewDeposit { .. }, Some(policy)) => lease.promise(policy, &self.terms)?,
+            _ => Usdc::ZERO,
+        };
+        self.sign_for(deposit).await
+    }
+
+    /// Interprets an answer. `transient` says whether the status alone makes it worth sending the payment again.
+    pub(in crate::client) fn answered(
+        &mut self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        transient: bool,
+        retry_after: Option<Duration>,
+    ) -> NextStep {
+        let Some(lease) = &self.lease else { return NextStep::Conclude };
+        let retry = NextStep::Retry { after: retry_after };
+        match Report::read(headers, &lease.entry, self.terms.price) {
+            Report::Charged { amount, transaction } => {
+                self.charged(amount, transaction);
+                NextStep::Conclude
+            }
+            Report::Failed { reason: Reason::SettlementPending, transaction } => {
+                self.unclear(Some("settlement_pending".into()));
+                self.receipt.transaction = transaction;
+                retry
+            }
+            // Perhaps the facilitator's own fault, and perhaps it was sent. The same deposit can be made only once.
+            Report::Failed { reason, transaction } if code_of(&reason) == "deposit_transaction_failed" => {
+                self.unclear(Some(reason.to_string()));
+                self.receipt.transaction = transaction;
+                retry
+            }
+            Report::Failed { reason, transaction } => {
+                self.receipt.transaction = transaction;
+                self.refused(&reason, headers, retry)
+            }
+            Report::Contradiction(finding) => {
+                tracing::warn!(channel = %lease.id(), %finding, "a payment response contradicts the books of its channel");
+                self.unclear(Some(finding.to_string()));
+                self.find(finding);
+                if transient { retry } else { NextStep::Conclude }
+            }
+            Report::None if status == StatusCode::PAYMENT_REQUIRED => {
+                let challenge = Challenge::read(headers, None).ok().flatten();
+                match challenge.as_ref().and_then(Challenge::reason) {
+                    Some(reason) => self.refused(&reason, headers, retry),
+                    None => {
+                        self.unclear(Some("the server asked again".into()));
+                        NextStep::Conclude
+                    }
+                }
+            }
+            Report::None if transient => {
+                self.unclear(Some(format!("the server answered {status}")));
+                retry
+            }
+            Report::None if status.is_redirection() || is_rejection(status) => {
+                self.failed(format!("the server answered {status}"));
+                NextStep::Conclude
+            }
+            Report::None => {
+                self.unclear(Some(format!("the server answered {status} without a receipt")));
+                NextStep::Conclude
+            }
+        }
+    }
+
+    /// Notes that no answer came.
+    pub(in crate::client) fn unanswered(&mut self) -> NextStep {
+        self.unclear(None);
+        NextStep::Retry { after: None }
+    }
+
+    fn charged(&mut self, amount: Usdc, transaction: Option<B256>) {
+        let Some(lease) = &mut self.lease else { return };
+        if self.deposit_expires.is_some() {
+            lease.entry.deposit_arrived();
+        }
+        lease.entry.charge(amount);
+        self.in_doubt = false;
+        self.receipt.outcome = PaymentOutcome::Accepted;
+        self.receipt.amount = amount;
+        self.receipt.transaction = transaction;
+        self.receipt.reason = None;
+    }
+
+    fn unclear(&mut self, reason: Option<String>) {
+        self.in_doubt = true;
+        self.receipt.outcome = PaymentOutcome::Unknown;
+        self.receipt.reason = reason;
+    }
+
+    /// Notes that the seller charged nothing for this attempt. After an unclear attempt that says nothing about the earlier one.
+    fn failed(&mut self, reason: String) {
+        if !self.in_doubt
+            && let Some(lease) = &mut self.lease
+        {
+            lease.entry.refused(self.doubt);
+        }
+        self.receipt.outcome = if self.in_doubt { PaymentOutcome::Unknown } else { PaymentOutcome::Failed };
+        self.receipt.reason = Some(reason);
+    }
+
+    fn find(&mut self, finding: ChannelFinding) {
+        if let Some(receipt) = &mut self.receipt.channel {
+            receipt.finding = Some(finding);
+        }
+    }
+
+    /// Interprets a refusal with a reason code.
+    fn refused(&mut self, reason: &Reason, headers: &HeaderMap, retry: NextStep) -> NextStep {
+        let (was_in_doubt, with_deposit) = (self.in_doubt, self.deposit_expires.is_some());
+        self.failed(reason.to_string());
+        let Some(lease) = &mut self.lease else { return NextStep::Conclude };
+        let may_have_arrived = with_deposit && (was_in_doubt || self.doubt.is_about_deposit());
+        match code_of(reason) {
+            "channel_busy" | "verification_state_unavailable" | "rpc_read_failed" => retry,
+            "cumulative_amount_mismatch" | "cumulative_below_claimed" if !self.is_corrected => {
+                self.is_corrected = true;
+                self.correct(headers, was_in_doubt)
+            }
+            "channel_not_found" | "cumulative_exceeds_balance" if !with_deposit && !self.is_switched => {
+                self.is_switched = true;
+                lease.entry.escrow_is_missing();
+                NextStep::SignAgain
+            }
+            // The deposit cannot be made, perhaps because it was made before.
+            "deposit_simulation_failed"
+            | "deposit_transaction_failed"
+            | "receive_authorization_signature"
+            | "insufficient_balance"
+                if may_have_arrived && !self.is_switched =>
+            {
+                self.is_switched = true;
+                lease.entry.deposit_arrived();
+                NextStep::SignAgain
+            }
+            _ => NextStep::Conclude,
+        }
+    }
+
+    /// Compares the books with those of the seller, once per payment.
+    fn correct(&mut self, headers: &HeaderMap, was_in_doubt: bool) -> NextStep {
+        let Some(lease) = &mut self.lease else { return NextStep::Conclude };
+        let before = lease.entry.charged;
+        let theirs = Challenge::read(headers, None).ok().flatten();
+        let theirs = theirs.and_then(|challenge| challenge.channel_offer(&lease.entry)).map(|(_, offer)| offer);
+        let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
+        let state = state.filter(|state| state.channel_id == lease.id());
+        let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
+        match lease.entry.correct(state, voucher) {
+            // An earlier attempt of this very payment was charged, and its answer is lost. It is not paid for twice.
+            Correction::Adopted if was_in_doubt && lease.entry.charged > before => {
+                self.receipt.outcome = PaymentOutcome::Accepted;
+                self.receipt.amount = Usdc::from_atomic(lease.entry.charged.atomic() - before.atomic());
+                self.receipt.reason = Some("the seller charged the request, and its answer is lost".into());
+                self.in_doubt = false;
+                NextStep::Conclude
+            }
+            Correction::Adopted => NextStep::SignAgain,
+            Correction::Unproven => {
+                self.find(ChannelFinding::Unproven);
+                NextStep::Conclude
+            }
+            Correction::Disputed(finding) => {
+                tracing::warn!(channel = %lease.id(), %finding, "a seller contradicts the books of its channel");
+                self.receipt.reason = Some(finding.to_string());
+                self.find(finding);
+                NextStep::Conclude
+            }
+        }
+    }
+
+    /// Records the outcome in budget and journal, and returns the receipt.
+    pub(in crate::client) async fn conclude(self) -> Receipt {
+        let Self { lease, mut receipt, .. } = self;
+        let Some(lease) = lease else { return receipt };
+        if let Some(channel) = &mut receipt.channel {
+            channel.charged = lease.entry.charged;
+        }
+        // It need not be durable: without it the next voucher, or the seller's correction, tells the same.
+        if let Err(error) = lease.write(false, None).await {
+            tracing::warn!(%error, "the outcome of a payment could not be written to the journal");
+        }
+        receipt
+    }
+}
+
+/// Returns a reason code without the scheme's prefix.
+pub(super) fn code_of(reason: &Reason) -> &str {
+    reason.as_str().strip_prefix(PREFIX).unwrap_or(reason.as_str())
+}
+
+/// Signs a voucher for `max` with the payer's voucher key.
+pub(super) async fn sign_voucher(payer: &Payer, entry: &ChannelEntry, max: Usdc) -> Result<Voucher, PaymentError> {
+    let (channel_id, max_claimable_amount) = (entry.id(), u128::from(max.atomic()));
+    let digest = Escrow::on(entry.network).voucher_digest(channel_id, max_claimable_amount);
+    let key = payer.channel_policy().and_then(|policy| policy.voucher_key.as_deref());
+    let signature = key.unwrap_or(payer.signer()).sign_digest(digest).await?;
+    let bytes: [u8; 65] = signature.as_bytes().try_into().map_err(PaymentError::encode)?;
+    let signature = VoucherSignature::try_from(bytes).map_err(PaymentError::encode)?;
+    Ok(Voucher { channel_id, max_claimable_amount, signature })
+}
+
+/// Returns `true` if a status alone means that nothing was charged.
+fn is_rejection(status: StatusCode) -> bool {
+    status.is_client_error() && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT)
+}
+
+impl fmt::Debug for VoucherPayment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VoucherPayment").field("receipt", &self.receipt).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,407 @@
+//! The books of channels under every sequence of answers that a seller can give, honest or not.
+
+use alloy_primitives::{Address, B256};
+use alloy_signer_local::PrivateKeySigner;
+use proptest::prelude::*;
+
+use super::{
+    ChannelFinding, ChannelPolicy,
+    books::{Books, Choice, Terms},
+    entry::{ChannelEntry, Correction, Means, PendingDeposit},
+};
+use crate::{
+    client::Refusal,
+    eip3009::{AuthorizationSigner as _, PaymentSignature},
+    network::Network,
+    usdc::Usdc,
+    vouchers::{
+        ChannelConfig, ChannelState, Deposit, DepositAuthorization, Escrow, Voucher, VoucherSignature, VoucherState,
+    },
+};
+
+const NOW: u64 = 1_000_000;
+const PRICE: u64 = 1_000;
+
+fn usdc(units: u64) -> Usdc {
+    Usdc::from_atomic(units)
+}
+
+fn key() -> PrivateKeySigner {
+    PrivateKeySigner::from_bytes(&B256::repeat_byte(7)).unwrap()
+}
+
+fn config() -> ChannelConfig {
+    ChannelConfig {
+        payer: key().address(),
+        payer_authorizer: key().address(),
+        receiver: Address::repeat_byte(2),
+        receiver_authorizer: Address::repeat_byte(3),
+        token: Address::repeat_byte(4),
+        withdraw_delay: 900,
+        salt: B256::ZERO,
+    }
+}
+
+fn entry() -> ChannelEntry {
+    ChannelEntry::new(Network::BASE, config())
+}
+
+fn signed_by(key: &PrivateKeySigner, entry: &ChannelEntry, max: u64) -> VoucherState {
+    let digest = Escrow::on(entry.network).voucher_digest(entry.id(), max.into());
+    let signature = futures_util::FutureExt::now_or_never(key.sign_digest(digest)).unwrap().unwrap();
+    let signature = VoucherSignature::try_from(<[u8; 65]>::try_from(signature.as_bytes()).unwrap()).unwrap();
+    VoucherState { signed_max_claimable: max.into(), signature }
+}
+
+fn voucher(entry: &ChannelEntry, price: u64) -> Voucher {
+    let max = entry.ceiling(usdc(price)).atomic();
+    let VoucherState { signature, .. } = signed_by(&key(), entry, max);
+    Voucher { channel_id: entry.id(), max_claimable_amount: max.into(), signature }
+}
+
+fn deposit(units: u64) -> PendingDeposit {
+    let authorization = DepositAuthorization::Erc3009 {
+        valid_after: Default::default(),
+        valid_before: Default::default(),
+        salt: B256::repeat_byte(9),
+        signature: PaymentSignature::from(vec![1; 65]),
+    };
+    let deposit = Deposit { amount: units.into(), authorization };
+    PendingDeposit::new(deposit, usdc(units), NOW + 300)
+}
+
+/// A channel with this much in escrow, of which this much was charged.
+fn funded(escrow: u64, charged: u64) -> ChannelEntry {
+    let mut entry = entry();
+    entry.add_deposit(deposit(escrow), NOW);
+    let first = voucher(&entry, charged);
+    entry.sign(usdc(charged), &first, true);
+    entry.deposit_arrived();
+    entry.charge(usdc(charged));
+    entry
+}
+
+fn state(entry: &ChannelEntry, charged: Option<u64>, claimed: u64) -> ChannelState {
+    ChannelState {
+        channel_id: entry.id(),
+        balance: u128::MAX,
+        total_claimed: claimed.into(),
+        withdraw_requested_at: 0,
+        refund_nonce: 0,
+        charged_cumulative_amount: charged.map(Into::into),
+    }
+}
+
+#[test]
+fn first_request_needs_a_deposit_and_the_next_do_not() {
+    let mut entry = entry();
+    assert_eq!(entry.means(usdc(PRICE), NOW), Means::NewDeposit { needed: usdc(PRICE) });
+    entry.add_deposit(deposit(2_500), NOW);
+    assert_eq!(entry.means(usdc(PRICE), NOW), Means::PendingDeposit);
+    assert_eq!(entry.means(usdc(2_501), NOW), Means::Nothing, "one deposit at a time");
+    assert_eq!(entry.means(usdc(PRICE), NOW + 290), Means::Nothing, "too late to get into a block");
+    entry.deposit_arrived();
+    entry.charge(usdc(PRICE));
+    assert_eq!(entry.means(usdc(1_500), NOW), Means::Voucher);
+    assert_eq!(entry.means(usdc(1_501), NOW), Means::NewDeposit { needed: usdc(1) });
+    assert_eq!((entry.spent(), entry.reserved()), (usdc(1_000), usdc(1_500)));
+}
+
+#[test]
+fn lost_answer_is_learned_from_the_correction_and_charged_once() {
+    let mut entry = funded(10_000, 1_000);
+    let lost = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &lost, false);
+    let theirs = state(&entry, Some(2_000), 0);
+    let proof = signed_by(&key(), &entry, 2_000);
+    assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Adopted);
+    assert_eq!((entry.charged, entry.doubt, entry.spent()), (usdc(2_000), Usdc::ZERO, usdc(2_000)));
+    // The same once more is a lie: no request is in doubt any more.
+    let theirs = state(&entry, Some(3_000), 0);
+    let proof = signed_by(&key(), &entry, 3_000);
+    assert!(matches!(entry.correct(Some(&theirs), Some(&proof)), Correction::Disputed(_)));
+}
+
+#[test]
+fn seller_is_not_believed_what_the_books_exclude() {
+    let mut entry = funded(10_000, 1_000);
+    let lost = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &lost, false);
+    let before = entry.clone();
+    let theirs = state(&entry, Some(2_001), 0);
+    let proof = signed_by(&key(), &entry, 5_000);
+    let expected = ChannelFinding::ChargeNotInBooks { asserted: 2_001, limit: usdc(2_000) };
+    assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Disputed(expected.clone()));
+    assert_eq!((entry.charged, entry.doubt), (before.charged, before.doubt));
+    assert_eq!(entry.dispute, Some(expected));
+}
+
+#[test]
+fn correction_without_the_payers_signature_proves_nothing() {
+    for known in [true, false] {
+        let mut entry = if known { funded(10_000, 1_000) } else { entry() };
+        let lost = voucher(&entry, PRICE);
+        entry.sign(usdc(PRICE), &lost, false);
+        let asserted = entry.charged.atomic() + PRICE;
+        let theirs = state(&entry, Some(asserted), 0);
+        let stranger = PrivateKeySigner::from_bytes(&B256::repeat_byte(8)).unwrap();
+        let (forged, too_low) = (signed_by(&stranger, &entry, 9_000), signed_by(&key(), &entry, asserted - 1));
+        let before = entry.charged;
+        for proof in [None, Some(&forged), Some(&too_low)] {
+            assert_eq!(entry.correct(Some(&theirs), proof), Correction::Unproven);
+        }
+        assert_eq!(entry.correct(None, None), Correction::Unproven);
+        assert_eq!(entry.charged, before);
+    }
+}
+
+#[test]
+fn seller_that_lost_its_books_is_paid_from_where_it_starts() {
+    for charged in [Some(400), None] {
+        let mut entry = funded(10_000, 1_000);
+        let theirs = state(&entry, charged, 400);
+        assert_eq!(entry.correct(Some(&theirs), None), Correction::Adopted);
+        assert_eq!(entry.charged, usdc(400));
+        assert_eq!(entry.spent(), usdc(1_000), "it still has the vouchers");
+        entry.charge(usdc(PRICE));
+        assert_eq!((entry.charged, entry.spent()), (usdc(1_400), usdc(1_400)));
+    }
+}
+
+#[test]
+fn lost_journal_is_replaced_by_the_payers_own_signature() {
+    let mut entry = entry();
+    entry.add_deposit(deposit(10_000), NOW);
+    let first = voucher(&entry, PRICE);
+    entry.sign(usdc(PRICE), &first, true);
+    let theirs = state(&entry, Some(4_300), 0);
+    let proof = signed_by(&key(), &entry, 5_000);
+    assert_eq!(entry.correct(Some(&theirs), Some(&proof)), Correction::Adopted);
+    assert_eq!((entry.charged, entry.spent(), entry.reserved()), (usdc(4_300), Usdc::ZERO, usdc(10_000)));
+    assert_eq!(entry.means(usdc(PRICE), NOW), Means::PendingDeposit);
+    entry.deposit_arrived();
+    entry.charge(usdc(PRICE));
+    assert_eq!((entry.available(), entry.spent(), entry.reserved()), (usdc(9_000), usdc(1_000), usdc(9_000)));
+}
+
+#[test]
+fn expired_deposit_stays_reserved_unless_refusals_are_believed() {
+    for (is_unclear, believed, escrow, reserved) in
+        [(true, false, 5_000, 5_000), (true, true, 5_000, 5_000), (false, false, 0, 5_000), (false, true, 0, 0)]
+    {
+        let mut entry = entry();
+        entry.add_deposit(deposit(5_000), NOW);
+        let first = voucher(&entry, PRICE);
+        let before = entry.sign(usdc(PRICE), &first, true);
+        if !is_unclear {
+            entry.refused(before);
+        }
+        entry.expire(NOW + 359, believed);
+        assert!(entry.pending.is_some(), "a clock may be behind");
+        entry.expire(NOW + 360, believed);
+        assert_eq!(entry.pending, None);
+        assert_eq!((entry.escrow, entry.reserved()), (usdc(escrow), usdc(reserved)), "{is_unclear} {believed}");
+    }
+}
+
+#[test]
+#[cfg(feature = "onchain")]
+fn chain_shows_what_was_claimed_and_what_is_left() {
+    use super::entry::Seen;
+    let seen =
+        |balance, claimed, time| Seen { balance: usdc(balance), claimed: usdc(claimed), pending_used: None, time };
+
+    let mut entry = funded(10_000, 3_000);
+    assert_eq!(entry.observe(&seen(10_000, 3_000, NOW + 300)), Correction::Adopted);
+    assert_eq!((entry.charged, entry.reserved()), (usdc(3_000), usdc(7_000)));
+    let found = ChannelFinding::ClaimedTooMuch { claimed: usdc(3_001), charged: usdc(3_000) };
+    assert_eq!(entry.clone().observe(&seen(10_000, 3_001, NOW + 300)), Correction::Disputed(found));
+
+    // A final block from before the deposit's end proves nothing about it.
+    assert_eq!(entry.observe(&seen(0, 0, NOW + 299)), Correction::Adopted);
+    assert_eq!((entry.available(), entry.reserved()), (usdc(7_000), usdc(7_000)));
+    entry.refund_reported(usdc(7_000), false);
+    assert_eq!((entry.available(), entry.reserved()), (Usdc::ZERO, usdc(7_000)), "the seller's word proves nothing");
+    assert_eq!(entry.observe(&seen(3_000, 3_000, NOW + 300)), Correction::Adopted);
+    assert_eq!((entry.available(), entry.reserved(), entry.missing), (Usdc::ZERO, Usdc::ZERO, Usdc::ZERO));
+
+    let mut lost = self::entry();
+    assert_eq!(lost.observe(&seen(10_000, 4_000, NOW)), Correction::Adopted);
+    assert_eq!((lost.charged, lost.available(), lost.reserved()), (usdc(4_000), usdc(6_000), usdc(6_000)));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Pay { price: u64, deposit: u64, outcome: Outcome },
+    Expire { believed: bool },
+    Refund { amount: u64, believed: bool },
+    Missing,
+    Correct { charged: u64, signed: Option<u64> },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    Charged(u64),
+    Refused,
+    Lost,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let outcome = prop_oneof![(0..3_000_u64).prop_map(Outcome::Charged), Just(Outcome::Refused), Just(Outcome::Lost)];
+    let event = prop_oneof![
+        6 => (1..3_000_u64, 0..9_000_u64, outcome)
+            .prop_map(|(price, deposit, outcome)| Event::Pay { price, deposit, outcome }),
+        1 => any::<bool>().prop_map(|believed| Event::Expire { believed }),
+        1 => (1..9_000_u64, any::<bool>()).prop_map(|(amount, believed)| Event::Refund { amount, believed }),
+        1 => Just(Event::Missing),
+        2 => (0..30_000_u64, proptest::option::of(0..30_000_u64))
+            .prop_map(|(charged, signed)| Event::Correct { charged, signed }),
+    ];
+    proptest::collection::vec(event, 1..40)
+}
+
+proptest! {
+    /// Whatever happens, no voucher is above what is in escrow and on its way, a seller is never believed more than was signed, and the
+    /// budget's sums fit.
+    #[test]
+    fn books_never_sign_more_than_they_hold(events in events()) {
+        let (mut entry, mut deposited, mut now, mut signed) = (entry(), 0, NOW, 0);
+        for event in events {
+            match event {
+                Event::Pay { price, deposit: size, outcome } => {
+                    let means = entry.means(usdc(price), now);
+                    if let Means::NewDeposit { needed } = means {
+                        let mut pending = deposit(size.max(needed.atomic()));
+                        pending.valid_before = now + 300;
+                        deposited += pending.amount.atomic();
+                        entry.add_deposit(pending, now);
+                    }
+                    if means == Means::Nothing {
+                        continue;
+                    }
+                    let with_deposit = means != Means::Voucher;
+                    let voucher = voucher(&entry, price);
+                    let pending = entry.pending.as_ref().filter(|_| with_deposit).map_or(0, |it| it.amount.atomic());
+                    prop_assert!(voucher.max_claimable_amount <= (entry.escrow.atomic() + pending).into());
+                    signed = signed.max(voucher.max_claimable_amount);
+                    let before = entry.sign(usdc(price), &voucher, with_deposit);
+                    match outcome {
+                        Outcome::Charged(amount) => {
+                            if with_deposit {
+                                entry.deposit_arrived();
+                            }
+                            entry.charge(usdc(amount.min(price)));
+                        }
+                        Outcome::Refused => entry.refused(before),
+                        Outcome::Lost => {}
+                    }
+                }
+                Event::Expire { believed } => {
+                    now += 360;
+                    entry.expire(now, believed);
+                }
+                Event::Refund { amount, believed } => entry.refund_reported(usdc(amount), believed),
+                Event::Missing => entry.escrow_is_missing(),
+                // Books without a past believe the payer's signature, which this test makes for any sum.
+                Event::Correct { .. } if !entry.is_known => continue,
+                Event::Correct { charged, signed: shown } => {
+                    let limit = entry.highest.max(usdc(entry.charged.atomic() + entry.doubt.atomic()));
+                    let proof = shown.map(|max| signed_by(&key(), &entry, max));
+                    let theirs = state(&entry, Some(charged), 0);
+                    entry.correct(Some(&theirs), proof.as_ref());
+                    prop_assert!(entry.charged <= limit);
+                }
+            }
+            let released: u64 = deposited - entry.deposits().iter().map(|(_, amount)| amount.atomic()).sum::<u64>();
+            prop_assert!(entry.spent().atomic() + entry.reserved().atomic() + released == deposited);
+            prop_assert!(u128::from(entry.highest.atomic()) <= signed);
+            prop_assert!(entry.charged <= entry.escrow);
+            let written = serde_json::to_string(&entry).unwrap();
+            let mut read: ChannelEntry = serde_json::from_str(&written).unwrap();
+            entry.take_changes();
+            read.take_changes();
+            prop_assert_eq!(&read, &entry);
+        }
+    }
+}
+
+fn terms() -> Terms {
+    let config = ChannelConfig { salt: B256::ZERO, ..config() };
+    Terms { network: Network::BASE, config, price: usdc(PRICE), target: usdc(10 * PRICE) }
+}
+
+fn choose(books: &mut Books, policy: &ChannelPolicy) -> Result<Option<(ChannelEntry, u64)>, Refusal> {
+    match books.choose(policy, &terms(), NOW, false)? {
+        Choice::Lane(entry, deposit) => Ok(Some((*entry, deposit.atomic()))),
+        Choice::Wait => Ok(None),
+    }
+}
+
+#[test]
+fn request_gets_a_lane_of_its_own_and_waits_only_when_all_are_in_use() {
+    let (mut books, policy) = (Books::default(), ChannelPolicy::new().lanes(3));
+    let mut lanes = Vec::new();
+    for _ in 0..3 {
+        let (entry, deposit) = choose(&mut books, &policy).unwrap().unwrap();
+        assert_eq!(deposit, 10_000);
+        lanes.push(entry);
+    }
+    let salts: Vec<_> = lanes.iter().map(|entry| entry.config.salt[31]).collect();
+    assert_eq!(salts, [0, 1, 2]);
+    assert!(choose(&mut books, &policy).unwrap().is_none());
+    for (mut entry, escrow) in lanes.into_iter().zip([500, 2_000, 9_000]) {
+        entry.add_deposit(deposit(escrow), NOW);
+        entry.deposit_arrived();
+        let id = entry.id();
+        books.put(entry);
+        books.free(id);
+    }
+    // The first lane would need a deposit, the second does not.
+    let chosen: Vec<_> = (0..2).map(|_| choose(&mut books, &policy).unwrap().unwrap()).collect();
+    assert_eq!(
+        chosen.iter().map(|(entry, deposit)| (entry.config.salt[31], *deposit)).collect::<Vec<_>>(),
+        [(1, 0), (2, 0)]
+    );
+    let (first, deposit) = choose(&mut books, &policy).unwrap().unwrap();
+    assert_eq!((first.config.salt[31], deposit), (0, 10_000));
+}
+
+#[test]
+fn deposits_fit_into_the_limits_of_escrow_together() {
+    let policy = ChannelPolicy::new().escrow_per_payee(usdc(15_000)).escrow_total(usdc(100_000));
+    let mut books = Books::default();
+    assert_eq!(choose(&mut books, &policy).unwrap().unwrap().1, 10_000);
+    assert_eq!(choose(&mut books, &policy).unwrap().unwrap().1, 5_000, "what is left");
+    assert!(choose(&mut books, &policy).unwrap().is_none(), "it waits for one of the two");
+    let tight = ChannelPolicy::new().escrow_per_payee(usdc(999));
+    assert!(matches!(choose(&mut Books::default(), &tight), Err(Refusal::AboveEscrowLimit { payee: Some(_), .. })));
+    let tight = ChannelPolicy::new().escrow_total(usdc(999));
+    assert!(matches!(choose(&mut Books::default(), &tight), Err(Refusal::AboveEscrowLimit { payee: None, .. })));
+}
+
+#[test]
+fn other_terms_open_no_channel_while_the_first_holds_money() {
+    let policy = ChannelPolicy::new();
+    for change in [
+        (|config: &mut ChannelConfig| config.receiver_authorizer = Address::repeat_byte(5)) as fn(&mut ChannelConfig),
+        |config| config.withdraw_delay = 901,
+    ] {
+        let mut books = Books::default();
+        books.put(funded(10_000, 1_000));
+        let mut changed = terms();
+        change(&mut changed.config);
+        let refused = books.choose(&policy, &changed, NOW, false);
+        assert!(matches!(refused, Err(Refusal::ChannelTermsChanged { .. })), "{refused:?}");
+        books.put(funded(10_000, 10_000));
+        assert!(books.choose(&policy, &changed, NOW, false).is_ok(), "the first one is empty");
+    }
+}
+
+#[test]
+fn seller_in_dispute_gets_no_voucher_in_any_lane() {
+    let (mut books, policy) = (Books::default(), ChannelPolicy::new());
+    let mut entry = funded(10_000, 1_000);
+    entry.disputed(ChannelFinding::Unproven);
+    books.put(entry);
+    assert!(matches!(choose(&mut books, &policy), Err(Refusal::ChannelDisputed { .. })));
+}

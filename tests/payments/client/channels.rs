@@ -1,0 +1,407 @@
+//! Payments by voucher, and sellers that answer them in every wrong way.
+
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256};
+use alloy_signer_local::PrivateKeySigner;
+use axum::{body::Body, response::Response};
+use serde_json::{Value, json};
+use tower_x402::{
+    Network, Usdc,
+    client::{
+        Budget, ChannelEntry, ChannelFinding, ChannelPolicy, OfferRefusal, Payer, PaymentError, PaymentMiddleware,
+        PaymentOutcome, Receipt, ReceiptExt as _, Refusal, RetryPolicy,
+    },
+    protocol::{PaymentPayload, decode_header},
+    vouchers::{ChannelPayload, Voucher},
+};
+
+use support::script::*;
+
+const PRICE: u64 = 1_000;
+
+fn usdc(units: u64) -> Usdc {
+    Usdc::from_atomic(units)
+}
+
+/// An offer of a channel, with `extra` changed.
+fn channel_offer(change: &Value) -> Value {
+    let mut offer = json!({
+        "scheme": "batch-settlement", "network": "eip155:84532", "amount": PRICE.to_string(),
+        "asset": Network::BASE_SEPOLIA.usdc().unwrap().address, "payTo": Address::repeat_byte(7),
+        "maxTimeoutSeconds": 300,
+        "extra": {
+            "name": "USDC", "version": "2", "receiverAuthorizer": Address::repeat_byte(8), "withdrawDelay": 900,
+            "minDeposit": "5000",
+        },
+    });
+    for (field, value) in change.as_object().unwrap() {
+        offer["extra"][field] = value.clone();
+    }
+    offer
+}
+
+fn demand(error: &str, offers: &[Value]) -> String {
+    let resource = json!({ "url": "http://evaluator.example" });
+    encode(json!({ "x402Version": 2, "error": error, "resource": resource, "accepts": offers }))
+}
+
+/// A 402 that refuses a payment with this code of the scheme.
+fn refused(code: &str, change: Value) -> Reply {
+    let header = demand(&format!("invalid_batch_settlement_evm_{code}"), &[channel_offer(&change)]);
+    Box::new(move |_| Answer::Response(required_402(&header)))
+}
+
+fn report(status: u16, extra: Value) -> Reply {
+    let report = json!({
+        "success": true, "payer": PAYER.to_lowercase(), "transaction": "", "network": "eip155:84532", "amount": "",
+        "extra": extra,
+    });
+    with_settlement(status, report)
+}
+
+fn charged(units: u64) -> Reply {
+    report(200, json!({ "chargedAmount": units.to_string() }))
+}
+
+/// The state of the channel of a payment that was seen, and the seller's newest voucher.
+fn correction(seen: &Seen, charged: u64, voucher: &Voucher) -> Answer {
+    let state = json!({
+        "channelId": voucher.channel_id, "balance": "1000000", "totalClaimed": "0", "withdrawRequestedAt": 0,
+        "refundNonce": "0", "chargedCumulativeAmount": charged.to_string(),
+    });
+    let proof = json!({
+        "signedMaxClaimable": voucher.max_claimable_amount.to_string(), "signature": voucher.signature,
+    });
+    refused("cumulative_amount_mismatch", json!({ "channelState": state, "voucherState": proof }))(seen)
+}
+
+/// Says that this was charged, and shows the payer's own voucher.
+fn corrected(charged: u64) -> Reply {
+    Box::new(move |seen| {
+        let voucher = voucher_of(&sent(seen.payment.as_ref().unwrap())).clone();
+        correction(seen, charged, &voucher)
+    })
+}
+
+fn sent(payment: &str) -> ChannelPayload {
+    let payment: PaymentPayload<ChannelPayload> = decode_header(payment.as_bytes(), usize::MAX).unwrap();
+    payment.payload.read().unwrap()
+}
+
+fn voucher_of(payload: &ChannelPayload) -> &Voucher {
+    match payload {
+        ChannelPayload::Deposit { voucher, .. } | ChannelPayload::Voucher { voucher, .. } => voucher,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What was paid, in order: the vouchers' ceilings, and the deposits.
+fn paid(server: &Server) -> Vec<(u128, Option<u128>)> {
+    let payments = server.payments();
+    let payments = payments.iter().map(|payment| match sent(payment) {
+        ChannelPayload::Deposit { voucher, deposit, .. } => (voucher.max_claimable_amount, Some(deposit.amount)),
+        other => (voucher_of(&other).max_claimable_amount, None),
+    });
+    payments.collect()
+}
+
+struct Buyer {
+    payer: Payer,
+    server: Server,
+}
+
+impl Buyer {
+    async fn at(offers: &[Value], replies: Vec<Reply>) -> Self {
+        Self::with(ChannelPolicy::new(), offers, replies).await
+    }
+
+    async fn with(policy: ChannelPolicy, offers: &[Value], replies: Vec<Reply>) -> Self {
+        let key: PrivateKeySigner = KEY.parse().unwrap();
+        let budget = Budget::builder().total(usdc(1_000_000)).build();
+        let payer = Payer::builder(key).budget(budget).vouchers(policy).build();
+        Self { payer, server: Server::paid(demand("Payment required", offers), replies).await }
+    }
+
+    async fn of(replies: Vec<Reply>) -> Self {
+        Self::at(&[channel_offer(&json!({}))], replies).await
+    }
+
+    async fn try_buy(&self) -> Result<(u16, Receipt), PaymentError> {
+        let retry =
+            RetryPolicy::default().first_pause(Duration::from_millis(5)).attempt_timeout(Duration::from_millis(500));
+        let client = PaymentMiddleware::new(self.payer.clone()).retry(retry);
+        let client = client.client(reqwest::Client::builder().no_proxy()).unwrap();
+        match client.post(self.server.url()).body("my answer").send().await {
+            Ok(response) => Ok((response.status().as_u16(), response.receipt().unwrap().clone())),
+            Err(reqwest_middleware::Error::Middleware(error)) => Err(error.downcast().unwrap()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn buy(&self) -> (u16, PaymentOutcome, u64) {
+        let (status, receipt) = self.try_buy().await.unwrap();
+        (status, receipt.outcome, receipt.amount.atomic())
+    }
+
+    async fn refusal(&self) -> Refusal {
+        match self.try_buy().await {
+            Err(PaymentError::Refused(refusal)) => refusal,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The channel's charges, doubt and escrow.
+    fn books(&self) -> (u64, u64, u64) {
+        let ChannelEntry { charged, doubt, escrow, .. } = self.payer.budget().journal().channels().remove(0);
+        (charged.atomic(), doubt.atomic(), escrow.atomic())
+    }
+}
+
+const ACCEPTED: PaymentOutcome = PaymentOutcome::Accepted;
+
+#[tokio::test]
+async fn vouchers_are_cumulative_and_start_from_what_was_charged() {
+    let buyer = Buyer::of(vec![charged(1_000), charged(300), charged(0), report(200, json!({}))]).await;
+    for cost in [1_000, 300, 0, 0] {
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, cost));
+    }
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_300, None), (2_300, None)]);
+    assert_eq!(buyer.books(), (1_300, 0, 5_000));
+    let budget = buyer.payer.budget();
+    assert_eq!((budget.spent(), budget.reserved()), (usdc(1_300), usdc(3_700)));
+}
+
+#[tokio::test]
+async fn same_voucher_is_sent_again_while_no_answer_comes() {
+    for failure in [silence(), cut(), status(502), later(503, None), refused("channel_busy", json!({}))] {
+        let buyer = Buyer::of(vec![charged(1_000), failure, charged(1_000)]).await;
+        for _ in 0..2 {
+            assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+        }
+        let payments = buyer.server.payments();
+        assert_eq!((payments.len(), &payments[1]), (3, &payments[2]));
+        assert_eq!(buyer.books(), (2_000, 0, 5_000));
+    }
+}
+
+#[tokio::test]
+async fn report_counts_whatever_the_status() {
+    let buyer = Buyer::of(vec![report(500, json!({ "chargedAmount": "0" })), charged(1_000)]).await;
+    assert_eq!(buyer.buy().await, (500, ACCEPTED, 0), "the deposit arrived and the handler failed");
+    assert_eq!(buyer.books(), (0, 0, 5_000));
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (1_000, None)]);
+}
+
+#[tokio::test]
+async fn report_that_contradicts_the_books_changes_nothing() {
+    let state =
+        |charged: &str| json!({ "chargedAmount": "1000", "channelState": { "chargedCumulativeAmount": charged } });
+    for extra in [
+        json!({ "chargedAmount": "1001" }),
+        json!({ "chargedAmount": "-1" }),
+        json!({ "chargedAmount": "1e3" }),
+        json!({ "chargedAmount": 1_000 }),
+        json!({ "chargedAmount": "340282366920938463463374607431768211457" }),
+        state("1999"),
+        state("3000"),
+        json!({ "chargedAmount": "1000", "channelState": { "channelId": B256::ZERO } }),
+    ] {
+        let buyer = Buyer::of(vec![charged(1_000), report(200, extra.clone()), charged(1_000)]).await;
+        buyer.buy().await;
+        let (status, receipt) = buyer.try_buy().await.unwrap();
+        assert_eq!((status, receipt.outcome), (200, PaymentOutcome::Unknown), "{extra}");
+        let finding = receipt.channel.unwrap().finding.expect("it says what is wrong");
+        let is_price = matches!(finding, ChannelFinding::ChargedAbovePrice { .. });
+        assert_eq!(is_price, extra.get("channelState").is_none(), "{extra}: {finding}");
+        assert_eq!(buyer.books(), (1_000, 1_000, 5_000), "{extra}");
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+        assert_eq!(buyer.books(), (2_000, 0, 5_000));
+    }
+}
+
+#[tokio::test]
+async fn sellers_numbers_are_not_copied() {
+    let state = json!({ "balance": "999999999", "totalClaimed": "5", "chargedCumulativeAmount": "1000" });
+    let first = report(200, json!({ "chargedAmount": "1000", "channelState": state }));
+    let buyer = Buyer::of(vec![first]).await;
+    buyer.buy().await;
+    assert_eq!(buyer.books(), (1_000, 0, 5_000));
+}
+
+#[tokio::test]
+async fn earlier_request_that_was_charged_is_learned_from_the_seller() {
+    let lost = || -> Vec<Reply> { (0..5).map(|_| cut()).collect() };
+    let mut replies = vec![charged(1_000)];
+    replies.extend(lost());
+    replies.extend([corrected(1_700), charged(1_000)]);
+    let buyer = Buyer::of(replies).await;
+    buyer.buy().await;
+    assert_eq!(buyer.try_buy().await.unwrap_err().outcome(), PaymentOutcome::Unknown);
+    assert_eq!(buyer.books(), (1_000, 1_000, 5_000));
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    assert_eq!(buyer.books(), (2_700, 0, 5_000));
+    assert_eq!(paid(&buyer.server).last(), Some(&(2_700, None)));
+}
+
+#[tokio::test]
+async fn request_whose_answer_is_lost_is_not_paid_for_twice() {
+    let buyer = Buyer::of(vec![charged(1_000), cut(), corrected(2_000)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome, receipt.amount), (402, ACCEPTED, usdc(1_000)));
+    assert!(receipt.reason.unwrap().contains("lost"));
+    assert_eq!((buyer.server.payments().len(), buyer.books()), (3, (2_000, 0, 5_000)));
+}
+
+#[tokio::test]
+async fn charge_that_the_books_exclude_is_a_dispute() {
+    // The voucher that it shows does not cover it, so it is no proof.
+    let buyer = Buyer::of(vec![charged(1_000), corrected(2_001)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Failed));
+    assert_eq!(receipt.channel.unwrap().finding, Some(ChannelFinding::Unproven));
+
+    // It refuses the request and says that it charged for it.
+    let buyer = Buyer::of(vec![charged(1_000), corrected(1_500)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    let expected = ChannelFinding::ChargeNotInBooks { asserted: 1_500, limit: usdc(1_000) };
+    assert_eq!((status, receipt.outcome), (402, PaymentOutcome::Failed));
+    assert_eq!(receipt.channel.unwrap().finding, Some(expected.clone()));
+    assert_eq!(buyer.books(), (1_000, 0, 5_000));
+    assert!(matches!(buyer.refusal().await, Refusal::ChannelDisputed { finding, .. } if finding == expected));
+    assert_eq!(buyer.server.payments().len(), 2, "nothing more is signed");
+}
+
+#[tokio::test]
+async fn second_correction_ends_the_request() {
+    let buyer = Buyer::of(vec![charged(1_000), corrected(400), corrected(300), charged(1_000)]).await;
+    buyer.buy().await;
+    let (status, receipt) = buyer.try_buy().await.unwrap();
+    assert_eq!((status, receipt.outcome, buyer.server.payments().len()), (402, PaymentOutcome::Failed, 3));
+}
+
+#[tokio::test]
+async fn deposit_without_an_answer_is_sent_again_and_never_a_second_one() {
+    let mut replies: Vec<Reply> = (0..5).map(|_| cut()).collect();
+    replies.extend([refused("deposit_simulation_failed", json!({})), charged(1_000), charged(1_000)]);
+    let buyer = Buyer::of(replies).await;
+    assert!(buyer.try_buy().await.is_err());
+    assert_eq!(buyer.payer.budget().reserved(), usdc(5_000));
+    // It was made, so it cannot be made again: the voucher alone is enough.
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    let sent = paid(&buyer.server);
+    assert!(sent[..6].iter().all(|payment| *payment == (1_000, Some(5_000))), "{sent:?}");
+    assert_eq!((sent.len(), sent[6]), (7, (1_000, None)));
+    let authorizations = buyer.server.payments()[..6].to_vec();
+    let deposits = authorizations.iter().map(|payment| match self::sent(payment) {
+        ChannelPayload::Deposit { deposit, .. } => serde_json::to_string(&deposit).unwrap(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(deposits.collect::<std::collections::BTreeSet<_>>().len(), 1);
+    assert_eq!(buyer.books(), (1_000, 0, 5_000));
+}
+
+#[tokio::test]
+async fn seller_that_finds_no_escrow_gets_one_more_deposit_within_the_limits() {
+    let gone = || refused("cumulative_exceeds_balance", json!({}));
+    let policy = ChannelPolicy::new().escrow_per_payee(usdc(9_000));
+    let offers = [channel_offer(&json!({}))];
+    let buyer = Buyer::with(policy, &offers, vec![charged(1_000), gone(), charged(300), gone()]).await;
+    buyer.buy().await;
+    assert_eq!(buyer.buy().await, (200, ACCEPTED, 300));
+    assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, Some(5_000))]);
+    assert_eq!(buyer.payer.budget().reserved(), usdc(8_700), "only the chain can release the first deposit");
+    assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
+}
+
+#[tokio::test]
+async fn other_terms_are_refused_while_the_channel_holds_money() {
+    let buyer = Buyer::of(vec![charged(1_000)]).await;
+    buyer.buy().await;
+    for change in [json!({ "receiverAuthorizer": Address::repeat_byte(9) }), json!({ "withdrawDelay": 1_000 })] {
+        let server = Server::paid(demand("Payment required", &[channel_offer(&change)]), vec![charged(1_000)]).await;
+        let buyer = Buyer { payer: buyer.payer.clone(), server };
+        let refusal = buyer.refusal().await;
+        assert!(matches!(refusal, Refusal::ChannelTermsChanged { .. }), "{refusal}");
+        assert!(buyer.server.payments().is_empty());
+    }
+    // `exact` beside it is taken.
+    let exact = serde_json::to_value(offer(2_000).to_requirements()).unwrap();
+    let offers = [channel_offer(&json!({ "withdrawDelay": 1_000 })), exact];
+    let server = Server::paid(demand("Payment required", &offers), vec![settled()]).await;
+    let buyer = Buyer { payer: buyer.payer.clone(), server };
+    buyer.try_buy().await.unwrap();
+    assert_eq!(decode(&buyer.server.payments()[0]).accepted.read().unwrap().scheme, "exact");
+}
+
+#[tokio::test]
+async fn offers_that_are_not_payable_by_voucher_are_refused() {
+    type Check = fn(&OfferRefusal) -> bool;
+    let cases: [(Value, Check); 5] = [
+        (json!({ "withdrawDelay": 86_401 }), |reason| matches!(reason, OfferRefusal::WithdrawDelay { .. })),
+        (json!({ "withdrawDelay": 899 }), |reason| matches!(reason, OfferRefusal::ChannelConfig(_))),
+        (json!({ "receiverAuthorizer": Address::ZERO }), |reason| matches!(reason, OfferRefusal::ChannelConfig(_))),
+        (json!({ "voucherManager": "facilitator" }), |reason| matches!(reason, OfferRefusal::Channel(_))),
+        (json!({ "name": "USD Coin" }), |reason| matches!(reason, OfferRefusal::WrongDomain { .. })),
+    ];
+    for (change, is_expected) in cases {
+        let buyer = Buyer::at(&[channel_offer(&change)], vec![]).await;
+        match buyer.refusal().await {
+            Refusal::NoPayableOffer { reasons } => assert!(is_expected(&reasons[0]), "{change}: {reasons:?}"),
+            other => panic!("{change}: {other}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn payer_without_the_setting_pays_by_exact_only() {
+    let exact = serde_json::to_value(offer(2_000).to_requirements()).unwrap();
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({})), exact]), vec![settled()]).await;
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).build();
+    let buyer = Buyer { payer, server };
+    buyer.try_buy().await.unwrap();
+    assert_eq!(decode(&buyer.server.payments()[0]).accepted.read().unwrap().scheme, "exact");
+    assert_eq!(buyer.payer.budget().journal().channels(), []);
+}
+
+#[tokio::test]
+async fn deposit_shrinks_to_what_the_budget_leaves() {
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let budget = Budget::builder().total(usdc(2_500)).build();
+    let payer = Payer::builder(key).budget(budget.clone()).vouchers(ChannelPolicy::new()).build();
+    let offers = demand("Payment required", &[channel_offer(&json!({}))]);
+    let server = Server::paid(offers, vec![charged(1_000), charged(1_000), charged(1_000)]).await;
+    let buyer = Buyer { payer, server };
+    for _ in 0..2 {
+        assert_eq!(buyer.buy().await, (200, ACCEPTED, 1_000));
+    }
+    assert!(matches!(buyer.refusal().await, Refusal::AboveTotalLimit { .. }));
+    assert_eq!(paid(&buyer.server), [(1_000, Some(2_500)), (2_000, None)]);
+    assert_eq!((budget.spent(), budget.reserved(), budget.remaining()), (usdc(2_000), usdc(500), Usdc::ZERO));
+}
+
+#[tokio::test]
+async fn concurrent_requests_each_have_their_lane() {
+    let replies = (0..8).map(|_| -> Reply {
+        let header = encode(json!({
+            "success": true, "transaction": "", "network": "eip155:84532", "extra": { "chargedAmount": "1000" },
+        }));
+        Box::new(move |_| {
+            let response = Response::builder().status(200).header("payment-response", header);
+            Answer::Late(Duration::from_millis(100), response.body(Body::empty()).unwrap())
+        })
+    });
+    let offers = [channel_offer(&json!({}))];
+    let buyer = Buyer::with(ChannelPolicy::new().lanes(4), &offers, replies.collect()).await;
+    let requests = (0..8).map(|_| buyer.buy());
+    for bought in futures_util::future::join_all(requests).await {
+        assert_eq!(bought, (200, ACCEPTED, 1_000));
+    }
+    let channels = buyer.payer.budget().journal().channels();
+    let charged: Vec<_> = channels.iter().map(|channel| channel.charged.atomic()).collect();
+    assert_eq!(charged, [2_000; 4], "each lane carries its part");
+}

@@ -8,11 +8,13 @@
 //! clients.rs        their clients pay our evaluator
 //! servers.rs        our student pays their servers
 //! facilitators.rs   their facilitators settle for us, ours for them
+//! channels.rs      our buyer pays by vouchers
 //! comparison.rs     the same payments, presented the same way to their server and to ours
 //! identifiers.rs    the extension payment-identifier
 //! recorder.rs       keeps what was on the wire, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
+mod channels;
 mod clients;
 mod comparison;
 mod facilitators;

@@ -12,7 +12,7 @@ use support::{anvil::AnvilChain, chain::Chain, programs::example};
 
 /// Who buys, who settles and who is paid: accounts of anvil's own, whose keys everybody knows, since what they sign is recorded.
 pub const BUYER: B256 = b256!("59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d");
-const SETTLER: &str = "0x5de4111afa1a4b94908f83103eb1f1706367c2e68ca870fc3fb9a804cdab365a";
+pub const SETTLER: &str = "0x5de4111afa1a4b94908f83103eb1f1706367c2e68ca870fc3fb9a804cdab365a";
 pub const PAYEE: Address = address!("90F79bf6EB2c4f870365E785982E1f101E93b906");
 
 /// The validator of ERC-6492, Permit2 and the proxy that x402 has for it.

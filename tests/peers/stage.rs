@@ -147,8 +147,8 @@ pub struct Server {
 }
 
 /// A process that serves, killed when dropped.
-struct Other {
-    url: String,
+pub struct Other {
+    pub url: String,
     _process: Child,
     // Closing the pipe would make the program's next line fail.
     _output: Lines<BufReader<ChildStdout>>,
@@ -156,7 +156,7 @@ struct Other {
 
 impl Other {
     /// Starts it and reads where it is.
-    async fn start(mut program: Command) -> Self {
+    pub async fn start(mut program: Command) -> Self {
         let mut process = program.spawn().unwrap_or_else(|error| panic!("{program:?}: {error}"));
         let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
         let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap();

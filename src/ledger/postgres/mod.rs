@@ -1,5 +1,7 @@
 //! The ledger in a PostgreSQL database, which several processes share.
 
+#[cfg(feature = "vouchers")]
+mod channels;
 mod connections;
 mod payments;
 mod steps;
@@ -19,8 +21,8 @@ use tokio::sync::Mutex;
 
 use self::{
     connections::{Connections, DatabaseError, Failure, Statement, Tries},
-    payments::column,
-    steps::{Change, KnownRecords, Needs},
+    payments::{Stamped, column},
+    steps::{Change, Known, Needs},
     upkeep::{Responses, Upkeep},
 };
 use super::{
@@ -62,7 +64,9 @@ const PAYER_LOCKS: usize = 256;
 /// ```
 pub struct PostgresLedger {
     connections: Connections,
-    known: KnownRecords,
+    known: Known<PaymentKey, Stamped>,
+    #[cfg(feature = "vouchers")]
+    channels: channels::Channels,
     /// Held by `Admit`: concurrent admissions of one payer would fail in the database, and one process need not try.
     payer_locks: Vec<Mutex<()>>,
     /// The same for `Defer`, for all payers.
@@ -270,7 +274,7 @@ impl PostgresLedgerBuilder {
         self
     }
 
-    /// Sets the largest number of records. Default: one million. They are counted once a minute, so what other processes reserve in
+    /// Sets the largest number of payments, and of payment channels. Default: one million. They are counted once a minute, so what other processes reserve in
     /// between may exceed it.
     pub fn max_records(mut self, max: usize) -> Self {
         self.max_records = max;
@@ -307,7 +311,9 @@ impl PostgresLedgerBuilder {
         check_settings(&connections, &self.schema).await?;
         Ok(PostgresLedger {
             connections,
-            known: KnownRecords::default(),
+            known: Known::default(),
+            #[cfg(feature = "vouchers")]
+            channels: channels::Channels::new(self.max_records),
             payer_locks: (0..PAYER_LOCKS).map(|_| Mutex::default()).collect(),
             defer_lock: Mutex::default(),
             hasher: RandomState::new(),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Mutex, PoisonError},
 };
 
@@ -86,8 +87,8 @@ impl PostgresLedger {
                 Some(seen) => seen,
                 None => payments::read(&self.connections, change.key).await?.ok_or(LedgerError::NotFound)?,
             };
-            if progress.is_done(&seen)? {
-                self.known.put(seen.clone());
+            if progress.is_done(seen.stamp)? {
+                self.known.put(*change.key, seen.clone());
                 return Ok(seen.record);
             }
             let stamp = progress.next_stamp()?;
@@ -95,13 +96,13 @@ impl PostgresLedger {
                 // A remembered record may be outdated, and is no reason to refuse the step.
                 Err(_) if is_guess => {}
                 Err(error) => {
-                    self.known.put(seen);
+                    self.known.put(*change.key, seen);
                     return Err(error);
                 }
                 Ok((record, statement)) => {
                     let result = self.connections.once(&statement).await;
                     if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
-                        self.known.put(Stamped { record: record.clone(), stamp });
+                        self.known.put(*change.key, Stamped { record: record.clone(), stamp });
                         return Ok(record);
                     }
                 }
@@ -177,7 +178,7 @@ impl PostgresLedger {
             };
             match found {
                 Found::New => {
-                    self.known.put(Stamped { record: record.clone(), stamp });
+                    self.known.put(record.key, Stamped { record: record.clone(), stamp });
                     return Ok(Reservation::New(record.lease()));
                 }
                 Found::Known(seen) if progress.stamps.contains(&seen.stamp) => {
@@ -204,7 +205,7 @@ impl PostgresLedger {
             let Some(seen) = payments::read(&self.connections, key).await? else {
                 return if progress.uncertain.is_some() { Ok(()) } else { Err(LedgerError::NotFound) };
             };
-            progress.is_done(&seen)?;
+            progress.is_done(seen.stamp)?;
             check(&seen.record)?;
             let result = self.connections.once(&payments::discard(key, seen.stamp)).await;
             if progress.is_taken(result.map(|rows| !rows.is_empty()), seen.stamp).await? {
@@ -225,12 +226,12 @@ impl Progress {
         Ok(stamp)
     }
 
-    /// Returns `true` if the row shows that a try whose answer was lost has been taken.
-    fn is_done(&self, seen: &Stamped) -> Result<bool, LedgerError> {
+    /// Returns `true` if the row's stamp shows that a try whose answer was lost has been taken.
+    pub(super) fn is_done(&self, stamp: i64) -> Result<bool, LedgerError> {
         match self.uncertain {
-            _ if self.stamps.contains(&seen.stamp) => Ok(true),
+            _ if self.stamps.contains(&stamp) => Ok(true),
             // Either the try was taken and other steps followed, or other steps were taken instead.
-            Some(before) if before != seen.stamp => {
+            Some(before) if before != stamp => {
                 Err(LedgerError::Backend("the connection broke, and it is not known whether the step was taken".into()))
             }
             _ => Ok(false),
@@ -245,7 +246,7 @@ impl Progress {
                 self.lost += 1;
                 if self.lost > MAX_LOST {
                     return Err(LedgerError::Backend(
-                        "too many other steps on the same payment or payer came first".into(),
+                        "too many other steps on the same payment, payer or channel came first".into(),
                     ));
                 }
             }
@@ -260,23 +261,29 @@ impl Progress {
     }
 }
 
-/// The records that this process wrote or read last, to be tried before the database is asked.
-#[derive(Debug, Default)]
-pub(super) struct KnownRecords(Mutex<HashMap<PaymentKey, Stamped>>);
+/// The records or channels that this process wrote or read last, to be tried before the database is asked.
+#[derive(Debug)]
+pub(super) struct Known<K, R>(Mutex<HashMap<K, R>>);
 
-impl KnownRecords {
+impl<K, R> Default for Known<K, R> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, R> Known<K, R> {
     /// Takes a record out: it is outdated as soon as a step is taken.
-    pub(super) fn take(&self, key: &PaymentKey) -> Option<Stamped> {
+    pub(super) fn take(&self, key: &K) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key)
     }
 
     /// Remembers a record. When there are too many, all are forgotten, which costs each payment in progress one read.
-    pub(super) fn put(&self, seen: Stamped) {
+    pub(super) fn put(&self, key: K, seen: R) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
-        known.insert(seen.record.key, seen);
+        known.insert(key, seen);
     }
 }
 
@@ -317,13 +324,14 @@ mod tests {
 
     #[test]
     fn a_process_remembers_the_last_record_of_a_payment_and_a_bounded_number() {
-        let known = KnownRecords::default();
+        let known = Known::default();
+        let put = |seen: Stamped| known.put(seen.record.key, seen);
         for nonce in 0..=MAX_KNOWN {
-            known.put(seen(nonce, 1));
+            put(seen(nonce, 1));
         }
         assert!(known.0.lock().unwrap().len() <= MAX_KNOWN);
         let last = seen(MAX_KNOWN, 2);
-        known.put(last.clone());
+        put(last.clone());
         assert_eq!(known.take(&last.record.key).map(|seen| seen.stamp), Some(2));
         assert!(known.take(&last.record.key).is_none(), "taken out");
     }

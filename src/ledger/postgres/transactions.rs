@@ -109,7 +109,7 @@ impl PostgresLedger {
             // A try whose answer was lost may be repeated: it is the same transaction of the same process.
             if progress.is_taken(result.map(|rows| !rows.is_empty()), 0).await? {
                 for record in stepped {
-                    self.known.put(Stamped { record, stamp });
+                    self.known.put(record.key, Stamped { record, stamp });
                 }
                 break;
             }

@@ -40,8 +40,8 @@ pub(crate) async fn postgres() -> TestLedger {
     let server = support::postgres::Server::shared();
     let builder = tower_x402::ledger::PostgresLedger::builder(server.url()).schema(&server.new_schema());
     let ledger = builder.max_records(10_000).max_connections(8).clock(clock.clone()).connect().await.unwrap();
-    let channels = Arc::new(MemoryLedger::new());
-    TestLedger { ledger: Arc::new(ledger), channels, clock, directory: None }
+    let ledger = Arc::new(ledger);
+    TestLedger { ledger: ledger.clone(), channels: ledger, clock, directory: None }
 }
 
 /// Makes `memory::a` of the conformance test `a`, and so on for every backend and test. The first two arguments are the module of the

@@ -217,3 +217,96 @@ async fn a_restored_backup_learns_what_was_claimed() {
     let next = ledger.advance(&id(1), &begin(1, hash(3), 510, 10)).await.unwrap();
     assert_eq!(ledger.advance(&id(1), &charge(next.epoch, 10)).await.unwrap().unclaimed(), 10);
 }
+
+#[cfg(feature = "test-postgres")]
+mod replicas {
+    use support::postgres::Server;
+    use tower_x402::ledger::{PostgresLedger, PostgresLedgerBuilder};
+
+    use super::*;
+
+    fn replica(schema: &str) -> PostgresLedgerBuilder {
+        let clock = Arc::new(ManualClock::at(START));
+        PostgresLedger::builder(Server::shared().url()).schema(schema).max_connections(4).clock(clock)
+    }
+
+    async fn replicas(schema: &str, number: usize) -> Vec<Arc<PostgresLedger>> {
+        let opened = join_all((0..number).map(|_| replica(schema).connect())).await;
+        opened.into_iter().map(|ledger| Arc::new(ledger.unwrap())).collect()
+    }
+
+    #[tokio::test]
+    async fn a_full_database_keeps_what_may_be_claimed() {
+        let ledger = replica(&Server::shared().new_schema()).max_records(4).connect().await.unwrap();
+        a_full_ledger_keeps_what_may_be_claimed(&ledger).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn one_of_many_replicas_opens_and_one_holds_a_channel() {
+        let replicas = replicas(&Server::shared().new_schema(), 4).await;
+        let tasks = (0..40).map(|n: u8| {
+            let ledger = replicas[usize::from(n) % 4].clone();
+            tokio::spawn(async move {
+                open(&*ledger, 1, 100).await;
+                ledger.advance(&id(1), &begin(1, hash(n), 10, 10)).await.is_ok()
+            })
+        });
+        let held = join_all(tasks).await.into_iter().filter(|held| *held.as_ref().unwrap()).count();
+        assert_eq!(held, 1);
+        assert_eq!(get(&*replicas[0], 1).await.epoch, 1);
+    }
+
+    /// Each replica remembers the channel as it left it, while the others charge.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn replicas_that_take_turns_lose_no_charge() {
+        let replicas = replicas(&Server::shared().new_schema(), 3).await;
+        open(&*replicas[0], 1, 10_000).await;
+        for n in 0..30_u8 {
+            let ledger = &replicas[usize::from(n) % 3];
+            let price = u128::from(n) + 1;
+            let charged = u128::from(n) * u128::from(n + 1) / 2;
+            let held = ledger.advance(&id(1), &begin(1, hash(n + 1), charged + price, price)).await.unwrap();
+            // Another replica sees a deposit while the request is worked for.
+            let observe = ChannelStep::Observe { observation: observation(1, 10_000, 0, 2 + u64::from(n)), now: START };
+            replicas[usize::from(n + 1) % 3].advance(&id(1), &observe).await.unwrap();
+            ledger.advance(&id(1), &charge(held.epoch, price)).await.unwrap();
+        }
+        for ledger in &replicas {
+            assert_eq!(get(&**ledger, 1).await.charged, 465);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replica_finds_the_response_of_another() {
+        let replicas = replicas(&Server::shared().new_schema(), 2).await;
+        open(&*replicas[0], 1, 100).await;
+        let charged = sell_with_response(&*replicas[0], 1, 7).await;
+        let copy = replicas[1].advance(&id(1), &begin(1, hash(7), 1, 1)).await;
+        assert!(matches!(&copy, Err(ChannelLedgerError::Answered(shown)) if **shown == charged), "{copy:?}");
+        let response = replicas[1].channel_response(&charged.response_key(hash(7))).await.unwrap().expect("kept");
+        assert_eq!(&response.body[..], [7]);
+    }
+
+    /// A process that was killed leaves its request, and nothing half done.
+    #[tokio::test]
+    async fn the_channel_of_a_lost_replica_is_taken_over_when_its_time_is_over() {
+        let schema = Server::shared().new_schema();
+        let lost = replica(&schema).connect().await.unwrap();
+        open(&lost, 1, 100).await;
+        lost.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
+        drop(lost);
+        let ledger = replica(&schema).connect().await.unwrap();
+        let early = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await;
+        assert!(matches!(early, Err(ChannelLedgerError::Busy { .. })), "{early:?}");
+        let request = ChannelStep::Begin {
+            request: hash(1),
+            voucher: channels::voucher(1, 10),
+            price: 10,
+            now: START + 30,
+            until: START + 60,
+        };
+        let held = ledger.advance(&id(1), &request).await.unwrap();
+        ledger.advance(&id(1), &charge(held.epoch, 10)).await.unwrap();
+        assert_eq!(get(&ledger, 1).await.charged, 10);
+    }
+}

@@ -104,18 +104,12 @@ impl ExportEntry {
 
     /// Returns the entry as a line of CSV (RFC 4180), with its line break. Unknown values are empty.
     pub fn csv(&self) -> String {
-        let entry = serde_json::to_value(self).unwrap_or_default();
-        let text = |column: &str| match &entry[column] {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        COLUMNS.map(text).join(",") + "\r\n"
+        csv_line(self, COLUMNS)
     }
 
     /// Returns the entry as a line of JSON, with its line break. Amounts are decimal strings, unknown values are `null`.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default() + "\n"
+        json_line(self)
     }
 }
 
@@ -174,8 +168,22 @@ impl Export {
     }
 }
 
+pub(super) fn csv_line<const N: usize>(entry: &impl Serialize, columns: [&str; N]) -> String {
+    let entry = serde_json::to_value(entry).unwrap_or_default();
+    let text = |column: &str| match &entry[column] {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    columns.map(text).join(",") + "\r\n"
+}
+
+pub(super) fn json_line(entry: &impl Serialize) -> String {
+    serde_json::to_string(entry).unwrap_or_default() + "\n"
+}
+
 /// Writes units with six decimal places, as USDC has on every known network.
-fn six_places(units: U256) -> String {
+pub(super) fn six_places(units: U256) -> String {
     let (whole, fraction) = units.div_rem(U256::from(1_000_000));
     format!("{whole}.{fraction:0>6}", fraction = fraction.to_string())
 }

@@ -66,14 +66,21 @@
 //! # Questions to the ledger
 //!
 //! An [`Operator`] lists and finds payments, reconciles one with the chain, sums them up, and exports them for accounting. `owed`
-//! lists payments that settled but were never delivered: refund them.
+//! lists payments that settled but were never delivered: refund them. With [`Operator::channel_ledger`] it does the same for payment
+//! channels: `at-risk` lists those of which a withdrawal could take what was charged. Claim them.
 //!
 //! The program decides who may ask. The answers hold no signatures and no bodies, but who paid whom.
 
+#[cfg(feature = "vouchers")]
+mod channels;
 mod export;
 mod operator;
 mod report;
 
+#[cfg(feature = "vouchers")]
+pub use channels::{
+    CHANNEL_COLUMNS, ChannelEntry, ChannelExport, ChannelFilter, ChannelPages, ChannelReport, ParseChannelFilterError,
+};
 pub use export::{COLUMNS, Export, ExportEntry, ExportFormat};
 pub use operator::{
     Operator, OperatorError, ParsePaymentFilterError, ParsePaymentSearchError, PaymentFilter, PaymentPages,

@@ -39,13 +39,20 @@ use crate::{
 #[derive(Clone)]
 pub struct Operator {
     ledger: Arc<dyn Ledger>,
+    #[cfg(feature = "vouchers")]
+    pub(super) channels: Option<Arc<dyn crate::ledger::channels::ChannelLedger>>,
     clock: Arc<dyn Clock>,
 }
 
 impl Operator {
     /// Creates an operator of this ledger, which is that of the facilitator.
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self { ledger, clock: Arc::new(SystemClock) }
+        Self {
+            ledger,
+            #[cfg(feature = "vouchers")]
+            channels: None,
+            clock: Arc::new(SystemClock),
+        }
     }
 
     /// Sets the clock. Default: [`SystemClock`].

@@ -100,7 +100,7 @@ impl PaymentSum {
 }
 
 /// Writes a decimal string, because JSON numbers lose precision.
-fn decimal<S: Serializer>(number: &U256, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn decimal<S: Serializer>(number: &U256, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(number)
 }
 

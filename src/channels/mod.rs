@@ -118,28 +118,20 @@ impl Channels {
         self.0.clock.now().saturating_sub(record.observed_at) <= self.0.longest_trust()
     }
 
-    /// Looks at a channel on the chain, and opens it in the books if there is something in it.
-    pub(crate) async fn refresh(&self, id: ChannelId, config: &ChannelConfig) -> Result<ChannelRecord, ChannelError> {
+    /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it.
+    pub(crate) async fn refresh(
+        &self,
+        id: ChannelId,
+        config: &ChannelConfig,
+    ) -> Result<Option<ChannelRecord>, ChannelError> {
         let observed = self.0.facilitator.observe(&[id]).await?;
         let Some(observation) = observed.first().copied().filter(|seen| seen.state.channel_id == id) else {
             return Err(FacilitatorError::Misconfigured("the node told of another channel".to_owned()).into());
         };
         if observation.state.balance == 0 {
-            return Err(ChannelError::Rejected {
-                reason: reason::CHANNEL_NOT_FOUND,
-                detail: "nothing was deposited into this channel".to_owned(),
-            });
+            return Ok(None);
         }
-        self.note(id, config, observation).await
-    }
-
-    /// Checks that a deposit would be executed now. Returns the channel before it.
-    pub(crate) async fn verify_deposit(
-        &self,
-        config: &ChannelConfig,
-        deposit: &Deposit,
-    ) -> Result<Observation, ChannelError> {
-        self.0.facilitator.verify_deposit(config, deposit).await
+        self.note(id, config, observation).await.map(Some)
     }
 
     /// Executes a deposit, and notes what is in the channel then.

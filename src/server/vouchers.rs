@@ -311,7 +311,12 @@ impl Sale {
                 }
                 // A refund needs the contract's nonce as it is now.
                 Some(record) if self.presented.refund.is_none() && self.is_good(&record) => record,
-                _ => self.look().await?,
+                _ => match self.look().await? {
+                    Some(record) => record,
+                    None => {
+                        return Err(self.refuse(reason::CHANNEL_NOT_FOUND, "nothing was deposited into this channel"));
+                    }
+                },
             };
             let now = config.settings.clock.now();
             let (request, voucher) = (self.request, self.presented.voucher.clone());
@@ -355,44 +360,40 @@ impl Sale {
         tokio::time::timeout_at(deadline, event).await.map_err(|_| self.busy())
     }
 
-    /// Looks at the channel on the chain. Strangers can name channels that do not exist, so only so many do at once.
-    async fn look(&self) -> Result<ChannelRecord, Answer> {
+    /// Looks at the channel on the chain. Returns `None` if nothing is in it. Strangers can name channels that do not exist, so only so many
+    /// do at once.
+    async fn look(&self) -> Result<Option<ChannelRecord>, Answer> {
         let _permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
         let Presented { config, voucher, .. } = &self.presented;
         self.channels.refresh(voucher.channel_id, config).await.map_err(|error| self.not_moved(&error))
     }
 
-    /// Fills the channel, if the voucher is the right one then.
+    /// Fills the channel, if the voucher is the right one then. A deposit that was made before is found and not made again.
     async fn fill(&self, known: Option<ChannelRecord>, made: &mut Option<Executed>) -> Result<ChannelRecord, Answer> {
         let Presented { config, voucher, deposit, price, .. } = &self.presented;
         let Some(deposit) = deposit else { return Err(self.busy()) };
-        if let Some(known) = &known {
-            self.check_amount(known)?;
-        }
         if deposit.amount < *price {
             // Each costs the seller a transaction.
             let detail = "the deposit is less than the price of one request";
             return Err(self.refuse(reason::DEPOSIT_BELOW_MIN_DEPOSIT, detail));
         }
-        let permit = self.context.config.unproven.enter().await.ok_or_else(answer::overloaded)?;
-        let before = match self.channels.verify_deposit(config, deposit).await {
-            Ok(before) => before,
-            Err(error) => {
-                drop(permit);
-                // It may have been made before, for a request that got no answer.
-                let record = self.look().await.map_err(|_| self.not_moved(&error))?;
-                self.check_amount(&record)?;
-                return if self.is_covered(&record) { Ok(record) } else { Err(self.not_moved(&error)) };
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.look().await?,
+        };
+        let covered = match &known {
+            Some(known) => {
+                self.check_amount(known)?;
+                known.covered()
+            }
+            // The contract has nothing of it, so nothing was ever claimed.
+            None if voucher.max_claimable_amount == *price => 0,
+            None => {
+                let detail = "the channel is new, and the voucher is not for the price of one request";
+                return Err(self.refuse(reason::CUMULATIVE_AMOUNT_MISMATCH, detail));
             }
         };
-        let now = self.context.config.settings.clock.now();
-        let before = match known {
-            Some(known) => known,
-            None => ChannelRecord::open(self.channels.network(), *config, before, now)
-                .map_err(|error| self.refused(error))?,
-        };
-        self.check_amount(&before)?;
-        if voucher.max_claimable_amount > before.covered().saturating_add(deposit.amount) {
+        if voucher.max_claimable_amount > covered.saturating_add(deposit.amount) {
             let detail = "the voucher is for more than what is in the channel and the deposit together";
             return Err(self.refuse(reason::CUMULATIVE_EXCEEDS_BALANCE, detail));
         }

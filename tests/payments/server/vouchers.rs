@@ -239,9 +239,11 @@ async fn a_deposit_that_was_executed_before_the_seller_forgot_it_still_pays() {
     let channel = stage.payer().await;
     let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
     let relayer = stage.chain.relayer().await;
-    assert!(execute(&stage.chain, &relayer, &channel.deposit_call(&deposit)).await.status());
+    let executed = execute(&stage.chain, &relayer, &channel.deposit_call(&deposit)).await;
+    assert!(executed.status());
     let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "one").await).await;
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one"), "{answer:?}");
+    assert_eq!(answer.transaction(), executed.transaction_hash, "it is told as if the seller had made it");
     assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
 }
 

@@ -11,6 +11,7 @@
 //! channels.rs      our buyer pays by vouchers
 //! comparison.rs     the same payments, presented the same way to their server and to ours
 //! identifiers.rs    the extension payment-identifier
+//! vouchers.rs       vouchers of payment channels, both ways
 //! recorder.rs       keeps what was on the wire, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
@@ -23,3 +24,4 @@ mod programs;
 mod recorder;
 mod servers;
 mod stage;
+mod vouchers;

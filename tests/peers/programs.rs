@@ -191,7 +191,7 @@ fn evaluator(chain: &AnvilChain, facilitator_url: Option<&str>, flow: &str) -> C
     program
 }
 
-const PYTHON: &str = ".venv/bin/python";
+pub const PYTHON: &str = ".venv/bin/python";
 const RUST: &str = "rust/target/debug/tower-x402-rust-peers";
 
 /// A program of this directory: what runs it, and what.

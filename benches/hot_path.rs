@@ -26,7 +26,9 @@ use alloy_signer::SignerSync as _;
 use axum::body::Body;
 use http::{HeaderValue, Request, StatusCode};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use support::hot_path::{Answers, AtOnce, Mint, NOW, Seller, Signed, VALID, answer, buyer, clock, layer, order};
+use support::hot_path::{
+    Answers, AtOnce, Mint, NOW, Seller, Signed, VALID, VoucherMint, answer, buyer, clock, layer, order,
+};
 use support::thread_time::ThreadTime;
 use tokio::runtime::Runtime;
 use tower::Service as _;
@@ -164,6 +166,17 @@ fn paid(
     requests(name, app, StatusCode::OK, move || support::hot_path::paid(&mint.header(signed, NOW)))
 }
 
+/// The same handler, paid with vouchers of one channel.
+fn paid_by_voucher() -> Line {
+    let _runtime = runtime().enter();
+    let ledger = std::sync::Arc::new(MemoryLedger::with(Default::default(), 10_000_000, clock()));
+    let channels = support::hot_path::rich_channels(ledger, clock());
+    let layer = layer(AtOnce::in_memory(clock()), clock()).vouchers(channels).build().unwrap();
+    let mut app = support::hot_path::sold(layer);
+    let mut mint = runtime().block_on(VoucherMint::of(&mut app));
+    requests("paid, by a voucher", app, StatusCode::OK, move || support::hot_path::paid(&mint.header()))
+}
+
 fn whole() -> Vec<Line> {
     let sold = support::hot_path::sold(paywall());
     let anywhere = AtOnce::in_memory(clock());
@@ -185,6 +198,7 @@ fn whole() -> Vec<Line> {
         ),
         paid("paid, by a wallet", support::hot_path::sold(paywall()), Signed::ByWallet),
         paid("paid, by a key", support::hot_path::sold(paywall()), Signed::ByKey),
+        paid_by_voucher(),
         requests(
             "the layer alone: unpaid 402",
             support::hot_path::alone(paywall()),

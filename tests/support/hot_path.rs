@@ -20,13 +20,23 @@ use http_body_util::Full;
 use tower::{Layer as _, Service};
 use tower_x402::{
     Asset, Clock, ManualClock, Network,
+    channels::Channels,
     client::{AddPayment, AddPaymentLayer, Budget, Payer},
     eip3009::{Authorization, PaymentSignature, TokenDomain},
-    facilitator::{Facilitator, FacilitatorError, VerifyError},
-    ledger::{Ledger, MemoryLedger, Record, ResponseLimits},
+    facilitator::{
+        Facilitator, FacilitatorError, VerifyError,
+        channels::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund},
+    },
+    ledger::{Ledger, MemoryLedger, Record, ResponseLimits, channels::ChannelLedger},
     payment::{Prechecked, SettlementOutcome, Terms, Verified},
-    protocol::{ExactOffer, ExactPayload, SettlementResponse, SupportedResponse, encode_header},
+    protocol::{
+        ExactOffer, ExactPayload, PaymentRequired, SettlementResponse, SupportedResponse, decode_header, encode_header,
+    },
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
+    vouchers::{
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, ChannelState, Claim, Deposit, Escrow,
+        Observation, Voucher, VoucherSignature,
+    },
 };
 
 /// What the clocks here say, in Unix seconds.
@@ -207,6 +217,111 @@ impl Mint {
 
     pub fn headers(&mut self, count: usize, signed: Signed, now: u64) -> Vec<HeaderValue> {
         (0..count).map(|_| self.header(signed, now)).collect()
+    }
+}
+
+/// A chain on which every channel has as much money as vouchers can be for.
+#[derive(Debug)]
+pub struct RichChannels;
+
+#[async_trait]
+impl ChannelFacilitator for RichChannels {
+    fn network(&self) -> Network {
+        Network::BASE_SEPOLIA
+    }
+
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
+        let rich = |channel: &ChannelId| Observation {
+            state: ChannelState {
+                channel_id: *channel,
+                balance: u128::MAX,
+                total_claimed: 0,
+                withdraw_requested_at: 0,
+                refund_nonce: 0,
+                charged_cumulative_amount: None,
+            },
+            withdrawal: 0,
+            block: 1,
+        };
+        Ok(channels.iter().map(rich).collect())
+    }
+
+    async fn verify_deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<Observation, ChannelError> {
+        Err(ChannelError::Pending { transaction: None })
+    }
+
+    async fn deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<Executed, ChannelError> {
+        Err(ChannelError::Pending { transaction: None })
+    }
+
+    async fn claim(&self, _: &[Claim], _: &AuthorizerKey) -> Result<Claimed, ChannelError> {
+        Err(ChannelError::Pending { transaction: None })
+    }
+
+    async fn claim_signed(&self, _: &[Claim], _: &alloy_primitives::Bytes) -> Result<Claimed, ChannelError> {
+        Err(ChannelError::Pending { transaction: None })
+    }
+
+    async fn settle(&self, _: Address, _: Address) -> Result<Option<Settled>, ChannelError> {
+        Ok(None)
+    }
+
+    async fn refund_signed(&self, _: &SignedRefund) -> Result<Executed, ChannelError> {
+        Err(ChannelError::Pending { transaction: None })
+    }
+}
+
+/// The channels of a seller whose payers are rich. Call it in a runtime.
+pub fn rich_channels(ledger: Arc<dyn ChannelLedger>, clock: Arc<dyn Clock>) -> Channels {
+    let authorizer = PrivateKeySigner::from_bytes(&B256::repeat_byte(0xaa)).expect("a key");
+    let channels = Channels::builder(RichChannels, AuthorizerKey::new(authorizer)).ledger(ledger).clock(clock);
+    channels.build().expect("complete settings")
+}
+
+/// Signs the vouchers of one channel, one after the other.
+pub struct VoucherMint {
+    key: PrivateKeySigner,
+    config: ChannelConfig,
+    accepted: String,
+    charged: u128,
+}
+
+impl VoucherMint {
+    /// For what `app` asks for vouchers.
+    pub async fn of(app: &mut Router) -> Self {
+        let demand = answer(app, unpaid()).await.headers()["payment-required"].clone();
+        let demand: PaymentRequired = decode_header(demand.as_bytes(), 1 << 16).expect("a 402");
+        let offers = demand.accepts.iter().map(|offer| (offer.text().to_owned(), offer.read().expect("an offer")));
+        let (accepted, offer) = offers.into_iter().find(|(_, offer)| offer.scheme == "batch-settlement").expect("one");
+        let terms = ChannelOffer::try_from(&offer.extra).expect("an offer for vouchers");
+        let key = PrivateKeySigner::from_bytes(&B256::repeat_byte(1)).expect("a key");
+        let config = ChannelConfig {
+            payer: Address::repeat_byte(0xca),
+            payer_authorizer: key.address(),
+            receiver: offer.pay_to.parse().expect("an address"),
+            receiver_authorizer: terms.receiver_authorizer,
+            token: offer.asset.parse().expect("an address"),
+            withdraw_delay: terms.withdraw_delay,
+            salt: B256::ZERO,
+        };
+        Self { key, config, accepted, charged: 0 }
+    }
+
+    /// The header of the next payment.
+    pub fn header(&mut self) -> HeaderValue {
+        self.charged += u128::from(PRICE);
+        let escrow = Escrow::on(Network::BASE_SEPOLIA);
+        let channel_id = escrow.channel_id(&self.config);
+        let digest = escrow.voucher_digest(channel_id, self.charged);
+        let signature = self.key.sign_hash_sync(&digest).expect("a local key signs").as_bytes();
+        let signature = VoucherSignature::try_from(signature).expect("one that the contract takes");
+        let voucher = Voucher { channel_id, max_claimable_amount: self.charged, signature };
+        let payload = ChannelPayload::Voucher { channel_config: self.config, voucher };
+        let (payload, accepted) = (serde_json::to_string(&payload).expect("JSON"), &self.accepted);
+        let text = format!(
+            r#"{{"x402Version":2,"resource":{{"url":"{RESOURCE}"}},"accepted":{accepted},"payload":{payload}}}"#
+        );
+        BASE64_STANDARD.encode(text).try_into().expect("base64 is a header value")
     }
 }
 

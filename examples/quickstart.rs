@@ -19,26 +19,32 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_x402::{
     Usdc,
-    client::{Budget, Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt as _},
+    channels::Channels,
+    client::{Budget, ChannelPolicy, Payer, PaymentMiddleware, PaymentOutcome, ReceiptExt as _},
     devnet::{BlockTime, Devnet},
-    facilitator::{Facilitator, OnchainFacilitator},
+    facilitator::{Facilitator, OnchainFacilitator, channels::OnchainChannels},
+    ledger::MemoryLedger,
     protocol::{MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
+    vouchers::AuthorizerKey,
 };
 use x402_market::{AgentCard, Score, judge::ArithmeticJudge};
 
 use crate::service::Evaluator;
 
 const HELP: &str = "\
-Makes four payments on a chain in this process. Takes no arguments and needs no network.
+Makes payments on a chain in this process. Takes no arguments and needs no network.
 
 Starts a chain with its own USDC and a block every 200 ms, like Base; an evaluator that judges worked arithmetic for $0.001 an
-answer; and a student that buys four verdicts over HTTP. Prints what is requested, signed and settled, and compares balances,
-budget and ledger. Exits with 0 if exactly the agreed amounts moved, and with 1 otherwise.
+answer; a student that buys four verdicts over HTTP, each with a transfer of its own; and one that deposits once, buys a hundred
+verdicts with vouchers, and is charged for them with one claim. Prints what is requested, signed and settled, and compares
+balances, budget and ledger. Exits with 0 if exactly the agreed amounts moved, and with 1 otherwise.
 
 Usage: quickstart [--help | --version]";
 
 const PRICE: &str = "$0.001";
 const ALLOWANCE: &str = "$0.01";
+/// How many verdicts are bought with vouchers.
+const VERDICTS: u64 = 100;
 const BLOCKS: Duration = Duration::from_millis(200);
 
 /// What the student submits: a label, a prompt, and an answer to it.
@@ -95,6 +101,17 @@ async fn run() -> anyhow::Result<()> {
         .signer(settler.clone())
         .build()
         .await?;
+    let claimer = PrivateKeySigner::random();
+    devnet.fund(claimer.address(), U256::from(10).pow(U256::from(18)));
+    let contract = OnchainChannels::builder()
+        .network(devnet.network())
+        .client(devnet.rpc_client())
+        .signer(claimer.clone())
+        .build()
+        .await?;
+    let channels = Channels::builder(contract, AuthorizerKey::new(claimer.clone()))
+        .ledger(Arc::new(MemoryLedger::new()))
+        .build()?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let origin = format!("http://{}", listener.local_addr()?);
     let card = AgentCard::builder("Arithmetic evaluator", &origin)
@@ -106,7 +123,9 @@ async fn run() -> anyhow::Result<()> {
         .await?;
     let facilitators: (Arc<dyn Facilitator>, _) = (Arc::new(facilitator.clone()), Some(facilitator));
     let judge = Box::new(ArithmeticJudge);
-    let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, false, |paywall| paywall)?;
+    let evaluator = Evaluator::open(card, judge, Duration::ZERO, facilitators, false, |paywall| {
+        paywall.vouchers(channels.clone())
+    })?;
     let url = format!("{origin}/evaluate");
     let router = evaluator.router();
     tokio::spawn(async { axum::serve(listener, router).await });
@@ -152,6 +171,51 @@ async fn run() -> anyhow::Result<()> {
     ensure!(budget.spent() == due, "the client's books say {}", budget.spent());
     ensure!((stats.settled, stats.handled) == (count, count), "the evaluator's books say {stats:?}");
     println!("\nThe books balance: {count} verdicts, {count} transfers, {due} from payer to payee.");
+
+    heading("7. A hundred verdicts for one deposit");
+    let due = price.checked_mul(VERDICTS).context("the sum is too large")?;
+    let gas_for_one = gas_cost / U256::from(count);
+    let gas_before = devnet.eth_balance(claimer.address());
+    let student = PrivateKeySigner::random();
+    devnet.mint(student.address(), due)?;
+    let budget = Budget::builder().per_payment(price).total(due).build();
+    let paying = Payer::builder(student).budget(budget.clone()).asset(devnet.asset());
+    let client = PaymentMiddleware::new(paying.vouchers(ChannelPolicy::new().deposit(due)).build())
+        .client(reqwest::Client::builder())?;
+    let started = Instant::now();
+    for number in 0..VERDICTS {
+        buy_with_a_voucher(&client, &url, number).await?;
+        if number == 0 {
+            println!(
+                "   the first was answered after {} ms: its deposit of {due} waited for a block",
+                started.elapsed().as_millis()
+            );
+        }
+    }
+    println!("   {VERDICTS} were answered after {} ms, each paid for with a signature", started.elapsed().as_millis());
+    println!("   budget  {} spent, {} reserved, {} left", budget.spent(), budget.reserved(), budget.remaining());
+    let report = channels.claim_all().await?;
+    let received = devnet.balance_of(payee)?.checked_sub(payee_after);
+    let gas_cost = gas_before.saturating_sub(devnet.eth_balance(claimer.address()));
+    println!("   one claim and one transfer moved {} units to the payee", report.settled);
+    println!(
+        "   gas     {} ETH for {VERDICTS} verdicts, where {VERDICTS} transfers would cost {} ETH",
+        format_ether(gas_cost),
+        format_ether(gas_for_one * U256::from(VERDICTS))
+    );
+    ensure!(received == Some(due), "the payee did not receive exactly {due}");
+    ensure!(budget.spent() == due, "the client's books say {}", budget.spent());
+    println!("\nThe books balance: {VERDICTS} verdicts, one deposit, one claim, {due} from payer to payee.");
+    Ok(())
+}
+
+async fn buy_with_a_voucher(client: &ClientWithMiddleware, url: &str, number: u64) -> anyhow::Result<()> {
+    let task = json!({ "id": format!("v{number}"), "skill": "arithmetic", "prompt": format!("What is {number} + 1?") });
+    let submission = json!({ "task": task, "output": format!("Answer: {}", number + 1) }).to_string();
+    let response = client.post(url).header(CONTENT_TYPE, "application/json").body(submission).send().await?;
+    let (status, receipt) = (response.status(), response.receipt().cloned());
+    let verdict: Value = serde_json::from_slice(&response.bytes().await?)?;
+    ensure!(status == StatusCode::OK && verdict["score"] == 1.0, "verdict {number}: {status}, {receipt:?}, {verdict}");
     Ok(())
 }
 

@@ -16,6 +16,12 @@ pub mod charge {}
 #[doc = include_str!("../docs/guide/pay.md")]
 pub mod pay {}
 
+/// Takes many small payments for one deposit and one claim.
+///
+/// [pay]: pay
+#[doc = include_str!("../docs/guide/vouchers.md")]
+pub mod vouchers {}
+
 /// Ledger, keys, gas, batches, credit, several processes, shutdown, and what to watch.
 ///
 /// [what-happens-when]: what_happens_when

@@ -78,7 +78,7 @@
 //! | `postgres` | `ledger::PostgresLedger`, a durable ledger for several processes | |
 //! | `conformance` | `ledger::conformance`: the tests that every ledger passes, for your own backend | |
 //! | `devnet` | `devnet`, a chain in the same process | |
-//! | `vouchers` | `vouchers`: payment channels; with `client`, `client::ChannelPolicy` lets the payer pay by vouchers | |
+//! | `vouchers` | `vouchers`, `channels`: payment channels, a deposit and then a signature for each request; with `client`, `client::ChannelPolicy` has the payer pay so | |
 //! | `bazaar` | `protocol::bazaar`: routes that describe themselves for catalogues; `client::DiscoveryClient` (with `reqwest`) reads what facilitators list | |
 //! | `metrics` | metrics for a recorder of the crate `metrics`; see [`ops`] | |
 //! | `secp256k1` | signature recovery with libsecp256k1 (C) instead of k256 | |

@@ -6,6 +6,8 @@
 mod access;
 #[cfg(feature = "bazaar")]
 mod catalogue;
+#[cfg(feature = "vouchers")]
+mod channels;
 mod messages;
 mod settle;
 
@@ -56,9 +58,11 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(15);
 ///   anybody and at any time, sends no second transaction and gets the same answer. While the outcome is not known, the answer is
 ///   `settlement_pending` with the transaction's hash: send the same request again.
 /// - **A failed settlement is retried only if it is requested again.**
+/// - **Payment channels** (scheme `batch-settlement`, feature `vouchers`) are served if the builder's `channels` is set. What was done
+///   before is found on the chain.
 /// - **A catalogue** (`catalogue`, feature `bazaar`), if enabled, lists paid resources that declare the extension `bazaar` at
 ///   `GET /discovery/resources`.
-/// - **Everything is bounded**: bodies (64 KiB), requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests,
+/// - **Everything is bounded**: bodies (64 KiB; 256 KiB with channels), requests per caller ([`rate`](FacilitatorServiceBuilder::rate)), concurrent requests,
 ///   tokens and payees. Bearer keys are compared in constant time. A caller is a key, or the address in the request's
 ///   [`PeerAddress`] extension; all others share one allowance.
 ///
@@ -100,6 +104,8 @@ struct Shared {
     admission_timeout: Duration,
     #[cfg(feature = "bazaar")]
     catalogue: Option<catalogue::Catalogue>,
+    #[cfg(feature = "vouchers")]
+    channels: channels::Channels,
 }
 
 impl FacilitatorService {
@@ -116,6 +122,8 @@ impl FacilitatorService {
             max_concurrent: 1_024,
             #[cfg(feature = "bazaar")]
             catalogue: catalogue::Limits::default(),
+            #[cfg(feature = "vouchers")]
+            channels: channels::Channels::default(),
         }
     }
 }
@@ -139,6 +147,8 @@ pub struct FacilitatorServiceBuilder {
     max_concurrent: usize,
     #[cfg(feature = "bazaar")]
     catalogue: catalogue::Limits,
+    #[cfg(feature = "vouchers")]
+    channels: channels::Channels,
 }
 
 impl FacilitatorServiceBuilder {
@@ -209,6 +219,8 @@ impl FacilitatorServiceBuilder {
                 admission_timeout: ADMISSION_TIMEOUT,
                 #[cfg(feature = "bazaar")]
                 catalogue: catalogue::Catalogue::new(self.catalogue),
+                #[cfg(feature = "vouchers")]
+                channels: channels::Channels { are_callers_known: !self.keys.is_empty(), ..self.channels },
             }),
         }
     }
@@ -292,14 +304,22 @@ impl Shared {
         let Ok(_slot) = self.slots.try_acquire() else {
             return Answer::unavailable("too many requests are being processed", Duration::from_secs(1));
         };
-        let body = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+        let max_body = self.max_body();
+        let body = match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, max_body).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                return Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "at most 64 KiB are accepted");
+                let detail = format!("at most {} KiB are accepted", max_body / 1024);
+                return Answer::problem(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &detail);
             }
             Ok(Err(_)) => return Answer::problem(StatusCode::BAD_REQUEST, "body_broken", "the body is incomplete"),
             Err(_) => return Answer::problem(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body took too long"),
         };
+        #[cfg(feature = "vouchers")]
+        if !self.channels.is_empty()
+            && let Some(request) = channels::ChannelRequest::read(&body)
+        {
+            return self.answer_channels(operation, request).await;
+        }
         let request = match ParsedRequest::read(&body) {
             Ok(request) => request,
             Err(invalid) => return invalid.into_answer(operation),
@@ -308,6 +328,15 @@ impl Shared {
             Operation::Verify => self.verify(&request).await,
             Operation::Settle => self.settle(&request).await,
         }
+    }
+
+    /// Returns the largest body that is accepted, in bytes.
+    fn max_body(&self) -> usize {
+        #[cfg(feature = "vouchers")]
+        if !self.channels.is_empty() {
+            return channels::MAX_BODY;
+        }
+        MAX_BODY
     }
 
     fn check_access(&self, parts: &Parts, needs_key: bool) -> Result<(), Answer> {
@@ -341,6 +370,8 @@ impl Shared {
                 known.extend(addresses);
             }
         }
+        #[cfg(feature = "vouchers")]
+        all.kinds.extend(self.channels.kinds());
         Answer::json(StatusCode::OK, &all)
     }
 

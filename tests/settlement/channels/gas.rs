@@ -1,15 +1,17 @@
 //! What payments by voucher cost on the chain, all of it included.
 
+use std::time::Duration;
+
 use alloy_signer_local::PrivateKeySigner;
 use futures_util::{StreamExt as _, stream};
 use support::{
     authorization::random_address,
     chain::{Chain, on_every_chain},
-    escrow::Channel,
+    escrow::{Channel, install},
 };
 use tower_x402::{facilitator::channels::ChannelFacilitator as _, vouchers::AuthorizerKey};
 
-use super::channels;
+use super::{builder, gas_key};
 
 on_every_chain! {
     a_hundred_thousand_payments_cost_less_than_180_gas_each,
@@ -23,12 +25,18 @@ async fn a_hundred_thousand_payments_cost_less_than_180_gas_each(chain: &dyn Cha
     );
     for (payers, payments, most) in [(10, 1_000, 1_800), (100, 100_000, 180)] {
         let each = PRICE * payments / payers;
-        let channels = channels(chain).await;
+        install(chain).await;
+        // The devnet's own simulation of a hundred claims, not optimized, takes seconds.
+        let channels = builder(chain).rpc_timeout(Duration::from_secs(60)).signer(gas_key(chain).await);
+        let channels = channels.build().await.unwrap();
         let (key, receiver) = (PrivateKeySigner::random(), random_address());
         let until = chain.timestamp().await + 3_600;
-        let filled: Vec<_> = stream::iter(0..payers)
-            .map(|_| async {
-                let channel = Channel::funded(chain, receiver, &key, each as u64).await;
+        let mut funded = Vec::new();
+        for _ in 0..payers {
+            funded.push(Channel::funded(chain, receiver, &key, each as u64).await);
+        }
+        let filled: Vec<_> = stream::iter(&funded)
+            .map(|channel| async {
                 let deposit = channel.sign_deposit(chain, each, until).await;
                 let done = channels.deposit(&channel.config, &deposit).await.expect("the deposit is executed");
                 (channel.row(each, each).await, chain.gas_used(done.transaction).await)

@@ -1,8 +1,10 @@
 //! Payment channels on the chain through `OnchainChannels`: what it reads, sends, refuses and finds again.
 
 mod actions;
+mod faults;
 mod gas;
 mod refusals;
+mod service;
 
 use alloy_primitives::U256;
 use alloy_signer_local::PrivateKeySigner;

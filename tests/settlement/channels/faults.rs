@@ -1,0 +1,310 @@
+//! Nodes that do not answer, answer late or lie, and transactions that hang: nothing moves twice, and nothing is reported that is not so.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use alloy_json_rpc::{RequestPacket, ResponsePacket, ResponsePayload};
+use alloy_primitives::address;
+use alloy_rpc_client::RpcClient;
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::{SolCall as _, sol};
+use alloy_transport::{TransportError, TransportFut};
+use serde_json::value::to_raw_value;
+use support::{
+    chain::{Chain as _, Relayer},
+    devnet::DevnetChain,
+    escrow::{Channel, refund_call, send},
+    eventually::in_time,
+};
+use tower_service::Service;
+use tower_x402::{
+    Network,
+    devnet::{DevnetTransport, Fault},
+    facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
+    vouchers::{Deposit, abi::BatchSettlement as escrow, reason},
+};
+
+use super::{authorizer, builder, gas_key, order, reason as code};
+
+const SEND: &str = "eth_sendRawTransaction";
+const SEND_SYNC: &str = "eth_sendRawTransactionSync";
+
+sol! {
+    function pause() external;
+    function unpause() external;
+}
+
+struct Stage {
+    chain: DevnetChain,
+    channels: OnchainChannels,
+    channel: Channel,
+    key: PrivateKeySigner,
+}
+
+impl Stage {
+    async fn start(block_time: Option<Duration>) -> Self {
+        let chain = DevnetChain::start(block_time).await;
+        let key = gas_key(&chain).await;
+        let channels = builder(&chain).signer(key.clone()).confirm_timeout(Duration::from_secs(3));
+        let channels = channels.build().await.unwrap();
+        let receiver = address!("00000000000000000000000000000000000bacc0");
+        let channel = Channel::funded(&chain, receiver, &PrivateKeySigner::random(), 100_000).await;
+        Self { chain, channels, channel, key }
+    }
+
+    async fn sign(&self, units: u128) -> Deposit {
+        self.channel.sign_deposit(&self.chain, units, self.chain.timestamp().await + 3_600).await
+    }
+
+    fn fault(&self, hook: impl Fn(&str, u64) -> Fault + Send + Sync + 'static) {
+        let faults = self.chain.devnet.faults();
+        faults.reset();
+        faults.set(move |call| hook(call.method, call.index));
+    }
+
+    fn calls(&self, method: &str) -> u64 {
+        self.chain.devnet.faults().calls().get(method).copied().unwrap_or_default()
+    }
+
+    async fn sent(&self) -> u64 {
+        alloy_provider::Provider::get_transaction_count(self.chain.provider(), self.key.address()).await.unwrap()
+    }
+}
+
+fn is_unavailable<T: std::fmt::Debug>(result: &Result<T, ChannelError>) -> bool {
+    matches!(result, Err(ChannelError::Unavailable(_)))
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_answer_sends_nothing_and_loses_nothing() {
+    let stage = Stage::start(None).await;
+    let (deposit, key) = (stage.sign(10_000).await, authorizer(&stage.channel));
+    let rows = [stage.channel.row(2_000, 2_000).await];
+    let token = stage.chain.asset().address;
+    for method in ["eth_call", "eth_estimateGas", "eth_getTransactionCount"] {
+        stage.fault(move |called, _| if called == method { Fault::DropBefore } else { Fault::None });
+        let result = stage.channels.deposit(&stage.channel.config, &deposit).await;
+        assert!(is_unavailable(&result), "{method}: {result:?}");
+        assert_eq!(stage.calls(SEND) + stage.calls(SEND_SYNC), 0);
+    }
+    stage.fault(|method, _| if method == "eth_call" { Fault::DropBefore } else { Fault::None });
+    let channel = &stage.channel;
+    assert!(is_unavailable(&stage.channels.observe(&[channel.id()]).await));
+    assert!(is_unavailable(&stage.channels.verify_deposit(&channel.config, &deposit).await));
+    assert!(is_unavailable(&stage.channels.claim(&rows, &key).await));
+    assert!(is_unavailable(&stage.channels.settle(channel.config.receiver, token).await));
+    assert!(is_unavailable(&stage.channels.refund(&order(channel, 1, 0, None), &key).await));
+    stage.chain.devnet.faults().clear();
+    // The failed request for the next account nonce is not repeated for a second.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+    assert_eq!(stage.channels.claim(&rows, &key).await.unwrap().amount, 2_000);
+    assert_eq!(channel.state(&stage.chain).await, (10_000, 2_000));
+}
+
+#[tokio::test]
+async fn answers_that_are_lost_after_sending_move_nothing_twice() {
+    let stage = Stage::start(None).await;
+    let (channel, key, token) = (&stage.channel, authorizer(&stage.channel), stage.chain.asset().address);
+    let lost = |method: &str, index: u64| match (method, index) {
+        (SEND | SEND_SYNC, _) => Fault::DropAfter,
+        ("eth_getTransactionReceipt", 0..2) => Fault::DropBefore,
+        _ => Fault::None,
+    };
+    let deposit = stage.sign(10_000).await;
+    stage.fault(lost);
+    assert_eq!(stage.channels.deposit(&channel.config, &deposit).await.unwrap().observed.state.balance, 10_000);
+    stage.fault(lost);
+    assert_eq!(stage.channels.claim(&[channel.row(4_000, 3_000).await], &key).await.unwrap().amount, 3_000);
+    stage.fault(lost);
+    assert_eq!(stage.channels.settle(channel.config.receiver, token).await.unwrap().unwrap().amount, 3_000);
+    stage.fault(lost);
+    let refund = order(channel, 7_000, 0, Some(channel.row(4_000, 4_000).await));
+    assert_eq!(stage.channels.refund(&refund, &key).await.unwrap().amount, 6_000);
+    assert_eq!((stage.sent().await, channel.state(&stage.chain).await), (4, (4_000, 4_000)));
+}
+
+#[tokio::test]
+async fn a_deposit_that_is_in_no_block_is_pending_and_found_later() {
+    let stage = Stage::start(Some(Duration::from_millis(50))).await;
+    let deposit = stage.sign(10_000).await;
+    stage.chain.devnet.stall(true);
+    let config = &stage.channel.config;
+    let pending = stage.channels.deposit(config, &deposit).await;
+    let Err(ChannelError::Pending { transaction: Some(transaction) }) = pending else { panic!("{pending:?}") };
+    stage.chain.devnet.stall(false);
+    stage.chain.receipt(transaction).await;
+    let done = stage.channels.deposit(config, &deposit).await.unwrap();
+    assert_eq!((done.transaction, stage.sent().await), (transaction, 1));
+    assert_eq!(stage.chain.balance(config.payer).await, 90_000);
+}
+
+/// The fees rise right after the transaction was sent.
+#[tokio::test]
+async fn a_transaction_that_hangs_is_replaced_at_a_higher_fee() {
+    let stage = Stage::start(Some(Duration::from_millis(50))).await;
+    let deposit = stage.sign(10_000).await;
+    let (devnet, sends) = (stage.chain.devnet.clone(), Arc::new(AtomicU64::new(0)));
+    let sent = sends.clone();
+    stage.fault(move |method, _| {
+        if matches!(method, SEND | SEND_SYNC) && sent.fetch_add(1, Ordering::Relaxed) == 0 {
+            devnet.set_base_fee(500_000_000_000);
+        }
+        Fault::None
+    });
+    let config = &stage.channel.config;
+    let done = in_time("the deposit is executed", async {
+        loop {
+            match stage.channels.deposit(config, &deposit).await {
+                Ok(done) => return done,
+                Err(ChannelError::Pending { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    })
+    .await;
+    assert!(sends.load(Ordering::Relaxed) > 1, "it was replaced");
+    assert_eq!((done.amount, stage.channel.state(&stage.chain).await), (10_000, (10_000, 0)));
+    assert_eq!(stage.chain.balance(config.payer).await, 90_000);
+}
+
+#[tokio::test]
+async fn a_nonce_that_somebody_else_took_is_no_failure() {
+    let stage = Stage::start(None).await;
+    let config = &stage.channel.config;
+    stage.channels.deposit(config, &stage.sign(1_000).await).await.unwrap();
+    // The same key in another program: the next account nonce is used without our knowledge.
+    let other = Relayer::of(&stage.chain.rpc_url(), stage.key.clone());
+    assert!(
+        send(&stage.chain, &other, &escrow::settleCall { receiver: config.receiver, token: config.token })
+            .await
+            .status()
+    );
+    let deposit = stage.sign(2_000).await;
+    let done = in_time("the deposit is executed", async {
+        loop {
+            match stage.channels.deposit(config, &deposit).await {
+                Err(ChannelError::Pending { .. }) => {}
+                other => return other,
+            }
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!((done.observed.state.balance, stage.sent().await), (3_000, 3));
+}
+
+/// The token is paused between the simulation and the transaction, and again before each further one.
+#[tokio::test]
+async fn transactions_that_revert_are_reported_with_their_code() {
+    let stage = Stage::start(None).await;
+    let (channel, key, token) = (&stage.channel, authorizer(&stage.channel), stage.chain.asset().address);
+    stage.channels.deposit(&channel.config, &stage.sign(10_000).await).await.unwrap();
+    stage.channels.claim(&[channel.row(3_000, 3_000).await], &key).await.unwrap();
+    let pausing = || {
+        let devnet = stage.chain.devnet.clone();
+        stage.fault(move |method, _| {
+            if matches!(method, SEND | SEND_SYNC) {
+                devnet.administer(pauseCall {}.abi_encode()).unwrap();
+            } else if method == "eth_estimateGas" {
+                devnet.administer(unpauseCall {}.abi_encode()).unwrap();
+            }
+            Fault::None
+        });
+    };
+    let deposit = stage.sign(5_000).await;
+    pausing();
+    assert_eq!(code(stage.channels.deposit(&channel.config, &deposit).await), reason::DEPOSIT_TRANSACTION_FAILED);
+    pausing();
+    let settled = stage.channels.settle(channel.config.receiver, token).await;
+    assert_eq!(code(settled), reason::SETTLE_TRANSACTION_FAILED);
+    pausing();
+    let refund = order(channel, 1_000, 0, Some(channel.row(4_000, 4_000).await));
+    assert_eq!(code(stage.channels.refund(&refund, &key).await), reason::REFUND_TRANSACTION_FAILED);
+    assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000), "a claim reverts with its refund");
+    stage.chain.devnet.faults().clear();
+    stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
+    stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+}
+
+/// The payer takes money out between the simulation and the transaction: the batch reverts, and is sent again without that row.
+#[tokio::test]
+async fn a_row_that_goes_bad_on_the_way_is_left_out_of_the_second_attempt() {
+    let stage = Stage::start(None).await;
+    let (relayer, channel) = (stage.chain.relayer().await, &stage.channel);
+    let other = Channel::funded(&stage.chain, channel.config.receiver, &channel.authorizer, 100_000).await;
+    channel.deposit(&stage.chain, &relayer, 10_000).await;
+    other.deposit(&stage.chain, &relayer, 10_000).await;
+    let rows = [channel.row(9_000, 9_000).await, other.row(9_000, 9_000).await];
+    let refund = refund_call(channel, 5_000, 0).abi_encode();
+    let devnet = stage.chain.devnet.clone();
+    stage.fault(move |method, index| {
+        if matches!(method, SEND | SEND_SYNC) && index == 0 {
+            devnet.execute(relayer.address, tower_x402::vouchers::Escrow::ADDRESS, refund.clone()).unwrap();
+        }
+        Fault::None
+    });
+    let claimed = stage.channels.claim(&rows, &authorizer(channel)).await.unwrap();
+    assert_eq!((claimed.amount, claimed.transactions.len(), claimed.refused[0].index), (9_000, 1, 0));
+    assert_eq!(claimed.refused[0].detail, "ClaimExceedsBalance");
+    assert_eq!((channel.state(&stage.chain).await, other.state(&stage.chain).await), ((5_000, 0), (10_000, 9_000)));
+}
+
+/// A node that shows receipts without the contract's events.
+#[derive(Clone)]
+struct WithoutEvents(DevnetTransport);
+
+impl Service<RequestPacket> for WithoutEvents {
+    type Response = ResponsePacket;
+    type Error = TransportError;
+    type Future = TransportFut<'static>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, packet: RequestPacket) -> Self::Future {
+        let answer = self.0.call(packet);
+        Box::pin(async move {
+            let mut answer = answer.await?;
+            if let ResponsePacket::Single(response) = &mut answer
+                && let ResponsePayload::Success(result) = &mut response.payload
+                && let Ok(mut value) = serde_json::from_str::<serde_json::Value>(result.get())
+                && value.get("logs").is_some()
+            {
+                value["logs"] = serde_json::json!([]);
+                *result = to_raw_value(&value).expect("JSON");
+            }
+            Ok(answer)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_success_without_the_contracts_event_is_not_believed() {
+    let stage = Stage::start(None).await;
+    let (channel, key, token) = (&stage.channel, authorizer(&stage.channel), stage.chain.asset().address);
+    let liar = RpcClient::new(WithoutEvents(stage.chain.devnet.transport()), true);
+    let through_liar = OnchainChannels::builder().network(Network::BASE_SEPOLIA).client(liar);
+    let through_liar = through_liar.signer(gas_key(&stage.chain).await).build().await.unwrap();
+    let is_pending =
+        |result: Result<(), ChannelError>| matches!(result, Err(ChannelError::Pending { transaction: Some(_) }));
+    let deposit = stage.sign(10_000).await;
+    assert!(is_pending(through_liar.deposit(&channel.config, &deposit).await.map(drop)));
+    let refund = order(channel, 1_000, 0, None);
+    assert!(is_pending(through_liar.refund(&refund, &key).await.map(drop)));
+    // Who asks a node that tells the truth finds both.
+    assert_eq!(stage.channels.deposit(&channel.config, &deposit).await.unwrap().amount, 10_000);
+    assert_eq!(stage.channels.refund(&refund, &key).await.unwrap().amount, 1_000);
+    // What was claimed and settled shows in the contract's state, too.
+    let claimed = through_liar.claim(&[channel.row(2_000, 2_000).await], &key).await.unwrap();
+    assert_eq!((claimed.amount, claimed.observed[0].state.total_claimed), (0, 2_000));
+    assert_eq!(through_liar.settle(channel.config.receiver, token).await.unwrap(), None);
+    assert_eq!(stage.chain.balance(channel.config.receiver).await, 2_000);
+}

@@ -1,4 +1,64 @@
 //! The chain's side of payment channels: deposits, claims, transfers and refunds.
+//!
+//! ```
+//! # #[cfg(all(feature = "client", feature = "devnet"))]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> anyhow::Result<()> {
+//! use tower_x402::{
+//!     Clock, Network, Nonces, OsNonces, SystemClock, Usdc,
+//!     devnet::Devnet,
+//!     eip3009::TokenDomain,
+//!     facilitator::channels::{ChannelFacilitator, OnchainChannels, RefundOrder},
+//!     primitives::{Address, B256, U256},
+//!     signers::PrivateKeySigner,
+//!     vouchers::{AuthorizerKey, ChannelConfig, Claim, ClaimedVoucher, Deposit, Escrow, Voucher},
+//! };
+//!
+//! let (devnet, network) = (Devnet::start().await?, Network::BASE_SEPOLIA);
+//! let [gas_key, payer, authorizer] = std::array::from_fn(|_| PrivateKeySigner::random());
+//! devnet.fund(gas_key.address(), U256::from(10).pow(U256::from(18)));
+//! devnet.mint(payer.address(), Usdc::from_atomic(1_000_000))?;
+//! let channels =
+//!     OnchainChannels::builder().network(network).client(devnet.rpc_client()).signer(gas_key).build().await?;
+//!
+//! // The payer deposits ten cents.
+//! let (escrow, token) = (Escrow::on(network), devnet.asset());
+//! let config = ChannelConfig {
+//!     payer: payer.address(),
+//!     payer_authorizer: payer.address(),
+//!     receiver: Address::repeat_byte(7),
+//!     receiver_authorizer: authorizer.address(),
+//!     token: token.address,
+//!     withdraw_delay: 900,
+//!     salt: B256::ZERO,
+//! };
+//! let id = escrow.channel_id(&config);
+//! let until = SystemClock.now() + 300;
+//! let deposit = Deposit::sign(id, 100_000, until, OsNonces.next()?, &TokenDomain::of(&token), &payer).await?;
+//! let executed = channels.deposit(&config, &deposit).await?;
+//! assert_eq!(executed.observed.state.balance, 100_000);
+//!
+//! // It promises up to six cents. The seller charged five, and claims them.
+//! let voucher = Voucher::sign(&escrow, id, 60_000, &payer).await?;
+//! let claim = Claim {
+//!     voucher: ClaimedVoucher { channel: config, max_claimable_amount: 60_000 },
+//!     signature: voucher.signature,
+//!     total_claimed: 50_000,
+//! };
+//! let key = AuthorizerKey::new(authorizer);
+//! assert_eq!(channels.claim(&[claim], &key).await?.amount, 50_000);
+//! let settled = channels.settle(config.receiver, config.token).await?.expect("something was claimed");
+//! assert_eq!(settled.amount, 50_000);
+//!
+//! // The payer gets the rest back.
+//! let order = RefundOrder { config, amount: 50_000, nonce: 0, claim: None };
+//! assert_eq!(channels.refund(&order, &key).await?.amount, 50_000);
+//! assert_eq!(devnet.balance_of(payer.address())?, Usdc::from_atomic(950_000));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(all(feature = "client", feature = "devnet")))]
+//! # fn main() {}
+//! ```
 
 #[cfg(feature = "onchain")]
 mod onchain;
@@ -28,6 +88,11 @@ pub use onchain::{OnchainChannels, OnchainChannelsBuilder};
 pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     /// Returns the chain.
     fn network(&self) -> Network;
+
+    /// Returns the addresses that pay for gas, for `/supported`. Default: none is named.
+    fn senders(&self) -> Vec<Address> {
+        Vec::new()
+    }
 
     /// Reads channels as they are now, in the order asked for, all as of one block.
     ///
@@ -87,6 +152,10 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
 impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
     fn network(&self) -> Network {
         (**self).network()
+    }
+
+    fn senders(&self) -> Vec<Address> {
+        (**self).senders()
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     facilitator::channels::{ChannelError, ChannelFacilitator, Executed, RefundOrder, SignedRefund},
     network::Network,
-    protocol::{PaymentRequirements, Reason, SupportedKind},
+    protocol::{PaymentRequirements, Reason, SupportedKind, SupportedResponse},
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelPayload, ChannelState, Claim, Escrow, Observation, RefundRequest, Voucher,
         amount, reason,
@@ -208,15 +208,23 @@ impl Channels {
         self.facilitators.is_empty()
     }
 
-    /// The kinds that are served, for `/supported`.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = SupportedKind> {
-        self.facilitators.iter().map(|facilitator| {
+    /// Adds what is served to the answer of `/supported`.
+    pub(super) fn add_to(&self, supported: &mut SupportedResponse) {
+        let kinds = self.facilitators.iter().map(|facilitator| {
             let mut kind = SupportedKind::new(2, SCHEME, facilitator.network().to_string());
             kind.extra = self
                 .authorizer()
                 .map(|key| Map::from_iter([("receiverAuthorizer".to_owned(), key.address().to_string().into())]));
             kind
-        })
+        });
+        supported.kinds.extend(kinds);
+        let senders = self.facilitators.iter().flat_map(|facilitator| facilitator.senders());
+        for sender in senders.map(|sender| sender.to_string()) {
+            let known = supported.signers.entry("eip155:*".to_owned()).or_default();
+            if !known.contains(&sender) {
+                known.push(sender);
+            }
+        }
     }
 
     /// The authorizer's key, if it may sign for callers.

@@ -371,7 +371,7 @@ impl Shared {
             }
         }
         #[cfg(feature = "vouchers")]
-        all.kinds.extend(self.channels.kinds());
+        self.channels.add_to(&mut all);
         Answer::json(StatusCode::OK, &all)
     }
 

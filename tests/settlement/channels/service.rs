@@ -317,6 +317,7 @@ async fn refunds_and_claims_are_signed_only_for_callers_with_a_key() {
         let kinds = supported["kinds"].as_array().unwrap();
         let kind = kinds.iter().find(|kind| kind["scheme"] == "batch-settlement").expect("it is listed");
         assert_eq!((&kind["network"], &kind["x402Version"]), (&json!("eip155:84532"), &json!(2)));
+        assert_eq!(supported["signers"]["eip155:*"].as_array().unwrap().len(), 2, "of exact, and of channels");
         let advertised = kind["extra"].get("receiverAuthorizer").is_some();
         assert_eq!(advertised, has_authorizer && bearer.is_some(), "{kind}");
     }

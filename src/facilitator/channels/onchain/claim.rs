@@ -21,6 +21,9 @@ struct Row<'a> {
     claim: &'a Claim,
 }
 
+/// A row that the contract would refuse, and why.
+type RefusedRow<'a> = (Row<'a>, String);
+
 impl Inner {
     pub(super) async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
         let rows = self.rows(claims);
@@ -62,42 +65,50 @@ impl Inner {
     ) -> Result<(), ChannelError> {
         for _ in 0..ATTEMPTS {
             let before = self.observe(&ids(part)).await?;
-            let (good, refused) = self.split(open(part, &before), authorizer.address()).await?;
-            let kept: Vec<Row<'_>> =
-                part.iter().filter(|row| refused.iter().all(|(bad, _)| bad.index != row.index)).copied().collect();
-            let before: Vec<Observation> = part
-                .iter()
-                .zip(before)
-                .filter(|(row, _)| kept.iter().any(|kept| kept.index == row.index))
-                .map(|(_, before)| before)
-                .collect();
-            let is_done = match good.is_empty() {
-                true => {
-                    claimed.observed.extend(before);
-                    true
-                }
-                false => {
-                    let input = self.claim_input(&good, authorizer).await?;
-                    match self.simulate(self.sender(), &input).await? {
-                        Ok(gas) => self.send_claim(&kept, input, gas, &before, claimed).await?,
-                        // The chain has moved on since the rows were simulated.
-                        Err(why) => {
-                            tracing::warn!(why, "a batch of claims would revert");
-                            false
-                        }
+            let (refused, call) = self.prepare(open(part, &before), authorizer).await?;
+            let is_kept = |(row, _): &(&Row<'_>, Observation)| refused.iter().all(|(bad, _)| bad.index != row.index);
+            let (kept, before): (Vec<Row<'_>>, Vec<Observation>) =
+                part.iter().zip(before).filter(is_kept).map(|(row, before)| (*row, before)).unzip();
+            match call {
+                Some((input, gas)) => {
+                    if !self.send_claim(&kept, input, gas, &before, claimed).await? {
+                        continue;
                     }
                 }
-            };
-            if is_done {
-                claimed.refused.extend(refused.into_iter().map(|(row, detail)| RefusedClaim {
-                    index: row.index,
-                    channel: row.channel,
-                    detail,
-                }));
-                return Ok(());
+                None => claimed.observed.extend(before),
             }
+            let named = refused.into_iter().map(|(row, detail)| RefusedClaim {
+                index: row.index,
+                channel: row.channel,
+                detail,
+            });
+            claimed.refused.extend(named);
+            return Ok(());
         }
         Err(reverted())
+    }
+
+    /// Returns the rows that the contract would refuse, and the call that claims the others with its gas limit, if there are any.
+    async fn prepare<'a>(
+        &self,
+        rows: Vec<Row<'a>>,
+        authorizer: &AuthorizerKey,
+    ) -> Result<(Vec<RefusedRow<'a>>, Option<(Bytes, u64)>), ChannelError> {
+        if rows.is_empty() {
+            return Ok((Vec::new(), None));
+        }
+        let input = self.claim_input(&rows, authorizer).await?;
+        if let Ok(gas) = self.simulate(self.sender(), &input).await? {
+            return Ok((Vec::new(), Some((input, gas))));
+        }
+        let (good, refused) = self.split(rows, authorizer.address()).await?;
+        if good.is_empty() {
+            return Ok((refused, None));
+        }
+        let input = self.claim_input(&good, authorizer).await?;
+        let simulated = self.simulate(self.sender(), &input).await?;
+        let gas = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
+        Ok((refused, Some((input, gas))))
     }
 
     /// Sends a batch. Returns `false` if its transaction reverted.
@@ -150,7 +161,7 @@ impl Inner {
         &self,
         rows: Vec<Row<'a>>,
         authorizer: Address,
-    ) -> Result<(Vec<Row<'a>>, Vec<(Row<'a>, String)>), ChannelError> {
+    ) -> Result<(Vec<Row<'a>>, Vec<RefusedRow<'a>>), ChannelError> {
         let (mut good, mut refused) = (Vec::new(), Vec::new());
         let mut parts = vec![rows];
         while let Some(mut part) = parts.pop() {

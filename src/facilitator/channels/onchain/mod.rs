@@ -112,11 +112,6 @@ impl OnchainChannels {
     pub fn builder() -> OnchainChannelsBuilder {
         OnchainChannelsBuilder::default()
     }
-
-    /// Returns the addresses of the keys that pay for gas.
-    pub fn senders(&self) -> Vec<Address> {
-        self.0.caller.addresses().collect()
-    }
 }
 
 impl Inner {
@@ -209,6 +204,10 @@ fn unavailable(failure: RpcFailure) -> ChannelError {
 impl ChannelFacilitator for OnchainChannels {
     fn network(&self) -> Network {
         self.0.escrow.network()
+    }
+
+    fn senders(&self) -> Vec<Address> {
+        self.0.caller.addresses().collect()
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {

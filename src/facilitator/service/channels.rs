@@ -42,6 +42,8 @@ impl FacilitatorServiceBuilder {
     /// Serves payment channels on one network: `/verify` and `/settle` for deposits, claims, settlements and refunds, with the rules of
     /// version 1.1 of the scheme and vouchers kept by the seller. Default: none. Bodies may then have 256 KiB, so that a hundred claims fit.
     ///
+    /// Vouchers must be signed by a key; those that only a payer's contract could check (ERC-1271) are refused.
+    ///
     /// A caller that asks for a claim or refund sends the receiver authorizer's signature over it.
     pub fn channels(mut self, facilitator: impl ChannelFacilitator) -> Self {
         self.channels.facilitators.push(Arc::new(facilitator));

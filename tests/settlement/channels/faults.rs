@@ -10,7 +10,7 @@ use std::{
 };
 
 use alloy_json_rpc::{RequestPacket, ResponsePacket, ResponsePayload};
-use alloy_primitives::address;
+use alloy_primitives::{Address, address};
 use alloy_rpc_client::RpcClient;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{SolCall as _, sol};
@@ -27,7 +27,7 @@ use tower_x402::{
     Network,
     devnet::{DevnetTransport, Fault},
     facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
-    vouchers::{Deposit, abi::BatchSettlement as escrow, reason},
+    vouchers::{Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
 
 use super::{authorizer, builder, gas_key, order, reason as code};
@@ -233,6 +233,35 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     stage.channels.deposit(&channel.config, &deposit).await.unwrap();
 }
 
+/// The first transaction reverts because the token is paused, the last one because somebody else executes the same a moment before.
+#[tokio::test]
+async fn what_somebody_else_executed_before_the_last_attempt_is_found() {
+    let stage = Stage::start(None).await;
+    let channel = &stage.channel;
+    let (deposit, key) = (stage.sign(10_000).await, authorizer(channel));
+    let racing = |call: Vec<u8>| {
+        let devnet = stage.chain.devnet.clone();
+        let sends = AtomicU64::new(0);
+        stage.fault(move |method, _| {
+            if matches!(method, SEND | SEND_SYNC) {
+                match sends.fetch_add(1, Ordering::Relaxed) {
+                    0 => drop(devnet.administer(pauseCall {}.abi_encode()).unwrap()),
+                    _ => drop(devnet.execute(Address::repeat_byte(9), Escrow::ADDRESS, call.clone())),
+                }
+            } else if method == "eth_estimateGas" {
+                devnet.administer(unpauseCall {}.abi_encode()).unwrap();
+            }
+            Fault::None
+        });
+    };
+    racing(channel.deposit_call(&deposit).abi_encode());
+    let done = stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+    assert_eq!((done.amount, channel.state(&stage.chain).await, stage.sent().await), (10_000, (10_000, 0), 2));
+    racing(refund_call(channel, 1_000, 0).abi_encode());
+    let done = stage.channels.refund(&order(channel, 1_000, 0, None), &key).await.unwrap();
+    assert_eq!((done.amount, channel.state(&stage.chain).await, stage.sent().await), (1_000, (9_000, 0), 4));
+}
+
 /// The payer takes money out between the simulation and the transaction: the batch reverts, and is sent again without that row.
 #[tokio::test]
 async fn a_row_that_goes_bad_on_the_way_is_left_out_of_the_second_attempt() {
@@ -246,7 +275,7 @@ async fn a_row_that_goes_bad_on_the_way_is_left_out_of_the_second_attempt() {
     let devnet = stage.chain.devnet.clone();
     stage.fault(move |method, index| {
         if matches!(method, SEND | SEND_SYNC) && index == 0 {
-            devnet.execute(relayer.address, tower_x402::vouchers::Escrow::ADDRESS, refund.clone()).unwrap();
+            devnet.execute(relayer.address, Escrow::ADDRESS, refund.clone()).unwrap();
         }
         Fault::None
     });

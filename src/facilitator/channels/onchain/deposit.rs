@@ -72,15 +72,18 @@ impl Inner {
 
     async fn execute_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
-        for _ in 0..ATTEMPTS {
+        // Looked at once more after the last attempt: somebody else may have executed it before that.
+        for attempt in 0..=ATTEMPTS {
             let state = self.deposit_state(channel, config, nonce).await?;
             if state.is_used {
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
+            if attempt == ATTEMPTS {
+                break;
+            }
             let gas = self.check_deposit(config, deposit, &state).await?;
             let receipt = self.send(call(config, deposit), gas).await?;
             if !receipt.succeeded() {
-                // Somebody else may have executed it first.
                 continue;
             }
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {

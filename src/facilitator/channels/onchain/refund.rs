@@ -27,10 +27,14 @@ impl Inner {
             return Err(ChannelError::rejected(reason::REFUND_PAYLOAD, "the claim is of another channel"));
         }
         let to_claim = order.claim.as_ref().map_or(0, |claim| claim.total_claimed);
-        for _ in 0..ATTEMPTS {
+        // Looked at once more after the last attempt: somebody else may have executed it before that.
+        for attempt in 0..=ATTEMPTS {
             let before = self.observe_one(channel).await?;
             if before.state.refund_nonce > order.nonce {
                 return self.find_refund(refund, channel, before).await;
+            }
+            if attempt == ATTEMPTS {
+                break;
             }
             if before.state.balance <= before.state.total_claimed.max(to_claim) {
                 return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));

@@ -152,22 +152,44 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
     transaction.map_or(Reply::Mismatch("without a transaction"), Reply::Paid)
 }
 
-/// Returns `true` if this reason means that a payment that was never sent to anybody before is not executed.
-///
-/// The others may hide an execution. A nonce may be used, a simulation may revert, or a transaction may not pay because the payment was
-/// already made: by the facilitator's own earlier transaction, or by a stranger's.
+/// Returns `true` if this reason means that a payment that was never sent to anybody before is not executed. Every reason is named, so
+/// that nobody adds one without deciding this.
 fn is_final(reason: &Reason) -> bool {
-    !matches!(
-        reason,
+    match reason {
+        Reason::InsufficientFunds
+        | Reason::ValidAfter
+        | Reason::ValidBefore
+        | Reason::Value
+        | Reason::ValueMismatch
+        | Reason::Signature
+        | Reason::SignatureNewer
+        | Reason::RecipientMismatch
+        | Reason::MissingEip712Domain
+        | Reason::NetworkMismatch
+        | Reason::InsufficientBalance
+        | Reason::TokenNameMismatch
+        | Reason::TokenVersionMismatch
+        | Reason::Eip3009NotSupported
+        | Reason::Eip6492FactoryNotAllowed
+        | Reason::AssetNotDeployed
+        | Reason::InvalidNetwork
+        | Reason::InvalidPayload
+        | Reason::InvalidPaymentRequirements
+        | Reason::ExtensionEchoMismatch
+        | Reason::InvalidScheme
+        | Reason::UnsupportedScheme
+        | Reason::InvalidX402Version => true,
+        // These may hide an execution. A nonce may be used, a simulation may revert, or a transaction may not pay because the payment was
+        // already made: by the facilitator's own earlier transaction, or by a stranger's.
         Reason::NonceAlreadyUsed
-            | Reason::SimulationFailed
-            | Reason::InvalidTransactionState
-            | Reason::SettlementPending
-            | Reason::DuplicateSettlement
-            | Reason::UnexpectedVerifyError
-            | Reason::UnexpectedSettleError
-            | Reason::Other(_)
-    )
+        | Reason::SimulationFailed
+        | Reason::InvalidTransactionState
+        | Reason::SettlementPending
+        | Reason::DuplicateSettlement
+        | Reason::UnexpectedVerifyError
+        | Reason::UnexpectedSettleError
+        | Reason::Other(_) => false,
+    }
 }
 
 /// Returns a reason that may be passed on. Foreign text must consist of the characters of codes.

@@ -25,8 +25,8 @@ pub struct Pricing {
     /// The URL that submissions are posted to: absolute, on the card's own origin. On an unsigned card it may be relative to the
     /// card's.
     pub endpoint: String,
-    /// The price of judging one output.
-    pub price_per_output: Usdc,
+    /// Everything else here asks for it by [`price_per_output`](Self::price_per_output) or [`price_of`](Self::price_of).
+    pub(super) price_per_output: Usdc,
     /// The address that is paid, on every chain. Its key signs the card.
     pub pay_to: Address,
     /// The tokens accepted.
@@ -79,9 +79,20 @@ pub struct Schemas {
 }
 
 impl Pricing {
+    /// Returns the price of judging one output.
+    pub const fn price_per_output(&self) -> Usdc {
+        self.price_per_output
+    }
+
     /// Returns the price of judging this many outputs; `None` if it cannot be expressed.
     pub fn price_of(&self, outputs: usize) -> Option<Usdc> {
         self.price_per_output.checked_mul(outputs.try_into().ok()?)
+    }
+
+    /// Returns how many outputs one request may hold: as many as the evaluator takes, and as this amount pays for.
+    pub(super) fn outputs_for(&self, amount: Usdc) -> usize {
+        let payable = amount.atomic().checked_div(self.price_per_output.atomic()).unwrap_or(u64::MAX);
+        self.max_outputs.min(usize::try_from(payable).unwrap_or(usize::MAX))
     }
 
     /// Returns the evaluator's claim about a skill.

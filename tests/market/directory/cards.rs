@@ -495,7 +495,7 @@ async fn reader_verifies_each_card_itself() {
     tokio::spawn(async { axum::serve(listener, router).await });
     let cards = DirectoryClient::new(&directory).unwrap().cards(&CardQuery::default()).await.unwrap();
     assert_eq!((cards.found.len(), cards.skipped), (1, 5));
-    assert_eq!(cards.found[0].card.pricing().price_per_output.atomic(), PRICE);
+    assert_eq!(cards.found[0].card.pricing().price_per_output().atomic(), PRICE);
     let dear = CardQuery::default().max_price(Usdc::from_atomic(PRICE - 1));
     let cards = DirectoryClient::new(&directory).unwrap().cards(&dear).await.unwrap();
     assert!(cards.found.is_empty(), "what was asked for is looked at here, too");

@@ -270,7 +270,7 @@ async fn changed_price_silences_no_earlier_payer(chain: &dyn Chain) {
         booth.show(&["prose"], &booth.payee, price).await;
         stage.service.upkeep_once().await.unwrap();
         let cards = stage.client().cards(&CardQuery::default()).await.unwrap().found;
-        assert_eq!(cards[0].card.pricing().price_per_output.atomic(), price);
+        assert_eq!(cards[0].card.pricing().price_per_output().atomic(), price);
         assert_eq!(send(price).await.0, 201, "{price}");
     }
     assert_eq!(stage.post(&before).await.0, 201);

@@ -49,7 +49,7 @@ async fn card_is_served_with_its_schemas_and_verified() {
     let card = booth.card().await;
     assert!(card.is_signed());
     assert_eq!((card.pay_to(), card.endpoint()), (booth.payee.address(), &booth.url.join("evaluate").unwrap()));
-    assert_eq!(card.pricing().price_per_output.atomic(), 1_000);
+    assert_eq!(card.pricing().price_per_output().atomic(), 1_000);
     assert_eq!(card.pricing().claim("prose").unwrap().get(), 0.6);
     assert!(card.card().has_skill("arithmetic") && !card.card().has_skill("poetry"));
 

@@ -31,7 +31,7 @@ const MAX_REDIRECTS: usize = 3;
 ///
 /// let cards = CardFetcher::new()?;
 /// let card = cards.fetch(&"https://reasons.example".parse()?).await?;
-/// println!("{} asks {} of {}", card.pay_to(), card.pricing().price_per_output, card.endpoint());
+/// println!("{} asks {} of {}", card.pay_to(), card.pricing().price_per_output(), card.endpoint());
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]

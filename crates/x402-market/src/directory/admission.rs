@@ -268,7 +268,7 @@ fn to_store(url: &Url, json: String, card: &VerifiedCard) -> Result<Card, Answer
     if skills.iter().any(|skill| skill.is_empty() || skill.len() > MAX_SKILL) {
         return Err(bad("a skill's id has 1 to 128 bytes"));
     }
-    let price = card.pricing().price_per_output.atomic();
+    let price = card.pricing().price_per_output().atomic();
     if i64::try_from(price).is_err() {
         return Err(bad("the price is too high"));
     }

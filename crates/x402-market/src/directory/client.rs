@@ -48,7 +48,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(15);
 ///
 /// let directory = DirectoryClient::new("https://directory.example")?;
 /// for found in directory.cards(&CardQuery::default().skill("prose")).await?.found {
-///     println!("{} asks {}", found.url, found.card.pricing().price_per_output);
+///     println!("{} asks {}", found.url, found.card.pricing().price_per_output());
 /// }
 /// # Ok(()) }
 /// ```
@@ -440,7 +440,7 @@ impl CardQuery {
         let accepts = |network: &Network| card.pricing().accepts.iter().any(|token| token.network == *network);
         self.skill.as_ref().is_none_or(|skill| card.card().has_skill(skill))
             && self.network.as_ref().is_none_or(accepts)
-            && self.max_price.is_none_or(|price| card.pricing().price_per_output <= price)
+            && self.max_price.is_none_or(|price| card.pricing().price_per_output() <= price)
     }
 }
 

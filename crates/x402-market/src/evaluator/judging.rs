@@ -67,7 +67,7 @@ impl Work {
         let names = [header_name::PAYMENT_SIGNATURE, header_name::X_PAYMENT];
         let is_paid = names.iter().any(|name| request.headers.contains_key(*name));
         if body.is_empty() && !is_paid {
-            return Ok(Quote::Amount(self.pricing.price_per_output));
+            return Ok(Quote::Amount(self.pricing.price_per_output()));
         }
         if request.method != Method::POST {
             let message = "POST a submission".to_owned();

@@ -470,11 +470,11 @@ impl KnownEvaluators {
             if !can_be_hired || excluded.contains(&evaluator) {
                 return None;
             }
-            let max_outputs = known.max_outputs(per_payment);
+            let max_outputs = known.card.pricing().outputs_for(per_payment);
             if max_outputs == 0 || (shape.is_whole && max_outputs < shape.outputs) {
                 return None;
             }
-            let price = known.card.pricing().price_per_output;
+            let price = known.card.pricing().price_per_output();
             let candidate = Candidate { evaluator, claims: known.claims, price, first_seen: known.first_seen };
             Some((known, candidate))
         })
@@ -554,13 +554,6 @@ impl KnownEvaluators {
 }
 
 impl KnownEvaluator {
-    /// Returns how many outputs one request may hold: as many as the evaluator takes, and as one payment may pay for.
-    pub(super) fn max_outputs(&self, per_payment: Usdc) -> usize {
-        let pricing = self.card.pricing();
-        let payable = per_payment.atomic().checked_div(pricing.price_per_output.atomic()).unwrap_or(u64::MAX);
-        pricing.max_outputs.min(usize::try_from(payable).unwrap_or(usize::MAX))
-    }
-
     fn number_skills(&mut self, skills: &Skills) {
         let card = &self.card;
         self.offers = skills.set(card.card().skills.iter().map(|skill| skill.id.as_str()));

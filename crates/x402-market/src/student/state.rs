@@ -195,7 +195,7 @@ impl State {
                 card: known.card.clone(),
                 url: known.url.clone(),
                 is_untrusted: known.is_untrusted,
-                max_outputs: known.max_outputs(per_payment),
+                max_outputs: known.card.pricing().outputs_for(per_payment),
                 skill,
                 is_exploration: choice.is_exploration,
                 task_alias: format!("{:016x}", self.rng.random::<u64>()),

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     clock::Clock,
     facilitator::Facilitator,
-    ledger::{Ledger, LedgerError, Record, Settlement, SettlementStep},
+    ledger::{Ledger, Record, Settlement, SettlementStep, settle_with_retries},
     payment::{PaymentKey, Prechecked, SettlementOutcome, Verified},
     protocol::Reason,
 };
@@ -190,23 +190,14 @@ enum Recorded {
     Not,
 }
 
-/// Records a fact about the chain, which stays true if the ledger is slow to take it: tries again for a while, then leaves it to
-/// reconciliation, which finds the same fact.
+/// Records a fact about the chain. If the ledger does not take it for long, it is left to reconciliation, which finds the same fact.
 async fn record_step(ledger: &dyn Ledger, key: &PaymentKey, step: &SettlementStep) -> Recorded {
-    let mut attempt = 0_u32;
-    let error = loop {
-        let Err(error) = ledger.settle(key, step).await else { return Recorded::Now };
-        attempt += 1;
-        if attempt == 5 || !matches!(error, LedgerError::Backend(_)) {
-            break error;
+    match settle_with_retries(ledger, key, step).await {
+        Ok(true) => Recorded::Now,
+        Ok(false) => Recorded::Refused,
+        Err(error) => {
+            tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
+            Recorded::Not
         }
-        tracing::warn!(%error, attempt, "the ledger did not take an outcome");
-        tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
-    };
-    if matches!(error, LedgerError::InvalidTransition(_)) {
-        tracing::debug!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "the ledger knows more than this");
-        return Recorded::Refused;
     }
-    tracing::error!(%error, payer = %key.payer, nonce = %key.nonce, ?step, "an outcome was not recorded");
-    Recorded::Not
 }

@@ -4,11 +4,13 @@
 use alloy_transport_http::reqwest;
 
 /// An error while a body was read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadBodyError {
     /// The body is longer than the bound.
+    #[error("the answer is too large")]
     TooLarge,
     /// The connection failed.
+    #[error("the answer broke off")]
     Broken,
 }
 

@@ -114,7 +114,7 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "reqwest")]
+#[cfg(any(feature = "onchain", feature = "remote", feature = "reqwest"))]
 mod body;
 #[cfg(feature = "onchain")]
 pub mod chain;

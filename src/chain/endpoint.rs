@@ -16,6 +16,8 @@ use alloy_transport_http::reqwest::{Client, header::CONTENT_TYPE, redirect::Poli
 use tower_service::Service;
 use url::Url;
 
+use crate::body::read_body;
+
 /// The largest answer that is read, in bytes. Receipts and log ranges stay far below it.
 const MAX_ANSWER: usize = 16 << 20;
 
@@ -63,15 +65,9 @@ impl Endpoint {
         let body = packet.serialize().map_err(TransportError::ser_err)?;
         let request =
             self.client.post(self.url).header(CONTENT_TYPE, "application/json").body(body.get().as_bytes().to_vec());
-        let mut answer = request.send().await.map_err(|error| TransportErrorKind::custom(error.without_url()))?;
+        let answer = request.send().await.map_err(|error| TransportErrorKind::custom(error.without_url()))?;
         let status = answer.status();
-        let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|error| TransportErrorKind::custom(error.without_url()))? {
-            if bytes.len() + chunk.len() > MAX_ANSWER {
-                return Err(TransportErrorKind::custom_str("the answer is too large"));
-            }
-            bytes.extend_from_slice(&chunk);
-        }
+        let bytes = read_body(answer, MAX_ANSWER).await.map_err(TransportErrorKind::custom)?;
         match serde_json::from_slice::<ResponsePacket>(&bytes) {
             // Some nodes send a JSON-RPC error with a status of 4xx or 5xx. The error says more than the status.
             Ok(packet) if status.is_success() || packet.is_error() => Ok(packet),

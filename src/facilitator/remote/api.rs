@@ -11,6 +11,8 @@ use http::{
 };
 use url::Url;
 
+use crate::body::read_body;
+
 /// The largest answer that is read, in bytes. Settlements have about 500.
 const MAX_ANSWER: usize = 64 * 1024;
 /// How long idle connections are kept: shorter than Node's servers keep theirs (5 seconds). A request on a connection that is being
@@ -161,7 +163,7 @@ impl fmt::Debug for Api {
 }
 
 async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
-    let mut answer = request.send().await.map_err(|error| {
+    let answer = request.send().await.map_err(|error| {
         let no_answer = if error.is_connect() || error.is_builder() { NoAnswer::NotSent } else { NoAnswer::Lost };
         tracing::warn!(?no_answer, "the request to the facilitator failed");
         no_answer
@@ -169,19 +171,11 @@ async fn read(request: ::reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
     let status = answer.status();
     let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let retry_after = retry_after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE));
-    let mut body = Vec::new();
-    loop {
-        match answer.chunk().await {
-            Ok(Some(chunk)) if body.len() + chunk.len() > MAX_ANSWER => {
-                tracing::warn!(%status, "the facilitator's answer is larger than {MAX_ANSWER} bytes");
-                return Err(NoAnswer::Lost);
-            }
-            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
-            Ok(None) => return Ok(Answer { status, retry_after, body }),
-            Err(_) => {
-                tracing::warn!(%status, "the facilitator's answer broke off");
-                return Err(NoAnswer::Lost);
-            }
+    match read_body(answer, MAX_ANSWER).await {
+        Ok(body) => Ok(Answer { status, retry_after, body }),
+        Err(error) => {
+            tracing::warn!(%status, %error, "the facilitator's answer cannot be read");
+            Err(NoAnswer::Lost)
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{fmt, time::Duration};
 
-use alloy_primitives::{B256, Bytes};
+use alloy_primitives::{B256, Bytes, U256};
 use tokio::time::Instant;
 
 use super::{
@@ -23,6 +23,16 @@ use crate::{
     network::Network,
     payment::{Prechecked, Rejection},
 };
+
+/// What the newest block shows of an authorization.
+pub(crate) enum AuthorizationState {
+    /// It is used or cancelled.
+    Used(ProbeResult),
+    /// It is unused in a final block after `validBefore`, so it can never be executed (invariant I3).
+    Expired,
+    /// It is unused; with the reason why it would fail now, if it would.
+    Unused(ProbeResult, Option<Rejection>),
+}
 
 /// A node of one chain.
 pub(crate) struct Node {
@@ -72,6 +82,22 @@ impl Node {
         self.observe_block(result.block);
         let rejection = self.probe.diagnose(&result, payment);
         Ok((result, rejection))
+    }
+
+    /// Returns the state of a payment's authorization.
+    pub(crate) async fn authorization_state(&self, payment: &Prechecked) -> Result<AuthorizationState, RpcFailure> {
+        // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
+        let finalized = self.rpc.finalized().await?;
+        let (result, rejection) = self.verify(payment).await?;
+        let is_after_expiry = finalized.is_some_and(|block| {
+            U256::from(block.timestamp) >= payment.authorization().valid_before
+                && result.block >= block.number.saturating_to::<u64>()
+        });
+        Ok(match (result.used, is_after_expiry) {
+            (true, _) => AuthorizationState::Used(result),
+            (false, true) => AuthorizationState::Expired,
+            (false, false) => AuthorizationState::Unused(result, rejection),
+        })
     }
 
     /// Finds the transaction that used an authorization, in the blocks after `seen_unused` up to `latest`.

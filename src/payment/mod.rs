@@ -207,6 +207,22 @@ pub enum SettlementOutcome {
     },
 }
 
+#[cfg(feature = "onchain")]
+impl SettlementOutcome {
+    /// Returns the outcome of a payment whose authorization is unused in a final block after `valid_before`.
+    pub(crate) fn expired(valid_before: U256, transaction: Option<B256>) -> Self {
+        let detail = format!("unused when validBefore, {valid_before}, passed");
+        Self::Failed { reason: Reason::ValidBefore, detail, transaction, dead: true }
+    }
+
+    /// Returns the outcome of a payment whose authorization this transaction cancelled or used for something else; `dead` if its block is
+    /// final.
+    pub(crate) fn used_otherwise(transaction: B256, dead: bool) -> Self {
+        let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
+        Self::Failed { reason: Reason::NonceAlreadyUsed, detail, transaction: Some(transaction), dead }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

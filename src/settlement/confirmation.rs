@@ -17,7 +17,7 @@ use super::{
 use crate::{
     chain::{
         authorization_use::AuthorizationUse,
-        node::Node,
+        node::{AuthorizationState, Node},
         probe::ProbeResult,
         receipt_check::ExpectedTransfer,
         rpc::{Receipt, RpcFailure},
@@ -213,14 +213,7 @@ impl Confirmation {
                 Ok(SettlementOutcome::Settled { transaction, block: Some(block), fee: None })
             }
             AuthorizationUse::Otherwise { transaction, block } => {
-                let dead = self.node.is_final(block).await;
-                let detail = "the payer cancelled the authorization or used its nonce for something else".to_owned();
-                Ok(SettlementOutcome::Failed {
-                    reason: Reason::NonceAlreadyUsed,
-                    detail,
-                    transaction: Some(transaction),
-                    dead,
-                })
+                Ok(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
             }
             AuthorizationUse::NotFound => Ok(SettlementOutcome::Unknown { transaction }),
         }
@@ -253,32 +246,25 @@ impl Confirmation {
             let fee = Some(receipt.cost() / U256::from(expected.count_uses(&receipt).max(1)));
             return Ok(SettlementOutcome::Settled { transaction, block: Some(receipt.block()), fee });
         }
-        // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
-        let finalized = self.node.rpc().finalized().await?;
-        let (result, rejection) = self.node.verify(&payment).await?;
-        if result.used {
-            return self.explain_use(&payment, record.block_seen, &result, newest_first().next()).await;
-        }
-        let valid_before = record.authorization.valid_before;
-        let has_expired_for_good = finalized.is_some_and(|block| {
-            U256::from(block.timestamp) >= valid_before && result.block >= block.number.saturating_to::<u64>()
-        });
-        let failed = |reason, detail: String, dead| {
-            Ok(SettlementOutcome::Failed { reason, detail, transaction: newest_first().next(), dead })
+        let newest = newest_first().next();
+        let (result, rejection) = match self.node.authorization_state(&payment).await? {
+            AuthorizationState::Used(result) => {
+                return self.explain_use(&payment, record.block_seen, &result, newest).await;
+            }
+            AuthorizationState::Expired => {
+                return Ok(SettlementOutcome::expired(record.authorization.valid_before, newest));
+            }
+            AuthorizationState::Unused(result, rejection) => (result, rejection),
         };
-        if has_expired_for_good {
-            return failed(Reason::ValidBefore, format!("unused when validBefore, {valid_before}, passed"), true);
-        }
         for transaction in newest_first() {
             let unpaid_in = unpaid_in.get(&transaction).copied();
             if is_watched(transaction) || self.may_pay(transaction, unpaid_in, result.block).await? {
                 return Ok(SettlementOutcome::Unknown { transaction: Some(transaction) });
             }
         }
-        match rejection {
-            Some(Rejection { reason, detail }) => failed(reason, detail, false),
-            None => failed(Reason::InvalidTransactionState, "no transaction executed it so far".to_owned(), false),
-        }
+        let Rejection { reason, detail } = rejection
+            .unwrap_or_else(|| Rejection::new(Reason::InvalidTransactionState, "no transaction executed it so far"));
+        Ok(SettlementOutcome::Failed { reason, detail, transaction: newest, dead: false })
     }
 
     /// Returns `true` if the transaction is in the node's pool, in another block than `unpaid_in`, where it did not pay, or in one after

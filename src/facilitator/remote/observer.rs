@@ -7,10 +7,7 @@ pub(super) use missing::ChainObserver;
 
 use alloy_primitives::B256;
 
-use crate::{
-    payment::{Funds, Rejection, SettlementOutcome},
-    protocol::Reason,
-};
+use crate::payment::{Funds, Rejection, SettlementOutcome};
 
 /// A payment as the node sees it before it is settled.
 #[cfg_attr(not(feature = "onchain"), allow(dead_code))]
@@ -24,10 +21,8 @@ pub(super) struct Observation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "onchain"), allow(dead_code))]
 pub(super) enum Fate {
-    /// This transaction made it.
-    Paid { transaction: B256, block: u64 },
-    /// The authorization was cancelled, used for something else, or expired; `for_good` if the block that shows it is final.
-    Spent { reason: Reason, detail: String, transaction: Option<B256>, for_good: bool },
+    /// It was settled, or failed: the authorization was cancelled, used for something else, or expired.
+    Known(SettlementOutcome),
     /// It was not executed, and still can be.
     Open,
     /// The authorization is used, and it is not known by which transaction.
@@ -38,12 +33,7 @@ impl Fate {
     /// Returns the outcome; `claimed` is the transaction that the facilitator names, if the chain shows none.
     pub(super) fn outcome(self, claimed: Option<B256>) -> SettlementOutcome {
         match self {
-            Self::Paid { transaction, block } => {
-                SettlementOutcome::Settled { transaction, block: Some(block), fee: None }
-            }
-            Self::Spent { reason, detail, transaction, for_good } => {
-                SettlementOutcome::Failed { reason, detail, transaction, dead: for_good }
-            }
+            Self::Known(outcome) => outcome,
             Self::Open | Self::Unclear => SettlementOutcome::Unknown { transaction: claimed },
         }
     }
@@ -53,7 +43,7 @@ impl Fate {
 mod confirming {
     use std::{sync::Arc, time::Duration};
 
-    use alloy_primitives::{B256, U256};
+    use alloy_primitives::B256;
     use tokio::time::{Instant, sleep};
 
     use super::{Fate, Observation};
@@ -61,14 +51,13 @@ mod confirming {
         chain::{
             authorization_use::AuthorizationUse,
             endpoint::{EndpointError, client_at},
-            node::Node,
+            node::{AuthorizationState, Node},
             receipt_check::ExpectedTransfer,
             rpc::Rpc,
         },
         facilitator::{FacilitatorError, remote::RemoteBuildError},
         network::Network,
-        payment::{Funds, Prechecked},
-        protocol::Reason,
+        payment::{Funds, Prechecked, SettlementOutcome},
         settlement::{finality::FinalityTracker, journal::Journal, reconciler::Reconcile},
     };
 
@@ -161,46 +150,24 @@ mod confirming {
                     // Before the authorization was seen unused, it cannot have been used for this payment (invariant I8).
                     && seen_unused.is_none_or(|seen| seen < receipt.block())
                 {
-                    return Ok(Fate::Paid { transaction: *transaction, block: receipt.block() });
+                    return Ok(paid(*transaction, receipt.block()));
                 }
             }
-            // The final block comes before the newest: an authorization that is unused in the newest was unused in the final one.
-            let finalized = self.node.rpc().finalized().await?;
-            let (result, _) = self.node.verify(payment).await?;
-            if result.used {
-                return self.fate_of_used(&expected, seen_unused, result.block).await;
-            }
-            let valid_before = payment.authorization().valid_before;
-            let has_expired = finalized.is_some_and(|block| {
-                U256::from(block.timestamp) >= valid_before && result.block >= block.number.saturating_to::<u64>()
-            });
-            Ok(match has_expired {
-                true => Fate::Spent {
-                    reason: Reason::ValidBefore,
-                    detail: format!("unused when validBefore, {valid_before}, passed"),
-                    transaction: None,
-                    for_good: true,
-                },
-                false => Fate::Open,
-            })
-        }
-
-        async fn fate_of_used(
-            &self,
-            expected: &ExpectedTransfer,
-            seen_unused: Option<u64>,
-            latest: u64,
-        ) -> Result<Fate, FacilitatorError> {
+            let used = match self.node.authorization_state(payment).await? {
+                AuthorizationState::Used(result) => result,
+                AuthorizationState::Expired => {
+                    let valid_before = payment.authorization().valid_before;
+                    return Ok(Fate::Known(SettlementOutcome::expired(valid_before, None)));
+                }
+                AuthorizationState::Unused(..) => return Ok(Fate::Open),
+            };
             // It may have been used before it was seen unused, for something else.
             let Some(seen_unused) = seen_unused else { return Ok(Fate::Unclear) };
-            Ok(match self.node.find_use(expected, seen_unused, latest).await? {
-                AuthorizationUse::Paid { transaction, block } => Fate::Paid { transaction, block },
-                AuthorizationUse::Otherwise { transaction, block } => Fate::Spent {
-                    reason: Reason::NonceAlreadyUsed,
-                    detail: "the payer cancelled the authorization or used its nonce for something else".into(),
-                    transaction: Some(transaction),
-                    for_good: self.node.is_final(block).await,
-                },
+            Ok(match self.node.find_use(&expected, seen_unused, used.block).await? {
+                AuthorizationUse::Paid { transaction, block } => paid(transaction, block),
+                AuthorizationUse::Otherwise { transaction, block } => {
+                    Fate::Known(SettlementOutcome::used_otherwise(transaction, self.node.is_final(block).await))
+                }
                 AuthorizationUse::NotFound => Fate::Unclear,
             })
         }
@@ -219,6 +186,10 @@ mod confirming {
             self.finality.advance(facilitator, head).await?;
             Ok(())
         }
+    }
+
+    fn paid(transaction: B256, block: u64) -> Fate {
+        Fate::Known(SettlementOutcome::Settled { transaction, block: Some(block), fee: None })
     }
 }
 

@@ -213,8 +213,8 @@ impl Remote {
         let payment = record.payment();
         if let Some(observer) = self.observer(record.key.network) {
             let fate = observer.fate(&payment, record.block_seen, &record.transactions).await;
-            if let Ok(fate @ (Fate::Paid { .. } | Fate::Spent { .. })) = fate {
-                return Ok(fate.outcome(None));
+            if let Ok(Fate::Known(outcome)) = fate {
+                return Ok(outcome);
             }
         }
         self.settle(payment, Repeat::Never).await

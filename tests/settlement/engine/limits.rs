@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -348,27 +348,41 @@ async fn stage_on_refusing_ledger(
 }
 
 /// The node refuses the transaction and the ledger keeps it in its journal, from where it is sent again and may pay. Before it is signed
-/// for anew, the payment is verified, and its payer has no money at that moment.
+/// for anew, the payment is verified, and its payer has no money at that moment. That a second transaction cannot pay is no reason.
 #[tokio::test(start_paused = true)]
 async fn payment_whose_transaction_stays_in_the_journal_has_not_failed() {
-    let refuse = |call: Call<'_>| match call {
-        Call::Other("free_nonce") => Some(LedgerError::Backend("away".into())),
-        _ => None,
-    };
-    let stage = stage_on_refusing_ledger(refuse, |b| b).await;
-    let payer = stage.payer(1);
-    let payment = stage.payment(&payer);
-    let verified = stage.admit(&payment).await;
-    full_for(&stage, 1);
-    let meanwhile = async {
-        eventually("the node has refused it", async || stage.calls(SYNC) == 1).await;
-        stage.clock.advance(6);
-        stage.drain(payer.address());
-    };
-    let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), meanwhile);
-    let journalled = stage.record(&payment).await.transactions;
-    assert_eq!(journalled.len(), 1, "it is not signed for anew");
-    assert_eq!(outcome.unwrap(), SettlementOutcome::Unknown { transaction: Some(journalled[0]) });
+    for refused in [1, 2] {
+        let is_first = AtomicBool::new(true);
+        let refuse = move |call: Call<'_>| match call {
+            Call::Other("free_nonce") if is_first.swap(false, Ordering::SeqCst) => {
+                Some(LedgerError::Backend("away".into()))
+            }
+            _ => None,
+        };
+        let stage = stage_on_refusing_ledger(refuse, |b| b).await;
+        let payer = stage.payer(1);
+        let payment = stage.payment(&payer);
+        let verified = stage.admit(&payment).await;
+        stage.devnet.faults().reset();
+        let devnet = stage.devnet.clone();
+        stage.devnet.faults().set(move |call| match (call.method, call.index) {
+            (SYNC, index) if index + 1 == refused => error(-32000, "txpool is full"),
+            (SYNC, 0) => {
+                devnet.set_base_fee(1_000_000_000);
+                error(-32000, "max fee per gas less than block base fee")
+            }
+            _ => Fault::None,
+        });
+        let meanwhile = async {
+            eventually("the node has refused it", async || stage.calls(SYNC) == refused).await;
+            stage.clock.advance(6);
+            stage.drain(payer.address());
+        };
+        let (outcome, ()) = tokio::join!(stage.facilitator.settle(&payment, &verified), meanwhile);
+        let journalled = stage.record(&payment).await.transactions;
+        assert_eq!(journalled.len() as u64, refused, "it is not signed for anew");
+        assert_eq!(outcome.unwrap(), SettlementOutcome::Unknown { transaction: journalled.last().copied() });
+    }
 }
 
 /// It would pay without the other process's knowledge: the ledger shows a replacement only to whoever looks after its payments.

@@ -211,6 +211,36 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
     }
 }
 
+/// A response still streams at another layer or in another process. Its copy is not told that the response is gone, and to pay again.
+#[tokio::test]
+async fn copy_of_a_payment_whose_response_still_streams_is_told_to_wait() {
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, told) = (begun.clone(), go_on.clone());
+    let facilitator = Arc::new(Scripted::new().settle(move |_, _| {
+        let (begin, told) = (begin.clone(), told.clone());
+        async move {
+            begin.notify_one();
+            told.notified().await;
+            Ok(paid())
+        }
+    }));
+    let streamed = |_, _| async {
+        let piece = |text| Ok::<_, Infallible>(Bytes::from_static(text));
+        Response::new(Body::from_stream(stream::iter([piece(b"a"), piece(b"b")])))
+    };
+    let (first, _) = serve(layer(&facilitator), streamed);
+    let (second, handled) = serve(layer(&facilitator).max_wait(Duration::from_millis(500)), streamed);
+    let purchase = customer().pay(&first, evaluate("x")).await;
+    let request = purchase.on(evaluate("x"));
+    let asked = tokio::spawn(async move { send(&first, request).await });
+    in_time("it is being settled", begun.notified()).await;
+    let copy = send(&second, purchase.on(evaluate("x"))).await;
+    assert_eq!((copy.status.as_u16(), copy.reason().as_str()), (409, "payment_in_progress"), "{copy:?}");
+    go_on.notify_one();
+    assert_eq!(asked.await.unwrap().text(), "ab");
+    assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (0, 1));
+}
+
 #[tokio::test]
 async fn stream_is_recorded_as_delivered_when_its_client_has_it() {
     let facilitator = Arc::new(Scripted::new());

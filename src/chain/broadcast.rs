@@ -14,7 +14,7 @@ use super::rpc::{Receipt, Rpc, RpcFailure};
 pub(crate) enum SendResult {
     /// It is in a block.
     Included(Receipt),
-    /// It is in the node's pool.
+    /// The transaction is in the node's pool.
     Pooled,
     /// It may be in the node's pool: the answer was lost, or is ambiguous.
     Unknown,

@@ -80,7 +80,7 @@ pub struct MinedPayment {
     pub latest: u64,
 }
 
-/// What a node shows about a payment.
+/// The state of a payment, as a node shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PaymentState {
@@ -100,7 +100,7 @@ pub enum PaymentState {
     UsedOtherwise,
 }
 
-/// Whether a reorganization can still remove a payment.
+/// The answer to whether a reorganization can still remove a payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finality {
     /// The payment is in a final block.

@@ -70,7 +70,7 @@ mod backend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoverError {
-    /// A key's signature has 65 bytes.
+    /// The signature has another length than that of a key, which is 65 bytes.
     #[error("the signature has {0} bytes, not 65")]
     Length(usize),
     /// USDC accepts only 27 and 28.

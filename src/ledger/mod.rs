@@ -352,13 +352,13 @@ impl Default for Listing {
 /// Numbers of payments by state of settlement, over the life of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Settled or final, including payments whose records were removed.
+    /// Payments that are settled or final, including those whose records were removed.
     pub settled: u64,
-    /// Reserved, being worked on, due or submitted.
+    /// Payments that are reserved, being worked on, due or submitted.
     pub pending: u64,
-    /// Submitted, with an unknown outcome.
+    /// Payments that were submitted, with an unknown outcome.
     pub unknown: u64,
-    /// Failed when last tried, or dead.
+    /// Payments whose last attempt failed, or that are dead.
     pub failed: u64,
 }
 
@@ -405,7 +405,7 @@ pub enum LedgerError {
     /// transaction without them.
     #[error("{} of the payments are settled, being settled by another process, or have failed", .0.len())]
     NotDue(Vec<PaymentKey>),
-    /// Another process uses the nonce.
+    /// Another process uses the account nonce.
     #[error("another process uses the nonce; the next one free may be {next}")]
     NonceTaken {
         /// The lowest nonce above all that are in the ledger.

@@ -184,7 +184,7 @@ pub enum SettlementState {
     None,
     /// Settlement was requested, and nothing is submitted.
     Due,
-    /// Submitted.
+    /// A transaction with the payment was submitted.
     Submitted,
     /// Submitted, with an unknown outcome.
     Unknown,

@@ -163,7 +163,7 @@ pub struct Verified {
     pub gas: Option<u64>,
     /// When, in Unix seconds.
     pub at: u64,
-    /// Whether the payer has code, which checks the signature and runs when the payment is settled. Such a payment gets a
+    /// `true` if the payer has code, which checks the signature and runs when the payment is settled. Such a payment gets a
     /// transaction of its own.
     pub contract_wallet: bool,
 }

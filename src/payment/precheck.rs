@@ -20,7 +20,7 @@ pub struct Prechecked {
     known_failures: u32,
 }
 
-/// Whether the signature is proven to be the payer's.
+/// The result of checking a signature without a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authenticity {
     /// The payer's key signed.

@@ -75,17 +75,17 @@ impl Discovery {
         Self::of("DELETE", None)
     }
 
-    /// Describes a route with the method `POST` and such a body.
+    /// Describes a route with the method `POST` and a body of this type.
     pub const fn post(body: BodyType) -> Self {
         Self::of("POST", Some(body))
     }
 
-    /// Describes a route with the method `PUT` and such a body.
+    /// Describes a route with the method `PUT` and a body of this type.
     pub const fn put(body: BodyType) -> Self {
         Self::of("PUT", Some(body))
     }
 
-    /// Describes a route with the method `PATCH` and such a body.
+    /// Describes a route with the method `PATCH` and a body of this type.
     pub const fn patch(body: BodyType) -> Self {
         Self::of("PATCH", Some(body))
     }

@@ -52,9 +52,9 @@ pub struct PaymentRequirements {
     pub network: String,
     /// The amount in atomic units of the token, as a decimal string.
     pub amount: String,
-    /// The token.
+    /// The address of the token's contract.
     pub asset: String,
-    /// The payee.
+    /// The payee's address.
     pub pay_to: String,
     /// The longest validity of an authorization, in seconds.
     pub max_timeout_seconds: u64,

@@ -58,7 +58,7 @@ pub enum SchemaError {
     /// The schema is invalid.
     #[error("the schema's {0:?} is invalid")]
     InvalidSchema(&'static str),
-    /// The check would take too long.
+    /// The schema has too many parts, or is nested too deep, to be checked.
     #[error("the schema is too large or nested too deep")]
     TooLarge,
 }

@@ -55,8 +55,8 @@ impl BrowserPage {
         self
     }
 
-    /// Sets which methods the service below answers: a layer cannot see that. A browser asks with `GET`; where that is not among
-    /// them the page has no button, and says which method to use. Where it is, what is charged `upfront` can be paid too.
+    /// Sets the HTTP methods that the paid service answers, which the layer cannot see. Browsers send `GET`. If `GET` is not among the
+    /// methods, the page has no button and names the method to use. If it is, offers of the flow `upfront` can be paid from the page, too.
     ///
     /// Default: not known. The button then pays in the `authorization` flow only, in which an answer `405` costs nothing.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {

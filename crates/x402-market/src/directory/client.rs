@@ -75,7 +75,7 @@ pub struct CardQuery {
 pub struct FoundCards {
     /// The verified cards, in the order in which they were first listed.
     pub found: Vec<FoundCard>,
-    /// How many cards were not valid or did not match the query.
+    /// The number of cards that were not valid or did not match the query.
     pub skipped: usize,
 }
 
@@ -109,15 +109,15 @@ pub struct ReportQuery {
 pub struct ReportPage {
     /// The reports whose payers signed them.
     pub reports: Vec<AcceptedReport>,
-    /// How many reports of the page were not signed by their payers or did not match the query.
+    /// The number of reports of the page that were not signed by their payers or did not match the query.
     pub skipped: usize,
-    /// Where the next page begins.
+    /// The number after which the next page begins, for [`ReportQuery::after`].
     pub after: u64,
-    /// Whether there were further reports.
+    /// `true` if there are further reports.
     pub more: bool,
 }
 
-/// What became of a report that was sent.
+/// The directory's decision about a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Publication {
@@ -141,7 +141,7 @@ pub enum Publication {
     },
 }
 
-/// What became of a log that was published.
+/// The result of publishing a log of evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {

@@ -182,7 +182,7 @@ impl fmt::Debug for EvaluatorBuilder {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvaluatorError {
-    /// The card has no terms, or terms that cannot be kept.
+    /// The card has no pricing, or pricing that the service cannot honour.
     #[error(transparent)]
     Card(#[from] CardError),
     /// Payments cannot be taken with these settings.

@@ -35,7 +35,7 @@ pub struct Feedback {
     pub hires: Vec<Hire>,
     /// The amount paid, by the receipts of the evaluators.
     pub paid: Usdc,
-    /// The amount signed of which it is not known whether it was paid. It stays reserved in the budget.
+    /// The sum of the signed payments whose outcome is unknown. It stays reserved in the budget.
     pub held: Usdc,
 }
 
@@ -123,7 +123,7 @@ pub struct Hire {
 }
 
 impl Hire {
-    /// Returns the amount paid, and the amount of which it is not known whether it was paid.
+    /// Returns the amount paid, and the sum of the payments whose outcome is unknown.
     pub(super) fn sums(&self) -> (Usdc, Usdc) {
         let of = |is_paid: bool| {
             let payments = self.payments.iter().filter(move |payment| payment.outcome.is_paid() == is_paid);

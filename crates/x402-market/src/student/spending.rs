@@ -32,7 +32,7 @@ pub struct SpendingReport {
     pub accounts: Vec<EvaluatorAccount>,
     /// The amount paid to evaluators.
     pub paid: Usdc,
-    /// The amount signed of which it is not known whether it was paid.
+    /// The sum of the signed payments whose outcome is unknown.
     pub held: Usdc,
     /// The amount set aside for calls under way.
     pub promised: Usdc,
@@ -69,7 +69,7 @@ pub struct EvaluatorAccount {
     pub mismatches: u64,
     /// The amount paid.
     pub paid: Usdc,
-    /// The amount signed of which it is not known whether it was paid.
+    /// The sum of the signed payments whose outcome is unknown.
     pub held: Usdc,
 }
 

@@ -47,7 +47,7 @@ fn discovery() -> Discovery {
         .output(json!({ "score": 1 }))
 }
 
-/// Runs one of the scripts of tests/peers and reads the line that it prints.
+/// Runs a script of tests/peers, and returns the line that it prints.
 async fn script(args: &[&str], variables: &[(&str, &str)]) -> Value {
     let mut program = command(args);
     program.envs(variables.iter().copied());
@@ -80,7 +80,7 @@ async fn settler(chain: &AnvilChain) -> PrivateKeySigner {
     settler
 }
 
-/// Serves on a port.
+/// Serves a router on a free port.
 async fn serve(router: Router) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -88,17 +88,17 @@ async fn serve(router: Router) -> String {
     format!("http://{address}")
 }
 
-/// Our facilitator, with a catalogue.
+/// Starts our facilitator service, with a catalogue.
 async fn our_facilitator(chain: &AnvilChain) -> String {
     let bank = OnchainFacilitator::builder().rpc_url(chain.rpc_url()).network(Network::BASE_SEPOLIA);
     let bank = bank.signer(settler(chain).await).build().await.unwrap();
     serve(Router::new().fallback_service(FacilitatorService::builder(bank).catalogue(100, PATIENCE).build())).await
 }
 
-/// What a facilitator was sent to settle.
+/// The requests to settle that a facilitator got.
 type Settled = Arc<Mutex<Vec<Value>>>;
 
-/// A front of a facilitator that writes down what is to be settled.
+/// A proxy before a facilitator that records the requests to settle.
 async fn listening_in(facilitator: String) -> (String, Settled) {
     let settled = Settled::default();
     let log = settled.clone();
@@ -124,7 +124,7 @@ async fn listening_in(facilitator: String) -> (String, Settled) {
     (serve(Router::new().fallback(front)).await, settled)
 }
 
-/// Our server behind this facilitator, paid by the official client; what the facilitator was sent.
+/// Lets the official client pay our server, which settles through this facilitator. Returns the requests to settle.
 async fn sell_one(chain: &AnvilChain, facilitator: String) -> Value {
     let (front, settled) = listening_in(facilitator).await;
     let pay_to = random_address();
@@ -183,7 +183,7 @@ async fn our_declarations_are_in_the_words_of_the_official_package_on_anvil() {
         assert_eq!(said["same"], true, "{asked}\n{said}");
         assert_eq!((&said["valid"]["valid"], &said["spec"]["valid"]), (&json!(true), &json!(true)), "{said}");
     }
-    // What the official package cannot declare, its validators take nevertheless.
+    // The official package cannot declare these, but its validators accept them.
     for ours in [
         Discovery::post(BodyType::Text).body(json!("words")).output(json!([1, 2])),
         Discovery::post(BodyType::Json).query(example.clone()).query_schema(schema.clone()),
@@ -195,7 +195,7 @@ async fn our_declarations_are_in_the_words_of_the_official_package_on_anvil() {
     }
 }
 
-/// Ours understands less than Ajv, but what it says of what it understands is the same.
+/// Our validator supports less of JSON Schema than Ajv, and agrees with Ajv on what it supports.
 #[tokio::test]
 async fn our_validator_says_what_the_official_one_says_on_anvil() {
     use tower_x402::protocol::bazaar;
@@ -246,7 +246,7 @@ async fn our_validator_says_what_the_official_one_says_on_anvil() {
         json!({ "type": "object", "properties": { "b": { "$ref": "#/$defs/list" } }, "$defs": { "list": { "items": { "minimum": 2 } } } }),
         json!({ "title": "t", "description": "d", "default": 1, "examples": [1], "format": "date", "x-own": {} }),
     ];
-    // Wrapped as in an extension, so that both can be asked for the same.
+    // Wrapped as an extension, so that both validators get the same input.
     let input = |value: &Value| json!({ "input": { "type": "http", "method": "GET", "value": value } });
     let wrapped = |schema: &Value| {
         let mut schema = schema.clone();
@@ -282,7 +282,7 @@ async fn what_the_official_client_bought_is_in_our_catalogue_and_their_discovery
     let none = script(&["bazaar.mjs", "list", &facilitator, r#"{"type":"mcp"}"#], &[]).await;
     assert_eq!(none["items"], json!([]));
 
-    // It is what the official facilitator would have catalogued.
+    // The official facilitator would have listed the same.
     let theirs = script(&["bazaar.mjs", "settled", &settled.to_string()], &[]).await;
     for (here, there) in [("resource", "resourceUrl"), ("description", "description"), ("mimeType", "mimeType")] {
         assert_eq!(item[here], theirs[there], "{theirs}");

@@ -1,4 +1,4 @@
-//! Their clients pay our evaluator.
+//! Clients of other projects pay our evaluator.
 
 use super::{
     programs::Buyer,
@@ -40,13 +40,13 @@ async fn the_legacy_fetch_client_pays_the_evaluator_on_anvil() {
     pays_the_evaluator(Buyer::FetchV1, "authorization").await;
 }
 
-/// It knows no flows, and is offered this one because it is the only one.
+/// The client knows no flows, and pays this offer because it is the only one.
 #[tokio::test]
 async fn the_legacy_fetch_client_pays_the_evaluator_upfront_on_anvil() {
     pays_the_evaluator(Buyer::FetchV1, "upfront").await;
 }
 
-/// It checks that the resource in the 402 is a whole URL, and signs nothing for a path.
+/// The client requires an absolute URL as the resource of the 402, and signs nothing for a path.
 #[tokio::test]
 async fn the_legacy_fetch_client_pays_an_evaluator_that_knows_no_url_on_anvil() {
     for flow in ["authorization", "upfront"] {
@@ -59,7 +59,7 @@ async fn the_client_of_r402_pays_the_evaluator_on_anvil() {
     pays_the_evaluator(Buyer::R402, "authorization").await;
 }
 
-/// It writes `extra` anew, without the flow (r402-evm 0.21.0, exact/payload.rs, `PaymentRequirementsExtra`), and so accepts an
+/// The client rewrites `extra` without the flow (r402-evm 0.21.0, exact/payload.rs, `PaymentRequirementsExtra`), and so accepts an
 /// offer that was not made.
 #[tokio::test]
 async fn the_client_of_r402_loses_the_flow_and_is_not_charged_on_anvil() {
@@ -73,13 +73,13 @@ async fn the_client_of_x402_rs_pays_the_evaluator_on_anvil() {
     pays_the_evaluator(Buyer::X402Reqwest(2), "authorization").await;
 }
 
-/// It reads no flows, and echoes what it does not read.
+/// The client knows no flows, and echoes the offer unchanged.
 #[tokio::test]
 async fn the_client_of_x402_rs_pays_the_evaluator_upfront_on_anvil() {
     pays_the_evaluator(Buyer::X402Reqwest(2), "upfront").await;
 }
 
-/// It reads the body of a 402 only where there is no header of v2 (x402-reqwest 2.0.2, client.rs, `parse_payment_required`).
+/// The client reads the body of a 402 only if there is no header of v2 (x402-reqwest 2.0.2, client.rs, `parse_payment_required`).
 #[tokio::test]
 async fn the_client_of_x402_rs_that_knows_v1_only_does_not_see_the_offer_in_v1_on_anvil() {
     for flow in ["authorization", "upfront"] {

@@ -12,15 +12,14 @@ use super::{
 };
 use support::{anvil::AnvilChain, chain::Chain};
 
-/// What the script prints.
+/// The output of the script.
 #[derive(Debug, Deserialize)]
 struct Comparison {
     copies: Counts,
     distinct: Counts,
 }
 
-/// How often the handler ran for the payments that were sent at once, how many answers were 200 or 503, and how many payments
-/// are on the chain.
+/// For payments that were sent at once: the number of handler runs, of answers 200 and 503, and of payments on the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 struct Counts {
     sent: usize,
@@ -37,7 +36,7 @@ async fn eight_copies_are_one_purchase_and_ten_payments_are_ten_here_on_anvil() 
     assert_eq!(counted.distinct, Counts { sent: 10, handlers: 10, ok: 10, later: 0, settled: 10 });
 }
 
-/// How often the official server runs its handler for copies is up to it, whoever settles.
+/// The number of times that the official server runs its handler for copies may vary, whichever facilitator settles.
 #[tokio::test]
 async fn our_facilitator_settles_ten_payments_of_ten_for_the_official_express_server_on_anvil() {
     let counted = compare(Seller::Express, Bank::Ours).await;
@@ -45,7 +44,7 @@ async fn our_facilitator_settles_ten_payments_of_ten_for_the_official_express_se
     assert_eq!(counted.distinct, Counts { sent: 10, handlers: 10, ok: 10, later: 0, settled: 10 });
 }
 
-/// What is theirs is counted and not judged, but for what `docs/peers.md` says of it.
+/// The other project's numbers are counted, and only checked where `docs/peers.md` states them.
 #[tokio::test]
 async fn eight_copies_run_many_handlers_in_the_official_express_server_on_anvil() {
     let counted = compare(Seller::Express, Bank::Official).await;
@@ -54,8 +53,8 @@ async fn eight_copies_run_many_handlers_in_the_official_express_server_on_anvil(
     assert!(counted.distinct.settled <= counted.distinct.handlers);
 }
 
-/// One purchase is still one if the facilitator is theirs. How many of ten it settles at once is up to it; of the others it is
-/// not known yet, and none is lost.
+/// Copies are one payment with the official facilitator, too. Of ten payments at once it may settle only some; the others are unknown,
+/// and none is lost.
 #[tokio::test]
 async fn eight_copies_are_one_purchase_here_with_the_official_facilitator_on_anvil() {
     let counted = compare(Seller::Evaluator, Bank::Official).await;
@@ -64,7 +63,7 @@ async fn eight_copies_are_one_purchase_here_with_the_official_facilitator_on_anv
     assert_eq!((handlers, ok + later), (10, 10));
 }
 
-/// Counts with the script, and checks it against the chain.
+/// Runs the script, and checks its counts on the chain.
 async fn compare(seller: Seller, bank: Bank) -> Comparison {
     let chain = AnvilChain::start(None).await;
     let server = Server::open(&chain, seller, bank, "authorization").await;

@@ -1,4 +1,4 @@
-//! Their facilitators settle for our evaluator, and ours for their servers.
+//! Facilitators of other projects settle for our evaluator, and ours settles for their servers.
 
 use super::{
     programs::{Bank, Buyer, Seller},
@@ -15,7 +15,7 @@ async fn the_official_facilitator_settles_upfront_for_our_evaluator_on_anvil() {
     the_student_pays(Seller::Evaluator, Bank::Official, "upfront").await;
 }
 
-/// It is asked in v2: what was signed is the same.
+/// The facilitator gets the payment in v2; the signed message is the same.
 #[tokio::test]
 async fn the_official_facilitator_settles_what_the_legacy_client_pays_in_v1_on_anvil() {
     pays_the_evaluator_behind(Bank::Official, Buyer::FetchV1, "authorization").await;

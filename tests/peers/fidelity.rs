@@ -21,7 +21,7 @@ sol! {
 /// A contract wallet, at the same address on both chains.
 const WALLET: Address = address!("0000000000000000000000000000000000c0c0c0");
 
-/// A payment and one way to present it.
+/// A payment, and one way to present it to the token.
 struct Case {
     name: &'static str,
     message: TransferWithAuthorization,
@@ -122,7 +122,7 @@ fn cases(
     of_good.into_iter().chain(others).collect()
 }
 
-/// Compares all answers, and returns which cases both chains accept.
+/// Compares the answers of both chains to each case, and returns the cases that both accept.
 async fn compare<'a>([devnet, anvil]: [&dyn Chain; 2], cases: &'a [Case], state: &str) -> Vec<&'a str> {
     let token = devnet.asset().address;
     let mut accepted = Vec::new();
@@ -143,7 +143,7 @@ async fn compare<'a>([devnet, anvil]: [&dyn Chain; 2], cases: &'a [Case], state:
     accepted
 }
 
-/// What a node answers, or the reason of the revert.
+/// Returns a node's answer, or the reason of the revert.
 async fn answer(provider: &DynProvider, request: TransactionRequest) -> Result<Bytes, Option<String>> {
     provider.call(request).await.map_err(|error| {
         let response = error.as_error_resp().unwrap_or_else(|| panic!("eth_call: {error}"));
@@ -156,7 +156,7 @@ fn reason(data: &[u8]) -> Option<String> {
     decode_revert_reason(data).filter(|reason| !reason.is_empty())
 }
 
-/// The question about a payment that the library asks a node.
+/// Returns the call by which the library verifies a payment.
 fn probe(token: Address, message: &TransferWithAuthorization, calldata: Bytes) -> TransactionRequest {
     let gas = U256::from(300_000);
     let arguments: (Address, Address, Address, B256, U256, Bytes) =
@@ -165,7 +165,7 @@ fn probe(token: Address, message: &TransferWithAuthorization, calldata: Bytes) -
     TransactionRequest::default().input(Bytes::from(code).into())
 }
 
-/// The probe's answer without what is each chain's own: block number, time, gas, the size of the token's code.
+/// Returns the probe's answer without the parts that differ between chains: block number, time, gas, and the size of the token's code.
 fn facts(answer: &Bytes) -> ([U256; 13], Option<String>) {
     let (mut facts, revert) = <([U256; 13], Bytes)>::abi_decode_params(answer).unwrap();
     for own in [0, 1, 6, 7] {

@@ -1,4 +1,4 @@
-//! The extension payment-identifier, as the official package has it.
+//! The extension `payment-identifier`, compared with the official package.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{HeaderValue, Method};
@@ -31,7 +31,7 @@ async fn payment_identifiers_are_those_of_the_official_package_on_anvil() {
     let id = &ours["extensions"]["payment-identifier"]["info"]["id"];
     assert!(id.is_string() && theirs["id"] == *id, "{ours} {theirs}");
 
-    // Their id opens the answer, and nothing else does.
+    // Only the official package's id opens the answer.
     let mut payload = Customer::with_funds(&chain, PRICE).await.sign(&demand, 0).payload();
     let unnamed = payload.to_string();
     payload["extensions"] = theirs["given"].clone();
@@ -42,7 +42,7 @@ async fn payment_identifiers_are_those_of_the_official_package_on_anvil() {
     assert_eq!(server.stats().await["handled"], 1);
 }
 
-/// The message in a header.
+/// Decodes the message in a header.
 fn decode(header: &HeaderValue) -> Value {
     serde_json::from_slice(&BASE64_STANDARD.decode(header).expect("base64")).expect("JSON")
 }

@@ -1,18 +1,18 @@
-//! Programs of others pay our evaluator, our student pays servers of others, and either settles for the other: the official
+//! Clients of other projects pay our evaluator, our student pays their servers, and each settles for the other: the official
 //! TypeScript and Python packages, the legacy v1 packages, r402 and x402-rs at pinned versions (in this directory), on anvil with
-//! Circle's own USDC. `docs/peers.md` is the matrix of what is shown.
+//! Circle's own USDC. `docs/peers.md` has the results.
 //!
 //! ```text
-//! programs.rs       who buys, who sells and who settles
-//! stage.rs          purchases, and what they must leave behind
+//! programs.rs       the clients, servers and facilitators
+//! stage.rs          payments, and the checks after them
 //! clients.rs        their clients pay our evaluator
 //! servers.rs        our student pays their servers
 //! facilitators.rs   their facilitators settle for us, ours for them
-//! channels.rs      our buyer pays by vouchers
+//! channels.rs       our buyer pays by vouchers
 //! comparison.rs     the same payments, presented the same way to their server and to ours
 //! identifiers.rs    the extension payment-identifier
-//! vouchers.rs       vouchers of payment channels, both ways
-//! recorder.rs       keeps what was on the wire, with TOWER_X402_RECORD=1, for tests/exchanges
+//! vouchers.rs       their clients pay our seller by vouchers
+//! recorder.rs       records the exchanges, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
 mod channels;

@@ -1,4 +1,4 @@
-//! The programs: who buys, who sells and who settles.
+//! The programs: clients, servers and facilitators.
 
 use std::{path::Path, process::Stdio, sync::OnceLock};
 
@@ -10,19 +10,19 @@ use tokio::{process::Command, time::timeout};
 use super::stage::{PATIENCE, TASK};
 use support::{anvil::AnvilChain, chain::Chain, programs::example};
 
-/// Who buys, who settles and who is paid: accounts of anvil's own, whose keys everybody knows, since what they sign is recorded.
+/// Payer, settlement key and payee. They are accounts of anvil with public keys, because their signatures are recorded.
 pub const BUYER: B256 = b256!("59c6995e998f97a5a0044966f0945389dc9e86dae88c7a8412f4603b6b78690d");
 pub const SETTLER: &str = "0x5de4111afa1a4b94908f83103eb1f1706367c2e68ca870fc3fb9a804cdab365a";
 pub const PAYEE: Address = address!("90F79bf6EB2c4f870365E785982E1f101E93b906");
 
-/// The validator of ERC-6492, Permit2 and the proxy that x402 has for it.
+/// The validator of ERC-6492, Permit2, and x402's proxy for Permit2.
 const X402_RS_NEEDS: [Address; 3] = [
     address!("dAcD51A54883eb67D95FAEb2BBfdC4a9a6BD2a3B"),
     address!("000000000022D473030F116dDEE9F6B43aC78BA3"),
     address!("402085c248EeA27D92E8b30b2C58ed07f9E20001"),
 ];
 
-/// A client of others.
+/// A client of another project.
 #[derive(Clone, Copy, Debug)]
 pub enum Buyer {
     /// The official client for fetch.
@@ -51,7 +51,7 @@ impl Buyer {
         }
     }
 
-    /// Runs it; what it printed, or why it ended without.
+    /// Runs the client. Returns its output, or its error.
     pub async fn buy(self, url: &str, account: &PrivateKeySigner) -> Result<Value, String> {
         let mut program = self.program();
         program.arg(url).env("PRIVATE_KEY", account.to_bytes().to_string()).env("TASK", TASK).stderr(Stdio::piped());
@@ -60,7 +60,7 @@ impl Buyer {
         if output.status.success() { Ok(serde_json::from_slice(&output.stdout).unwrap()) } else { Err(error()) }
     }
 
-    /// The package and the version of x402 it speaks here.
+    /// Returns its package, and the version of x402 that it speaks here.
     pub const fn name(self) -> (&'static str, u8) {
         match self {
             Self::Fetch => ("@x402/fetch", 2),
@@ -73,11 +73,11 @@ impl Buyer {
     }
 }
 
-/// A server, ours or of others.
+/// A server, ours or another project's.
 #[derive(Clone, Copy, Debug)]
 pub enum Seller {
     Evaluator,
-    /// The same, which was not told under which URL it is reached.
+    /// Our evaluator without a configured URL.
     EvaluatorWithoutUrl,
     Express,
     Hono,
@@ -90,7 +90,7 @@ pub enum Seller {
 }
 
 impl Seller {
-    /// Its program, which sells for `PAYEE` and has its payments settled at that URL, or by itself.
+    /// Returns its program, which sells for `PAYEE`, and settles at that URL or by itself.
     pub fn program(self, chain: &AnvilChain, facilitator_url: Option<&str>, flow: &str) -> Command {
         let mut program = match self {
             Self::Evaluator => {
@@ -128,12 +128,12 @@ impl Seller {
     }
 }
 
-/// Who settles for a seller.
+/// The facilitator of a seller.
 #[derive(Clone, Copy, Debug)]
 pub enum Bank {
-    /// Nobody else: the seller's own facilitator in its process.
+    /// The seller's own, in its process.
     Own,
-    /// Our facilitator.
+    /// Our facilitator service.
     Ours,
     /// The official one.
     Official,
@@ -144,14 +144,14 @@ pub enum Bank {
 }
 
 impl Bank {
-    /// Its program, if it is one of its own.
+    /// Returns its program, if it runs in a process of its own.
     pub async fn program(self, chain: &AnvilChain) -> Option<Command> {
         let mut program = match self {
             Self::Own => return None,
             Self::Official => script(["node", "facilitator.mjs"]),
             Self::Python => script([PYTHON, "facilitator.py"]),
             Self::X402Rs => {
-                // Base has these contracts and x402-rs does not start without them, but no payment by a key calls them.
+                // x402-rs does not start without these contracts, which Base has. No payment by a key calls them.
                 for contract in X402_RS_NEEDS {
                     chain.set_code(contract, bytes!("00")).await;
                 }
@@ -194,7 +194,7 @@ fn evaluator(chain: &AnvilChain, facilitator_url: Option<&str>, flow: &str) -> C
 pub const PYTHON: &str = ".venv/bin/python";
 const RUST: &str = "rust/target/debug/tower-x402-rust-peers";
 
-/// A program of this directory: what runs it, and what.
+/// Returns the command that runs a program of this directory.
 pub fn script([interpreter, file]: [&str; 2]) -> Command {
     let directory = support::repository().join("tests/peers");
     if interpreter == RUST {

@@ -1,4 +1,4 @@
-//! Keeps what was on the wire: a proxy before a server or a facilitator, and the file that its exchanges go to.
+//! Records exchanges: a proxy before a server or a facilitator, and the file into which its exchanges are written.
 //!
 //! `TOWER_X402_RECORD=1 cargo test -p tower-x402-tests --features test-peers --test peers -- anvil` writes `tests/exchanges/*.json` anew.
 
@@ -22,7 +22,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use support::authorization::unix_now;
 
-/// What of a message's head has a meaning here.
+/// The headers that are recorded.
 const HEADERS: [&str; 9] = [
     "accept",
     "authorization",
@@ -35,27 +35,27 @@ const HEADERS: [&str; 9] = [
     "x-payment-response",
 ];
 
-/// A proxy that remembers, stopped when dropped.
+/// A recording proxy, stopped when dropped.
 pub struct Recorder {
     pub url: String,
     exchanges: Arc<Mutex<Vec<Exchange>>>,
     task: JoinHandle<()>,
 }
 
-/// What a file of exchanges shows.
+/// The subject of a file of exchanges.
 pub struct Cell<'a> {
-    /// What the peer is: `client`, `server`, `facilitator`, or `facilitated`: a server behind our facilitator.
+    /// The role of the peer: `client`, `server`, `facilitator`, or `facilitated`: a server behind our facilitator.
     pub role: &'static str,
     pub peer: &'static str,
     pub x402_version: u8,
     pub flow: &'a str,
-    /// What became of the payment: `settled` or `refused`.
+    /// The outcome of the payment: `settled` or `refused`.
     pub outcome: &'static str,
 }
 
 #[derive(Clone, Serialize)]
 struct Exchange {
-    /// When the request arrived, in seconds since 1970.
+    /// When the request arrived, in Unix seconds.
     at: u64,
     request: Message,
     response: Message,
@@ -71,7 +71,7 @@ struct Message {
 }
 
 impl Recorder {
-    /// A proxy before `url`, if anything is to be recorded.
+    /// Starts a proxy before `url`, if recording is on.
     pub async fn before(url: &str) -> Option<Self> {
         env::var_os("TOWER_X402_RECORD")?;
         let exchanges = Arc::<Mutex<Vec<Exchange>>>::default();
@@ -91,7 +91,7 @@ impl Drop for Recorder {
 }
 
 impl Cell<'_> {
-    /// Writes what these have seen, in the order of the requests' arrival.
+    /// Writes the exchanges of these proxies, in the order in which the requests arrived.
     pub fn write(&self, recorders: &[Recorder]) {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -115,7 +115,7 @@ impl Cell<'_> {
     }
 }
 
-/// The version that is pinned.
+/// Returns the pinned version of a package.
 fn version_of(peer: &str) -> String {
     let directory = support::repository().join("tests/peers");
     let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap();
@@ -159,7 +159,7 @@ async fn forward(
     response
 }
 
-/// What a proxy passes on.
+/// A message that a proxy passes on.
 fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     let hops = ["connection", "content-length", "keep-alive", "transfer-encoding"].map(HeaderName::from_static);
     let passed = headers.iter().filter(|(name, _)| !hops.contains(name));
@@ -181,7 +181,7 @@ impl Message {
     }
 }
 
-/// A JSON object to the byte, unless it has lines: those of a file of exchanges are its own.
+/// Returns a JSON object unchanged, except that line breaks are removed.
 fn object(bytes: &[u8]) -> Option<Box<RawValue>> {
     let text = std::str::from_utf8(bytes).ok()?.to_owned();
     let is_object = text.starts_with('{') && !text.contains(['\n', '\r']);

@@ -1,4 +1,4 @@
-//! Our student pays their servers, whose own facilitators settle.
+//! Our student pays servers of other projects, which settle through their own facilitators.
 
 use super::{
     programs::{Bank, Seller},
@@ -55,7 +55,7 @@ async fn the_student_pays_the_server_of_x402_rs_on_anvil() {
     the_student_pays(Seller::X402Axum(2), Bank::X402Rs, "authorization").await;
 }
 
-/// It settles first without saying so in its offer.
+/// The server settles before the work, without saying so in its offer.
 #[tokio::test]
 async fn the_student_pays_the_server_of_x402_rs_that_settles_first_on_anvil() {
     the_student_pays(Seller::X402Axum(2), Bank::X402Rs, "upfront").await;

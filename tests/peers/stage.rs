@@ -1,4 +1,4 @@
-//! Purchases, and what they must leave behind.
+//! Payments, and the checks after them.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use support::{
     programs::example,
 };
 
-/// For everything a program does here; compiling is not part of it.
+/// The timeout of everything that a program does here, without compiling.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// What an evaluation costs, in units.
+/// The price of an evaluation, in atomic units.
 pub const PRICE: u64 = 1_000;
 pub const TASK: &str = r#"{"task": {"id": "t1", "skill": "arithmetic", "prompt": "What is 17 * 23 + 4?"},
     "output": "17 * 23 = 391, and 4 more is 395. Answer: 395"}"#;
 
-/// Runs a client of others against our evaluator.
+/// Runs a client of another project against our evaluator.
 pub async fn pays_the_evaluator(buyer: Buyer, flow: &str) {
     pays_the_evaluator_behind(Bank::Own, buyer, flow).await;
 }
 
-/// The same while somebody else settles.
+/// Runs a client against our evaluator, which settles through this facilitator.
 pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     let chain = AnvilChain::start(None).await;
     let mut server = Server::open(&chain, Seller::Evaluator, bank, flow).await;
@@ -44,14 +44,14 @@ pub async fn pays_the_evaluator_behind(bank: Bank, buyer: Buyer, flow: &str) {
     }
 }
 
-/// Runs a client of others against our evaluator that was not told its own URL.
+/// Runs a client against our evaluator without a configured URL.
 pub async fn pays_an_evaluator_without_a_url(buyer: Buyer, flow: &str) {
     let chain = AnvilChain::start(None).await;
     let server = Server::open(&chain, Seller::EvaluatorWithoutUrl, Bank::Own, flow).await;
     buys(&chain, &server, &server.url, buyer).await;
 }
 
-/// One evaluation, paid for once.
+/// Checks that one evaluation was paid once.
 async fn buys(chain: &AnvilChain, server: &Server, url: &str, buyer: Buyer) {
     let account = funded(chain).await;
     let purchase = buyer.buy(url, &account).await.unwrap_or_else(|error| panic!("{buyer:?}: {error}"));
@@ -69,7 +69,7 @@ async fn buys(chain: &AnvilChain, server: &Server, url: &str, buyer: Buyer) {
     assert_eq!(counts, [1, 1, 0, 0, 0], "{stats}");
 }
 
-/// Runs a client of others that cannot pay our evaluator: what it says, and nothing has moved.
+/// Runs a client that cannot pay our evaluator. Returns its output, after checking that no money moved.
 pub async fn does_not_pay_the_evaluator(buyer: Buyer, flow: &str) -> Result<Value, String> {
     let chain = AnvilChain::start(None).await;
     let server = Server::open(&chain, Seller::Evaluator, Bank::Own, flow).await;
@@ -79,7 +79,7 @@ pub async fn does_not_pay_the_evaluator(buyer: Buyer, flow: &str) -> Result<Valu
     said
 }
 
-/// Runs our student against a server whose payments somebody settles.
+/// Runs our student against a server that settles through this facilitator.
 pub async fn the_student_pays(seller: Seller, bank: Bank, flow: &str) {
     let chain = AnvilChain::start(None).await;
     let mut server = Server::open(&chain, seller, bank, flow).await;
@@ -106,7 +106,7 @@ pub async fn the_student_pays(seller: Seller, bank: Bank, flow: &str) {
     }
 }
 
-/// Lets our student pay a server from an empty account: it is told why not, in these words among others, and nothing has happened.
+/// Lets our student pay a server from an empty account. Checks that the answer contains this reason, and that nothing was done.
 pub async fn an_empty_account_is_refused(seller: Seller, bank: Bank, why: &str) {
     let chain = AnvilChain::start(None).await;
     let mut server = Server::open(&chain, seller, bank, "authorization").await;
@@ -115,7 +115,7 @@ pub async fn an_empty_account_is_refused(seller: Seller, bank: Bank, why: &str) 
     let output = timeout(PATIENCE, student.output()).await.expect("the student ends").unwrap();
     let lines = String::from_utf8(output.stdout).unwrap();
     let purchase: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
-    // r402's server gives no code but words, as other servers do with any demand: to the student they are no failure.
+    // r402's server gives a text instead of a code, as other servers do in every 402, so the student does not count it as a failure.
     let outcome = if matches!(seller, Seller::R402) { "unknown" } else { "failed" };
     assert_eq!((&purchase["status"], &purchase["outcome"]), (&json!(402), &json!(outcome)), "{purchase}");
     assert!(purchase["error"].as_str().unwrap().contains(why), "{purchase}");
@@ -127,7 +127,7 @@ pub async fn an_empty_account_is_refused(seller: Seller, bank: Bank, why: &str) 
     }
 }
 
-/// The buyer, with a hundred times the price.
+/// Gives the buyer a hundred times the price.
 pub async fn funded(chain: &AnvilChain) -> PrivateKeySigner {
     let account = PrivateKeySigner::from_bytes(&BUYER).unwrap();
     chain.mint(account.address(), 100 * PRICE).await;
@@ -140,9 +140,9 @@ pub struct Server {
     pub pay_to: Address,
     client: reqwest::Client,
     _process: Other,
-    /// Who settles for it, if that is another process.
+    /// Its facilitator, if that is another process.
     _facilitator: Option<Other>,
-    /// What was said to the facilitator, and to the server.
+    /// The recording proxies before the facilitator and before the server.
     recorders: Vec<Recorder>,
 }
 
@@ -155,7 +155,7 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts it and reads where it is.
+    /// Starts the process and reads its address.
     pub async fn start(mut program: Command) -> Self {
         let mut process = program.spawn().unwrap_or_else(|error| panic!("{program:?}: {error}"));
         let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -189,7 +189,7 @@ impl Server {
         }
     }
 
-    /// The request that everybody pays for.
+    /// Returns the request that every client pays for.
     pub fn post(&self) -> reqwest::RequestBuilder {
         self.client.post(&self.url).header("content-type", "application/json").body(TASK)
     }
@@ -199,14 +199,14 @@ impl Server {
         serde_json::from_slice(&stats.bytes().await.unwrap()).unwrap()
     }
 
-    /// One transfer on the chain: of the price, from `buyer`, in the transaction that `receipt` names.
+    /// Checks that there is one transfer on the chain: of the price, from `buyer`, in the receipt's transaction.
     async fn was_paid_once(&self, chain: &AnvilChain, buyer: &PrivateKeySigner, receipt: &Value) {
         let transaction: B256 = receipt["transaction"].as_str().unwrap().parse().unwrap();
         let transfer = Transfer { transaction, from: buyer.address(), units: PRICE };
         assert_eq!(chain.token_transfers(self.pay_to).await, [transfer]);
     }
 
-    /// Where it is reached while what is said is recorded; where it is anyway if nothing is.
+    /// Returns the URL of the recording proxy, or the server's own if nothing is recorded.
     async fn recorded(&mut self) -> String {
         let Some(recorder) = Recorder::before(self.url.trim_end_matches("/evaluate")).await else {
             return self.url.clone();
@@ -216,9 +216,9 @@ impl Server {
         url
     }
 
-    /// Writes down what was recorded.
+    /// Writes the recorded exchanges.
     fn keep(&self, role: &'static str, (peer, x402_version): (&'static str, u8), flow: &str, outcome: &'static str) {
-        // What two others say to each other is not ours.
+        // Exchanges between two other projects are not recorded.
         let skipped = if role == "server" { self.recorders.len().saturating_sub(1) } else { 0 };
         if !self.recorders.is_empty() {
             Cell { role, peer, x402_version, flow, outcome }.write(&self.recorders[skipped..]);

@@ -1,5 +1,5 @@
-//! A student that is killed, or whose disk is full, in the middle of its purchases: what servers can collect, its journal
-//! knows, and its budget holds.
+//! A student that is killed, or whose disk is full, in the middle of its purchases. Its journal has every payment that servers could
+//! collect, and its budget is not exceeded.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use tower_x402::{
     client::{Budget, Journal},
 };
 
-/// For everything a student does here.
+/// The timeout of everything that a student does here.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PRICE: u64 = 1_000;
-/// Three hundred purchases, and not quite another.
+/// The money for three hundred purchases, and a little more.
 const BUDGET: &str = "$0.300999";
 const BUDGET_UNITS: u64 = 300_999;
 
-/// Executes what it is given, and answers at once, late, never, or by hanging up; only at once when `good`.
+/// A server that settles each payment and answers at once, late, never, or by hanging up; always at once when `good`.
 async fn slow_server(bank: &Bank, good: &Arc<AtomicBool>) -> Server {
     let (bank, good, required) = (bank.clone(), good.clone(), required(&[offer(PRICE)]));
     Server::start(move |seen| {
@@ -65,13 +65,13 @@ fn arguments(command: &mut Command, server: &Server, journal: &Path, count: u32)
     command.env("STUDENT_PRIVATE_KEY", KEY).env("NO_PROXY", "127.0.0.1");
 }
 
-/// The budget as the next life would find it.
+/// Returns the budget as the next process reads it from the journal.
 fn reopened(journal: &Path) -> Budget {
     let budget = Budget::builder().total(Usdc::from_atomic(BUDGET_UNITS));
     budget.journal(Journal::open(journal).unwrap()).build()
 }
 
-/// Holds the journal against what the server has: each payment there is paid or open here, and no other is paid.
+/// Checks that each payment at the server is paid or open in the journal, and that no other is paid there.
 fn is_consistent(journal: &Path, bank: &Bank) -> Budget {
     let budget = reopened(journal);
     let open: BTreeSet<B256> = budget.journal().unresolved().iter().map(|entry| entry.nonce).collect();
@@ -97,7 +97,7 @@ async fn killed_again_and_again_it_never_spends_more_than_its_budget() {
     let journal = TempPath::new("killed");
     for round in 0..10_u64 {
         let mut process = student(&server, &journal.0, 64).spawn().unwrap();
-        // From before the first signature to amid many.
+        // From before the first signature to the middle of many.
         let before = server.payments().len();
         let started = async {
             while server.payments().len() == before {
@@ -119,7 +119,7 @@ async fn killed_again_and_again_it_never_spends_more_than_its_budget() {
     assert_eq!(budget.remaining().atomic(), 999, "all but what no purchase fits in");
 }
 
-/// The journal may grow to a few payments' length; the disk takes no more after that.
+/// The disk is full after a few payments.
 #[tokio::test]
 #[cfg(unix)]
 async fn nothing_is_sent_that_the_disk_does_not_take() {
@@ -127,7 +127,7 @@ async fn nothing_is_sent_that_the_disk_does_not_take() {
     let server = slow_server(&bank, &good).await;
     let journal = TempPath::new("full");
     let mut command = Command::new("sh");
-    // Without the trap the signal would end the program.
+    // Without the trap the signal SIGXFSZ would end the program.
     command.args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\""]).arg(directory().join("student"));
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).kill_on_drop(true);
     arguments(&mut command, &server, &journal.0, 30);
@@ -144,7 +144,7 @@ async fn nothing_is_sent_that_the_disk_does_not_take() {
     assert_eq!(server.payments().len(), paid.len());
     let recorded = std::fs::read_to_string(&journal.0).unwrap();
     assert!(server.payments().iter().all(|payment| recorded.contains(payment.as_str())));
-    // An outcome that found no room leaves its payment open.
+    // A payment whose outcome could not be written stays open.
     let budget = is_consistent(&journal.0, &bank);
     assert_eq!(bank.taken(), paid.len() as u64 * PRICE);
     assert!(budget.spent().atomic() + budget.reserved().atomic() >= bank.taken());

@@ -1,4 +1,4 @@
-//! The examples do what they teach, run as programs: a stranger's evaluator charges, a stranger's student pays.
+//! The examples run as programs: `evaluator` charges, `student` pays.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -25,9 +25,9 @@ use tower_x402::client::{Payer, PaymentMiddleware};
 use url::Url;
 use x402_market::{CardFetcher, EvaluationClient, Preference, Submission, Task};
 
-/// For everything a program does here; compiling is not part of it.
+/// The timeout of everything that a program does here, without compiling.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the evaluator asks for, in units.
+/// The evaluator's price, in atomic units.
 const PRICE: u64 = 1_000;
 
 on_every_chain! {
@@ -228,7 +228,7 @@ async fn the_books_are_printed_when_nothing_runs() {
     assert_eq!(print(&["--payments", "rich"]).await.0, Some(2));
 }
 
-/// A model that likes whatever comes first.
+/// A language model that prefers the first output.
 async fn model() -> String {
     let chat = axum::routing::post(async |body: String| {
         let verdict = |score: f64| json!({ "score": score, "confidence": 0.8, "summary": "said the model" });
@@ -297,7 +297,7 @@ async fn without_payment_there_is_no_evaluation() {
     assert_eq!(evaluator.stats().await["handled"], 0);
 }
 
-/// More at once than it judges at once, from a student that it knows.
+/// More submissions at once than the evaluator judges at once, from a student with credit.
 #[tokio::test]
 async fn a_hundred_payments_at_once_are_all_answered_in_every_flow() {
     const COUNT: u64 = 100;
@@ -379,7 +379,7 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
 }
 
-/// It paid, and was killed before it was answered: the next one asks the evaluator, without a node.
+/// The first student is killed after it paid and before it was answered. The next one asks the evaluator for the status, without a node.
 #[tokio::test]
 async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
     let evaluator = Evaluator::start(&["--flow", "upfront", "--handler-delay-ms", "30000"], None).await;
@@ -421,7 +421,7 @@ async fn a_killed_evaluator_remembers_what_was_bought_postgres() {
     remembers_what_was_bought(support::postgres::Server::start().url()).await;
 }
 
-/// Both submit with one key: what one of them does the other knows from the ledger.
+/// Two evaluators share one settlement key and one ledger.
 #[cfg(feature = "test-postgres")]
 #[tokio::test]
 async fn two_evaluators_share_a_ledger_postgres() {
@@ -455,7 +455,7 @@ async fn two_evaluators_share_a_ledger_postgres() {
     assert_eq!(chain.balance(evaluators[0].pay_to).await, COUNT * PRICE);
 }
 
-/// Asks for the evaluation of a sum.
+/// Sends a sum for evaluation.
 async fn ask(evaluator: &Evaluator, purchase: Option<&Purchase>) -> Answer {
     let body = r#"{"task":{"id":"t","skill":"arithmetic","prompt":"What is 1 + 1?"},"output":"Answer: 2"}"#;
     let mut request = reqwest::Client::new().post(&evaluator.url).header("content-type", "application/json");
@@ -468,7 +468,7 @@ async fn ask(evaluator: &Evaluator, purchase: Option<&Purchase>) -> Answer {
     Answer { status, headers, body: response.bytes().await.unwrap() }
 }
 
-/// Killed as soon as it answered: the answer was there before it was paid for.
+/// Kills the evaluator as soon as it answered. The next process has the answer, because it is stored before settlement.
 async fn remembers_what_was_bought(ledger: &str) {
     let chain = DevnetChain::start(None).await;
     let (customer, settler) = (Customer::with_funds(&chain, 9 * PRICE).await, PrivateKeySigner::random());
@@ -509,7 +509,7 @@ async fn a_student_that_has_paid_before_pays_later(chain: &dyn Chain) {
     let later = evaluator.sell(&student, &["--count", "8", "--concurrency", "4"]).await;
     assert!(later.succeeded);
     assert_eq!(later.outcomes(), ["accepted"; 8]);
-    // Asked to stop, it collects first.
+    // When it is asked to stop, it settles the open payments first.
     let id = evaluator.process.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
@@ -607,7 +607,7 @@ impl Evaluator {
     }
 }
 
-/// What a `student` said.
+/// The output of a `student`.
 struct Purchases {
     succeeded: bool,
     /// A line per purchase, without the summary.
@@ -615,7 +615,7 @@ struct Purchases {
 }
 
 impl Purchases {
-    /// The outcomes in alphabetical order.
+    /// Returns the outcomes in alphabetical order.
     fn outcomes(&self) -> Vec<&str> {
         let mut outcomes: Vec<&str> = self.lines.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
         outcomes.sort_unstable();

@@ -1,4 +1,4 @@
-//! The client.
+//! The client against the API server of Atropos.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-/// A group with all that one can have.
+/// Returns a group with every optional field.
 fn group(id: &str, environment: &Environment) -> ScoredGroup {
     let sequences = (0..environment.limits().group_size).map(|number| {
         let (text, score) = (format!("Answer: {}", 391 - number), 1.0 - number as f64 / 10.0);
@@ -145,13 +145,13 @@ async fn a_server_that_has_restarted_gets_no_group_and_can_be_registered_with_an
     let server = AtroposServer::start_on(port).await;
     let forgotten = environment.push(&group("a", &environment)).await.unwrap_err();
     assert!(matches!(forgotten, AtroposError::UnknownEnvironment), "{forgotten:?}");
-    // After a failure the server closes the connection, perhaps while it is used again; to ask again does no harm.
+    // After a failure the server closes the connection, perhaps while it is reused; the request may be repeated.
     let mut goodbye = environment.disconnect().await;
     while matches!(goodbye, Err(AtroposError::Unanswered { .. })) {
         goodbye = environment.disconnect().await;
     }
     assert!(matches!(goodbye, Err(AtroposError::UnknownEnvironment)), "{goodbye:?}");
-    // It would take no trainer any more if it had got the group.
+    // If the server had received the group, it would refuse a trainer.
     let trainer = server.client();
     trainer.register(&run(4)).await.unwrap();
     assert_eq!(trainer.batch().await.unwrap(), None);

@@ -1,4 +1,4 @@
-//! The environment of the examples, with a market in which not everybody is honest.
+//! The example's environment, in a market with dishonest evaluators.
 
 use std::collections::BTreeSet;
 
@@ -57,10 +57,10 @@ async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_
         issues.flat_map(|about| about["critique"].as_array().unwrap()).map(|one| &one["critique"]["issues"]);
     assert!(issues.any(|issues| !issues.as_array().unwrap().is_empty()), "some answers are wrong, and it is said how");
 
-    // What the chain says, what the books say, and who has it.
+    // The chain, the books and the evaluators agree.
     let paid = student.has_paid(&stage).await;
     assert_eq!(units(&document["spent"]), paid);
-    // What was signed for the one that was killed, and is no longer to be had from it, is held as long as it could be used.
+    // Payments that were signed for the killed evaluator stay reserved until they expire.
     assert!(units(&document["reserved"]).is_multiple_of(500) && units(&document["reserved"]) <= 8_000, "{document:#}");
     assert_eq!((units(&document["on_chain"]["paid"]), &document["on_chain"]["agrees"]), (paid, &Value::Bool(true)));
     assert_eq!(units(&document["elsewhere"]), 0);

@@ -1,4 +1,4 @@
-//! What is said on the command line is what happens.
+//! The flags of the example's environment.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ async fn no_more_groups_wait_than_max_queue_says() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
-    // It takes nothing.
+    // A trainer that takes no batches.
     let trainer = server.client();
     trainer.register(&run(GROUP as u64)).await.unwrap();
     assert_eq!(trainer.batch().await.unwrap(), None);
@@ -132,7 +132,7 @@ async fn help_names_everything_in_the_document() {
             Value::Object(map) => {
                 for (name, value) in map {
                     into.push(name.clone());
-                    // Of the policy at either end of learning it only says that it is there.
+                    // For the policy's two states the summary only says that they exist.
                     if name != "learning" {
                         names(value, into);
                     } else {

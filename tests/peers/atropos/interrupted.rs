@@ -1,4 +1,4 @@
-//! What is left when the environment, or its connection to the server, breaks.
+//! The environment is killed, or its connection to the server breaks.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ async fn a_run_that_is_killed_goes_on_and_its_books_are_those_of_the_chain() {
     assert_eq!(units(&document["spent"]), total, "all three runs together: {document:#}");
     assert_eq!(units(&document["on_chain"]["paid"]), total);
     assert_eq!(document["on_chain"]["agrees"], true, "{document:#}");
-    // Whenever it was killed: who has what, to the unit.
+    // Whenever it was killed, all balances agree to the atomic unit.
     let payees = booths.each_ref().map(|booth| booth.payee);
     assert_eq!(incomes(&document, &stage, &payees).await, total);
     // What was under way when it was killed is reserved if it was signed and not sent, and elsewhere if it was paid and not entered:
@@ -149,7 +149,7 @@ async fn a_group_that_was_perhaps_sent_to_a_server_that_has_restarted_is_not_sen
         command.args(["--groups", "4", "--checkpoint"]).arg(files.path().join("run.json"));
         command
     };
-    // The trainer has got it, the server forgets it, and the environment does not know either.
+    // The trainer has the group, the server has forgotten it, and the environment does not know either.
     let proxy = Proxy::before(&server, [(2, Loss::Silence)]).await;
     let running = Running::start(command(&proxy.url));
     proxy.is_silent().await;

@@ -1,5 +1,5 @@
-//! Against the API server of Atropos itself (PyPI `atroposlib`): does it understand us and we it, and is what the example's
-//! environment hands over paid for, whatever happens on the way?
+//! Tests against the API server of Atropos itself (PyPI `atroposlib`): client and server understand each other, and every group that the
+//! example's environment pushes was paid for, whatever fails on the way.
 
 mod client;
 mod environment;

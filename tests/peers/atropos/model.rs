@@ -1,4 +1,4 @@
-//! A language model as the policy, behind an endpoint that speaks as OpenAI's does.
+//! A language model as the policy, behind an endpoint that is compatible with OpenAI's.
 
 use std::sync::{
     Arc, Mutex,

@@ -1,4 +1,4 @@
-//! Payments of which the books do not know yet what became of them, and the chain does.
+//! Payments whose outcome the chain knows and the books do not know yet.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +20,7 @@ use super::{program::{Both, GROUP, Running, Student, blind, environment, incomes
 use support::student_stage::{Stage, card, serve};
 use support::{chain::Chain, rpc_proxy::{Fate, RpcProxy}};
 
-/// How many blocks later a block is final here.
+/// The finality depth of the chain, in blocks.
 const DEPTH: u64 = 20;
 
 /// An evaluator that is paid, and whose answer is lost every time.
@@ -51,7 +51,7 @@ async fn what_was_paid_without_an_answer_is_open_until_its_block_is_final_and_no
         command.args(["--groups", groups, "--panel", "2", "--checkpoint"]).arg(files.path().join("run.json"));
         Running::start(command)
     };
-    // At first nobody looks at the chain, so that what is open is also there when somebody looks for the first time.
+    // The first run does not look at the chain, so that payments are open when the second run looks for the first time.
     let mut command = blind(&server.url, &urls, &student);
     command.args(["--patience", "60"]);
     let document = on(command, "1").document().await;

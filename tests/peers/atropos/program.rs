@@ -1,4 +1,4 @@
-//! The example's environment as a program, and what its payments come to.
+//! The example's environment as a program, and checks of its payments.
 
 use std::process::Stdio;
 
@@ -19,10 +19,10 @@ use super::server::{AtroposServer, PATIENCE};
 use support::student_stage::Stage;
 use support::{chain::Chain, programs::example};
 
-/// How many answers a group has here.
+/// The number of answers in a group.
 pub const GROUP: usize = 4;
 
-/// Who pays, and what it had.
+/// The payer, and its balance at the start.
 pub struct Student {
     pub key: PrivateKeySigner,
     pub had: u64,
@@ -47,14 +47,14 @@ pub fn environment(server_url: &str, stage: &Stage, evaluators: &[&Url], student
     command
 }
 
-/// The same; how patient it is has yet to be said.
+/// Returns the environment's command without its timeouts.
 pub fn impatient(server_url: &str, stage: &Stage, evaluators: &[&Url], student: &Student) -> Command {
     let mut command = blind(server_url, evaluators, student);
     command.args(["--rpc-url", &stage.chain.rpc_url()]);
     command
 }
 
-/// The same, without a look at the chain.
+/// Returns the environment's command without access to the chain.
 pub fn blind(server_url: &str, evaluators: &[&Url], student: &Student) -> Command {
     let mut command = example("atropos_environment");
     command.args(["--atropos-url", server_url, "--group-size", &GROUP.to_string()]);
@@ -65,7 +65,7 @@ pub fn blind(server_url: &str, evaluators: &[&Url], student: &Student) -> Comman
     command
 }
 
-/// A program at work.
+/// A running program.
 pub struct Running {
     process: Child,
     said: Lines<BufReader<ChildStderr>>,
@@ -79,7 +79,7 @@ impl Running {
         Self { process, said, log: Vec::new() }
     }
 
-    /// Waits until it says that so many groups are done.
+    /// Waits until it reports this number of groups.
     pub async fn has_done(&mut self, groups: u64) {
         let progress = async {
             while let Some(line) = self.said.next_line().await.unwrap() {
@@ -115,19 +115,19 @@ impl Running {
         timeout(PATIENCE, heard).await.expect("it says so");
     }
 
-    /// Without a chance to say goodbye.
+    /// Kills it with SIGKILL.
     pub async fn kill(mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// Its document, after it ended well.
+    /// Returns its summary, after it ended successfully.
     pub async fn document(self) -> Value {
         let (success, text, log) = self.end().await;
         assert!(success, "{text}\n{log}");
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Its document, if it wrote one, and what it said, after it ended otherwise.
+    /// Returns its summary, if it wrote one, and its error output, after it failed.
     pub async fn failure(self) -> (Option<Value>, String) {
         let (success, text, log) = self.end().await;
         assert!(!success, "{text}\n{log}");
@@ -148,12 +148,12 @@ impl Running {
     }
 }
 
-/// An amount in a document.
+/// Reads an amount in a summary.
 pub fn units(value: &Value) -> u64 {
     value.as_str().unwrap_or_else(|| panic!("{value} is no amount")).parse().unwrap()
 }
 
-/// Checks that each of these earned what the chain says it got, and nobody else anything. What they earned together.
+/// Checks that each of these evaluators earned what the chain shows, and no other earned anything. Returns the sum.
 pub async fn incomes(document: &Value, stage: &Stage, payees: &[Address]) -> u64 {
     let mut earned = 0;
     for one in document["evaluators"].as_array().unwrap() {
@@ -173,7 +173,7 @@ pub async fn incomes(document: &Value, stage: &Stage, payees: &[Address]) -> u64
     earned
 }
 
-/// Checks that each sequence of the group names what was paid for judging it, and that the chain has those payments. Their nonces.
+/// Checks that each sequence of the group names the payments for judging it, and that the chain has those. Returns their nonces.
 pub async fn payments(group: &ReceivedGroup, stage: &Stage, student: &Student) -> Vec<B256> {
     let about = group.overrides.as_ref().expect("there is something to say about each sequence");
     assert_eq!(about.len(), GROUP);
@@ -248,7 +248,7 @@ fn assert_parts(critique: &Value) {
     }
 }
 
-/// Judges arithmetic and prose, each as it should be.
+/// A judge of arithmetic and prose.
 pub struct Both;
 
 #[async_trait]
@@ -261,7 +261,7 @@ impl Judge for Both {
     }
 }
 
-/// Gives everybody the evaluator of the examples, on this stage; the second is its payee.
+/// Starts the example's evaluator on this stage. Returns it with its payee.
 pub async fn evaluator(stage: &Stage, price: &str) -> (Child, Url, Address) {
     let key = PrivateKeySigner::random();
     stage.chain.fund(key.address(), U256::from(10).pow(U256::from(18))).await;
@@ -276,9 +276,9 @@ pub async fn evaluator(stage: &Stage, price: &str) -> (Child, Url, Address) {
     (process, url, key.address())
 }
 
-/// A server and nothing else.
+/// Starts an API server only.
 pub async fn server() -> AtroposServer {
-    // Compiling is not part of anybody's patience.
+    // Compile before any timeout starts.
     support::programs::directory();
     AtroposServer::start().await
 }

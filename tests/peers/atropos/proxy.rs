@@ -1,4 +1,4 @@
-//! A network before the Atropos server that loses something.
+//! A proxy before the Atropos server that loses requests or answers.
 
 use std::{
     ops::RangeInclusive,
@@ -20,24 +20,24 @@ use tokio::{net::TcpListener, sync::Notify, time::timeout};
 use super::server::{AtroposServer, PATIENCE};
 use support::student_stage::serve;
 
-/// What happens to a request.
+/// The fault of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// The server gets it, and its answer is replaced by that of a gateway.
+    /// The server gets it, and a gateway's error replaces the answer.
     Answer,
-    /// The server does not get it, and a gateway says so.
+    /// The server does not get it, and a gateway answers an error.
     Request,
-    /// The server gets it, and nobody answers.
+    /// The server gets it, and no answer arrives.
     Silence,
-    /// Nobody gets it, and nobody answers.
+    /// The server does not get it, and no answer arrives.
     Void,
-    /// The server does not get it, and somebody answers something else.
+    /// The server does not get it, and another answer arrives.
     Garbage,
 }
 
-/// Groups.
+/// Pushes of groups.
 pub const PUSH: &str = "/scored_data";
-/// Whether there is room, and whether the environment is known.
+/// Requests for the status of the environment.
 pub const STATUS: &str = "/status-env";
 
 pub struct Proxy {
@@ -46,7 +46,7 @@ pub struct Proxy {
     silent: Arc<Notify>,
 }
 
-/// Which requests for what, counted from 1.
+/// The requests that fail, by path and number, counted from 1.
 pub type Losses = Vec<(&'static str, RangeInclusive<u64>, Loss)>;
 
 #[derive(Clone)]
@@ -76,7 +76,7 @@ impl Proxy {
         Self { url: url.to_string(), pushes, silent }
     }
 
-    /// Waits until somebody waits for an answer in vain.
+    /// Waits until a request is left without an answer.
     pub async fn is_silent(&self) {
         timeout(PATIENCE, self.silent.notified()).await.expect("a push gets there");
     }

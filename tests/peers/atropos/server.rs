@@ -9,7 +9,7 @@ use tokio::{
 };
 use atropos_client::{AtroposClient, TrainerRegistration};
 
-/// For everything the server does here.
+/// The timeout of everything that the server does here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct AtroposServer {
@@ -18,12 +18,12 @@ pub(crate) struct AtroposServer {
 }
 
 impl AtroposServer {
-    /// Starts one on a free port.
+    /// Starts a server on a free port.
     pub(crate) async fn start() -> Self {
         Self::start_on(0).await
     }
 
-    /// Starts one on this port.
+    /// Starts a server on this port.
     pub(crate) async fn start_on(port: u16) -> Self {
         let program = support::repository().join("tests/peers/atropos/.venv/bin/run-api");
         assert!(program.exists(), "{} is not there: .ci/run says how it is installed", program.display());
@@ -40,7 +40,7 @@ impl AtroposServer {
             panic!("the server ended");
         });
         let url = url.await.expect("the server starts");
-        // It stops when nobody reads what it says.
+        // The server blocks if its output is not read.
         tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
         Self { process, url }
     }
@@ -53,7 +53,7 @@ impl AtroposServer {
         AtroposClient::new(&self.url).unwrap()
     }
 
-    /// With a trainer that has begun.
+    /// Starts a server with a trainer that has begun.
     pub(crate) async fn with_trainer(batch_size: u64) -> (Self, AtroposClient) {
         let server = Self::start().await;
         let trainer = server.client();
@@ -67,7 +67,7 @@ impl AtroposServer {
     }
 }
 
-/// A run with batches of that many sequences.
+/// Returns the registration of a run with this batch size.
 pub(crate) fn run(batch_size: u64) -> TrainerRegistration {
     TrainerRegistration::new("tests", batch_size, 4_096, 100)
 }

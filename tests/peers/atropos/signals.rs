@@ -1,4 +1,4 @@
-//! Somebody asks the environment to stop.
+//! The environment gets SIGINT or SIGTERM.
 
 use super::{program::{Both, GROUP, Running, Student, environment, incomes, server, units}, trainer::{Trainer, groups_of}};
 use support::student_stage::Stage;
@@ -28,7 +28,7 @@ async fn who_is_asked_to_stop_ends_with_a_summary_and_goes_on_later() {
         let done = document["groups"]["rolled_out"].as_u64().unwrap();
         assert!(done >= groups && done < 40 && done > before, "{document:#}");
         assert!(log.ends_with("stopped"), "{log}");
-        // It was not in the middle of anything.
+        // Nothing was in flight.
         let paid = student.has_paid(&stage).await;
         assert_eq!((units(&document["spent"]), units(&document["reserved"])), (paid, 0), "{document:#}");
         assert_eq!((&document["on_chain"]["agrees"], units(&document["elsewhere"])), (&true.into(), 0));

@@ -1,4 +1,4 @@
-//! A trainer: it takes batches, and keeps them for the tests to look at.
+//! A trainer that pulls batches and keeps them for the tests.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,7 +19,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Registers, and takes batches of so many sequences.
+    /// Registers a trainer that pulls batches of this many sequences.
     pub async fn start(server: &AtroposServer, batch_size: u64) -> Self {
         let client = server.client();
         client.register(&run(batch_size)).await.unwrap();
@@ -43,13 +43,13 @@ impl Trainer {
         Self { client, work, taken, stop }
     }
 
-    /// Waits until it has taken so many batches.
+    /// Waits until it has pulled this many batches.
     pub async fn has_taken(&mut self, batches: usize) {
         let taken = timeout(PATIENCE, self.taken.wait_for(|taken| *taken >= batches)).await;
         taken.expect("the batches come").unwrap();
     }
 
-    /// All batches, once nothing more comes, and how many groups are left over.
+    /// Returns all batches, once no more come, and the number of groups that are left over.
     pub async fn finish(self) -> (Vec<Vec<ReceivedGroup>>, u64) {
         self.stop.send(()).await.unwrap();
         let batches = timeout(PATIENCE, self.work).await.unwrap().unwrap();
@@ -57,7 +57,7 @@ impl Trainer {
     }
 }
 
-/// Full batches of groups that all have names of their own; the groups.
+/// Checks that the batches are full and that every group has its own id. Returns the groups.
 pub fn groups_of(batches: Vec<Vec<ReceivedGroup>>, batch_size: usize) -> Vec<ReceivedGroup> {
     for batch in &batches {
         assert_eq!(batch.iter().map(ReceivedGroup::len).sum::<usize>(), batch_size);

@@ -12,10 +12,10 @@ use tokio::{
     time::timeout,
 };
 
-/// For one thing a person does, which may include that a payment is settled.
+/// The timeout of one action, which may include a settlement.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Ends with the test.
+/// The browser's process, which ends with the test.
 pub struct Browser {
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
@@ -23,7 +23,7 @@ pub struct Browser {
     _profile: TempDir,
 }
 
-/// What the page shows; `None` for what is not there or not visible.
+/// The visible contents of the page; `None` for an element that is missing or hidden.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Seen {
@@ -39,28 +39,28 @@ pub struct Seen {
     /// The width of a shown image.
     pub image: Option<u32>,
     pub focused: Option<String>,
-    /// How many payments the page keeps.
+    /// The number of payments that the page keeps.
     pub kept: usize,
     pub is_secure: bool,
     pub overflows: bool,
-    /// What the wallet was asked for, as `{method, params}`, since the last look.
+    /// The requests to the wallet since the last look, as `{method, params}`.
     pub asked: Vec<Value>,
     wrong: Vec<String>,
 }
 
 impl Seen {
-    /// What the person is told.
+    /// The message to the person.
     pub fn told(&self) -> &str {
         self.status.as_deref().unwrap_or_default()
     }
 
-    /// What the wallet was asked to sign.
+    /// Returns what the wallet was asked to sign.
     pub fn signed(&self) -> Vec<Value> {
         let params = self.asked.iter().filter(|asked| asked["method"] == "eth_signTypedData_v4");
         params.map(|asked| serde_json::from_str(asked["params"][1].as_str().unwrap()).unwrap()).collect()
     }
 
-    /// The wallet's methods that were called.
+    /// Returns the wallet's methods that were called.
     pub fn methods(&self) -> Vec<&str> {
         self.asked.iter().map(|asked| asked["method"].as_str().unwrap()).collect()
     }
@@ -90,7 +90,7 @@ impl Browser {
         self.act(json!({ "do": "reload" })).await
     }
 
-    /// Presses the button, with the keyboard, and waits for what comes of it.
+    /// Presses the button with the keyboard, and waits for the result.
     pub async fn press(&mut self) -> Seen {
         self.act(json!({ "do": "press" })).await
     }
@@ -100,7 +100,7 @@ impl Browser {
         self.act(json!({ "do": "choose", "offer": offer })).await
     }
 
-    /// Changes what the wallet is like: `isThere`, `chain`, `knows`, `declines`.
+    /// Changes the wallet's behaviour: `isThere`, `chain`, `knows`, `declines`.
     pub async fn wallet(&mut self, set: Value) -> Seen {
         self.act(json!({ "do": "wallet", "set": set })).await
     }
@@ -110,8 +110,8 @@ impl Browser {
         self.act(json!({ "do": "ahead", "seconds": seconds })).await
     }
 
-    /// Looks at it in this width and theme: nothing in it keeps people out (axe). Writes a picture of the whole page into the
-    /// directory that `TOWER_X402_PICTURES` names, if it names one.
+    /// Checks the page in this width and theme for accessibility problems (axe). Writes a picture of the whole page into the directory
+    /// `TOWER_X402_PICTURES`, if that is set.
     pub async fn picture(&mut self, name: &str, width: u32, dark: bool) -> Seen {
         let directory = env::var_os("TOWER_X402_PICTURES").map(PathBuf::from);
         let spare = env::temp_dir().join(format!("tower-x402-{}-{name}", std::process::id()));
@@ -137,7 +137,7 @@ impl Browser {
     }
 }
 
-/// Chromium must be there: without it nothing would be shown.
+/// Finds Chromium; fails without it.
 fn program() -> PathBuf {
     if let Some(path) = env::var_os("TOWER_X402_CHROMIUM") {
         return path.into();

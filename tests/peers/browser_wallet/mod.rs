@@ -1,5 +1,5 @@
-//! A person opens what is sold, presses the button and gets what they paid for: headless Chromium with a wallet that signs
-//! with a key of the test's, on anvil with Circle's own USDC.
+//! A person opens a paid page, presses the button and gets the content: headless Chromium with a wallet that signs with a key of the
+//! test, on anvil with Circle's own USDC.
 
 mod browser;
 mod site;
@@ -27,10 +27,10 @@ use tower_x402::{
 
 const ESSAY: &str = r#"{"title":"On paying","words":["one","two"]}"#;
 
-/// A chain, a site on it that sells essays, and a person who has the price of a hundred.
+/// A chain, a site that sells essays, and a person with the money for a hundred.
 struct Scene {
     chain: AnvilChain,
-    /// Between the shop and its node.
+    /// The proxy between the seller and its node.
     proxy: RpcProxy,
     shop: Shop,
     site: Site,
@@ -74,7 +74,7 @@ impl Scene {
         self.chain.token_transfers(self.shop.pay_to).await
     }
 
-    /// One transfer of the price, which the page's receipt names; one run of the handler; the essay is there.
+    /// Checks that there is one transfer of the price, that the page's receipt names it, that the handler ran once, and that the essay is shown.
     async fn was_bought_once(&self, seen: &Seen) {
         let transfers = self.transfers().await;
         let [Transfer { transaction, from, units }] = transfers[..] else { panic!("{transfers:?}, {seen:?}") };
@@ -88,12 +88,12 @@ impl Scene {
         assert_eq!(seen.button.as_deref(), Some("Pay 0.001 USDC again"), "for the next one");
     }
 
-    /// Nothing moved and nothing was worked on.
+    /// Checks that no money moved and no handler ran.
     async fn was_not_bought(&self) {
         assert_eq!((self.transfers().await, self.shop.handled()), (vec![], 0));
     }
 
-    /// Both clocks are ahead of what was signed until now.
+    /// Puts both clocks beyond the validity of everything that was signed.
     async fn wait_until_it_is_over(&mut self) {
         self.browser.ahead(600).await;
         self.chain.set_next_timestamp(self.chain.timestamp().await + 600).await;
@@ -101,7 +101,7 @@ impl Scene {
     }
 }
 
-/// Not even over https, where browsers give scripts less to work with.
+/// Over plain HTTP, where browsers give scripts fewer APIs.
 #[tokio::test]
 async fn a_person_reads_what_it_costs_and_pays_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
@@ -126,7 +126,7 @@ async fn a_person_reads_what_it_costs_and_pays_on_anvil() {
     scene.was_bought_once(&seen).await;
     let answer = seen.answer.as_deref().unwrap();
     assert!(answer.contains("\"title\": \"On paying\"") && answer.contains("Save essay"), "{answer}");
-    // What was shown is what was signed, and nothing else was.
+    // Exactly the shown offer was signed.
     let [signed] = &seen.signed()[..] else { panic!("{seen:?}") };
     assert_eq!(signed["primaryType"], "TransferWithAuthorization");
     assert_eq!(signed["message"]["value"], PRICE.to_string());
@@ -219,7 +219,7 @@ async fn a_person_without_a_wallet_is_told_what_to_do_on_anvil() {
     assert!(seen.told().starts_with("There is no wallet in this browser. Install a wallet"), "{seen:?}");
     assert_eq!((seen.mood.as_deref(), seen.kept, seen.focused.as_deref()), (Some("problem"), 0, Some("pay")));
     scene.was_not_bought().await;
-    // There are wallets that leave window.ethereum alone.
+    // Some wallets do not set window.ethereum.
     scene.browser.wallet(json!({ "isThere": "announced" })).await;
     scene.browser.reload().await;
     let seen = scene.browser.press().await;
@@ -236,7 +236,7 @@ async fn a_person_who_cannot_afford_it_signs_nothing_on_anvil() {
     scene.was_not_bought().await;
 }
 
-/// One purchase is never two payments: what was signed is presented until it is answered, over a reload too.
+/// A signed payment is presented until it is answered, also after a reload, and no second one is signed.
 #[tokio::test]
 async fn a_lost_answer_is_asked_for_again_and_not_paid_again_on_anvil() {
     let mut scene = Scene::set(|layer| layer.payment_identifier(true)).await;
@@ -260,7 +260,7 @@ async fn a_lost_answer_is_asked_for_again_and_not_paid_again_on_anvil() {
     let payment: Value = serde_json::from_slice(&BASE64_STANDARD.decode(&payments[0]).unwrap()).unwrap();
     let id = &payment["extensions"]["payment-identifier"]["info"]["id"];
     assert!(id.as_str().is_some_and(|id| id.len() == 68), "only who has the id gets the answer again: {payment}");
-    // Having been answered, it is gone; the next one is another purchase.
+    // An answered payment is dropped; the next one is new.
     assert_eq!(scene.browser.reload().await.button.as_deref(), Some("Pay 0.001 USDC"));
 }
 
@@ -278,7 +278,7 @@ async fn a_busy_seller_is_asked_again_with_the_same_payment_on_anvil() {
     scene.was_bought_once(&seen).await;
 }
 
-/// The transaction is on its way and its node cannot be reached any more.
+/// The transaction was sent, and the node cannot be reached any more.
 #[tokio::test]
 async fn an_outcome_that_is_not_known_is_asked_for_until_it_is_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
@@ -303,7 +303,7 @@ async fn an_outcome_that_is_not_known_is_asked_for_until_it_is_on_anvil() {
     scene.was_bought_once(&seen).await;
 }
 
-/// Only the chain can say so: by its clock what was signed has ended, and it was not used.
+/// Only the chain can show that a payment expired unused.
 #[tokio::test]
 async fn what_ended_unused_is_dropped_and_what_was_used_is_not_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
@@ -331,7 +331,7 @@ async fn what_ended_unused_is_dropped_and_what_was_used_is_not_on_anvil() {
     scene.was_bought_once(&seen).await;
 }
 
-/// The clock of the person's machine is wrong: refused, uncharged, and told why.
+/// The clock of the person's machine is wrong: the payment is refused and not charged, and the page says why.
 #[tokio::test]
 async fn a_refused_payment_is_explained_and_not_replaced_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
@@ -349,7 +349,7 @@ async fn a_refused_payment_is_explained_and_not_replaced_on_anvil() {
     scene.was_not_bought().await;
 }
 
-/// As of a route that answers POST only: in the `authorization` flow that costs nothing.
+/// A route that answers POST only: in the flow `authorization` nothing is charged.
 #[tokio::test]
 async fn an_answer_that_is_no_success_is_not_paid_for_on_anvil() {
     let mut scene = Scene::with_answer(|layer| layer, 405, "text/plain", "POST only").await;
@@ -385,7 +385,7 @@ async fn a_bought_picture_is_shown_on_anvil() {
     assert_eq!(seen.image, Some(1));
 }
 
-/// The words of the seller and of whoever made the link, in a real browser.
+/// Texts of the seller and of the link's author, in a real browser.
 #[tokio::test]
 async fn hostile_words_do_nothing_in_a_browser_on_anvil() {
     let evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)><svg/onload=alert(3)>";

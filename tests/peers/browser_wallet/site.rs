@@ -1,4 +1,4 @@
-//! A site that sells, and what can go wrong between it and a browser.
+//! A site that sells, and faults between it and a browser.
 
 use std::sync::{
     Arc, Mutex,
@@ -14,12 +14,12 @@ use tower::{BoxError, ServiceExt};
 
 use support::shop::App;
 
-/// What happens to the next payments.
+/// The fault of the next payments.
 #[derive(Debug, Default)]
 pub struct Trouble {
-    /// They are served, and their answers lost. Chromium asks a second time by itself before it says so.
+    /// They are served, and their answers are lost. Chromium retries once by itself before it reports an error.
     pub loses: AtomicBool,
-    /// They are sent back before they are seen.
+    /// They are refused before the seller sees them.
     pub is_busy: AtomicBool,
 }
 
@@ -52,12 +52,12 @@ impl Site {
         Self { port, trouble, payments, serving }
     }
 
-    /// An address on this site.
+    /// Returns a URL on this site.
     pub fn url(&self, host: &str, path: &str) -> String {
         format!("http://{host}:{}{path}", self.port)
     }
 
-    /// The payment headers that arrived.
+    /// Returns the payment headers that arrived.
     pub fn payments(&self) -> Vec<String> {
         self.payments.lock().unwrap().clone()
     }

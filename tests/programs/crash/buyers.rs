@@ -1,4 +1,4 @@
-//! Buyers who present the same payment with the same request until they have their answer.
+//! Buyers that present the same payment with the same request until they have the answer.
 
 use std::{
     sync::{Arc, Mutex},
@@ -13,7 +13,7 @@ use tower_x402::payment::PaymentKey;
 
 use support::shop::{Customer, FAILED_ELSEWHERE, Purchase};
 
-/// A signed payment and what was answered to it so far.
+/// A signed payment and the answers to it so far.
 pub(crate) struct Buyer {
     purchase: Purchase,
     body: String,
@@ -22,14 +22,14 @@ pub(crate) struct Buyer {
     receipts: Mutex<Vec<Value>>,
 }
 
-/// What one presentation led to.
+/// The result of presenting a payment once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// 2xx, and all of the body.
+    /// A 2xx with its whole body.
     Served,
-    /// Come back later, or nothing at all.
+    /// An answer that asks for a retry, or no answer.
     Later,
-    /// No, for good.
+    /// A refusal.
     Refused,
 }
 
@@ -77,7 +77,7 @@ impl Buyer {
         let said: Value = body.as_ref().ok().and_then(|body| serde_json::from_slice(body).ok()).unwrap_or_default();
         let error = said["error"].as_str().unwrap_or_default();
         if error.contains(FAILED_ELSEWHERE) {
-            // It does as it is told, and so takes back that it need not pay: the receipt holds no longer.
+            // The buyer retries as it is told, and so may be charged again: the receipt in this answer no longer holds.
             return Said::Later;
         }
         self.receipts.lock().unwrap().extend(receipt);
@@ -93,7 +93,7 @@ impl Buyer {
         Said::Refused
     }
 
-    /// Presents it again and again.
+    /// Presents the payment until it is answered.
     pub(crate) async fn persist(&self, client: &Client, url: &str) -> Said {
         loop {
             match self.present(client, url).await {
@@ -103,12 +103,12 @@ impl Buyer {
         }
     }
 
-    /// All answers that arrived whole.
+    /// Returns all answers that arrived whole.
     pub(crate) fn answers(&self) -> Vec<Bytes> {
         self.answers.lock().unwrap().clone()
     }
 
-    /// What every answer said of the money.
+    /// Returns every `PAYMENT-RESPONSE`.
     pub(crate) fn receipts(&self) -> Vec<Value> {
         self.receipts.lock().unwrap().clone()
     }

@@ -23,23 +23,23 @@ use super::{
 };
 use support::token::Token;
 
-/// How many payments are on their way at once.
+/// The number of payments in flight at once.
 pub(crate) const PAYMENTS: usize = 8;
 
-/// What went wrong, which is to be nothing.
+/// Counts of violations; all must be zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wrong {
-    /// Payments that the ledger or the chain does not have, or that they disagree about.
+    /// Payments that are missing in the ledger or on the chain, or on which the two disagree.
     pub(crate) lost: usize,
     /// Transfers beyond one for each payment.
     pub(crate) doubled: usize,
     /// Payments with two different answers, or whose handler ran again after its answer was on record.
     pub(crate) reworked: usize,
-    /// Buyers who came back and have no answer.
+    /// Buyers that retried and got no answer.
     pub(crate) unanswered: usize,
-    /// Payments neither paid for good nor proven dead in the end, and a last life that did not come to its end.
+    /// Payments that are neither final nor dead in the end, and last lives that did not finish.
     pub(crate) open: usize,
-    /// Buyers who were told that a transaction paid which did not, or that a payment failed which did not.
+    /// Buyers that got a receipt with a transaction that did not pay, or a failure of a payment that settled.
     pub(crate) untrue: usize,
 }
 
@@ -59,13 +59,13 @@ impl Wrong {
     }
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// How many of the stops were reached, and so kills made there; or connections cut.
+    /// The number of kills that were made, or of connections that were cut.
     pub(crate) kills: usize,
     pub(crate) wrong: Wrong,
-    /// Buyers of a streamed response who were told that their payment is used, and by what transaction, or not charged.
+    /// Buyers of a streamed response that were told the transaction that used their payment, or that nothing was charged.
     pub(crate) told: usize,
     /// Payments that were served and can never be paid, and are on record as owed.
     pub(crate) dead: usize,
@@ -78,13 +78,12 @@ impl Report {
     }
 }
 
-/// What was on record of a payment's response when its process was dead.
+/// The stored response of a payment when its process was dead.
 #[derive(Default)]
 struct Kept(BTreeMap<B256, Bytes>);
 
-/// Kills the process at each of these points, one life after the other, lets the last life bring everything to an end, and
-/// judges it. To the lives before the last kill only half of the buyers come, so that the one to be ended there sees new
-/// payments whatever became of the others.
+/// Kills the process at each of these points, one life after the other, lets the last life finish every payment, and checks the result.
+/// Before the last kill only half of the buyers present their payments, so that the life to be ended there sees new payments.
 pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Point]) -> Report {
     let mut scene = Scene::new(via, flow, store).await;
     let mut report = Report::default();
@@ -109,13 +108,13 @@ pub(crate) async fn run(via: Via, flow: Flow, store: Option<Store>, stops: &[Poi
     report
 }
 
-/// One of the lives of a process that is killed so many times.
+/// Returns one of the lives of a process that is killed this many times.
 pub(crate) fn life(number: usize, kills: usize) -> Life {
     let buyers = if number + 1 < kills { PAYMENTS / 2 } else { PAYMENTS };
     Life { number: number as u64, buyers, is_last: number == kills }
 }
 
-/// Cuts the connection to the facilitator once, and judges what comes of it. Nobody is killed.
+/// Cuts the connection to the facilitator once, and checks the result. No process is killed.
 pub(crate) async fn run_cut(via: Via, flow: Flow, store: Option<Store>, cut: Cut, occurrence: u32) -> Report {
     let mut scene = Scene::new(via, flow, store).await;
     let mut report = Report::default();
@@ -131,7 +130,7 @@ pub(crate) async fn run_cut(via: Via, flow: Flow, store: Option<Store>, cut: Cut
     report
 }
 
-/// Everything is to come to its end.
+/// Runs the last life until every payment is finished.
 async fn end(scene: &Scene, process: &mut Process, life: Life, report: &mut Report) {
     let ended = scene.live(process, life).await;
     if ended != Ended::Quiet {
@@ -161,7 +160,7 @@ impl Kept {
         }
     }
 
-    /// Nothing that is on record is worked on again.
+    /// Checks that no payment with a stored response is worked on again.
     fn compare(&self, scene: &Scene, before: &BTreeMap<B256, usize>, report: &mut Report) {
         let after = scene.runs();
         for nonce in self.0.keys().filter(|nonce| before.get(*nonce) != after.get(*nonce)) {
@@ -208,7 +207,7 @@ async fn judge(scene: &Scene, kept: &Kept, report: &mut Report) {
                 report.wrong.lost += 1;
                 report.note(format!("{nonce}: {by} moved nothing"));
             }
-            // Not to be charged: its answer is gone, which its payer was told.
+            // Its response is lost and its payer was told so: it must not be charged.
             None if scene.setup.flow == Flow::Streamed
                 && buyer.refusal().is_some()
                 && record.settlement.state() == SettlementState::Due => {}
@@ -250,7 +249,7 @@ fn judge_answers(scene: &Scene, buyer: &Arc<Buyer>, kept: &Kept, record: Option<
         }
         return;
     };
-    // It cannot pay any more, and gets nothing more.
+    // Its payer cannot pay any more, so it gets no answer.
     let is_paid = record.is_some_and(|record| record.settlement.paid_by().is_some());
     if scene.spends_elsewhere(buyer.key().payer) && status.as_u16() == 402 && !is_paid {
         return;
@@ -274,14 +273,14 @@ async fn is_for_good(scene: &Scene, record: &Record) -> bool {
     }
 }
 
-/// Every `PAYMENT-RESPONSE` that the buyer got must be true.
+/// Checks that every `PAYMENT-RESPONSE` that the buyer got is true.
 fn judge_receipts(buyer: &Buyer, transfers: &[(B256, Address)], report: &mut Report) {
     let PaymentKey { payer, nonce, .. } = buyer.key();
     for receipt in buyer.receipts() {
         let transaction = receipt["transaction"].as_str().and_then(|hash| hash.parse().ok());
         let paid = transaction.is_some_and(|by| transfers.contains(&(by, payer)));
         let is_true = match (receipt["success"].as_bool(), receipt["errorReason"].as_str()) {
-            // On credit: the transaction is still to be made.
+            // On credit: it is settled later.
             (Some(true), _) => paid || (transaction.is_none() && receipt["extensions"].is_object()),
             (Some(false), Some("settlement_pending")) => true,
             (Some(false), Some(_)) => !paid,
@@ -294,7 +293,7 @@ fn judge_receipts(buyer: &Buyer, transfers: &[(B256, Address)], report: &mut Rep
     }
 }
 
-/// All that was paid: by which transaction, and by whom.
+/// Returns all transfers to the payee: transaction and payer.
 async fn transfers(scene: &Scene) -> Vec<(B256, Address)> {
     let filter = Filter::new()
         .from_block(BlockNumberOrTag::Earliest)

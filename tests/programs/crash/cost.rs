@@ -1,5 +1,5 @@
-//! What durability costs: a kill proves that what was written is there for the next process, not that it is on the disk.
-//! That is in the commits, so they are counted.
+//! The cost of durability, in commits. A kill proves that the next process sees what was written, not that it is on the disk: the commits
+//! do that, so they are counted.
 
 use super::{
     case::PAYMENTS,
@@ -8,7 +8,7 @@ use super::{
     server::{Flow, Via},
 };
 
-/// For each payment.
+/// Commits per payment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     /// Commits of one payment alone, until it is final; each is one fsync.
@@ -66,7 +66,7 @@ async fn syncs() -> u64 {
     use sqlx::{Connection as _, PgConnection, Row as _};
 
     const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-x402'";
-    // From version 18 on it is counted elsewhere.
+    // From PostgreSQL 18 on it is counted elsewhere.
     const SYNCS: &str = "SELECT wal_sync FROM pg_stat_wal";
     const SYNCS_18: &str = "SELECT sum(fsyncs)::bigint FROM pg_stat_io WHERE object = 'wal'";
     let url = support::postgres::Server::shared().url();

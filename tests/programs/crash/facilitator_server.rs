@@ -1,4 +1,4 @@
-//! A remote facilitator that outlives the shop's process. It has its own ledger, and cuts connections when told to.
+//! A remote facilitator that outlives the seller's process. It has its own ledger, and cuts connections on command.
 
 use std::{
     collections::BTreeSet,
@@ -61,7 +61,7 @@ impl Cut {
 pub(crate) struct FacilitatorServer {
     pub(crate) url: String,
     ledger: Arc<dyn Ledger>,
-    /// Told of every request.
+    /// The number of requests so far.
     asked: watch::Receiver<u64>,
     cutter: Arc<Mutex<Cutter>>,
     /// The nonces of the payments that it was asked to settle.
@@ -77,7 +77,7 @@ struct Cutter {
 }
 
 impl Cutter {
-    /// Counts a request, and says whether its connection is cut.
+    /// Counts a request, and returns `true` if its connection is to be cut.
     fn next(&mut self) -> Option<Cut> {
         let (cut, left) = self.due.take()?;
         if left > 1 {
@@ -129,7 +129,7 @@ impl FacilitatorServer {
         Self { url, ledger, asked, cutter, entrusted, serving }
     }
 
-    /// Tells of every request from now on.
+    /// Returns a receiver that is notified of requests from now on.
     pub(crate) fn asked(&self) -> watch::Receiver<u64> {
         let mut asked = self.asked.clone();
         asked.mark_unchanged();
@@ -141,7 +141,7 @@ impl FacilitatorServer {
         self.cutter.lock().unwrap().due = Some((cut, occurrence));
     }
 
-    /// How many connections were cut.
+    /// Returns the number of connections that were cut.
     pub(crate) fn cuts(&self) -> usize {
         self.cutter.lock().unwrap().cuts
     }
@@ -151,7 +151,7 @@ impl FacilitatorServer {
         self.entrusted.lock().unwrap().clone()
     }
 
-    /// Returns `true` if the payment is in a final block for all that the facilitator knows.
+    /// Returns `true` if the payment is final in the facilitator's ledger.
     pub(crate) async fn is_final(&self, key: &PaymentKey) -> bool {
         let record = self.ledger.get(key).await.expect("the ledger answers");
         record.is_some_and(|record| record.settlement.state() == SettlementState::Final)

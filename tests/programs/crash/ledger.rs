@@ -7,7 +7,7 @@ use tower_x402::ledger::LedgerError;
 
 use super::points::Points;
 
-/// Names a point after the method of each call, and of steps after their variant.
+/// Names each point after the method, and those of steps after the variant.
 pub(crate) struct Watched(pub(crate) Arc<Points>);
 
 impl Around for Watched {

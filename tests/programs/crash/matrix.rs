@@ -1,4 +1,4 @@
-//! All points of all flows on all ledgers: found by runs that stop nowhere, then killed at, one by one.
+//! All points of all flows on all ledgers. Runs without a kill find the points; then the process is killed at each of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,10 +17,10 @@ use super::{
     store::Store,
 };
 
-/// How many cases run at a time; most of a case is waiting for blocks.
+/// The number of cases that run at a time; a case mostly waits for blocks.
 const AT_A_TIME: usize = 16;
 
-/// What a process may keep its books in.
+/// The ledgers that a process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Backend {
     Sqlite,
@@ -37,7 +37,7 @@ impl Backend {
         }
     }
 
-    /// A new one; `None` for a file in the scene's own directory.
+    /// Creates a new store; `None` for a file in the scene's own directory.
     pub(crate) fn store(self) -> Option<Store> {
         match self {
             Self::Sqlite => None,
@@ -50,27 +50,26 @@ impl Backend {
     }
 }
 
-/// Which life of the process is to be ended.
+/// The life of the process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {
-    /// The one that the payments are first presented to.
+    /// The one to which the payments are first presented.
     First,
-    /// The one after a kill with a settlement on record that nobody was sent: a transaction in the journal, or a payment that was
-    /// just being entrusted.
+    /// The one after a kill with a recorded settlement that was not sent: a journaled transaction, or a payment that was being delegated.
     Unsent,
-    /// The one after a kill with a settlement that the ledger does not know of: in a block, or in the facilitator's answer.
+    /// The one after a kill with a settlement that the ledger does not have: in a block, or in the facilitator's answer.
     Unseen,
     /// None: the connection to the facilitator is cut.
     Never,
 }
 
-/// How often a place is tried once more that was not passed even once.
+/// The number of further tries at a place that was not reached.
 const AGAIN: u32 = 8;
 
 impl When {
     pub(crate) const KILLS: [Self; 3] = [Self::First, Self::Unsent, Self::Unseen];
 
-    /// Where the lives before it end.
+    /// The points at which the lives before it end.
     fn stops(self, via: Via) -> Vec<Point> {
         let name = match (self, via) {
             (Self::First | Self::Never, _) => return Vec::new(),
@@ -82,7 +81,7 @@ impl When {
         vec![Point { name: name.into(), occurrence: 1 }]
     }
 
-    /// How many kills a case is made of, or cuts.
+    /// The number of kills or cuts of a case.
     fn kills(self, via: Via) -> usize {
         self.stops(via).len() + 1
     }
@@ -113,11 +112,11 @@ pub(crate) struct Place {
     /// Places in the order they were first passed.
     pub(crate) order: usize,
     pub(crate) name: String,
-    /// Whether a run that looked for places did not pass it, or its passing depends on timing alone. No kill can be required there.
+    /// `true` if a run that looked for places did not pass it, or if passing it depends on timing. No kill can be required there.
     pub(crate) by_chance: bool,
 }
 
-/// What came of a place.
+/// The results of the kills at one place.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Kills at this place, without those that led there.
@@ -125,19 +124,19 @@ pub(crate) struct Tally {
     pub(crate) wrong: Wrong,
     pub(crate) told: usize,
     pub(crate) dead: usize,
-    /// Processes that came to their end without passing there again.
+    /// Processes that finished without passing there again.
     pub(crate) missed: usize,
 }
 
 pub(crate) type Matrix = BTreeMap<Place, Tally>;
 
-/// All courses of these flows on these ledgers, the facilitator being one or the other.
+/// Returns all courses of these flows on these ledgers with these facilitators.
 pub(crate) fn courses(vias: &[Via], backends: &[Backend], flows: &[Flow], times: &[When]) -> Vec<Course> {
     let mut courses = Vec::new();
     for &via in vias {
         for &backend in backends {
             for &flow in flows {
-                // There, the first kill is what gives payers their chance.
+                // In that flow the payers spend their balance after the first kill.
                 let times = times.iter().filter(|when| flow != Flow::Spent || **when == When::First);
                 courses.extend(times.map(|&when| Course { via, backend, flow, when }));
             }
@@ -180,7 +179,7 @@ fn depends_on_timing(course: Course, name: &str) -> bool {
     !matches!(course.when, When::First | When::Never) && name.starts_with("ledger settle MarkUnknown")
 }
 
-/// What a process passes in this life if nobody kills it.
+/// Returns the points that a process passes in this life if it is not killed.
 async fn passed(course: Course) -> Vec<String> {
     let Course { via, backend, flow, when } = course;
     if when == When::Never {
@@ -189,7 +188,7 @@ async fn passed(course: Course) -> Vec<String> {
     let mut scene = Scene::new(via, flow, backend.store()).await;
     let stops = when.stops(via);
     let mut process = scene.open(PAYMENTS, stops.first().cloned()).await;
-    // The last stop is that of the life which is looked at.
+    // The last stop belongs to the life under test.
     let kills = stops.len() + 1;
     for number in 0..stops.len() {
         let ended = scene.live(&mut process, case::life(number, kills)).await;
@@ -252,7 +251,7 @@ pub(crate) fn some(places: &BTreeMap<Place, u32>) -> Vec<(Place, u32)> {
     chosen
 }
 
-/// Kills at all of them, and judges what comes of it.
+/// Kills the process at all of these places, and checks the results.
 pub(crate) async fn run(kills: Vec<(Place, u32)>) -> Matrix {
     let mut matrix = Matrix::new();
     let done = each(kills, |(place, occurrence)| async move {
@@ -266,7 +265,7 @@ pub(crate) async fn run(kills: Vec<(Place, u32)>) -> Matrix {
     matrix
 }
 
-/// Does it for each, some at a time.
+/// Applies `work` to each item, several at a time.
 async fn each<T, R, F>(all: Vec<T>, work: impl Fn(T) -> F + Copy + Send + 'static) -> Vec<R>
 where
     T: Send + 'static,
@@ -309,7 +308,7 @@ async fn kill(place: &Place, mut occurrence: u32) -> Report {
         if is_done || (occurrence == 1 && again == 0) {
             return report;
         }
-        // No two runs are the same: what happens when nothing else is to be done happens now more often, now less.
+        // Runs differ: background passes happen a varying number of times.
         match occurrence {
             1 => again -= 1,
             _ => occurrence /= 2,
@@ -317,7 +316,7 @@ async fn kill(place: &Place, mut occurrence: u32) -> Report {
     }
 }
 
-/// Reports at once a place that was not reached, and everything that went wrong there.
+/// Prints at once a place that was not reached, and everything that went wrong there.
 fn tell(place: &Place, occurrence: u32, report: &Report) {
     let Place { course: Course { via, backend, flow, when }, name, by_chance, .. } = place;
     let course = [via.name(), backend.name(), flow.name(), when.name()].join(", ");

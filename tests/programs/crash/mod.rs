@@ -1,6 +1,6 @@
-//! A shop's process is killed at every point of a payment's life, and started again on what it left: with a facilitator of its
-//! own on the chain, and with a remote one.
-// The whole matrix is made on both ledgers only.
+//! A seller's process is killed at every point of a payment's life, and started again on its ledger: with an on-chain facilitator in
+//! the process, and with a remote one.
+// The full matrix needs both ledgers.
 #![cfg_attr(not(feature = "test-postgres"), allow(dead_code))]
 
 mod buyers;
@@ -30,17 +30,17 @@ const FLOWS: [Flow; 5] = [Flow::Authorization, Flow::Upfront, Flow::Deferred, Fl
 #[ignore = "the process that is killed; the other tests start it"]
 fn server_process() {
     if let Ok(setup) = std::env::var(server::SETUP) {
-        // What it has to say is on the standard error, if RUST_LOG asks for it.
+        // Its log goes to the standard error, if RUST_LOG is set.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
         server::run(serde_json::from_str(&setup).unwrap());
     }
 }
 
-/// The flows that are tried with a remote facilitator.
+/// The flows that are run with a remote facilitator.
 const REMOTE_FLOWS: [Flow; 3] = [Flow::Authorization, Flow::Upfront, Flow::Deferred];
 
-/// Every place once, in one flow or another.
+/// The small matrix: kills at every place once, in one flow or another.
 async fn small_matrix(courses: Vec<Course>) {
     let places = matrix::explore(courses).await;
     let outcome = matrix::run(matrix::some(&places)).await;
@@ -62,7 +62,8 @@ async fn small_remote_matrix(backend: Backend) {
     .await;
 }
 
-/// Nothing went wrong, and every place was killed at as often as it was meant to be, except where only chance led there.
+/// Checks that nothing went wrong, and that the process was killed at every place as often as planned, except at places that are
+/// reached by chance.
 fn is_flawless(matrix: &Matrix) {
     let wrong: Vec<_> = matrix.iter().filter(|(_, tally)| tally.wrong != Wrong::default()).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -93,18 +94,18 @@ async fn a_payment_with_a_remote_facilitator_survives_every_kill_on_postgres() {
     small_remote_matrix(Backend::Postgres).await;
 }
 
-/// A matrix that cannot find anything shows nothing.
+/// A control: the matrix finds the losses of a ledger in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ledger_that_forgets_is_found_out() {
     let stop = Point { name: "response: ready".into(), occurrence: 1 };
     let found = case::run(Via::Chain, Flow::Authorization, Some(Store::Nowhere), &[stop]).await;
     let wrong = found.wrong;
     assert_eq!((found.kills, wrong.lost > 0, wrong.unanswered > 0), (1, true, true), "{found:?}");
-    // Where work comes first, it is done again.
+    // In the flow `authorization` the work is done again.
     let stop = Point { name: "node eth_sendRawTransactionSync: before".into(), occurrence: 1 };
     let found = case::run(Via::Chain, Flow::Deferred, Some(Store::Nowhere), &[stop]).await;
     assert_eq!((found.kills, found.wrong.reworked > 0), (1, true), "{found:?}");
-    // A remote facilitator has a payment that the ledger knows nothing of.
+    // The remote facilitator settled a payment that the ledger has lost.
     let stop = Point { name: "facilitator settle: begun".into(), occurrence: 1 };
     let found = case::run(Via::Remote, Flow::Authorization, Some(Store::Nowhere), &[stop]).await;
     assert_eq!((found.kills, found.wrong.lost > 0), (1, true), "{found:?}");
@@ -163,7 +164,7 @@ fn one_row(by_chance: bool, tally: Tally) -> Matrix {
     Matrix::from([(Place { course: COURSE, order: 0, name: "ledger reserve: before".into(), by_chance }, tally)])
 }
 
-/// Every point, in every flow, on every ledger; writes down what came of it.
+/// The full matrix: every point, in every flow, on every ledger. Writes the results to `docs/`.
 #[cfg(feature = "test-postgres")]
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes half an hour; CI kills at every point of a first life once"]
@@ -193,7 +194,7 @@ async fn full_matrix() {
     assert!(kills(|via| via == Via::Chain) >= 300 && kills(|via| via != Via::Chain) >= 200);
 }
 
-/// A tool: whoever asks for a case sees what comes of it.
+/// A tool that runs one case and prints its result.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs CRASH_FLOW and CRASH_POINTS"]
 async fn one_case() {

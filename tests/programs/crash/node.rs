@@ -1,4 +1,4 @@
-//! The way to the node, with a point before, within and after every request.
+//! The connection to the node, with a point before, within and after every request.
 
 use std::{
     sync::Arc,
@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::points::Points;
 
-/// A client of the node at `url`.
+/// Returns a client of the node at `url`.
 pub(crate) fn client(url: &str, points: Arc<Points>) -> RpcClient {
     let http = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
     let node = Http::with_client(http, url.parse().expect("a URL"));
@@ -37,7 +37,7 @@ impl Service<RequestPacket> for Watched {
 
     fn call(&mut self, packet: RequestPacket) -> Self::Future {
         let mut methods: Vec<_> = packet.requests().iter().map(|request| request.method().to_owned()).collect();
-        // How many share a request is a matter of chance, and no other point of a payment's life.
+        // How many calls share a request is chance and no point of a payment's life.
         methods.dedup();
         let name = format!("node {}", methods.join(" "));
         let (mut node, points) = (self.node.clone(), self.points.clone());

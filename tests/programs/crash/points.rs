@@ -15,7 +15,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The `occurrence`-th time, from 1, that a process passes `name`.
+/// The `occurrence`-th time, counted from 1, that a process passes the point `name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Point {
     pub(crate) name: String,
@@ -28,14 +28,14 @@ impl fmt::Display for Point {
     }
 }
 
-/// What the process tells whoever started it, a line each.
+/// The messages of the process to its parent, a line each.
 pub(crate) const PASSED: &str = "passed ";
 pub(crate) const STOPPED: &str = "stopped ";
 
-/// Counts what is passed, says so, and stops at one of them.
+/// Counts and reports the points that the process passes, and stops it at one of them.
 ///
-/// The process runs on one thread. Where that stops nothing else in it goes on but what other threads and processes were given
-/// before: SQLite's own thread, the database server, the chain.
+/// The process runs on one thread. When that stops, only work that was handed to other threads and processes goes on: SQLite's thread,
+/// the database server, the chain.
 pub(crate) struct Points {
     stop: Option<Point>,
     armed: AtomicBool,
@@ -52,7 +52,7 @@ impl Points {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Passes a point, or stops there for good.
+    /// Passes a point, or stops the process there.
     pub(crate) fn pass(&self, name: &str) {
         if self.is_the_one(name) {
             stop();
@@ -88,7 +88,7 @@ impl Points {
         output
     }
 
-    /// Counts and tells it.
+    /// Counts the point and reports it.
     fn is_the_one(&self, name: &str) -> bool {
         if !self.armed.load(Ordering::SeqCst) {
             return false;
@@ -111,10 +111,10 @@ impl Points {
     }
 }
 
-/// Writes a line to whoever started this process.
+/// Writes a line to the parent process.
 pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Not in one piece with anything else: the test harness writes there too.
+    // As one write, because the test harness writes there, too.
     if writeln!(out, "\n{line}").and_then(|()| out.flush()).is_err() {
         std::process::exit(1);
     }

@@ -1,4 +1,4 @@
-//! A server process from the outside: started, told what to do, killed.
+//! A seller's process as its parent sees it: started, commanded, killed.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -18,23 +18,23 @@ use super::{
     server::{ARMED, COMMITS, LISTENING, SETUP, Setup},
 };
 
-/// For whatever takes a moment on a machine that has better to do.
+/// A timeout that also a busy machine keeps.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const SIGKILL: i32 = 9;
 
 pub(crate) struct Process {
     child: Child,
     orders: ChildStdin,
-    /// Where it serves.
+    /// The URL at which it serves.
     pub(crate) url: String,
     replies: mpsc::UnboundedReceiver<String>,
-    /// What it stopped at.
+    /// The point at which it stopped.
     stopped: watch::Receiver<Option<String>>,
     passed: mpsc::UnboundedReceiver<String>,
 }
 
 impl Process {
-    /// This very program, as a server.
+    /// Starts this test program as a server.
     pub(crate) async fn start(setup: &Setup) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "crash::server_process", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -57,7 +57,7 @@ impl Process {
                 }
             }
         });
-        // It may be stopped before it listens.
+        // It may stop at a point before it listens.
         let mut early = stopped.clone();
         let url = tokio::select! {
             listening = timeout(PATIENCE, replies.recv()) => {
@@ -78,33 +78,33 @@ impl Process {
         timeout(PATIENCE, self.replies.recv()).await.expect("the server replies in time").expect("the server replies")
     }
 
-    /// Lets points count from now on.
+    /// Starts counting points.
     pub(crate) async fn arm(&mut self) {
         assert_eq!(self.ask("arm").await, ARMED);
     }
 
-    /// Puts its clock ahead by so many seconds. One that has stopped does not hear it.
+    /// Puts its clock ahead by so many seconds. A stopped process does not react.
     pub(crate) async fn ahead(&mut self, seconds: u64) {
         self.order(&format!("ahead {seconds}")).await;
     }
 
-    /// How many transactions its ledger committed, where that is counted in the process.
+    /// Returns the number of transactions that its ledger committed, if the process counts them.
     pub(crate) async fn commits(&mut self) -> u64 {
         let reply = self.ask("commits").await;
         reply.strip_prefix(COMMITS).and_then(|count| count.parse().ok()).expect("a number")
     }
 
-    /// Tells what it stopped at, as soon as it does.
+    /// Waits until it stops at a point, and returns the point.
     pub(crate) fn stopped(&self) -> watch::Receiver<Option<String>> {
         self.stopped.clone()
     }
 
-    /// The points that it has passed since this was asked last, in order; of one that stops nowhere.
+    /// Returns the points that it has passed since the last call, in order.
     pub(crate) fn passed(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.passed.try_recv().ok()).collect()
     }
 
-    /// Kills it: it gets no chance to put anything in order.
+    /// Kills it with SIGKILL.
     pub(crate) async fn kill(mut self) {
         self.child.start_kill().expect("it runs");
         let status: ExitStatus = self.child.wait().await.expect("it ends");

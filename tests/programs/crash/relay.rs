@@ -1,5 +1,5 @@
-//! The way of requests for which the code has clients of its own: a relay in the process itself and on its only thread, with a point
-//! before, within and after every request.
+//! A relay for requests of the code's own HTTP clients, in the process and on its only thread, with a point before, within and after
+//! every request.
 
 use std::{panic::resume_unwind, sync::Arc};
 
@@ -33,7 +33,7 @@ pub(crate) async fn to_node(target: &str, points: Arc<Points>) -> String {
         let said: Value = serde_json::from_slice(body).unwrap_or_default();
         let calls = said.as_array().map_or(std::slice::from_ref(&said), Vec::as_slice);
         let mut methods: Vec<_> = calls.iter().filter_map(|call| call["method"].as_str()).collect();
-        // As of a batch that this program sends itself.
+        // Points are named as those of a batch that the program sends itself.
         methods.dedup();
         format!("node {}", methods.join(" "))
     })
@@ -53,7 +53,7 @@ async fn open(target: &str, points: Arc<Points>, name: Name) -> String {
             let name = name(&parts, &body);
             match points.around_request(&name, exchange(&client, &target, &parts, body)).await {
                 Ok(response) => response,
-                // A handler that panics makes hyper drop the connection, as it was dropped on the other side.
+                // A panicking handler makes hyper drop the connection, as the other side did.
                 Err(_) => resume_unwind(Box::new("cut")),
             }
         }

@@ -1,4 +1,4 @@
-//! The matrix as a document, and place by place.
+//! The matrix as a document and as a CSV file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use super::{
     server::{Flow, Via},
 };
 
-/// Where it is published.
+/// The published files.
 pub(crate) const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/crash-matrix.md");
 pub(crate) const PLACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/crash-matrix.csv");
 

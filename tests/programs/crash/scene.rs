@@ -1,4 +1,4 @@
-//! A chain, a seller on it and its buyers, through one life of the seller's process after the other.
+//! A chain, a seller on it and its buyers, over several lives of the seller's process.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -33,18 +33,18 @@ use support::{
     token::Token,
 };
 
-/// Often enough that a run is short, and seldom enough that transactions wait for a block.
+/// The block time: short, so that runs are, and long enough that transactions wait for a block.
 const BLOCKS: Duration = Duration::from_millis(100);
-/// How often a scene is looked at.
+/// The interval at which a scene is polled.
 const TICK: Duration = Duration::from_millis(150);
-/// What ends every lease, and every hold on a nonce or a payment, of a process that is gone; in seconds.
+/// Seconds after which all leases and claims of a dead process have ended.
 const JUMP: u64 = 120;
-/// As far as clocks are ever put ahead: the payments must not expire.
+/// The most by which clocks are put ahead before the payments would expire.
 const FURTHEST: u64 = 2_500;
-/// When they all have.
+/// The time at which all payments have expired.
 const EXPIRED: u64 = VALID + 300;
 
-/// Everything but the process.
+/// Everything except the seller's process.
 pub(crate) struct Scene {
     pub(crate) devnet: Devnet,
     pub(crate) setup: Setup,
@@ -52,35 +52,35 @@ pub(crate) struct Scene {
     pub(crate) facilitator: Option<FacilitatorServer>,
     pub(crate) buyers: Vec<Arc<Buyer>>,
     pub(crate) clock: Arc<Ahead>,
-    /// Payments made before points count, by which payers become known.
+    /// Payments before points are counted, which give payers credit.
     pub(crate) earlier: Vec<Arc<Buyer>>,
     payers: Vec<Address>,
     client: Client,
-    /// Told of every request to the node.
+    /// The number of requests to the node so far.
     asked: watch::Receiver<u64>,
     _port: DevnetPort,
     _directory: TempDir,
 }
 
-/// Which life of the process it is.
+/// One life of the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Life {
-    /// How many were before it.
+    /// The number of lives before it.
     pub(crate) number: u64,
-    /// How many of the buyers present their payments to it.
+    /// The number of buyers that present their payments to it.
     pub(crate) buyers: usize,
-    /// Whether it is to bring everything to an end.
+    /// `true` if it is the last life, which finishes every payment.
     pub(crate) is_last: bool,
 }
 
-/// How a life of the process ended.
+/// The end of a life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// At its point.
+    /// It stopped at its point.
     Stopped,
-    /// With everybody answered and everything paid for good.
+    /// Every buyer is answered, and every payment is final.
     Quiet,
-    /// With something left after a long time.
+    /// Something was left after the timeout.
     Stuck,
 }
 
@@ -157,7 +157,7 @@ impl Scene {
         process
     }
 
-    /// Starts it again on what it left.
+    /// Starts the process again on its ledger.
     pub(crate) async fn reopen(&self, stop: Option<Point>) -> Process {
         Process::start(&Setup { stop, armed: true, ahead: self.clock.get(), ..self.setup.clone() }).await
     }
@@ -168,7 +168,7 @@ impl Scene {
         Customer { from: signer.address(), signer }
     }
 
-    /// Half of the payers give away all they have.
+    /// Lets half of the payers transfer their balances away.
     pub(crate) fn spend_elsewhere(&self) {
         for payer in self.payers.iter().filter(|payer| self.spends_elsewhere(**payer)) {
             let value = self.devnet.balance_of(*payer).expect("the devnet answers").into();
@@ -177,7 +177,7 @@ impl Scene {
         }
     }
 
-    /// Whether the payer is one of those who give away what they owe.
+    /// Returns `true` if the payer is one that transfers its balance away.
     pub(crate) fn spends_elsewhere(&self, payer: Address) -> bool {
         let half = self.payers.iter().take(self.payers.len() / 2);
         self.setup.flow == Flow::Spent && half.into_iter().any(|other| *other == payer)
@@ -202,12 +202,12 @@ impl Scene {
             let (buyer, client, url) = (buyer.clone(), self.client.clone(), process.url.clone());
             presenting.spawn(async move {
                 if buyer.persist(&client, &url).await == Said::Served && restart {
-                    // Whoever has an answer gets the same one again.
+                    // A buyer that has its answer gets the same one again.
                     buyer.persist(&client, &url).await;
                 }
             });
         }
-        // What was entrusted to a facilitator is held for a while, in whatever ledger.
+        // A payment that was delegated to a facilitator is claimed for a while, in every ledger.
         let leases_outlive = restart && (self.setup.via != Via::Chain || !matches!(self.setup.store, Store::Sqlite(_)));
         let (mut stopped, started) = (process.stopped(), Instant::now());
         let mut ticks = interval(TICK);
@@ -221,7 +221,7 @@ impl Scene {
             }
             let answered = presenting.is_empty();
             if answered && self.are_final(present, &process.url).await {
-                // Who was told that nothing is charged is given the time to be charged all the same.
+                // Time in which a wrong charge after "nothing is charged" would happen.
                 if quiet_ticks == 0 || !present.iter().any(|buyer| is_refused(buyer)) {
                     return Ended::Quiet;
                 }
@@ -234,7 +234,7 @@ impl Scene {
             if left_until_jump == 0 {
                 left_until_jump = 8;
                 let ahead = match answered && life.is_last && self.setup.flow == Flow::Spent {
-                    // What can still be paid until then is proven dead after that.
+                    // Payments that are open until then are proven dead afterwards.
                     true if self.others_have_paid(&process.url).await => EXPIRED.max(self.clock.get() + 3 * JUMP),
                     // Kept responses must not age out (after 600 s) before they are asked for.
                     _ => (self.clock.get() + JUMP).min(if answered && life.is_last {
@@ -272,7 +272,7 @@ impl Scene {
         for buyer in buyers {
             let is_final = match self.state(buyer, url).await {
                 Some(State::Final | State::Dead) => true,
-                // Its shop cannot tell more without a node; the facilitator can.
+                // The seller knows no more without a node; the facilitator does.
                 Some(State::Settled) if self.setup.via == Via::Remote => match &self.facilitator {
                     Some(facilitator) => facilitator.is_final(&buyer.key()).await,
                     None => false,
@@ -293,7 +293,7 @@ impl Scene {
         self.are_final(&others.cloned().collect::<Vec<_>>(), url).await
     }
 
-    /// What the shop says of the payment; `None` if it does not know it.
+    /// Returns the seller's status of the payment; `None` if it has no record.
     async fn state(&self, buyer: &Buyer, url: &str) -> Option<State> {
         let key = buyer.key();
         let (network, asset, payer, nonce) = (key.network, key.asset, key.payer, key.nonce);
@@ -307,7 +307,7 @@ impl Scene {
         Some(serde_json::from_slice::<Status>(&body).map_or(State::Unknown, |status| status.state))
     }
 
-    /// How often the handler ran so far, for each payment.
+    /// Returns the number of times that the handler ran, for each payment.
     pub(crate) fn runs(&self) -> BTreeMap<B256, usize> {
         let mut runs = BTreeMap::new();
         for line in std::fs::read_to_string(&self.setup.runs).unwrap_or_default().lines() {
@@ -321,14 +321,14 @@ fn is_refused(buyer: &Buyer) -> bool {
     buyer.refusal().is_some() && buyer.answers().is_empty()
 }
 
-/// A contract that takes several payments in one transaction; anybody may put it there.
+/// Deploys the batch settler.
 async fn deploy(devnet: &Devnet) {
     let anybody = PrivateKeySigner::from_bytes(&random_nonce()).expect("a key");
     devnet.fund(anybody.address(), U256::from(10).pow(U256::from(18)));
     let builder = OnchainFacilitator::builder().network(devnet.network()).client(devnet.rpc_client()).signer(anybody);
     let facilitator = builder.build().await.expect("the devnet answers");
     let deployed = async {
-        // It may take long on a machine that has better to do; then it says so, and is asked again.
+        // On a busy machine this may time out; then it is tried again.
         while let Err(error) = facilitator.deploy_batch_settler().await {
             assert!(matches!(error, FacilitatorError::Busy { .. }), "{error}");
             tokio::time::sleep(TICK).await;

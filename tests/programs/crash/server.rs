@@ -1,4 +1,4 @@
-//! The process that is killed: a shop as anybody would build it, with a ledger and a node that have points in them.
+//! The process that is killed: an ordinary seller, with points in its ledger and in its connection to the node.
 
 use std::{
     io::{BufRead as _, Write as _},
@@ -39,28 +39,28 @@ use super::{
     store::Store,
 };
 
-/// Holds a [`Setup`] as JSON, in the process that is killed only.
+/// The environment variable with the [`Setup`] as JSON; set in the process that is killed only.
 pub(crate) const SETUP: &str = "CRASH_SERVER";
-/// What the process answers to its starter.
+/// The lines by which the process answers its parent.
 pub(crate) const LISTENING: &str = "listening ";
 pub(crate) const ARMED: &str = "armed";
 pub(crate) const COMMITS: &str = "commits ";
-/// What a request costs, in units.
+/// The price of a request, in atomic units.
 pub(crate) const PRICE: u64 = 1_000;
-/// How often the facilitator looks after what is open.
+/// The interval of the facilitator's background passes.
 pub(crate) const UPKEEP: Duration = Duration::from_millis(150);
-/// How long an authorization is valid, in seconds: beyond every jump of the clock.
+/// The validity of an authorization, in seconds: longer than any jump of the clock.
 pub(crate) const VALID: u64 = 3_600;
 
-/// When the money moves, and how the response is made.
+/// The flow, and the kind of response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Flow {
     Authorization,
     Upfront,
     Deferred,
-    /// The same, and while the process is dead some payers spend elsewhere what they owe.
+    /// `deferred`, and while the process is dead some payers transfer their balances away.
     Spent,
-    /// `authorization`, and a response that does not say its length: it is not kept before it is paid for.
+    /// `authorization`, with a response of undeclared length, which is not stored before it is settled.
     Streamed,
 }
 
@@ -79,11 +79,11 @@ impl Flow {
 /// The facilitator that the shop uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Via {
-    /// One in the process, on the chain.
+    /// An on-chain facilitator in the process.
     Chain,
-    /// A remote one, which is believed.
+    /// A remote facilitator, without confirmation.
     Remote,
-    /// A remote one, and a node that confirms what it says.
+    /// A remote facilitator, with a node that confirms its answers.
     Confirmed,
 }
 
@@ -97,7 +97,7 @@ impl Via {
     }
 }
 
-/// What the process is to be.
+/// The settings of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) via: Via,
@@ -112,7 +112,7 @@ pub(crate) struct Setup {
     pub(crate) runs: PathBuf,
     /// How far the clock is ahead, in seconds.
     pub(crate) ahead: u64,
-    /// Whether points count from the start.
+    /// `true` if points are counted from the start.
     pub(crate) armed: bool,
     pub(crate) stop: Option<Point>,
 }
@@ -141,7 +141,7 @@ impl Clock for Ahead {
     }
 }
 
-/// Runs until it is killed, or whoever started it is gone.
+/// Runs until it is killed or its parent ends.
 pub(crate) fn run(setup: Setup) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(serve(setup));
@@ -224,7 +224,7 @@ fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, poi
         .route_service("/status", PaymentStatus::new(facilitator.ledger().clone()))
 }
 
-/// Does as it is told on its standard input, and ends with it.
+/// Executes commands from its standard input, and ends when that is closed.
 fn obey(points: Arc<Points>, clock: Arc<Ahead>, store: Arc<super::store::Open>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
@@ -243,7 +243,7 @@ fn obey(points: Arc<Points>, clock: Arc<Ahead>, store: Arc<super::store::Open>) 
     });
 }
 
-/// What is sold: an answer that no other run of the handler gives.
+/// The handler: each run gives another answer.
 struct Handler {
     points: Arc<Points>,
     runs: PathBuf,
@@ -278,7 +278,7 @@ impl Handler {
     }
 }
 
-/// The way of a paid response to the client: its head, and every piece of its body in two halves.
+/// Sends a paid response to the client with a point after the head, and in the middle of every piece of the body.
 async fn deliver(points: Arc<Points>, request: Request, next: Next) -> Response {
     let pays = request.headers().contains_key("payment-signature");
     let response = next.run(request).await;
@@ -300,7 +300,7 @@ struct Delivery {
 
 impl Delivery {
     async fn next(mut self) -> Option<(Result<Bytes, axum::Error>, Self)> {
-        // The connection writes what it has whenever it would have to wait.
+        // The connection flushes whenever it would have to wait.
         yield_now().await;
         yield_now().await;
         if let Some(rest) = self.rest.take() {

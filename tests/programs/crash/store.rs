@@ -1,4 +1,4 @@
-//! The ledgers that survive their process, and what is in them when it is dead.
+//! The durable ledgers, and their contents when the process is dead.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -8,11 +8,11 @@ use tower_x402::{
     ledger::{Ledger, Listing, MemoryLedger, Record, ResponseLimits, SqliteLedger, StoredResponse},
 };
 
-/// Where a ledger is.
+/// The location of a ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Store {
     Sqlite(PathBuf),
-    /// None: what the process knew is gone with it.
+    /// In memory: lost with the process.
     Nowhere,
     #[cfg(feature = "test-postgres")]
     Postgres {
@@ -48,7 +48,7 @@ impl Store {
         }
     }
 
-    /// What a dead process left. Looks at a copy where opening it changes anything.
+    /// Returns the records that a dead process left. Reads a copy if opening the store would change it.
     pub(crate) async fn remains(&self, clock: Arc<dyn Clock>) -> Vec<(Record, Option<Arc<StoredResponse>>)> {
         let copy = tempfile::tempdir().expect("a directory");
         let store = match self {
@@ -84,7 +84,7 @@ impl Store {
 }
 
 impl Open {
-    /// Transactions committed by this process, where it knows.
+    /// Returns the number of transactions that this process committed, if it is counted.
     pub(crate) fn commits(&self) -> Option<u64> {
         self.sqlite.as_ref().map(|ledger| ledger.commits())
     }

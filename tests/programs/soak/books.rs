@@ -1,4 +1,4 @@
-//! What must be true when the storm is over.
+//! The invariants that hold after the faults have stopped.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,10 +19,10 @@ use super::{
 };
 use support::{chain::Chain, shop::Shop};
 
-/// How long the facilitator has to bring everything to an end once nothing goes wrong any more.
+/// The time for the facilitator to finish every payment after the faults have stopped.
 const CALM: Duration = Duration::from_secs(120);
 
-/// Chain, ledger and buyers agree to the unit.
+/// Checks that chain, ledger and buyers agree to the atomic unit.
 pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bought: Bought, calls: u64) {
     let storm = bought.time;
     assert!(bought.unanswered.is_empty(), "never answered: {:?}", bought.unanswered);
@@ -87,7 +87,7 @@ pub(crate) async fn balance(chain: &dyn Chain, market: &Market, plan: &Plan, bou
     );
 }
 
-/// A block that was undone last of all is noticed a moment later: until then the ledger calls settled what is not on the chain.
+/// The last reorganization is noticed a moment later. Until then the ledger has settled payments that are not on the chain.
 async fn until_all_is_known(chain: &dyn Chain, shop: &Shop, payments: u64) -> Counts {
     let deadline = Instant::now() + CALM;
     loop {

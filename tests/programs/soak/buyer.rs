@@ -1,4 +1,4 @@
-//! A buyer on a bad line: it signs once, and presents that until it has its answer.
+//! A buyer with a bad connection: it signs once, and presents the payment until it has the answer.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,17 @@ use http::Request;
 use super::dice::Dice;
 use support::shop::{Answer, App, Customer, Purchase, demand, try_send};
 
-/// After this long an order counts as never answered.
+/// The time after which an order counts as never answered.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// What buyers went through.
+/// The results of all buyers.
 #[derive(Debug, Default)]
 pub(crate) struct Bought {
     /// Payer and nonce of each order that was answered.
     pub(crate) paid: Vec<(u64, Address, B256)>,
-    /// Orders without an answer, and what was said last.
+    /// Orders without an answer, each with the last response.
     pub(crate) unanswered: Vec<(u64, String)>,
-    /// Requests with a payment.
+    /// The number of requests with a payment.
     pub(crate) presented: u64,
     pub(crate) disconnected: u64,
     pub(crate) answers: BTreeMap<String, u64>,
@@ -70,7 +70,7 @@ pub(crate) async fn buy(app: &App, customer: &Customer, n: u64, dice: &mut Dice,
         };
         let mut is_answered = false;
         for answer in answers {
-            // A connection that broke off.
+            // The connection broke.
             let Ok(answer) = answer else { continue };
             *bought.answers.entry(kind(&answer)).or_default() += 1;
             match answer.status.as_u16() {

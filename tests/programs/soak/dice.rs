@@ -5,7 +5,7 @@ use std::{ops::Range, time::Duration};
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// Dice for the n-th of something.
+    /// Returns the generator of the n-th order.
     pub(crate) fn new(seed: u64, n: u64) -> Self {
         let mut dice = Self(seed ^ n.wrapping_mul(0xd134_2543_de82_ef95));
         dice.next();
@@ -23,7 +23,7 @@ impl Dice {
         range.start + self.next() % (range.end - range.start)
     }
 
-    /// True once in so many times.
+    /// Returns `true` once in `n` times on average.
     pub(crate) fn one_in(&mut self, times: u64) -> bool {
         self.next().is_multiple_of(times)
     }

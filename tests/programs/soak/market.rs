@@ -1,4 +1,4 @@
-//! A seller with a durable ledger, and buyers with exactly the money for what they are going to buy.
+//! A seller with a durable ledger, and buyers with exactly the money for their orders.
 
 use std::{
     collections::HashMap,
@@ -35,7 +35,7 @@ use support::{
     shop::{App, Customer, Shop},
 };
 
-/// What is sold, and what became of it.
+/// The orders, and how often each was worked on.
 pub(crate) struct Market {
     pub(crate) shop: Shop,
     pub(crate) customers: Vec<Customer>,
@@ -45,11 +45,11 @@ pub(crate) struct Market {
     _directory: TempDir,
 }
 
-/// How often the handler was started for each order, and how often it succeeded.
+/// The number of times that the handler started and succeeded, for each order.
 #[derive(Clone, Default)]
 pub(crate) struct Runs(Arc<Mutex<HashMap<u64, (u32, u32)>>>);
 
-/// What the n-th order costs, in units: no two neighbours the same.
+/// Returns the price of the n-th order, in atomic units. Neighbouring orders have different prices.
 pub(crate) fn price(n: u64) -> u64 {
     1_000 + n % 977
 }
@@ -101,7 +101,7 @@ impl Market {
         Self { shop, customers, settler, apps, runs, _directory: directory }
     }
 
-    /// Buys all that was planned.
+    /// Places all planned orders.
     pub(crate) async fn serve(self: &Arc<Self>, plan: &Plan) -> Bought {
         let next = Arc::new(AtomicU64::new(0));
         let started = Instant::now();
@@ -130,7 +130,7 @@ impl Market {
         all
     }
 
-    /// Orders for which the work was done more than once, or never.
+    /// Returns the orders whose work was done more than once, or never.
     pub(crate) fn wrongly_worked(&self, payments: u64) -> Vec<(u64, u32)> {
         let runs = self.runs.0.lock().unwrap();
         let done = |n: &u64| runs.get(n).map_or(0, |(_, done)| *done);
@@ -142,7 +142,7 @@ pub(crate) fn payer_of(n: u64, plan: &Plan) -> usize {
     (n % plan.payers as u64) as usize
 }
 
-/// Answers an order, sometimes only at the second attempt.
+/// Handles an order; some fail at the first attempt.
 fn work(shop: &Shop, layer: RequirePaymentLayerBuilder, runs: &Runs) -> App {
     let runs = runs.clone();
     let layer = layer
@@ -150,7 +150,7 @@ fn work(shop: &Shop, layer: RequirePaymentLayerBuilder, runs: &Runs) -> App {
             let n = request.uri.query().and_then(|query| query.strip_prefix("n=")?.parse().ok());
             async move { Ok(Usdc::from_atomic(price(n.unwrap_or(0))).into()) }
         })
-        // An hour is more than any storm lasts.
+        // An hour is longer than any run.
         .max_timeout(Duration::from_secs(3_600))
         .max_concurrent(100_000);
     shop.app_with(layer, move |_, body: Bytes| {

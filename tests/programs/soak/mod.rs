@@ -1,17 +1,17 @@
-//! Thousands of payments through everything there is, while everything goes wrong: in the end the books balance to the last
-//! unit, nothing is unknown, and every payment was worked for once and made once.
+//! Thousands of payments in all flows, while connections, RPC calls and the chain fail at random. In the end the books balance to the
+//! atomic unit, no outcome is unknown, and every payment was worked on once and settled once.
 //!
 //! ```text
-//! plan.rs      how much of it, from the environment
+//! plan.rs      the size of a run, from the environment
 //! dice.rs      randomness from a seed
 //! market.rs    a seller on a chain, in all three flows
-//! buyer.rs     a buyer that copies, disconnects and comes again
+//! buyer.rs     a buyer that sends copies, disconnects and retries
 //! weather.rs   reorganizations, fee spikes and stalls
-//! books.rs     what must be true in the end
+//! books.rs     the invariants that hold in the end
 //! replicas.rs  several processes on one database
 //! ```
 //!
-//! The sizes that `.ci/run` runs are small. The whole thing, which prints its figures:
+//! `.ci/run` runs small sizes. These commands run the full size and print the figures:
 //!
 //! ```text
 //! cargo test --release -p tower-x402-tests --test programs -- --ignored --nocapture soak::devnet
@@ -44,7 +44,7 @@ async fn on_devnet(plan: Plan) {
     let chain = DevnetChain::start_with(Some(BLOCK_TIME), FINALITY_DEPTH).await;
     let devnet = chain.devnet.clone();
     let market = Arc::new(Market::open(&chain, &plan, |builder| builder.client(devnet.rpc_client())).await);
-    // What the payers own must not be undone.
+    // A reorganization must not remove the payers' balances.
     (0..weather::DEEPEST).for_each(|_| devnet.mine());
     devnet.faults().reset();
     devnet.faults().random(plan.seed, plan.faults);
@@ -68,7 +68,7 @@ async fn on_anvil(plan: Plan) {
     books::balance(&chain, &market, &plan, bought, proxy.counts().calls).await;
 }
 
-/// What `.ci/run` runs.
+/// The sizes that `.ci/run` runs.
 mod devnet {
     use super::*;
 

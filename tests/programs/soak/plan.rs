@@ -1,4 +1,4 @@
-//! How much of it.
+//! The size of a run.
 
 use std::{env, str::FromStr};
 
@@ -7,15 +7,15 @@ use std::{env, str::FromStr};
 pub(crate) struct Plan {
     pub(crate) payments: u64,
     pub(crate) payers: usize,
-    /// Payments under way at a time.
+    /// The number of payments in flight at a time.
     pub(crate) at_once: usize,
-    /// The share of RPC calls that go wrong.
+    /// The share of RPC calls that fail.
     pub(crate) faults: f64,
     pub(crate) seed: u64,
 }
 
 impl Plan {
-    /// This many payments of this many payers, unless the environment says otherwise.
+    /// Creates a plan with these numbers, unless the environment sets others.
     pub(crate) fn of(payments: u64, payers: usize) -> Self {
         Self {
             payments: from_env("SOAK_PAYMENTS", payments),

@@ -1,6 +1,6 @@
 //! Several processes on one database, with two settlement keys between them. One is killed in the middle.
 //!
-//! A replica is this very program, told by its environment to be one.
+//! A replica is this test program, with an environment variable that makes it one.
 
 use std::{
     collections::HashMap,
@@ -39,14 +39,14 @@ use support::{
 };
 
 const REPLICAS: usize = 4;
-/// How long what a killed replica was at belongs to it, and more.
+/// Longer than the leases and claims of a killed replica last.
 const PATIENCE: Duration = Duration::from_secs(80);
 
 fn key(index: u8) -> PrivateKeySigner {
     PrivateKeySigner::from_bytes(&B256::repeat_byte(0xa0 + index)).unwrap()
 }
 
-/// Not a test by itself: what a replica does until it is killed, or its parent ends.
+/// No test by itself: a replica, which serves until it is killed or its parent ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "started by the test of replicas"]
 async fn a_replica() {
@@ -82,7 +82,7 @@ async fn a_replica() {
             let n = request.uri.query().and_then(|query| query.strip_prefix("n=")?.parse().ok());
             async move { Ok(Usdc::from_atomic(price(n.unwrap_or(0))).into()) }
         })
-        // What it was at when it was killed is not the others' before these have passed.
+        // Other replicas continue the killed one's payments only after its claims have ended.
         .handler_deadline(Duration::from_secs(2))
         .settlement_margin(Duration::from_secs(2))
         .max_timeout(Duration::from_secs(3_600));
@@ -95,7 +95,7 @@ async fn a_replica() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("replica at http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, tower::make::Shared::new(service)).await });
-    // The parent's end closes the pipe.
+    // The pipe is closed when the parent ends.
     tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await.unwrap().unwrap();
 }
 
@@ -151,7 +151,8 @@ async fn post(client: &reqwest::Client, url: &str, n: u64, payment: Option<http:
     Some(Answer { status, headers, body: response.bytes().await.ok()? })
 }
 
-/// Signs once, and presents that to one replica after the other, now and then to several at once. How many presentations it took.
+/// Signs once, and presents the payment to one replica after the other, sometimes to several at once. Returns the number of
+/// presentations.
 async fn buy(client: &reqwest::Client, urls: &[String], customer: &Customer, n: u64, seed: u64) -> u64 {
     let (mut dice, deadline, mut presented) = (Dice::new(seed, n), Instant::now() + PATIENCE, 0);
     let several = n.is_multiple_of(10);

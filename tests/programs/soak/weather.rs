@@ -1,4 +1,4 @@
-//! What goes wrong beside single calls.
+//! Faults of the chain and of the connection to its node.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,11 +10,11 @@ use tower_x402::devnet::{Devnet, Orphans};
 use super::{dice::Dice, plan::Plan};
 use support::rpc_proxy::{Fate, RpcProxy};
 
-/// Blocks that a reorganization replaces at most; less than it takes to be final.
+/// The depth of the deepest reorganization; less than the finality depth.
 pub(crate) const DEEPEST: u64 = 6;
 const BASE_FEE: u64 = 5_000_000;
 
-/// Goes on until it is aborted; [`clear`] then undoes what lasts.
+/// Causes faults until it is aborted. [`clear`] then ends those that last.
 pub(crate) async fn on_devnet(devnet: Devnet, seed: u64) {
     let mut dice = Dice::new(seed, u64::MAX);
     loop {
@@ -36,7 +36,7 @@ pub(crate) async fn on_devnet(devnet: Devnet, seed: u64) {
     }
 }
 
-/// The sun comes out.
+/// Ends all faults.
 pub(crate) fn clear(devnet: &Devnet) {
     devnet.faults().clear();
     devnet.stall(false);
@@ -44,7 +44,7 @@ pub(crate) fn clear(devnet: &Devnet) {
 }
 
 #[cfg_attr(not(feature = "test-anvil"), allow(dead_code))]
-/// Lets the planned share of requests go wrong on their way to a node.
+/// Makes the planned share of requests to a node fail.
 pub(crate) fn on_the_way(proxy: &RpcProxy, plan: &Plan) {
     let (seed, share, calls) = (plan.seed, (plan.faults * 1e6) as u64, AtomicU64::new(0));
     proxy.judge(move |_| {

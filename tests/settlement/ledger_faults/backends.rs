@@ -1,4 +1,5 @@
-//! The ledgers' stores as they really fail, seen through the layer: what is told is true, and nothing is paid for twice.
+//! Real failures of the ledgers' stores (full, deleted, read-only, disconnected), seen through the layer: answers are true, and no payment
+//! is charged twice.
 
 use std::{
     path::Path,
@@ -33,7 +34,7 @@ use support::{
 
 const PAYEE: Address = Address::repeat_byte(0xba);
 
-/// A process that sells on a chain, with a ledger.
+/// A seller on a chain, with a ledger.
 struct Shop {
     devnet: Devnet,
     app: App,
@@ -45,7 +46,7 @@ impl Shop {
         Self::open_with(devnet, ledger, flow, || {}).await
     }
 
-    /// The same, and `during` is called while the work is done.
+    /// Opens the seller, and calls `during` while the handler runs.
     async fn open_with(
         devnet: &Devnet,
         ledger: Arc<dyn Ledger>,
@@ -95,7 +96,7 @@ impl Shop {
         send(&self.app, purchase.on(evaluate("x"))).await
     }
 
-    /// Presents a payment until it is answered with something else than "not now".
+    /// Presents a payment until the answer is no 503.
     async fn insist(&self, purchase: &Purchase) -> Answer {
         for _ in 0..100 {
             let answer = self.present(purchase).await;
@@ -111,12 +112,12 @@ impl Shop {
         self.handled.load(Ordering::SeqCst)
     }
 
-    /// How many payments the payee has.
+    /// Returns the number of payments that the payee received.
     fn received(&self) -> u64 {
         self.devnet.balance_of(PAYEE).unwrap().atomic() / PRICE
     }
 
-    /// The payment buys an answer, charged once.
+    /// Checks that the payment buys an answer and is charged once.
     async fn sells(&self, purchase: &Purchase) {
         let answer = self.insist(purchase).await;
         assert_eq!((answer.status, answer.text()), (StatusCode::OK, "x"), "{answer:?}");
@@ -129,14 +130,14 @@ impl Shop {
     }
 }
 
-/// 503 `ledger_unavailable`, with nothing charged and an idea of when to come again.
+/// Checks for 503 `ledger_unavailable`: nothing is charged, and `Retry-After` is set.
 fn is_refused_before_work(answer: &Answer) {
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable"));
     assert!(answer.json()["detail"].as_str().unwrap().contains("nothing was charged by this request"), "{answer:?}");
     assert!(answer.headers.contains_key("retry-after") && answer.settlement().is_none(), "{answer:?}");
 }
 
-/// 503 `settlement_pending`: it cannot be said whether it will be charged for.
+/// Checks for 503 `settlement_pending`: the outcome is unknown.
 fn is_left_open(answer: &Answer) {
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
     assert!(!answer.json()["detail"].as_str().unwrap().contains("nothing was charged"), "{answer:?}");
@@ -144,7 +145,7 @@ fn is_left_open(answer: &Answer) {
     assert!(answer.headers.contains_key("retry-after"), "{answer:?}");
 }
 
-/// Nobody waits for the file before the work is done, so that the work may be begun before the file is known to fail.
+/// The handler starts before the ledger's write is known to have failed, because nothing waits for the file until the work is done.
 fn is_refused_before_work_or_left_open(answer: &Answer, worked: u64) {
     match worked {
         0 => is_refused_before_work(answer),
@@ -152,7 +153,7 @@ fn is_refused_before_work_or_left_open(answer: &Answer, worked: u64) {
     }
 }
 
-/// 503 that names the transaction: paid for, and not recorded.
+/// Checks for a 503 that names the transaction: the payment settled and could not be recorded.
 fn is_paid_for_and_not_recorded(answer: &Answer) -> B256 {
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "ledger_unavailable"));
     let said = answer.json();
@@ -167,7 +168,7 @@ async fn sqlite(path: &Path) -> Arc<SqliteLedger> {
     Arc::new(SqliteLedger::open(path).await.unwrap())
 }
 
-/// A file in which every write of `table` fails that is as `when` says.
+/// Opens a file in which every write of `table` fails that matches `when`.
 async fn full_file(path: &Path, table: &str, when: &str) {
     sqlite(path).await.close().await;
     let fail = "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END";
@@ -246,7 +247,7 @@ async fn work_that_was_paid_for_and_could_not_be_recorded_is_told_with_its_trans
     assert_eq!(shop.received(), 1, "nothing more is charged");
 }
 
-/// The file is taken away under the process, which writes on to what nobody can find any more.
+/// The file is deleted while the process has it open, so its writes go to an unlinked file.
 #[tokio::test]
 async fn file_that_is_deleted_costs_nobody_money() {
     let directory = tempfile::tempdir().unwrap();
@@ -280,7 +281,7 @@ async fn ledger_in_a_place_that_cannot_be_written_is_not_opened() {
     }
 }
 
-/// This process may write no file that is longer than so many bytes; `None` for as long as it likes.
+/// Limits the size of files that this process may write, in bytes; `None` removes the limit.
 #[cfg(target_os = "linux")]
 fn limit_files(bytes: Option<u64>) {
     let limit = bytes.map_or("unlimited".to_owned(), |bytes| bytes.to_string());
@@ -289,7 +290,7 @@ fn limit_files(bytes: Option<u64>) {
     assert!(limited.expect("prlimit is installed (util-linux)").success());
 }
 
-/// Run by the test below, in a process of its own.
+/// The test below runs this in a process of its own.
 #[cfg(target_os = "linux")]
 #[ignore = "limits the files of its process"]
 #[tokio::test]
@@ -327,7 +328,7 @@ fn disk_without_room_is_told_and_nothing_is_lost_when_there_is_room_again() {
     let program = std::env::current_exe().unwrap();
     let name = concat!(module_path!(), "::process_without_room");
     let name = name.split_once("::").unwrap().1;
-    // A write that is too long must fail, and not end the process.
+    // A write beyond the limit must fail, not end the process with SIGXFSZ.
     let output = Command::new("sh")
         .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
         .arg(program)
@@ -351,7 +352,7 @@ mod postgres {
         Arc::new(PostgresLedger::builder(server.url()).schema("faults").connect().await.unwrap())
     }
 
-    /// What happens once while somebody works.
+    /// An event that happens once, while the handler runs.
     fn once(event: impl FnOnce() + Send + 'static) -> impl Fn() + Clone + Send + Sync + 'static {
         let event = Arc::new(std::sync::Mutex::new(Some(event)));
         move || {
@@ -402,7 +403,7 @@ mod postgres {
         is_told(&shop.present(&purchase).await);
         assert_eq!(shop.received(), u64::from(flow == PaymentFlow::Upfront));
         block_in_place(|| server.start_again());
-        // Its lease may have to end first, which is told, too.
+        // Its lease may have to end first; the answer says so, too.
         let again = shop.insist(&purchase).await;
         match again.status {
             StatusCode::OK => assert_eq!(shop.received(), 1),
@@ -430,7 +431,7 @@ mod postgres {
         let server = Server::start();
         let devnet = Devnet::start().await.unwrap();
         let ledger = ledger(&server).await;
-        // A default that the ledger does not go by.
+        // A default that does not affect the ledger's connections.
         block_in_place(|| server.set("default_transaction_read_only", "on"));
         let shop = Shop::open(&devnet, ledger.clone(), PaymentFlow::Authorization).await;
         shop.sells(&shop.pay().await).await;

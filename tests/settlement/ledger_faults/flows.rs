@@ -1,4 +1,4 @@
-//! The ways of a payment, each as a client and time would go it if nothing failed.
+//! The flows of a payment: what clients, node and time do in each, if no call of the ledger fails.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ type Part = for<'a> fn(&'a mut Scene) -> BoxFuture<'a, ()>;
 pub struct Flow {
     pub name: &'static str,
     pub setting: Setting,
-    /// What comes before calls count.
+    /// Runs before calls are counted.
     pub prepare: Part,
     pub play: Part,
 }
@@ -39,7 +39,7 @@ const fn flow(name: &'static str, setting: Setting, play: Part) -> Flow {
     Flow { name, setting, prepare: nothing, play }
 }
 
-/// Payments for whole answers, with a node that does what it should.
+/// Payments for complete responses, with a working node.
 pub const PLAIN_FLOWS: &[Flow] = &[
     flow("authorization", PLAIN, buy_and_repeat),
     flow("upfront", UPFRONT, buy_and_repeat),
@@ -55,7 +55,7 @@ pub const PLAIN_FLOWS: &[Flow] = &[
     flow("contract wallet", PLAIN, pay_from_a_wallet),
 ];
 
-/// Answers that are paid for later, and answers that are not whole when they are paid for.
+/// Responses on credit, and streamed responses, which are not complete when they are settled.
 pub const LATE_FLOWS: &[Flow] = &[
     Flow { name: "deferred", setting: Setting { is_deferred: true, ..PLAIN }, prepare: buy_once, play: buy_on_credit },
     Flow { name: "drained", setting: Setting { is_deferred: true, ..PLAIN }, prepare: buy_once, play: drain },
@@ -71,7 +71,7 @@ pub const LATE_FLOWS: &[Flow] = &[
     flow("stream, node refuses", Setting { work: Work::Stream, ..PLAIN }, refused_by_the_node),
 ];
 
-/// Nodes that refuse, forget and undo.
+/// Nodes that refuse or lose transactions, and chains that reorganize.
 pub const NODE_FLOWS: &[Flow] = &[
     flow("node refuses", PLAIN, refused_by_the_node),
     flow("node refuses, upfront", UPFRONT, refused_by_the_node),
@@ -83,7 +83,7 @@ pub const NODE_FLOWS: &[Flow] = &[
     flow("reorganized", Setting { finality: 4, ..PLAIN }, reorganize),
 ];
 
-/// A facilitator over HTTP; the seller's ledger fails.
+/// A remote facilitator; the seller's ledger fails.
 pub const REMOTE_FLOWS: &[Flow] = &[
     flow("remote", REMOTE, buy_and_repeat),
     flow("remote, upfront", Setting { is_upfront: true, ..REMOTE }, buy_and_repeat),
@@ -101,7 +101,7 @@ pub const REMOTE_FLOWS: &[Flow] = &[
     flow("remote, money is gone", Setting { work: Work::DrainOnce, ..REMOTE }, pay_later),
 ];
 
-/// The same; it is the facilitator's ledger that fails.
+/// A remote facilitator; the facilitator's ledger fails.
 pub const FACILITATOR_FLOWS: &[Flow] = &[
     flow("facilitator's ledger", Setting { is_theirs: true, ..REMOTE }, buy_and_repeat),
     flow("facilitator's ledger, upfront", Setting { is_theirs: true, is_upfront: true, ..REMOTE }, buy_and_repeat),
@@ -115,7 +115,7 @@ fn nothing(_: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {})
 }
 
-/// A customer with history.
+/// Lets a customer pay once, so that it gets credit.
 fn buy_once(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(5);
@@ -131,7 +131,7 @@ fn buy_and_repeat(scene: &mut Scene) -> BoxFuture<'_, ()> {
         let customer = scene.customer(1);
         let payment = scene.sign(&customer, "x").await;
         scene.insist(payment).await;
-        // The answer was lost on the way.
+        // The client lost the answer.
         scene.present(payment).await;
         scene.upkeep(2).await;
     })
@@ -229,7 +229,7 @@ fn fund_later(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// The settlement key cannot pay for gas, for a while.
+/// Makes the node refuse transactions: the settlement key cannot pay for gas.
 fn refuse(scene: &Scene) {
     scene.node_does(|method| match method {
         SYNC | SEND => {
@@ -254,7 +254,7 @@ fn refused_by_the_node(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// No transaction reaches the node, for a while.
+/// Transactions do not reach the node for a while, so their outcome is unknown.
 fn lose_sight(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(1);
@@ -273,7 +273,7 @@ fn lose_sight(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// Transactions reach the node, and nothing is heard of them for a while.
+/// Transactions reach the node, and its answers are lost for a while.
 fn lose_the_answer(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(1);
@@ -290,7 +290,7 @@ fn lose_the_answer(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// No block comes, and then they cost more than was offered.
+/// Blocks stall, and then the base fee exceeds what the transaction offers.
 fn raise(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(1);
@@ -333,7 +333,7 @@ fn together(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// What was in a block is in none any more, and the node has forgotten it.
+/// A reorganization removes the transaction, and the node has forgotten it.
 fn reorganize(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(1);
@@ -369,7 +369,7 @@ fn pay_from_a_wallet(scene: &mut Scene) -> BoxFuture<'_, ()> {
     })
 }
 
-/// The facilitator is gone when it is asked to settle, for a while.
+/// The facilitator cannot be reached for a while when it is asked to settle.
 fn find_nobody(scene: &mut Scene) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let customer = scene.customer(1);

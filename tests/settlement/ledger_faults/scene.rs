@@ -1,4 +1,4 @@
-//! A seller on a devnet whose ledger fails when it is told to, its customers, and what these were told.
+//! A seller on a devnet whose ledger fails on command, its customers, and the answers that they got.
 
 use std::{
     collections::HashMap,
@@ -42,57 +42,57 @@ use support::{
     shop::{Answer, App, Customer, PRICE, Purchase, app, demand, send, try_send},
 };
 
-/// Who moves the money.
+/// The facilitator that settles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mover {
     /// The seller itself.
     #[default]
     Onchain,
-    /// A facilitator over HTTP, which is believed.
+    /// A facilitator over HTTP, without confirmation on the chain.
     Remote,
-    /// The same, and what it says is compared with the chain.
+    /// A facilitator over HTTP whose answers are confirmed on the chain.
     Confirmed,
 }
 
-/// What the handler does.
+/// The behaviour of the handler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Work {
     /// Returns the request's body, in one piece.
     #[default]
     Echo,
-    /// Returns the request's body many times, in pieces and without a length.
+    /// Streams the request's body many times, without a declared length.
     Stream,
-    /// Fails at first, then as [`Echo`](Self::Echo).
+    /// Fails the first time, then behaves as [`Echo`](Self::Echo).
     FailOnce,
-    /// As [`Echo`](Self::Echo), and the payer's money is gone by then, the first time.
+    /// Behaves as [`Echo`](Self::Echo), and the first time empties the payer's account while it runs.
     DrainOnce,
 }
 
-/// How a scene is set.
+/// The settings of a scene.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Setting {
     pub is_upfront: bool,
     pub is_deferred: bool,
     pub mover: Mover,
     pub work: Work,
-    /// Whether it is the facilitator's ledger that fails, and not the seller's.
+    /// `true` if the facilitator's ledger fails instead of the seller's.
     pub is_theirs: bool,
-    /// Whether payments can share a transaction.
+    /// `true` if the batch settler is deployed, so that payments can share a transaction.
     pub can_batch: bool,
-    /// How many blocks become final after the newest.
+    /// The number of blocks by which the final block lags behind the newest.
     pub finality: u64,
 }
 
-/// When the client that was hit by the fault comes again.
+/// When the client whose request met the fault retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// As soon as it may.
+    /// As soon as `Retry-After` allows.
     Insists,
-    /// After everything that happens without it has happened.
+    /// After all background work is done.
     Leaves,
 }
 
-/// Seconds since 1970 that pass with the runtime's clock.
+/// A Unix clock that follows the runtime's virtual time.
 #[derive(Debug)]
 pub struct RuntimeClock {
     base: u64,
@@ -105,16 +105,16 @@ impl Clock for RuntimeClock {
     }
 }
 
-/// What one answer says of the money.
+/// The statement of one answer about the payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Here is the answer, paid for by this transaction.
+    /// The answer is included, and this transaction paid.
     Delivered(B256),
-    /// Here is the answer, and it will be charged for.
+    /// The answer is included, and is charged later.
     Accepted,
-    /// It is paid for by this transaction, and there is no answer now.
+    /// This transaction paid, and no answer is included.
     PaidInVain(B256),
-    /// It is not known, or not over.
+    /// The outcome is unknown or pending.
     Open,
     /// The payment failed: it is not charged, unless it is presented again.
     Failed,
@@ -141,7 +141,7 @@ impl Said {
             (_, Some(true), None) => Self::Open,
             _ if says("errorReason") == "settlement_pending" => Self::Open,
             (StatusCode::PAYMENT_REQUIRED, ..) => Self::Failed,
-            // What the handler says when it does not work.
+            // The handler's own failure.
             (StatusCode::UNPROCESSABLE_ENTITY, ..) => Self::Failed,
             (status, ..) => match (status, code().as_str()) {
                 (StatusCode::CONFLICT, "payment_in_progress") => Self::Open,
@@ -161,14 +161,14 @@ impl Said {
     }
 }
 
-/// One answer, and what the chain said before and after it.
+/// One answer, and whether the chain had executed the payment before and after it.
 #[derive(Clone, Debug)]
 struct Told {
     said: Said,
     is_charged: bool,
 }
 
-/// A payment and what became of it.
+/// A payment and its answers.
 struct Buyer {
     purchase: Purchase,
     text: &'static str,
@@ -176,7 +176,7 @@ struct Buyer {
     is_delivered: bool,
 }
 
-/// What is wrong in the end.
+/// The violations found in the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wrongs {
     pub lost: Vec<String>,
@@ -190,7 +190,7 @@ impl Wrongs {
     }
 }
 
-/// How often each payment's work was begun and done.
+/// The number of times that each payment's handler started and succeeded.
 #[derive(Clone, Default)]
 struct Works(Arc<Mutex<HashMap<B256, [usize; 2]>>>);
 
@@ -214,32 +214,32 @@ pub struct Scene {
     pub devnet: Devnet,
     pub clock: Arc<RuntimeClock>,
     pub faulty: Arc<FaultyLedger>,
-    /// The seller's ledger, without faults and notes.
+    /// The seller's ledger, without injected faults.
     pub ledger: Arc<dyn Ledger>,
-    /// The seller's and its facilitator's, as they use them.
+    /// The ledgers as the seller and its facilitator use them.
     ledgers: [Arc<dyn Ledger>; 2],
     shop: Shop,
     status: App,
     works: Works,
     price: Arc<AtomicU64>,
     client: Client,
-    /// Who came before the scene.
+    /// The customers that bought before calls were counted.
     pub customers: Vec<Customer>,
     buyers: Vec<Buyer>,
     untrue: Vec<String>,
 }
 
-/// A process that sells.
+/// A seller's process.
 struct Shop {
     app: App,
     facilitator: Arc<dyn Facilitator>,
-    /// Who sends transactions: the seller, or its facilitator.
+    /// The engine that sends transactions: the seller's, or its facilitator's.
     engine: OnchainFacilitator,
     front: Arc<Front>,
     _port: Option<DevnetPort>,
 }
 
-/// Where a facilitator is reached over HTTP.
+/// The facilitator's HTTP server.
 #[derive(Default)]
 struct Front {
     state: Mutex<FrontState>,
@@ -282,7 +282,7 @@ impl Front {
         let mut response = service.oneshot(request).await.unwrap().map(Body::new);
         let mut state = self.state.lock().unwrap();
         if is_verify && state.closes_after_verifying {
-            // Whoever comes next finds nobody.
+            // Later connections are refused.
             state.serving.take().inspect(JoinHandle::abort);
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -293,7 +293,7 @@ impl Front {
 const PIECES: usize = 40;
 
 impl Scene {
-    /// Opens for business; nothing fails before [`arm`](Self::arm).
+    /// Starts the seller. Nothing fails before [`arm`](Self::arm).
     pub async fn open(setting: Setting, client: Client) -> Self {
         let clock = Arc::new(RuntimeClock { base: unix_now(), start: Instant::now() });
         let devnet = Devnet::builder().clock(clock.clone()).finality_depth(setting.finality).start().await.unwrap();
@@ -328,7 +328,7 @@ impl Scene {
         }
     }
 
-    /// Another process takes the place of the one before.
+    /// Replaces the process by a new one on the same ledger.
     pub async fn restart(&mut self) {
         let Self { setting, devnet, clock, ledgers, works, price, .. } = &*self;
         self.shop = Shop::open(*setting, devnet, clock, ledgers, works, price).await;
@@ -353,7 +353,7 @@ impl Shop {
             .clock(clock.clone())
             .block_time(Duration::from_millis(200))
             .confirm_timeout(Duration::from_secs(4))
-            // It looks when it is told to.
+            // Background passes run on command only.
             .reconcile_interval(Duration::from_secs(86_400))
             .build()
             .await
@@ -401,19 +401,19 @@ impl Shop {
             handle(setting.work, counted.clone(), chain.clone(), request)
         });
         let app = app(layer.build().unwrap().layer(handler));
-        // What the facilitators do when they start.
+        // The facilitators' first passes.
         sleep(Duration::from_secs(1)).await;
         Self { app, facilitator, engine, front, _port: port }
     }
 }
 
 impl Scene {
-    /// From here on calls count, and this one fails.
+    /// Starts counting calls, and makes this one fail.
     pub fn arm(&self, fault: Option<Fault>) {
         self.faulty.around.arm(fault);
     }
 
-    /// A customer with money for so many payments.
+    /// Creates a customer with the money for this many payments.
     pub fn customer(&self, payments: u64) -> Customer {
         let signer = PrivateKeySigner::random();
         self.mint(signer.address(), payments);
@@ -442,7 +442,7 @@ impl Scene {
         self.client == Client::Leaves && self.faulty.around.has_failed()
     }
 
-    /// Presents a payment once, unless the fault made its client go away.
+    /// Presents a payment once, unless its client has left after the fault.
     pub async fn present(&mut self, buyer: usize) -> Option<Said> {
         if self.is_gone() { None } else { Some(self.present_again(buyer).await.0) }
     }
@@ -460,13 +460,13 @@ impl Scene {
         });
         let answers = futures_util::future::join_all(answers).await;
         for ((buyer, answer), was_charged) in buyers.iter().zip(answers).zip(was_charged) {
-            // Of copies, another one may have been the one that charged.
+            // Another of the copies may be the one that was charged.
             let has_copies = buyers.iter().filter(|copy| *copy == buyer).count() > 1;
             self.note(*buyer, &answer, was_charged, has_copies);
         }
     }
 
-    /// Presents a payment and goes away in the middle of the answer.
+    /// Presents a payment and disconnects in the middle of the response body.
     pub async fn present_and_leave(&mut self, buyer: usize) {
         if self.is_gone() {
             return;
@@ -485,7 +485,7 @@ impl Scene {
         (self.note(buyer, &answer, was_charged, false), answer)
     }
 
-    /// Notes an answer, and what can be seen to be wrong with it at once.
+    /// Records an answer, and each violation that is visible at once.
     fn note(&mut self, index: usize, answer: &Answer, was_charged: bool, has_copies: bool) -> Said {
         let is_charged = self.is_charged(index);
         let said = Said::of(answer).unwrap_or_else(|what| {
@@ -493,7 +493,7 @@ impl Scene {
             Said::Open
         });
         let buyer = &mut self.buyers[index];
-        // Then it may be charged at any time.
+        // An unknown payment may be charged at any time.
         let was_open = buyer.told.iter().any(|told| told.said.leaves_open());
         let words = || format!("{} {}", answer.status, String::from_utf8_lossy(&answer.body));
         if matches!(said, Said::Delivered(_) | Said::Accepted) {
@@ -520,7 +520,7 @@ impl Scene {
         said
     }
 
-    /// Whether the payment was charged although the last answer to its client said that it was not, and would not be.
+    /// Returns `true` if the payment was charged although the last answer to its client said that it was not and would not be.
     fn check_promise(&mut self, index: usize, is_charged: bool) {
         let told = &self.buyers[index].told;
         let Some(last) = told.last() else { return };
@@ -537,7 +537,7 @@ impl Scene {
         }
     }
 
-    /// Presents a payment as often as an honest client would: until there is an answer that is final.
+    /// Presents a payment until the answer is final, as an honest client does.
     pub async fn insist(&mut self, buyer: usize) {
         for tries in 0..200 {
             if self.is_gone() {
@@ -545,13 +545,13 @@ impl Scene {
             }
             let (said, answer) = self.present_again(buyer).await;
             let retry_after = answer.headers.get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
-            // Work that failed and is paid for is owed.
+            // The handler failed and the payment settled: the work is owed.
             let is_owed = matches!(said, Said::PaidInVain(_)) && answer.status == StatusCode::UNPROCESSABLE_ENTITY;
             if !answer.status.is_server_error() && retry_after.is_none() && !is_owed {
                 return;
             }
             sleep(Duration::from_secs(retry_after.unwrap_or(1))).await;
-            // What is looked after without being asked goes on meanwhile.
+            // Background passes run meanwhile.
             if tries > 2 {
                 self.reconcile_now();
             }
@@ -560,7 +560,7 @@ impl Scene {
         self.untrue.push(format!("there is no final answer: {told:?}"));
     }
 
-    /// Lets time pass, and everything be looked after that nobody asks for.
+    /// Lets time pass, and runs the background passes.
     pub async fn upkeep(&self, times: u32) {
         for _ in 0..times {
             self.reconcile_now();
@@ -582,21 +582,21 @@ impl Scene {
         self.ledger.get(&key(&self.buyers[buyer].purchase)).await.unwrap()
     }
 
-    /// Asks what became of a payment where payers ask.
+    /// Asks the payment status service for a payment.
     pub async fn ask_status(&self, buyer: usize) -> Answer {
         let PaymentKey { network, asset, payer, nonce } = key(&self.buyers[buyer].purchase);
         let uri = format!("/status?network={network}&asset={asset}&payer={payer}&nonce={nonce}");
         send(&self.status, Request::get(uri).body(Body::empty()).unwrap()).await
     }
 
-    /// Asks another price from now on.
+    /// Changes the price.
     pub fn set_price(&self, units: u64) {
         self.price.store(units, Ordering::Relaxed);
     }
 
     /// Shuts the process down, and starts another one.
     pub async fn drain_and_restart(&mut self) {
-        // What it says is checked in the end: what is left is in the ledger.
+        // Its result is not needed: the ledger is checked in the end.
         let _ = self.shop.engine.drain(Duration::from_secs(10)).await;
         self.restart().await;
     }
@@ -617,7 +617,7 @@ impl Scene {
         }
     }
 
-    /// Lets the node do this to the calls of a method, until it is [well](Self::node_is_well).
+    /// Makes the node handle calls of a method so, until [`node_is_well`](Self::node_is_well).
     pub fn node_does(&self, fault: impl Fn(&str) -> NodeFault + Send + Sync + 'static) {
         self.devnet.faults().set(move |call| fault(call.method));
     }
@@ -626,7 +626,7 @@ impl Scene {
         self.devnet.faults().clear();
     }
 
-    /// A customer whose wallet is a contract.
+    /// Creates a customer whose wallet is a contract.
     pub fn wallet(&self, payments: u64) -> Customer {
         let signer = PrivateKeySigner::random();
         let code = [creation_code("TestWallet").as_ref(), &signer.address().abi_encode()].concat();
@@ -635,7 +635,7 @@ impl Scene {
         Customer { from, signer }
     }
 
-    /// Whether the chain has executed the authorization.
+    /// Returns `true` if the chain has executed the authorization.
     pub fn is_charged(&self, buyer: usize) -> bool {
         let authorization = &self.buyers[buyer].purchase.authorization;
         let call = authorizationStateCall { authorizer: authorization.from, nonce: authorization.nonce };
@@ -643,7 +643,7 @@ impl Scene {
         authorizationStateCall::abi_decode_returns(&answer).unwrap()
     }
 
-    /// Ends the scene as its clients would, and says what is wrong then.
+    /// Lets the clients finish, and returns the violations.
     pub async fn end(mut self) -> Wrongs {
         self.devnet.faults().clear();
         self.devnet.stall(false);
@@ -651,7 +651,7 @@ impl Scene {
             self.facilitator_opens().await;
         }
         if self.client == Client::Leaves {
-            // Longer than a lease, and than anybody waits for anything.
+            // Longer than any lease and any timeout.
             self.upkeep(6).await;
             for buyer in 0..self.buyers.len() {
                 let is_charged = self.is_charged(buyer);
@@ -690,12 +690,12 @@ impl Scene {
             }
             let nonce = buyer.purchase.authorization.nonce;
             let [_, done] = self.works.0.lock().unwrap().get(&nonce).copied().unwrap_or_default();
-            // What was done while the ledger was away for long is nowhere, and must be done again.
+            // Work that could not be stored during a long outage must be done again.
             let at_most = if self.faulty.around.was_away_at("fulfil Produce") { 2 } else { 1 };
             if done > at_most {
                 wrongs.doubled.push(format!("the work was done {done} times"));
             }
-            // What was reorganized may be paid by another one than at first.
+            // After a reorganization another transaction may pay.
             for told in buyer.told.iter().filter(|_| self.setting.finality == 0) {
                 if let Said::Delivered(transaction) | Said::PaidInVain(transaction) = told.said
                     && record.as_ref().and_then(|record| record.settlement.paid_by()) != Some(transaction)

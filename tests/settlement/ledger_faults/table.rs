@@ -1,4 +1,4 @@
-//! Goes every flow with every fault, and prints what came of it.
+//! Runs every flow with every fault, and prints the results.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,14 +22,14 @@ const NOT_CALLED: [&str; 1] = ["counts"];
 
 const OUTAGE: Duration = Duration::from_secs(20);
 
-/// What came of one flow, gone once.
+/// The result of one run of a flow.
 struct Gone {
     calls: Vec<&'static str>,
     has_failed: bool,
     wrongs: Wrongs,
 }
 
-/// One point: a flow, and what fails in it.
+/// One point: a flow, and the fault in it.
 #[derive(Clone, Copy)]
 struct Point<'a> {
     flow: &'a Flow,
@@ -72,12 +72,12 @@ fn no_call_that_fails_at_a_facilitator_hurts_a_payment() {
 }
 
 #[test]
-#[ignore = "takes minutes: also what is the same as something that is tried above"]
+#[ignore = "takes minutes: includes faults that are equivalent to those above"]
 fn no_call_that_fails_in_whatever_way_hurts_a_payment() {
     check(&FLOWS.concat(), true);
 }
 
-/// What is not called cannot fail above. A new method belongs into a flow, or among those that no payment depends on.
+/// A method that no flow calls is not tested above. A new method belongs into a flow, or into `NOT_CALLED`.
 #[test]
 fn flows_call_every_method_that_a_payment_depends_on() {
     let gone = on_all_cores(FLOWS.concat(), |flow| go(&flow, None, Client::Insists));
@@ -133,8 +133,8 @@ fn check(flows: &[Flow], all: bool) {
     assert!(wrongs.is_empty(), "{wrongs}");
 }
 
-/// How the calls of this name are made to fail: `count` of them, each in every way if `all` of it is wanted. Otherwise those ways are left
-/// out that are the same: a call that changes nothing has no "after", and an outage begins with the first call of each name.
+/// Returns the faults for the `count` calls of this name: every kind for each if `all`. Otherwise equivalent ones are left out: a call
+/// that changes nothing has no "after", and an outage begins with the first call of each name.
 fn ways(call: &str, count: usize, all: bool) -> Vec<(usize, How, Client)> {
     let changes_nothing = ["get", "response", "submissions", "list", "counts"].contains(&call);
     let outages = [How::GoneBefore(OUTAGE), How::GoneAfter(OUTAGE)];
@@ -146,7 +146,7 @@ fn ways(call: &str, count: usize, all: bool) -> Vec<(usize, How, Client)> {
             for client in [Client::Insists, Client::Leaves] {
                 let is_new = match is_outage {
                     true => nth == 0 && client == Client::Leaves,
-                    // Clients take turns where nothing was changed.
+                    // Calls that change nothing alternate between the two clients.
                     false => !changes_nothing || (nth % 2 == 0) == (client == Client::Leaves),
                 };
                 if all || (is_new && !is_same) {
@@ -158,7 +158,7 @@ fn ways(call: &str, count: usize, all: bool) -> Vec<(usize, How, Client)> {
     ways
 }
 
-/// The order of calls may be another the next time, where several things happen at once.
+/// Runs a point until its fault occurs, at most four times: with concurrent requests the order of calls varies.
 fn go_until_it_fails(point: Point<'_>) -> Gone {
     let mut gone = go(point.flow, Some(point.fault), point.client);
     for _ in 0..3 {
@@ -170,7 +170,7 @@ fn go_until_it_fails(point: Point<'_>) -> Gone {
     gone
 }
 
-/// Goes a flow, with a clock of its own that runs when nothing else does.
+/// Runs a flow in virtual time.
 fn go(flow: &Flow, fault: Option<Fault>, client: Client) -> Gone {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -184,7 +184,7 @@ fn go(flow: &Flow, fault: Option<Fault>, client: Client) -> Gone {
     })
 }
 
-/// Does `work` for all of `items`; their order stays.
+/// Applies `work` to all items on all cores, and returns the results in order.
 fn on_all_cores<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let queue = Mutex::new(items.into_iter().enumerate().collect::<VecDeque<_>>());
     let done = Mutex::new(Vec::new());

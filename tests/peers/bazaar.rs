@@ -154,7 +154,7 @@ async fn sell_one(chain: &AnvilChain, facilitator: String) -> Value {
 }
 
 #[tokio::test]
-async fn our_declarations_are_in_the_words_of_the_official_package_on_anvil() {
+async fn our_declarations_equal_those_of_the_official_package_on_anvil() {
     let schema = json!({ "properties": { "k": { "type": "string", "minLength": 1 } }, "required": ["k"] });
     let example = json!({ "k": "v" });
     for (ours, method, config) in [
@@ -197,7 +197,7 @@ async fn our_declarations_are_in_the_words_of_the_official_package_on_anvil() {
 
 /// Our validator supports less of JSON Schema than Ajv, and agrees with Ajv on what it supports.
 #[tokio::test]
-async fn our_validator_says_what_the_official_one_says_on_anvil() {
+async fn our_validator_agrees_with_the_official_one_on_anvil() {
     use tower_x402::protocol::bazaar;
     let values = [
         json!(null),
@@ -267,7 +267,7 @@ async fn our_validator_says_what_the_official_one_says_on_anvil() {
 }
 
 #[tokio::test]
-async fn what_the_official_client_bought_is_in_our_catalogue_and_their_discovery_client_reads_it_on_anvil() {
+async fn official_discovery_client_finds_a_paid_resource_in_our_catalogue_on_anvil() {
     let chain = AnvilChain::start(None).await;
     let facilitator = our_facilitator(&chain).await;
     let settled = sell_one(&chain, facilitator.clone()).await;
@@ -295,7 +295,7 @@ async fn what_the_official_client_bought_is_in_our_catalogue_and_their_discovery
 }
 
 #[tokio::test]
-async fn the_official_facilitator_is_told_what_our_server_sold_on_anvil() {
+async fn official_facilitator_receives_our_servers_declaration_on_anvil() {
     let chain = AnvilChain::start(None).await;
     let (_process, facilitator) = official_facilitator(&chain).await;
     let settled = sell_one(&chain, facilitator).await;

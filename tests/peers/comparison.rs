@@ -30,7 +30,7 @@ struct Counts {
 }
 
 #[tokio::test]
-async fn eight_copies_are_one_purchase_and_ten_payments_are_ten_here_on_anvil() {
+async fn eight_copies_settle_once_and_ten_payments_settle_ten_times_here_on_anvil() {
     let counted = compare(Seller::Evaluator, Bank::Own).await;
     assert_eq!(counted.copies, Counts { sent: 8, handlers: 1, ok: 8, later: 0, settled: 1 });
     assert_eq!(counted.distinct, Counts { sent: 10, handlers: 10, ok: 10, later: 0, settled: 10 });
@@ -56,7 +56,7 @@ async fn eight_copies_run_many_handlers_in_the_official_express_server_on_anvil(
 /// Copies are one payment with the official facilitator, too. Of ten payments at once it may settle only some; the others are unknown,
 /// and none is lost.
 #[tokio::test]
-async fn eight_copies_are_one_purchase_here_with_the_official_facilitator_on_anvil() {
+async fn eight_copies_settle_once_here_with_the_official_facilitator_on_anvil() {
     let counted = compare(Seller::Evaluator, Bank::Official).await;
     assert_eq!((counted.copies.handlers, counted.copies.settled), (1, 1));
     let Counts { handlers, ok, later, .. } = counted.distinct;

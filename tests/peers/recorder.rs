@@ -181,7 +181,7 @@ impl Message {
     }
 }
 
-/// Returns a JSON object unchanged, except that line breaks are removed.
+/// Returns the body if it is a JSON object on one line. The line breaks in a file of exchanges are the file's own.
 fn object(bytes: &[u8]) -> Option<Box<RawValue>> {
     let text = std::str::from_utf8(bytes).ok()?.to_owned();
     let is_object = text.starts_with('{') && !text.contains(['\n', '\r']);

@@ -91,7 +91,7 @@ fn lines(output: &Output) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn killed_again_and_again_it_never_spends_more_than_its_budget() {
+async fn student_killed_repeatedly_never_exceeds_its_budget() {
     let (bank, good) = (Bank::default(), Arc::new(AtomicBool::new(false)));
     let server = slow_server(&bank, &good).await;
     let journal = TempPath::new("killed");
@@ -122,7 +122,7 @@ async fn killed_again_and_again_it_never_spends_more_than_its_budget() {
 /// The disk is full after a few payments.
 #[tokio::test]
 #[cfg(unix)]
-async fn nothing_is_sent_that_the_disk_does_not_take() {
+async fn payment_that_the_journal_cannot_store_is_not_sent() {
     let (bank, good) = (Bank::default(), Arc::new(AtomicBool::new(true)));
     let server = slow_server(&bank, &good).await;
     let journal = TempPath::new("full");

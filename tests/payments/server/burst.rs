@@ -91,7 +91,7 @@ fn is_busy(answer: &Answer) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_payments_of_wallets_at_once_are_all_answered() {
+async fn hundred_concurrent_contract_wallet_payments_are_all_answered() {
     let (facilitator, mut gate) = Gate::facilitator();
     let (app, _) = serve(layer(&Arc::new(facilitator)), echo);
     let payments = payments(&app, 100).await;

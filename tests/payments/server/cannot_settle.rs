@@ -92,7 +92,7 @@ fn is_unavailable(answer: &Answer, retry_after: &str) {
 
 /// The node will never take it: gas limits, chain ids and the like are configured wrongly.
 #[tokio::test(start_paused = true)]
-async fn work_whose_transaction_no_node_will_take_is_not_charged_for_unless_it_is_asked_for_again() {
+async fn work_is_not_charged_while_nodes_refuse_its_transaction() {
     let scene = Scene::open(|b| b).await;
     let (app, customer) = (scene.shop.app(scene.shop.layer()), scene.customer().await);
     scene.broadcasts_end_in(-32000, "exceeds block gas limit of the node at 10.0.0.7");
@@ -114,7 +114,7 @@ async fn work_whose_transaction_no_node_will_take_is_not_charged_for_unless_it_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_work_is_done_for_an_upfront_payment_that_no_node_will_take() {
+async fn upfront_payment_that_nodes_refuse_starts_no_work() {
     let scene = Scene::open(|b| b).await;
     let (app, customer) = (scene.shop.app(scene.shop.layer().flow(PaymentFlow::Upfront)), scene.customer().await);
     scene.broadcasts_end_in(-32000, "invalid chain id for signer");
@@ -132,7 +132,7 @@ async fn no_work_is_done_for_an_upfront_payment_that_no_node_will_take() {
 
 /// Its answer is out already, so that it stays owed, and is tried again until a node takes it.
 #[tokio::test(start_paused = true)]
-async fn an_answer_on_credit_stays_owed_while_no_node_takes_its_transaction() {
+async fn deferred_payment_stays_due_while_nodes_refuse_its_transaction() {
     let clock = Arc::new(ManualClock::at(unix_now()));
     let scene = Scene::open(|b| b.clock(clock.clone())).await;
     let three = Usdc::from_atomic(3 * PRICE);
@@ -162,7 +162,7 @@ async fn an_answer_on_credit_stays_owed_while_no_node_takes_its_transaction() {
 
 /// The node took it and falls silent: what became of it is not known, and nobody says that it failed.
 #[tokio::test(start_paused = true)]
-async fn a_payment_that_is_in_no_block_in_time_is_pending_until_it_is_known() {
+async fn payment_that_is_not_mined_in_time_is_pending_until_its_outcome_is_known() {
     let scene = Scene::open(|b| b).await;
     let (app, customer) = (scene.shop.app(scene.shop.layer()), scene.customer().await);
     scene.chain.devnet.stall(true);
@@ -184,7 +184,7 @@ async fn a_payment_that_is_in_no_block_in_time_is_pending_until_it_is_known() {
 
 /// Four attempts are made for a payment; then its buyer is told that nothing is charged.
 #[tokio::test(start_paused = true)]
-async fn work_whose_transactions_find_no_room_is_not_charged_for_unless_it_is_asked_for_again() {
+async fn work_is_not_charged_while_its_transactions_are_not_mined() {
     let scene = Scene::open(|b| b).await;
     let (app, customer) = (scene.shop.app(scene.shop.layer()), scene.customer().await);
     scene.broadcasts_end_in(-32000, "txpool is full");
@@ -202,7 +202,7 @@ async fn work_whose_transactions_find_no_room_is_not_charged_for_unless_it_is_as
 
 /// The only place is taken by a transaction that is in no block: after a minute in line nothing was signed for.
 #[tokio::test(start_paused = true)]
-async fn work_that_waited_in_line_for_a_minute_is_not_charged_for_unless_it_is_asked_for_again() {
+async fn work_is_not_charged_after_a_minute_in_the_settlement_queue() {
     let scene = Scene::open(|b| b.in_flight(1).batch_size(1)).await;
     let app = scene.shop.app(scene.shop.layer().max_timeout(Duration::from_secs(600)));
     let customers = [scene.customer().await, scene.customer().await];

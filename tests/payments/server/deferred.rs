@@ -93,7 +93,7 @@ async fn a_known_payer_is_answered_before_any_transaction() {
 }
 
 #[tokio::test]
-async fn a_stranger_pays_in_line() {
+async fn new_payer_is_settled_before_the_response() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).deferred(policy(10, 10, 2)), echo);
     let other = known(&app, 2).await;
@@ -216,7 +216,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
 
 /// An outage between a request and its settlement is nobody's failure: what is owed is settled after it.
 #[tokio::test]
-async fn a_facilitator_that_is_away_takes_no_credit_from_payers() {
+async fn outage_of_the_facilitator_does_not_use_up_credit() {
     let facilitator = Arc::new(
         Scripted::new()
             .settle(|call, _| async move { if call == 0 { Ok(support::scripted::paid()) } else { Err(away()) } }),

@@ -116,7 +116,7 @@ async fn deferred_payment_is_settled_before_shutdown() {
 }
 
 #[tokio::test]
-async fn a_payer_that_spends_its_balance_elsewhere_costs_what_it_was_trusted_with_and_no_more() {
+async fn payer_that_spends_its_balance_elsewhere_costs_no_more_than_its_credit() {
     let chain = DevnetChain::start(None).await;
     let proxy = RpcProxy::start(chain.rpc_url()).await;
     let shop = Shop::open_at(&chain, proxy.url()).await;

@@ -189,17 +189,17 @@ macro_rules! in_every_flow {
             use super::*;
 
             #[tokio::test]
-            async fn costs_two_transactions_and_their_work() {
+            async fn cheating_payer_costs_two_transactions_and_their_work() {
                 cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Authorization).await;
             }
 
             #[tokio::test]
-            async fn costs_two_transactions_upfront() {
+            async fn cheating_payer_costs_two_transactions_upfront() {
                 cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Upfront).await;
             }
 
             #[tokio::test]
-            async fn costs_its_credit_when_deferred() {
+            async fn cheating_payer_costs_its_credit_when_deferred() {
                 cost_of_a_cheating_payer_is_bounded(Trick::$trick, Flow::Deferred).await;
             }
         })*

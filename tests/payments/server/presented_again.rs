@@ -197,7 +197,7 @@ fn requests(text: &str) -> [Request<Body>; 2] {
 }
 
 #[tokio::test]
-async fn a_body_too_long_to_be_kept_finds_its_answer_again() {
+async fn large_request_body_finds_its_answer_on_retry() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator).max_request_body(10), echo);
     let text = "a body that streams";
@@ -251,7 +251,7 @@ impl http_body::Body for Announced {
 }
 
 #[tokio::test(start_paused = true)]
-async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
+async fn copies_with_a_large_body_wait_for_the_answer() {
     let facilitator = Arc::new(Scripted::new());
     let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begun, told) = (working.clone(), go_on.clone());
@@ -285,7 +285,7 @@ async fn copies_with_a_body_too_long_to_be_kept_wait_for_the_answer() {
 }
 
 #[tokio::test]
-async fn work_is_not_begun_again_with_a_body_too_long_to_be_compared_first() {
+async fn work_is_not_repeated_with_a_body_too_long_to_compare() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator).max_request_body(10), |_, request| async move {
         request.into_body().collect().await.unwrap();
@@ -323,7 +323,7 @@ async fn exhausted_attempts_of_a_settled_payment_are_answered_with_its_receipt()
 }
 
 #[tokio::test]
-async fn work_that_panics_says_whether_it_was_paid_for() {
+async fn panicking_handler_reports_whether_the_payment_settled() {
     let facilitator = Arc::new(Scripted::new().settle(|_, _| ready(Ok(paid()))));
     for (flow, is_paid) in [(PaymentFlow::Upfront, true), (PaymentFlow::Authorization, false)] {
         let (app, _) = serve(layer(&facilitator).flow(flow), |run, request| async move {

@@ -105,7 +105,7 @@ async fn the_whole_answer_is_in_the_ledger_before_the_money_moves() {
 }
 
 #[test]
-fn a_process_that_dies_before_it_settled_owes_the_answer_and_not_the_work() {
+fn answer_survives_a_crash_before_settlement_without_repeated_work() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let purchase = killed(async {
         let settling = Arc::new(Notify::new());
@@ -132,7 +132,7 @@ fn a_process_that_dies_before_it_settled_owes_the_answer_and_not_the_work() {
 }
 
 #[test]
-fn a_process_that_dies_after_it_settled_owes_nothing_but_the_answer() {
+fn answer_survives_a_crash_after_settlement() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
     let transaction = B256::repeat_byte(0x77);
     let purchase = killed(async {
@@ -167,7 +167,7 @@ fn a_process_that_dies_after_it_settled_owes_nothing_but_the_answer() {
 
 /// A stream is not there before it is read: what a crash took of it is owed, and never worked for twice.
 #[test]
-fn a_paid_stream_that_a_crash_took_is_refused_with_its_transaction() {
+fn paid_stream_that_was_lost_in_a_crash_is_refused_with_its_transaction() {
     let clock = Arc::new(ManualClock::at(unix_now()));
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::with(ResponseLimits::default(), 100, clock.clone()));
     let purchase = killed(async {
@@ -260,7 +260,7 @@ async fn stream_that_was_not_sent_is_not_delivered() {
 
 /// What is too large to be kept is not waited for either.
 #[tokio::test]
-async fn a_body_larger_than_what_is_kept_streams() {
+async fn response_larger_than_the_ledger_keeps_is_streamed() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator), |_, _| async { Response::new(promised(1 << 20, [Ok("part")], true)) });
     let purchase = customer().pay(&app, evaluate("x")).await;

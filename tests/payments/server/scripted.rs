@@ -40,7 +40,7 @@ fn held_body(text: &'static str, read: Arc<Notify>, go: Arc<Notify>) -> Body {
 }
 
 #[tokio::test]
-async fn a_payment_that_was_refused_buys_nothing_at_the_price_it_was_refused_at() {
+async fn refused_payment_buys_nothing_at_the_earlier_price() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (asking, told) = (asked.clone(), answer.clone());
     let facilitator = Arc::new(Scripted::new().verify(move |call, _| {
@@ -335,7 +335,7 @@ async fn a_payment_whose_transaction_no_node_took_can_be_presented_at_once() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_read_nothing_does_not_open_the_answer_to_other_bodies() {
+async fn attempt_that_read_no_body_does_not_release_the_answer_to_other_bodies() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator), |run, request| async move {
         if run == 0 {
@@ -351,7 +351,7 @@ async fn an_attempt_that_read_nothing_does_not_open_the_answer_to_other_bodies()
 }
 
 #[tokio::test]
-async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
+async fn upfront_payment_binds_the_body_before_settlement() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator).flow(PaymentFlow::Upfront), |run, request| async move {
         assert!(run > 0, "as told");
@@ -366,7 +366,7 @@ async fn paid_before_the_work_the_body_is_frozen_before_the_money_moves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind() {
+async fn client_that_disconnects_during_reservation_leaves_no_lease() {
     let mut scripted = Scripted::new();
     scripted.ledger = slow_ledger(Duration::from_millis(50));
     let facilitator = Arc::new(scripted);
@@ -378,7 +378,7 @@ async fn a_client_that_goes_away_while_the_ledger_reserves_leaves_nothing_behind
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_behind() {
+async fn client_that_disconnects_during_a_new_lease_leaves_no_lease() {
     let mut scripted = Scripted::new();
     scripted.ledger = slow_ledger(Duration::from_millis(50));
     let facilitator = Arc::new(scripted);
@@ -396,7 +396,7 @@ async fn a_client_that_goes_away_while_the_ledger_leases_anew_leaves_nothing_beh
 }
 
 #[tokio::test]
-async fn work_is_not_begun_again_when_too_little_time_is_left_to_be_paid_for_it() {
+async fn work_is_not_repeated_with_too_little_time_left_to_settle() {
     let facilitator = Arc::new(Scripted::new());
     let clock = Arc::new(ManualClock::at(unix_now()));
     let (app, handled) = serve(layer(&facilitator).clock(clock.clone()), |_, _| async {
@@ -411,7 +411,7 @@ async fn work_is_not_begun_again_when_too_little_time_is_left_to_be_paid_for_it(
 }
 
 #[tokio::test]
-async fn a_copy_that_waited_until_too_little_time_was_left_is_not_worked_for() {
+async fn copy_that_waited_too_long_to_settle_is_refused() {
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (asking, told) = (asked.clone(), answer.clone());
     let facilitator = Arc::new(Scripted::new().verify(move |call, _| {
@@ -466,7 +466,7 @@ async fn an_upgrade_that_may_be_paid_for_is_charged() {
 }
 
 #[tokio::test]
-async fn an_offer_to_go_on_in_http2_is_not_taken_up() {
+async fn h2c_upgrade_is_ignored() {
     let facilitator = Arc::new(Scripted::new());
     let (app, handled) = serve(layer(&facilitator), |_, request| async move {
         assert!(!["upgrade", "http2-settings"].iter().any(|name| request.headers().contains_key(*name)));
@@ -527,7 +527,7 @@ async fn payment_passes_a_free_layer_to_a_paid_one_below() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn copies_of_one_payment_leave_places_to_others() {
+async fn waiting_copies_of_one_payment_do_not_block_other_payments() {
     let facilitator = Arc::new(Scripted::new());
     let (app, _) = serve(layer(&facilitator).max_concurrent(16), |_, request| async move {
         let body = request.into_body().collect().await.unwrap().to_bytes();

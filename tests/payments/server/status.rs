@@ -165,7 +165,7 @@ async fn malformed_query_is_refused() {
 }
 
 #[tokio::test]
-async fn the_402_says_where_to_ask() {
+async fn the_402_declares_the_status_url() {
     let chain = DevnetChain::start(None).await;
     let shop = Shop::open(&chain).await;
     let plain: Answer = send(&shop.app(shop.layer()), evaluate("a")).await;

@@ -42,7 +42,7 @@ fn on(ledger: &Arc<SqliteLedger>) -> Arc<Scripted> {
 }
 
 #[tokio::test]
-async fn a_payment_under_way_while_the_server_is_upgraded_is_known_again() {
+async fn payment_in_flight_is_recognized_after_an_upgrade_of_the_server() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let ledger = Arc::new(SqliteLedger::open(&path).await.unwrap());

@@ -291,7 +291,7 @@ async fn payment_in_v1_is_not_lost_when_the_price_changes() {
 }
 
 #[tokio::test]
-async fn scripts_may_read_the_settlement() {
+async fn cors_exposes_the_settlement_header() {
     let (_chain, shop, _) = open().await;
     let mut request = evaluate("a");
     request.headers_mut().insert("origin", "https://app.example".parse().unwrap());

@@ -65,7 +65,7 @@ async fn an_environment_joins_as_soon_as_the_trainer_begins() {
 }
 
 #[tokio::test]
-async fn waiting_for_the_trainer_ends_with_patience() {
+async fn waiting_for_the_trainer_times_out() {
     let server = AtroposServer::start().await;
     let late = server.client().register_env(&sums(2), Duration::from_millis(600)).await;
     assert!(matches!(late, Err(AtroposError::NotStarted(_))), "{late:?}");

@@ -12,7 +12,7 @@ use support::programs::example;
 const BATCH: usize = 2 * GROUP;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_talk_nonsense() {
+async fn every_pushed_group_is_paid_while_evaluators_crash_misquote_and_answer_garbage() {
     let (server, stage) = (server().await, Stage::set().await);
     // The best offer for arithmetic, from a program that will be killed.
     let (mut mortal, mortal_url, mortal_payee) = evaluator(&stage, "$0.0005").await;
@@ -76,7 +76,7 @@ async fn every_group_that_the_trainer_gets_is_paid_while_evaluators_die_lie_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_nothing_but_the_server_the_policy_learns_and_the_books_agree() {
+async fn policy_learns_and_books_agree_with_the_server_alone() {
     let server = server().await;
     let out = tempfile::tempdir().unwrap();
     let mut command = example("atropos_environment");
@@ -95,7 +95,7 @@ async fn with_nothing_but_the_server_the_policy_learns_and_the_books_agree() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_that_is_used_up_ends_the_run_and_is_not_exceeded() {
+async fn used_up_budget_ends_the_run_and_is_not_exceeded() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;

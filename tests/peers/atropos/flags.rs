@@ -25,7 +25,7 @@ async fn specialist(stage: &Stage, skill: &str, price: &str) -> Booth {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_there_is_no_money_to_find_out_what_is_right_nobody_is_paid_for_style() {
+async fn prose_is_not_bought_without_money_for_arithmetic() {
     let (server, stage) = (server().await, Stage::set().await);
     let (sums, style) =
         (specialist(&stage, "arithmetic", "$0.0011").await, specialist(&stage, "prose", "$0.001").await);
@@ -60,7 +60,7 @@ async fn a_run_without_a_finished_group_has_a_summary_and_plots() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_groups_wait_than_max_queue_says() {
+async fn queue_never_exceeds_max_queue() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -78,7 +78,7 @@ async fn no_more_groups_wait_than_max_queue_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_payment_is_more_than_max_payment_says_and_each_part_of_a_group_has_its_own() {
+async fn no_payment_exceeds_max_payment_and_a_group_is_paid_in_parts() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -99,7 +99,7 @@ async fn no_payment_is_more_than_max_payment_says_and_each_part_of_a_group_has_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_seed_decides_what_is_asked_and_answered() {
+async fn seed_determines_tasks_and_answers() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;

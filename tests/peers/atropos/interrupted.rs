@@ -9,7 +9,7 @@ use support::chain::Chain;
 const BATCH: usize = 2 * GROUP;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_is_killed_goes_on_and_its_books_are_those_of_the_chain() {
+async fn killed_run_resumes_and_its_books_agree_with_the_chain() {
     let (server, stage) = (server().await, Stage::set().await);
     let booths = [stage.open(Both).await, stage.open_with(Both, |card| card.price("$0.0012")).await];
     let student = Student::rich(&stage).await;
@@ -63,7 +63,7 @@ async fn a_run_that_is_killed_goes_on_and_its_books_are_those_of_the_chain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_whose_answer_is_lost_arrives_once_and_one_that_is_lost_itself_is_not_sent_again() {
+async fn group_is_never_sent_twice_after_a_lost_request_or_answer() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -81,7 +81,7 @@ async fn a_group_whose_answer_is_lost_arrives_once_and_one_that_is_lost_itself_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_does_not_answer_what_is_asked_before_a_group_is_sent_costs_no_group() {
+async fn unanswered_status_request_loses_no_group() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -106,7 +106,7 @@ async fn a_server_that_does_not_answer_what_is_asked_before_a_group_is_sent_cost
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_could_not_be_sent_is_kept_for_the_next_run_and_not_bought_again() {
+async fn unsent_group_is_kept_for_the_next_run_and_not_bought_again() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -138,7 +138,7 @@ async fn a_group_that_could_not_be_sent_is_kept_for_the_next_run_and_not_bought_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_was_perhaps_sent_to_a_server_that_has_restarted_is_not_sent_again() {
+async fn possibly_sent_group_is_not_sent_again_to_a_restarted_server() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -169,7 +169,7 @@ async fn a_group_that_was_perhaps_sent_to_a_server_that_has_restarted_is_not_sen
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_is_handed_over_when_the_process_is_killed_arrives_exactly_once() {
+async fn group_that_is_pushed_while_the_process_is_killed_arrives_once() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;

@@ -39,7 +39,7 @@ async fn mute(stage: &Stage, price: &str) -> (Url, Address) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_paid_without_an_answer_is_open_until_its_block_is_final_and_no_disagreement() {
+async fn unanswered_payment_is_open_until_final_and_no_disagreement() {
     let (server, stage) = (server().await, Stage::set_with_finality(DEPTH).await);
     let (mute_url, mute_payee) = mute(&stage, "$0.0005").await;
     let booth = stage.open(Both).await;
@@ -77,7 +77,7 @@ async fn what_was_paid_without_an_answer_is_open_until_its_block_is_final_and_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payer_that_is_given_money_between_payments_has_books_that_agree_all_the_same() {
+async fn books_agree_if_the_payer_receives_money_meanwhile() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -100,7 +100,7 @@ async fn a_payer_that_is_given_money_between_payments_has_books_that_agree_all_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn books_that_are_older_than_the_first_look_at_the_chain_agree_with_it() {
+async fn books_from_before_the_first_look_at_the_chain_agree_with_it() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -126,7 +126,7 @@ async fn books_that_are_older_than_the_first_look_at_the_chain_agree_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_silent_node_would_say_is_unknown_and_the_summary_is_there() {
+async fn silent_node_makes_open_payments_unknown_and_the_summary_is_written() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -154,7 +154,7 @@ async fn what_a_silent_node_would_say_is_unknown_and_the_summary_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn money_that_left_without_the_books_is_a_disagreement_and_the_summary_is_there() {
+async fn unrecorded_transfer_is_a_disagreement_and_the_summary_is_written() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;

@@ -261,7 +261,7 @@ impl Judge for Both {
     }
 }
 
-/// Starts the example's evaluator on this stage. Returns it with its payee.
+/// Starts the example's evaluator on this stage. Returns its process, URL and payee.
 pub async fn evaluator(stage: &Stage, price: &str) -> (Child, Url, Address) {
     let key = PrivateKeySigner::random();
     stage.chain.fund(key.address(), U256::from(10).pow(U256::from(18))).await;

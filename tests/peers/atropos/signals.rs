@@ -4,7 +4,7 @@ use super::{program::{Both, GROUP, Running, Student, environment, incomes, serve
 use support::student_stage::Stage;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_asked_to_stop_ends_with_a_summary_and_goes_on_later() {
+async fn interrupted_environment_writes_a_summary_and_resumes_later() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;
@@ -47,7 +47,7 @@ async fn who_is_asked_to_stop_ends_with_a_summary_and_goes_on_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_trainer_can_be_stopped() {
+async fn environment_that_waits_for_a_trainer_can_be_stopped() {
     let (server, stage) = (server().await, Stage::set().await);
     let booth = stage.open(Both).await;
     let student = Student::rich(&stage).await;

@@ -305,7 +305,7 @@ async fn an_outcome_that_is_not_known_is_asked_for_until_it_is_on_anvil() {
 
 /// Only the chain can show that a payment expired unused.
 #[tokio::test]
-async fn what_ended_unused_is_dropped_and_what_was_used_is_not_on_anvil() {
+async fn expired_unused_payment_is_dropped_and_a_used_one_is_kept_on_anvil() {
     let mut scene = Scene::set(|layer| layer).await;
     scene.open().await;
     scene.site.trouble.is_busy.store(true, Ordering::SeqCst);
@@ -351,7 +351,7 @@ async fn a_refused_payment_is_explained_and_not_replaced_on_anvil() {
 
 /// A route that answers POST only: in the flow `authorization` nothing is charged.
 #[tokio::test]
-async fn an_answer_that_is_no_success_is_not_paid_for_on_anvil() {
+async fn failed_answer_is_not_charged_on_anvil() {
     let mut scene = Scene::with_answer(|layer| layer, 405, "text/plain", "POST only").await;
     scene.open().await;
     let seen = scene.browser.press().await;
@@ -387,7 +387,7 @@ async fn a_bought_picture_is_shown_on_anvil() {
 
 /// Texts of the seller and of the link's author, in a real browser.
 #[tokio::test]
-async fn hostile_words_do_nothing_in_a_browser_on_anvil() {
+async fn hostile_texts_run_no_script_in_a_browser_on_anvil() {
     let evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)><svg/onload=alert(3)>";
     let mut scene = Scene::set(|layer| layer.description(evil).service_name(evil)).await;
     let url = scene.site.url("localhost", "/a\"b'<script>alert(4)</script>?q=\"><script>alert(5)</script>'`");

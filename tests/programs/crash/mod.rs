@@ -96,7 +96,7 @@ async fn a_payment_with_a_remote_facilitator_survives_every_kill_on_postgres() {
 
 /// A control: the matrix finds the losses of a ledger in memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ledger_that_forgets_is_found_out() {
+async fn matrix_detects_a_ledger_that_loses_its_records() {
     let stop = Point { name: "response: ready".into(), occurrence: 1 };
     let found = case::run(Via::Chain, Flow::Authorization, Some(Store::Nowhere), &[stop]).await;
     let wrong = found.wrong;
@@ -115,7 +115,7 @@ const COURSE: Course =
     Course { via: Via::Chain, backend: Backend::Sqlite, flow: Flow::Authorization, when: When::First };
 
 #[test]
-fn a_place_that_one_of_two_runs_passed_is_seen_by_chance() {
+fn place_that_one_of_two_runs_passed_counts_as_reached_by_chance() {
     let runs = [["a", "b", "a", "a"], ["a", "c", "c", "a"]].map(|run| run.map(str::to_owned).to_vec());
     let place = |order, name: &str, by_chance| Place { course: COURSE, order, name: name.into(), by_chance };
     let expected = [(place(0, "a", false), 2), (place(1, "b", true), 1), (place(2, "c", true), 2)];
@@ -123,7 +123,7 @@ fn a_place_that_one_of_two_runs_passed_is_seen_by_chance() {
 }
 
 #[test]
-fn the_small_matrix_takes_no_place_by_chance_that_another_course_is_sure_of() {
+fn small_matrix_prefers_courses_that_surely_reach_a_place() {
     let flows = [Flow::Authorization, Flow::Upfront, Flow::Deferred];
     for sure in flows {
         let place =
@@ -135,12 +135,12 @@ fn the_small_matrix_takes_no_place_by_chance_that_another_course_is_sure_of() {
 
 #[test]
 #[should_panic(expected = "not reached again")]
-fn a_place_that_is_missed_once_fails_the_matrix() {
+fn place_that_was_missed_fails_the_matrix() {
     is_flawless(&one_row(false, Tally { kills: 99, missed: 1, ..Tally::default() }));
 }
 
 #[test]
-fn a_place_seen_by_chance_may_be_missed() {
+fn place_reached_by_chance_may_be_missed() {
     let matrix = one_row(true, Tally { missed: 1, ..Tally::default() });
     is_flawless(&matrix);
     let row = |text: String, start: &str| text.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
@@ -150,13 +150,13 @@ fn a_place_seen_by_chance_may_be_missed() {
 
 #[test]
 #[should_panic(expected = "open: 1")]
-fn a_life_that_does_not_come_to_its_end_fails_the_matrix() {
+fn last_life_that_does_not_finish_fails_the_matrix() {
     is_flawless(&one_row(false, Tally { kills: 1, wrong: Wrong { open: 1, ..Wrong::default() }, ..Tally::default() }));
 }
 
 #[test]
 #[should_panic(expected = "lost: 1")]
-fn what_goes_wrong_at_a_place_seen_by_chance_fails_the_matrix() {
+fn violation_at_a_place_reached_by_chance_fails_the_matrix() {
     is_flawless(&one_row(true, Tally { kills: 1, wrong: Wrong { lost: 1, ..Wrong::default() }, ..Tally::default() }));
 }
 

@@ -180,7 +180,7 @@ fn make_room(path: &Path) {
 }
 
 #[tokio::test]
-async fn full_file_is_told_before_anybody_works_or_pays() {
+async fn full_file_is_reported_before_work_and_settlement() {
     let directory = tempfile::tempdir().unwrap();
     for flow in [PaymentFlow::Upfront, PaymentFlow::Authorization] {
         let path = directory.path().join(format!("{flow:?}.sqlite"));
@@ -207,7 +207,7 @@ async fn full_file_is_told_before_anybody_works_or_pays() {
 }
 
 #[tokio::test]
-async fn payment_that_moved_and_could_not_be_recorded_is_told_with_its_transaction() {
+async fn settled_payment_that_cannot_be_recorded_is_reported_with_its_transaction() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let devnet = Devnet::start().await.unwrap();
@@ -229,7 +229,7 @@ async fn payment_that_moved_and_could_not_be_recorded_is_told_with_its_transacti
 }
 
 #[tokio::test]
-async fn work_that_was_paid_for_and_could_not_be_recorded_is_told_with_its_transaction() {
+async fn paid_work_that_cannot_be_recorded_is_reported_with_its_transaction() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let devnet = Devnet::start().await.unwrap();
@@ -249,7 +249,7 @@ async fn work_that_was_paid_for_and_could_not_be_recorded_is_told_with_its_trans
 
 /// The file is deleted while the process has it open, so its writes go to an unlinked file.
 #[tokio::test]
-async fn file_that_is_deleted_costs_nobody_money() {
+async fn deleted_file_costs_no_money() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.sqlite");
     let devnet = Devnet::start().await.unwrap();
@@ -274,7 +274,7 @@ async fn file_that_is_deleted_costs_nobody_money() {
 }
 
 #[tokio::test]
-async fn ledger_in_a_place_that_cannot_be_written_is_not_opened() {
+async fn ledger_in_a_read_only_directory_is_not_opened() {
     for path in ["/proc/x402/ledger.sqlite", "/proc/x402.sqlite", "/proc/version"] {
         let opened = SqliteLedger::open(path).await;
         assert!(matches!(opened, Err(LedgerError::Backend(_))), "{path}");
@@ -324,7 +324,7 @@ async fn process_without_room() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn disk_without_room_is_told_and_nothing_is_lost_when_there_is_room_again() {
+fn full_disk_is_reported_and_nothing_is_lost_once_there_is_room() {
     let program = std::env::current_exe().unwrap();
     let name = concat!(module_path!(), "::process_without_room");
     let name = name.split_once("::").unwrap().1;
@@ -363,7 +363,7 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn database_that_is_gone_is_told_before_anybody_works_or_pays() {
+    async fn lost_database_is_reported_before_work_and_settlement() {
         let server = Server::start();
         let devnet = Devnet::start().await.unwrap();
         let ledger = ledger(&server).await;
@@ -381,12 +381,12 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn database_that_goes_away_during_the_work_leaves_it_open_what_is_charged() {
+    async fn database_lost_during_work_makes_the_outcome_unknown() {
         goes_away_during_the_work(PaymentFlow::Authorization, is_left_open).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn database_that_goes_away_during_work_that_is_paid_for_is_told_with_the_transaction() {
+    async fn database_lost_during_paid_work_is_reported_with_the_transaction() {
         goes_away_during_the_work(PaymentFlow::Upfront, |answer| {
             is_paid_for_and_not_recorded(answer);
         })
@@ -412,7 +412,7 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn database_that_is_restarted_during_the_work_is_not_noticed() {
+    async fn database_restart_during_work_is_invisible_to_the_client() {
         for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
             let server = Arc::new(Server::start());
             let devnet = Devnet::start().await.unwrap();
@@ -427,7 +427,7 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn database_that_can_only_be_read_is_told_before_anybody_works_or_pays() {
+    async fn read_only_database_is_reported_before_work_and_settlement() {
         let server = Server::start();
         let devnet = Devnet::start().await.unwrap();
         let ledger = ledger(&server).await;

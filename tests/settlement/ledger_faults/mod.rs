@@ -15,7 +15,7 @@
 //! (`LEDGER_FAULTS_FLOW` and `LEDGER_FAULTS_CALL` select a flow and a call by name):
 //!
 //! ```text
-//! cargo test -p tower-x402-tests --test settlement -- --nocapture no_call_that_fails
+//! cargo test -p tower-x402-tests --test settlement -- --nocapture failed_ledger_call
 //! ```
 //!
 //! `backends.rs` makes the real stores fail.

@@ -47,33 +47,33 @@ struct Row {
 }
 
 #[test]
-fn no_call_that_fails_hurts_a_payment() {
+fn failed_ledger_call_harms_no_payment() {
     check(PLAIN_FLOWS, false);
 }
 
 #[test]
-fn no_call_that_fails_hurts_a_payment_that_is_settled_late_or_for_a_stream() {
+fn failed_ledger_call_harms_no_deferred_or_streamed_payment() {
     check(LATE_FLOWS, false);
 }
 
 #[test]
-fn no_call_that_fails_hurts_a_payment_in_trouble_with_its_node() {
+fn failed_ledger_call_harms_no_payment_with_a_failing_node() {
     check(NODE_FLOWS, false);
 }
 
 #[test]
-fn no_call_that_fails_hurts_a_payment_through_a_facilitator() {
+fn failed_ledger_call_harms_no_payment_through_a_facilitator() {
     check(REMOTE_FLOWS, false);
 }
 
 #[test]
-fn no_call_that_fails_at_a_facilitator_hurts_a_payment() {
+fn failed_ledger_call_at_the_facilitator_harms_no_payment() {
     check(FACILITATOR_FLOWS, false);
 }
 
 #[test]
 #[ignore = "takes minutes: includes faults that are equivalent to those above"]
-fn no_call_that_fails_in_whatever_way_hurts_a_payment() {
+fn failed_ledger_call_of_every_kind_harms_no_payment() {
     check(&FLOWS.concat(), true);
 }
 

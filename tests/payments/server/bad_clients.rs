@@ -1,5 +1,5 @@
-//! Clients that try to make more of a payment than it is: on another route, at another price, under another spelling of the
-//! path, in another flow or version. One payment is never two purchases, and one signed for one price never buys another.
+//! Clients that try to use a payment for more than it is: on another route, at another price, under another spelling of the path, in
+//! another flow or version. One payment never buys twice, and never buys at another price than it was signed for.
 
 use std::sync::{
     Arc,
@@ -59,7 +59,7 @@ fn to(path: &str) -> Request<Body> {
     Request::post(path).body(Body::from("a")).unwrap()
 }
 
-/// Refused with this status and reason.
+/// Checks that the answer is a refusal with this status and reason.
 async fn refused(app: &App, what: &str, request: Request<Body>, status: u16, reason: &str) {
     let answer = send(app, request).await;
     assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (status, reason), "{what}: {}", answer.text());
@@ -81,11 +81,11 @@ async fn a_payment_for_one_price_never_buys_another(chain: &dyn Chain) {
         assert_eq!(market.handled(), [0, 0]);
         assert_eq!(market.shop.counts().await, Default::default(), "nothing in the ledger");
     }
-    // More than is asked for is not what is asked for, either.
+    // A higher amount than the price is refused, too.
     let too_much = customer.pay(app, to("/dear")).await;
     refused(app, "too much", too_much.on(to("/cheap")), 402, "invalid_payment_requirements").await;
 
-    // Used for what it was signed for, it buys nothing more.
+    // Once it is used, it buys nothing more.
     assert_eq!(send(app, purchase.on(to("/cheap"))).await.status, StatusCode::OK);
     refused(app, "used", purchase.on(to("/dear")), 409, "payment_already_used").await;
     refused(app, "used, as if for the other", claiming(&dear_offer).on(to("/dear")), 402, mismatch).await;
@@ -93,7 +93,7 @@ async fn a_payment_for_one_price_never_buys_another(chain: &dyn Chain) {
     assert_eq!((market.handled(), chain.balance(market.shop.pay_to).await), ([1, 0], PRICE));
 }
 
-/// The offers are equal but for the path; a ledger is all that the two have in common.
+/// The offers differ only in the path, and the two routes share only a ledger.
 async fn payment_sent_to_two_routes_at_once_buys_one(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer());
@@ -146,7 +146,7 @@ async fn path_written_differently_is_never_served_twice_or_unpaid(chain: &dyn Ch
     }
     assert_eq!((market.handled(), chain.balance(market.shop.pay_to).await), ([1, 0], PRICE));
 
-    // A service that takes every spelling for the same page sells it at each one's own price, once per payment.
+    // A service that treats all spellings as one page sells each at its own price, once per payment.
     let shop = Shop::open(chain).await;
     let app = shop.app(shop.layer());
     let spellings = ["/evaluate", "/%65valuate", "/evaluat%65", "//evaluate", "/evaluate/", "/EVALUATE"];
@@ -162,7 +162,7 @@ async fn path_written_differently_is_never_served_twice_or_unpaid(chain: &dyn Ch
 async fn a_payment_signed_for_one_flow_is_not_paid_again_in_another(chain: &dyn Chain) {
     let flows = [PaymentFlow::Authorization, PaymentFlow::Upfront];
     for (index, flow) in flows.into_iter().enumerate() {
-        // A seller of the other flow only: what was accepted is not on offer.
+        // This seller offers the other flow only.
         let shop = Shop::open(chain).await;
         let other = shop.app(shop.layer().flow(flows[1 - index]));
         let both = shop.app(flows.iter().fold(shop.layer(), |layer, flow| layer.flow(*flow)));
@@ -172,7 +172,7 @@ async fn a_payment_signed_for_one_flow_is_not_paid_again_in_another(chain: &dyn 
         refused(&other, "another flow", purchase.on(evaluate("a")), 402, "invalid_payment_requirements").await;
         assert_eq!(shop.counts().await, Default::default(), "nothing in the ledger");
 
-        // A seller of both: the authorization does not say which, so the first to come decides, once.
+        // This seller offers both. The authorization does not name the flow, so the first request decides.
         let first = send(&both, purchase.on(evaluate("a"))).await;
         assert_eq!((first.status, first.text()), (StatusCode::OK, "a"), "{flow}");
         let offers = demand(&send(&both, evaluate("a")).await)["accepts"].clone();
@@ -194,7 +194,7 @@ async fn payment_of_another_payer_buys_nothing(chain: &dyn Chain) {
     let secret = || Request::post("/evaluate").header("authorization", "Bearer payer").body(Body::from("a")).unwrap();
     let purchase = payer.pay(&app, secret()).await;
     let signature = "invalid_exact_evm_payload_signature";
-    // Seen on the way, before it is used: made out to the thief, or signed by it.
+    // Stolen in transit, before it is used: redirected to the thief, or signed by it.
     let mut renamed = purchase.clone();
     renamed.authorization.from = thief.from;
     refused(&app, "in another name", renamed.on(secret()), 402, signature).await;
@@ -203,14 +203,14 @@ async fn payment_of_another_payer_buys_nothing(chain: &dyn Chain) {
     refused(&app, "signed by another", resigned.on(secret()), 402, signature).await;
     assert_eq!(shop.counts().await, Default::default(), "nothing in the ledger");
 
-    // Read from the chain, after it was used: for another's request.
+    // Read from the chain after it was used, and presented with another request.
     assert_eq!(send(&app, purchase.on(secret())).await.status, StatusCode::OK);
     refused(&app, "for another caller", purchase.on(to("/evaluate")), 409, "payment_already_used").await;
     refused(&app, "resigned", resigned.on(secret()), 402, signature).await;
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
 }
 
-/// A network that v1 has no name for is not offered to v1, and not paid in it.
+/// A network without a name in v1 is neither offered nor paid in v1.
 #[tokio::test]
 async fn a_payment_in_v1_to_an_offer_of_v2_only_is_refused() {
     let facilitator = Arc::new(Scripted::new());

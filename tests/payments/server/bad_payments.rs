@@ -1,4 +1,4 @@
-//! Every way a payment can be wrong: a clear reason, the right status, no work, no money, no panic.
+//! Every way in which a payment can be invalid. Each gets the right status and reason; no work is done and no money moves.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -29,7 +29,7 @@ on_every_chain! {
     a_payment_under_way_is_not_lost_when_the_price_changes,
 }
 
-/// A shop, a customer with money, and everything that must still be true after each refusal.
+/// A seller, a customer with money, and the checks after each refusal.
 struct Counter<'a> {
     chain: &'a dyn Chain,
     shop: Shop,
@@ -60,14 +60,14 @@ impl<'a> Counter<'a> {
         answer
     }
 
-    /// Refused for what its payload says after `change`.
+    /// Checks that the payment is refused after this change of its payload.
     async fn payload(&self, what: &str, status: u16, reason: &str, change: impl FnOnce(&mut Value)) {
         let mut payload = self.purchase().await.payload();
         change(&mut payload);
         self.refused(what, paid(evaluate("a"), &payload), status, reason).await;
     }
 
-    /// Refused although it is signed as it stands after `change`.
+    /// Checks that the payment is refused although it is signed after this change.
     async fn signed(&self, what: &str, reason: &str, change: impl FnOnce(&mut Purchase)) {
         let mut purchase = self.purchase().await;
         change(&mut purchase);
@@ -158,7 +158,7 @@ async fn a_payment_for_something_else_is_refused(chain: &dyn Chain) {
     other_flow.offer["extra"]["paymentFlow"] = "upfront".into();
     counter.refused("another flow", other_flow.on(evaluate("a")), 402, "invalid_payment_requirements").await;
 
-    // Signed for real, but not for what is asked.
+    // Validly signed, but for another offer.
     counter.signed("pays somebody else", RECIPIENT, |purchase| purchase.authorization.to = other).await;
     for value in [0, 1, PRICE - 1, PRICE + 1] {
         let what = format!("pays {value}");
@@ -224,7 +224,7 @@ async fn a_signature_that_the_token_refuses_is_refused(chain: &dyn Chain) {
     altered.authorization.nonce = B256::repeat_byte(1);
     counter.refused("for another nonce", altered.on(evaluate("a")), 402, SIGNATURE).await;
 
-    // After all that, the real one still buys.
+    // After all that, the valid payment still buys.
     assert_eq!(send(&counter.app, purchase.on(evaluate("a"))).await.status, StatusCode::OK);
 }
 
@@ -342,7 +342,7 @@ async fn an_unknown_outcome_is_followed_without_the_client() {
     panic!("not followed: {:?}", shop.counts().await);
 }
 
-/// The first transaction goes through, and nothing is heard from the node from then on.
+/// The first transaction reaches the node, which answers nothing from then on.
 fn cut_off_after_sending(proxy: &RpcProxy) {
     let sent = AtomicBool::new(false);
     proxy.judge(move |methods| {
@@ -355,7 +355,7 @@ fn cut_off_after_sending(proxy: &RpcProxy) {
     });
 }
 
-/// Whatever bytes and whatever JSON: an answer below 500, no work, no money.
+/// Any bytes and any JSON get an answer below 500; no work is done and no money moves.
 #[test]
 fn no_request_makes_the_server_panic() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,5 +1,5 @@
-//! What a person is shown whose browser opens what is sold; and that nobody else notices. The button is pressed in
-//! `tests/peers/browser_wallet`.
+//! The page that browsers get for a paid URL, and the unchanged 402 for all other clients. The tests in `tests/peers/browser_wallet` press
+//! its button.
 
 use alloy_primitives::Address;
 use axum::body::Body;
@@ -28,7 +28,7 @@ async fn open() -> (DevnetChain, Shop) {
     (chain, shop)
 }
 
-/// What a browser sends when somebody opens an address.
+/// The headers that a browser sends when a person opens a URL.
 fn navigation(method: &str, uri: &str) -> request::Builder {
     let request = Request::builder().method(method).uri(uri).header("accept", CHROME).header("user-agent", AGENT);
     request.header("sec-fetch-mode", "navigate").header("upgrade-insecure-requests", "1")
@@ -45,19 +45,19 @@ async fn visit(shop: &Shop, layer: RequirePaymentLayerBuilder, uri: &str) -> Ans
     answer
 }
 
-/// What is between two marks, of which the first is there once.
+/// Returns the text between two marks, the first of which occurs once.
 fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
     assert_eq!(text.matches(start).count(), 1, "{start} in {text}");
     text.split_once(start).unwrap().1.split_once(end).unwrap().0
 }
 
-/// The offer that the script reads.
+/// Returns the offers that the script reads.
 fn data(page: &str) -> Value {
     let text = between(page, "<script id=\"payment-required\" type=\"application/json\">", "</script>");
     serde_json::from_str(text).unwrap()
 }
 
-/// The elements that a hostile text could have added to, and their attributes.
+/// Returns the elements and attributes that a hostile text could have added.
 fn tags(page: &str) -> Vec<&str> {
     let markup = page.split_once("</style>").unwrap().1.split_once("<script>").unwrap().0;
     markup.split('<').skip(1).map(|tag| tag.split_once('>').unwrap().0).collect()
@@ -105,7 +105,7 @@ async fn programs_are_answered_to_the_byte_as_without_a_page() {
         ("GET", vec![("accept", "application/json, text/plain, */*"), ("user-agent", AGENT)]),
         ("GET", vec![("accept", "application/json, text/html"), ("user-agent", AGENT)]),
         ("GET", vec![("accept", "text/html;q=0, */*"), ("user-agent", AGENT)]),
-        // Java says so by habit.
+        // The default of Java's HTTP client.
         (
             "GET",
             vec![("accept", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"), ("user-agent", "Java/17.0.2")],
@@ -150,7 +150,7 @@ async fn a_head_request_is_told_of_the_page() {
     assert_eq!((head.status, head.headers), (get.status, get.headers));
 }
 
-/// The answer to a payment is read by a script or a program, whatever it says that it accepts.
+/// A script or program reads the answer to a payment, whatever its `Accept` says.
 #[tokio::test]
 async fn request_with_a_payment_never_gets_the_page() {
     let (chain, shop) = open().await;
@@ -211,7 +211,7 @@ async fn only_its_own_script_runs_in_the_page() {
     }
 }
 
-/// Where the seller's words, the path and the query come from is not asked: all of it is text.
+/// The seller's texts, the path and the query are escaped, wherever they come from.
 #[tokio::test]
 async fn hostile_texts_are_escaped() {
     let (_chain, shop) = open().await;
@@ -232,7 +232,7 @@ async fn hostile_texts_are_escaped() {
         assert_eq!(page.matches("<script").count() - calm.text().matches("<script").count(), 0);
         assert_eq!(data(page), demand(&answer), "and the offer is what it is");
     }
-    // A token's name is the seller's word too. It is also in the button's price, an attribute.
+    // A token's name is the seller's text, too. It is also in an attribute: the button's price.
     let way = RequirePaymentLayerBuilder::default().price("$0.001").facilitator(shop.facilitator.clone());
     let answer = visit(&shop, way.pay_to_in(token, shop.pay_to), "/x?x").await;
     assert_eq!(data(answer.text()), demand(&answer));
@@ -241,7 +241,7 @@ async fn hostile_texts_are_escaped() {
     assert_eq!(names(answer.text()), names(calm.text()));
 }
 
-/// People paste it into a shell.
+/// People paste the command into a shell.
 #[tokio::test]
 async fn shown_shell_command_cannot_be_injected() {
     let (_chain, shop) = open().await;
@@ -299,7 +299,7 @@ async fn computed_price_is_shown_for_its_request() {
     assert_eq!((free.status, free.text()), (StatusCode::OK, "free"), "what is free is not sold by a page");
 }
 
-/// A layer does not see which methods the service below answers; its owner says it.
+/// The layer does not know which methods the service answers; `BrowserPage::methods` sets them.
 #[tokio::test]
 async fn page_has_no_button_where_a_browser_would_pay_for_nothing() {
     let (_chain, shop) = open().await;

@@ -1,5 +1,4 @@
-//! More payments at once than the chain is asked about at once, where only the chain can tell whether they are genuine: they wait for
-//! their turn, in a line with an end and for a time with an end.
+//! More concurrent payments of contract wallets than are verified at once. They wait in a bounded queue, for a bounded time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,17 +16,17 @@ use tokio::{
 };
 use tower_x402::payment::Verified;
 
-/// How many payments the chain is asked about at once.
+/// The number of payments that are verified at once.
 const PLACES: usize = 64;
-/// How many may wait for each place.
+/// The number of payments that may wait for each permit.
 const WAITING: usize = 16;
-/// How long they wait.
+/// The longest wait.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// A chain that judges when it is told to, and says how often it was asked.
+/// A facilitator that verifies on command, and counts how often it was asked.
 struct Gate {
     asked: watch::Receiver<usize>,
-    /// How many payments it judges.
+    /// The number of payments that it verifies.
     open: watch::Sender<usize>,
 }
 
@@ -50,7 +49,7 @@ impl Gate {
         (facilitator, Self { asked, open })
     }
 
-    /// Waits until it was asked so often.
+    /// Waits until it was asked this often.
     async fn asked(&mut self, times: usize) {
         let asked = timeout(Duration::from_secs(1), self.asked.wait_for(|asked| *asked >= times)).await;
         assert_eq!(*asked.expect("it is asked at once").unwrap(), times);
@@ -65,7 +64,7 @@ impl Gate {
     }
 }
 
-/// So many payments of a wallet whose signatures only its contract can judge.
+/// Creates payments of a wallet whose signatures only its contract can verify.
 async fn payments(app: &App, count: usize) -> Vec<Purchase> {
     let mut purchase = customer().pay(app, evaluate("x")).await;
     purchase.signature = Bytes::from(vec![7; 65]);

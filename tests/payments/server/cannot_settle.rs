@@ -1,6 +1,6 @@
-//! What a client is told, and what the ledger holds, where the engine cannot settle a payment or cannot tell whether it did.
+//! The client's answer and the ledger's record if the engine cannot settle a payment, or does not know whether it did.
 //!
-//! On the devnet without a network, so that time is the runtime's: it passes while there is nothing else to do.
+//! The devnet is called without a network, so that the tests run in virtual time.
 
 use std::{
     sync::{
@@ -65,12 +65,12 @@ impl Scene {
         self.shop.facilitator.ledger().get(&key(purchase)).await.unwrap().unwrap()
     }
 
-    /// What the payee has.
+    /// Returns the payee's balance.
     fn received(&self) -> u64 {
         self.chain.devnet.balance_of(self.shop.pay_to).unwrap().atomic()
     }
 
-    /// Time enough for the upkeep to come by a dozen times.
+    /// Waits for a dozen background passes.
     async fn a_minute_later(&self) {
         sleep(Duration::from_secs(60)).await;
     }
@@ -82,7 +82,7 @@ async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
     (purchase, answer)
 }
 
-/// 503, with nothing charged by this request.
+/// Checks for a 503 that says that this request charged nothing.
 fn is_unavailable(answer: &Answer, retry_after: &str) {
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "facilitator_unavailable"));
     assert_eq!(answer.headers["retry-after"], retry_after);
@@ -90,7 +90,7 @@ fn is_unavailable(answer: &Answer, retry_after: &str) {
     assert!(answer.text().contains("nothing was charged by this request"), "{answer:?}");
 }
 
-/// The node will never take it: gas limits, chain ids and the like are configured wrongly.
+/// The node refuses every transaction, as with a wrong chain id or gas limit.
 #[tokio::test(start_paused = true)]
 async fn work_is_not_charged_while_nodes_refuse_its_transaction() {
     let scene = Scene::open(|b| b).await;
@@ -103,7 +103,7 @@ async fn work_is_not_charged_while_nodes_refuse_its_transaction() {
     let record = scene.record(&purchase).await;
     assert_eq!((record.fulfilment, record.settlement), (Fulfilment::Produced, Settlement::Due));
     assert_eq!((record.last_failure, record.transactions.len()), (Some(Reason::UnexpectedSettleError), 1));
-    // It was told that nothing is charged, and nothing is: whatever the node takes later.
+    // The client was told that nothing is charged, and nothing is, even if the node accepts transactions later.
     scene.chain.devnet.faults().clear();
     scene.a_minute_later().await;
     assert_eq!((scene.received(), scene.shop.handled()), (0, 1));
@@ -130,7 +130,7 @@ async fn upfront_payment_that_nodes_refuse_starts_no_work() {
     assert_eq!((scene.received(), scene.shop.handled()), (PRICE, 1));
 }
 
-/// Its answer is out already, so that it stays owed, and is tried again until a node takes it.
+/// The answer was released, so the payment stays due and is tried again until a node accepts it.
 #[tokio::test(start_paused = true)]
 async fn deferred_payment_stays_due_while_nodes_refuse_its_transaction() {
     let clock = Arc::new(ManualClock::at(unix_now()));
@@ -160,7 +160,7 @@ async fn deferred_payment_stays_due_while_nodes_refuse_its_transaction() {
     assert_eq!((scene.received(), scene.shop.handled()), (2 * PRICE, 2));
 }
 
-/// The node took it and falls silent: what became of it is not known, and nobody says that it failed.
+/// The node accepts the transaction and then does not answer: the outcome is unknown, not failed.
 #[tokio::test(start_paused = true)]
 async fn payment_that_is_not_mined_in_time_is_pending_until_its_outcome_is_known() {
     let scene = Scene::open(|b| b).await;
@@ -182,7 +182,7 @@ async fn payment_that_is_not_mined_in_time_is_pending_until_its_outcome_is_known
     assert_eq!((scene.received(), scene.shop.handled()), (PRICE, 1));
 }
 
-/// Four attempts are made for a payment; then its buyer is told that nothing is charged.
+/// After four attempts the buyer is told that nothing is charged.
 #[tokio::test(start_paused = true)]
 async fn work_is_not_charged_while_its_transactions_are_not_mined() {
     let scene = Scene::open(|b| b).await;
@@ -200,7 +200,7 @@ async fn work_is_not_charged_while_its_transactions_are_not_mined() {
     assert_eq!((scene.received(), scene.shop.handled()), (PRICE, 1));
 }
 
-/// The only place is taken by a transaction that is in no block: after a minute in line nothing was signed for.
+/// The only slot is taken by a transaction that is not mined. After a minute in the queue no transaction was signed for this payment.
 #[tokio::test(start_paused = true)]
 async fn work_is_not_charged_after_a_minute_in_the_settlement_queue() {
     let scene = Scene::open(|b| b.in_flight(1).batch_size(1)).await;
@@ -249,7 +249,7 @@ async fn empty_gas_balance_charges_nothing_and_is_known_before_the_next_work() {
     assert_eq!((scene.received(), scene.shop.handled()), (PRICE, 1));
 }
 
-/// A node that knows no final block: payments are settled, and none is ever called final.
+/// On a node without final blocks, payments are settled and never reported as final.
 #[tokio::test(start_paused = true)]
 async fn on_a_chain_without_final_blocks_payments_are_settled_and_followed() {
     let scene = Scene::open(|b| b).await;

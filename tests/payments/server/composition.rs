@@ -1,4 +1,4 @@
-//! The layer among others: over any service, any body, any error; with limits below and timeouts above.
+//! The layer over other services and under other layers: any body, any error, limits below, timeouts above.
 
 use std::{
     fmt,
@@ -102,7 +102,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Neither the error nor the body need be anything but themselves.
+/// The service's error and body types need no conversions.
 #[tokio::test]
 async fn over_a_service_fn_with_its_own_error_and_bodies() {
     #[derive(Debug, PartialEq)]
@@ -199,7 +199,7 @@ async fn garbage_takes_no_capacity_from_the_service_below() {
     let demand = demand(&send(&app, evaluate("a")).await);
     let busy = buy(&app, &customer.sign(&demand, 0));
     gate.until_running(1).await;
-    // The one place is taken; what is not paid for is answered all the same, and at once.
+    // The one permit is taken; unpaid requests are answered at once all the same.
     let penniless = Customer { signer: alloy_signer_local::PrivateKeySigner::random(), ..customer.clone() };
     let garbage = (0..500).map(|n| {
         let mut request = evaluate("a");
@@ -281,7 +281,7 @@ async fn under_a_timeout_the_work_goes_on_and_its_answer_is_kept() {
     gate.open.add_permits(1);
     let looking = async {
         loop {
-            // Each look is cut off by the timeout as well, until there is an answer.
+            // The timeout cuts off each retry, too, until there is an answer.
             if let Ok(answer) = try_send(&app, purchase.on(evaluate("a"))).await {
                 break answer;
             }

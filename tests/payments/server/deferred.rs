@@ -22,20 +22,20 @@ use tower_x402::{
     server::{BuildError, DeferredPolicy},
 };
 
-/// Credit for so many payments, in all and for each payer, after `history` that were paid.
+/// Returns a policy with credit for these numbers of payments, in all and for each payer, after `history` paid ones.
 fn policy(total: u64, per_payer: u64, history: u32) -> DeferredPolicy {
     let payments = |n: u64| Usdc::from_atomic(n * PRICE);
     DeferredPolicy::default().total(payments(total)).per_payer(payments(per_payer)).history(history)
 }
 
-/// Buys with a payment of its own.
+/// Buys an answer with a new payment.
 async fn buy(app: &App, customer: &Customer) -> (Purchase, Answer) {
     let purchase = customer.pay(app, evaluate("x")).await;
     let answer = send(app, purchase.on(evaluate("x"))).await;
     (purchase, answer)
 }
 
-/// A customer that has paid for `times` answers.
+/// Creates a customer that has paid for `times` answers.
 async fn known(app: &App, times: u32) -> Customer {
     let customer = customer();
     for _ in 0..times {
@@ -44,7 +44,7 @@ async fn known(app: &App, times: u32) -> Customer {
     customer
 }
 
-/// Whether it is an answer whose payment is settled later.
+/// Returns `true` if the payment for this answer is settled later.
 fn is_accepted(answer: &Answer) -> bool {
     assert_eq!((answer.status, answer.text()), (StatusCode::OK, "x"), "{answer:?}");
     let settlement = answer.settlement().expect("a paid answer says how");
@@ -52,7 +52,7 @@ fn is_accepted(answer: &Answer) -> bool {
     settlement["transaction"] == ""
 }
 
-/// What is owed, by the records.
+/// Returns the sum of the deferred payments on record.
 async fn owed(ledger: &dyn Ledger) -> u64 {
     let records = ledger.list(&Listing { limit: 10_000, ..Listing::default() }).await.unwrap();
     records.iter().map(Record::owed).sum::<U256>().try_into().unwrap()
@@ -85,7 +85,7 @@ async fn a_known_payer_is_answered_before_any_transaction() {
         assert_eq!(payment[name], value, "{told}");
     }
     assert_eq!((&told["payer"], &told["amount"]), (&json!(customer.from), &json!("1000")));
-    // Whoever settles what is due is told, and finds it.
+    // Background settlement is notified, and finds the payment.
     assert_eq!(facilitator.left(), [key(&purchase)]);
     let idle = Listing { idle_at: Some(support::authorization::unix_now()), ..Listing::of([SettlementState::Due]) };
     let due = facilitator.ledger.list(&idle).await.unwrap();
@@ -101,7 +101,7 @@ async fn new_payer_is_settled_before_the_response() {
     let stranger = customer();
     let answers = [buy(&app, &stranger).await.1, buy(&app, &stranger).await.1, buy(&app, &stranger).await.1];
     assert_eq!(answers.map(|answer| is_accepted(&answer)), [false, false, true], "until it is none any more");
-    // Nothing that failed is a history.
+    // Failed payments give no credit.
     let failing = Arc::new(Scripted::new().settle(|_, _| async { Ok(not_yet()) }));
     let (app, _) = serve(layer(&failing).deferred(policy(10, 10, 1)), echo);
     let poor = customer();
@@ -110,7 +110,7 @@ async fn new_payer_is_settled_before_the_response() {
     }
 }
 
-/// A history of none would be one that anybody can have.
+/// Every new payer would have a history of zero payments.
 #[tokio::test]
 async fn policy_without_history_gives_new_payers_no_credit() {
     let facilitator = Arc::new(Scripted::new());
@@ -201,7 +201,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     let fail = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
     facilitator.ledger.settle(&key(&late), &fail).await.unwrap();
     assert!(!is_accepted(&buy(&app, &customer).await.1));
-    // Presented again, what it owes is settled.
+    // If it is presented again, the due payment is settled.
     let made_up_for = send(&app, late.on(evaluate("x"))).await;
     assert_eq!((made_up_for.text(), made_up_for.transaction()), ("x", B256::repeat_byte(0x77)));
     assert!(is_accepted(&buy(&app, &customer).await.1));
@@ -214,7 +214,7 @@ async fn payer_in_debt_gets_no_credit_until_it_has_paid() {
     assert_eq!((told.status, &told.settlement().unwrap()["success"]), (StatusCode::PAYMENT_REQUIRED, &json!(false)));
 }
 
-/// An outage between a request and its settlement is nobody's failure: what is owed is settled after it.
+/// Payments that were deferred before an outage are settled after it, and keep their payers' credit.
 #[tokio::test]
 async fn outage_of_the_facilitator_does_not_use_up_credit() {
     let facilitator = Arc::new(

@@ -24,13 +24,13 @@ use tower_x402::{
     server::{DeferredPolicy, PaymentStatus},
 };
 
-/// Credit for three payments, after one that was paid.
+/// Returns a policy with credit for three payments, after one paid one.
 fn policy() -> DeferredPolicy {
     let three = Usdc::from_atomic(3 * PRICE);
     DeferredPolicy::default().total(three).per_payer(three).history(1)
 }
 
-/// Waits until the facilitator, which looks after its ledger, has brought a payment to where it belongs.
+/// Waits until the facilitator's background passes have brought a payment into this state.
 async fn until(shop: &Shop, key: &PaymentKey, is_there: impl Fn(&Record) -> bool) -> Record {
     let looking = async {
         loop {
@@ -82,7 +82,7 @@ async fn deferred_payment_is_settled_later() {
     for (purchase, info) in bought {
         let transaction = send(&app, purchase.on(evaluate("x"))).await.transaction();
         assert!(transfers.iter().any(|transfer| transfer.transaction == transaction));
-        // Whom the answer told to ask is told the same.
+        // The status service that the answer names reports the same.
         let named =
             ["network", "asset", "payer", "nonce"].map(|name| format!("{name}={}", info[name].as_str().unwrap()));
         let asked = Request::get(format!("/payments/status?{}", named.join("&"))).body(Body::empty()).unwrap();
@@ -92,7 +92,7 @@ async fn deferred_payment_is_settled_later() {
     assert_eq!(shop.handled(), 5);
 }
 
-/// The upkeep waits for its node just then.
+/// The background pass waits for its node at that time.
 #[tokio::test]
 async fn deferred_payment_is_settled_before_shutdown() {
     let chain = DevnetChain::start(None).await;
@@ -142,7 +142,7 @@ async fn payer_that_spends_its_balance_elsewhere_costs_no_more_than_its_credit()
     }
     assert_eq!(chain.balance(shop.pay_to).await, PRICE, "there is nothing to collect");
 
-    // While it is lost, it takes from what others are trusted with; they pay in line.
+    // While it is open, it uses up the common credit, so other payers are settled before the response.
     let other = Customer::with_funds(&chain, 10 * PRICE).await;
     for _ in 0..2 {
         assert!(!is_accepted(&buy(&app, &other).await.1));
@@ -153,7 +153,7 @@ async fn payer_that_spends_its_balance_elsewhere_costs_no_more_than_its_credit()
     chain.set_next_timestamp(u64::try_from(last).unwrap() + 100).await;
     chain.mine().await;
     for purchase in &owed {
-        // What it would find out by itself, a minute later.
+        // A background pass would find this a minute later.
         let key = key(purchase);
         let record = shop.facilitator.ledger().get(&key).await.unwrap().unwrap();
         let outcome = shop.facilitator.reconcile(&record).await.unwrap();

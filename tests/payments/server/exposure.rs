@@ -1,7 +1,7 @@
-//! What a payer that cheats costs the seller at most, in every flow.
+//! The most that a cheating payer costs the seller, in every flow.
 //!
-//! The payer makes each payment look good, and spoils it at the worst moment: when its transaction is on the way to the node.
-//! What the seller loses is content that was handed over and not paid for, work that was done for nothing, and gas.
+//! Each payment is valid when it is verified, and the payer invalidates it when its transaction is on the way to the node. The seller can
+//! lose content that was delivered unpaid, work, and gas.
 //!
 //! | flow | content | work | gas |
 //! |---|---|---|---|
@@ -9,7 +9,7 @@
 //! | `upfront` | nothing | nothing | two transactions |
 //! | `deferred` | the credit of one payer | as many runs more as `authorization` | two transactions more |
 //!
-//! Then the payer has to wait, ever longer, before anything is verified for it again.
+//! Then the payer has to wait, longer each time, before another payment of it is verified.
 
 use std::{
     sync::{
@@ -41,9 +41,9 @@ sol! {
     function setAccepting(bool accepting);
 }
 
-/// How often a cheat tries.
+/// The number of attempts.
 const TRIES: u64 = 6;
-/// Payments of one payer that may be owed.
+/// The number of payments that one payer may owe.
 const CREDIT: u64 = 3;
 /// Gas of a single transaction at most (the default of `max_transfer_gas`, and what a transaction takes besides), and its price.
 const MAX_GAS: u64 = 500_000;
@@ -75,7 +75,7 @@ impl Flow {
     }
 }
 
-/// Who calls what to spoil a payment.
+/// The call that invalidates a payment, and its sender.
 fn spoiled_by(trick: Trick, cheat: &Customer, purchase: &Purchase, balance: u64) -> (Address, Address, Bytes) {
     let token = purchase.asset.address;
     let data = match trick {
@@ -118,7 +118,7 @@ async fn cost_of_a_cheating_payer_is_bounded(trick: Trick, flow: Flow) {
             if call.method.starts_with("eth_sendRawTransaction") {
                 was_sent.store(true, Ordering::SeqCst);
                 for (from, to, data) in spoil.lock().unwrap().drain(..) {
-                    // What is spoiled or paid already cannot be spoiled again.
+                    // A payment that is paid or invalid already cannot be invalidated.
                     let _ = devnet.execute(from, to, data);
                 }
             }
@@ -167,12 +167,12 @@ async fn cost_of_a_cheating_payer_is_bounded(trick: Trick, flow: Flow) {
     }
 }
 
-/// Nothing of a payment is on its way any more.
+/// Waits until no transaction of a payment is in flight.
 async fn until_its_fate_is_known(shop: &Shop, purchase: &Purchase) {
     let looking = async {
         loop {
             let record = shop.facilitator.ledger().get(&key(purchase)).await.unwrap();
-            // What was refused before any work has no record.
+            // A payment that was refused before work has no record.
             if record.is_none_or(|record| record.settlement.paid_by().is_some() || record.last_failure.is_some()) {
                 return;
             }

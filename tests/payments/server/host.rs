@@ -1,4 +1,4 @@
-//! The URL in a 402 where the seller configured none: that of the host that the request names, for that request alone.
+//! The URL in a 402 if the seller configured none: it has the host of the request, and only in that request's answer.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -15,7 +15,7 @@ use tower_x402::{
     server::{Quote, RequirePaymentLayerBuilder},
 };
 
-/// The request that is paid for, asked of `host`.
+/// Returns the paid request, sent to `host`.
 fn at(host: &str) -> Request<Body> {
     with(evaluate("a"), &[("host", host)])
 }
@@ -27,7 +27,7 @@ fn with(mut request: Request<Body>, headers: &[(&'static str, &str)]) -> Request
     request
 }
 
-/// Where the answer says that the resource is, in both versions alike.
+/// Returns the resource URL of the answer, which is the same in both versions.
 fn named(answer: &Answer) -> String {
     let url = demand(answer)["resource"]["url"].as_str().unwrap().to_owned();
     assert_eq!(answer.json()["accepts"][0]["resource"], json!(url), "in v1 as in v2");
@@ -45,7 +45,7 @@ fn open(layer: RequirePaymentLayerBuilder) -> App {
     serve(layer, echo).0
 }
 
-/// The layer with a price that is known from the start, and with one that is computed.
+/// Returns a layer with a fixed price, and one with a computed price.
 fn priced() -> [RequirePaymentLayerBuilder; 2] {
     let facilitator = Arc::new(Scripted::new());
     let computed = layer(&facilitator).price_with(|request| {
@@ -145,7 +145,7 @@ async fn forwarded_scheme_is_read_only_if_the_seller_trusts_the_proxy() {
     }
 }
 
-/// What is signed does not say where, so that nobody can be made to pay twice by another name of the same server.
+/// The signature does not cover the host, so another name of the same server cannot make a client pay twice.
 #[tokio::test]
 async fn a_payment_for_an_offer_made_at_one_host_is_good_at_any() {
     for in_v1 in [false, true] {
@@ -167,7 +167,7 @@ async fn a_payment_for_an_offer_made_at_one_host_is_good_at_any() {
         assert_eq!(send(&app, elsewhere).await.text(), "a");
         let unnamed = record(&facilitator, &purchase).await.unwrap().request;
 
-        // Bought without any host, the fingerprint is the same.
+        // Without a host, the fingerprint is the same.
         let other = buyer.pay(&app, evaluate("a")).await;
         assert_eq!(send(&app, other.on(evaluate("a"))).await.status, StatusCode::OK);
         assert_eq!(record(&facilitator, &other).await.unwrap().request, unnamed);
@@ -213,7 +213,7 @@ async fn the_page_shows_the_address_that_was_asked() {
     }
 }
 
-/// The URL that a real client was given is the one in the 402.
+/// The 402 names the URL that a real client requested.
 #[tokio::test]
 async fn over_http_the_402_names_the_url_that_was_asked() {
     let facilitator = Arc::new(Scripted::new());

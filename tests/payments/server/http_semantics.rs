@@ -1,4 +1,4 @@
-//! What HTTP expects of a service that charges: methods, statuses, caches, CORS, streams, prices of the request.
+//! HTTP semantics of a paid service: methods, statuses, caches, CORS, streams, computed prices.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ async fn a_paid_response_stays_out_of_shared_caches() {
     }
 }
 
-/// The classifier of a service that says failure inside a 200.
+/// A classifier for a service that reports failures inside a 200.
 #[tokio::test]
 async fn success_classifier_decides_what_is_charged() {
     let (chain, shop, customer) = open().await;

@@ -1,5 +1,5 @@
-//! What the server makes of the answers of its ledger: a step that was refused is not taken for done, and a response on record is given
-//! and charged for only where it may be.
+//! The server's handling of its ledger's answers: a refused step does not count as done, and a stored response is given and charged only
+//! where that is right.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ use tower_x402::{
     server::DeferredPolicy,
 };
 
-/// A ledger of which the first call that `is_it` fails before it does anything.
+/// A ledger whose first call that matches `is_it` fails before it takes effect.
 fn failing_once(is_it: fn(&Call<'_>) -> bool) -> Arc<dyn Ledger> {
     let has_failed = AtomicBool::new(false);
     let refuse = move |call: Call<'_>| {
@@ -56,7 +56,7 @@ async fn no_response_is_released_on_credit_refused_at_the_second_try() {
     assert!(!record(&facilitator, &purchase).await.unwrap().deferred);
 }
 
-/// While the ledger is away the lease ends, and another process does the work and keeps its response.
+/// The lease ends while the ledger is away, and another process does the work and stores its response.
 #[tokio::test(start_paused = true)]
 async fn response_of_another_process_is_not_taken_for_ours() {
     let inner: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
@@ -90,7 +90,7 @@ async fn response_of_another_process_is_not_taken_for_ours() {
     assert_eq!((known.fulfilment, known.epoch), (Fulfilment::Produced, 1));
 }
 
-/// A transaction of an earlier attempt is on record, and may have paid: a buyer who is refused would pay anew.
+/// A transaction of an earlier attempt is on record and may have paid, so a buyer that is refused would pay twice.
 #[tokio::test]
 async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
     let facilitator = Arc::new(Scripted::new());
@@ -104,7 +104,7 @@ async fn payment_with_a_transaction_is_served_although_the_price_has_changed() {
     let (touched, untouched) = (customer().pay(&app, evaluate("x")).await, customer().pay(&app, evaluate("x")).await);
     for purchase in [&touched, &untouched] {
         assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, 500);
-        // A reorganization undoes what was paid.
+        // A reorganization removes the settlement.
         facilitator.ledger.settle(&key(purchase), &SettlementStep::Reorg).await.unwrap();
     }
     let transaction = B256::repeat_byte(0x77);
@@ -137,7 +137,7 @@ fn credit_for_known_payers() -> DeferredPolicy {
     DeferredPolicy::default().total(payments).per_payer(payments).history(1)
 }
 
-/// It was answered on credit, and its payer was told that settling it failed. The authorization is on the chain for everybody to read.
+/// The response was given on credit, and settling it failed, as its payer was told. The authorization is public on the chain.
 #[tokio::test]
 async fn response_given_on_credit_is_not_given_for_settling_it() {
     let mut scripted = Scripted::new();
@@ -163,7 +163,7 @@ async fn response_given_on_credit_is_not_given_for_settling_it() {
     assert_eq!(facilitator.settlements(), 2, "and it is settled");
 }
 
-/// A buyer paid for the answer on record and got it. The block that paid is replaced, and somebody presents the payment again.
+/// A buyer paid for the stored answer and got it. Then a reorganization removes the payment, and somebody presents it again.
 #[tokio::test]
 async fn response_paid_for_before_is_not_given_for_settling_it_again() {
     let facilitator =
@@ -180,7 +180,7 @@ async fn response_paid_for_before_is_not_given_for_settling_it_again() {
     assert_eq!((answer.status.as_u16(), answer.reason().as_str()), (409, "payment_already_used"), "{answer:?}");
 }
 
-/// Of a response that is gone, a buyer who owes for it is told that it was answered, and any other that nothing is charged.
+/// If the response is lost, a buyer that got it on credit is told that it was answered, and any other buyer that nothing is charged.
 #[tokio::test]
 async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
     for (is_on_credit, reason) in [(true, "payment_already_used"), (false, "response_not_kept")] {
@@ -203,7 +203,7 @@ async fn lost_response_is_owed_only_if_it_was_given_on_credit() {
         let failed = SettlementStep::Fail { reason: Reason::InsufficientFunds, by: 0, known_transactions: Vec::new() };
         facilitator.ledger.settle(&key(&purchase), &failed).await.unwrap();
         assert_eq!(record(&facilitator, &purchase).await.unwrap().deferred, is_on_credit);
-        // Only one response is kept, and nobody works on this one any more.
+        // Only one response is kept, and no process works on this payment any more.
         buy().await;
         clock.advance(3_000);
         let answer = send(&app, purchase.on(evaluate("x"))).await;

@@ -1,4 +1,4 @@
-//! The layer that charges, asked over HTTP.
+//! Tests of the layer that charges, over HTTP.
 
 mod bad_clients;
 mod bad_payments;

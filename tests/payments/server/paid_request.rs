@@ -315,7 +315,7 @@ async fn a_client_that_goes_away_finds_its_answer(chain: &dyn Chain) {
     let customer = Customer::with_funds(chain, 9 * PRICE).await;
     for flow in [PaymentFlow::Authorization, PaymentFlow::Upfront] {
         let app = shop.app(shop.layer().flow(flow));
-        // Gone at every moment of the purchase, in settlement above all.
+        // The client disconnects at various times, most of them during settlement.
         for patience in [1, 30, 60, 90, 120] {
             proxy.set_latency(Duration::from_millis(50));
             let purchase = customer.pay(&app, evaluate("mine")).await;
@@ -369,7 +369,7 @@ async fn a_drained_payer_is_not_served(chain: &dyn Chain) {
         async move { send(&app, purchase.on(evaluate("a"))).await }
     });
     support::eventually::eventually("the handler works", async || may_work.load(Ordering::SeqCst)).await;
-    // While the handler works, the money goes elsewhere.
+    // While the handler runs, the payer's money goes elsewhere.
     let other = Shop { pay_to: support::authorization::random_address(), ..shop.clone() };
     let other_app = other.app(other.layer());
     let elsewhere = customer.pay(&other_app, evaluate("b")).await;

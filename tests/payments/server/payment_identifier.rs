@@ -1,4 +1,4 @@
-//! Payers who name their payments: the extension `payment-identifier` of x402 v2.
+//! The extension `payment-identifier` of x402 v2, with which payers name their payments.
 
 use std::{
     path::Path,
@@ -49,7 +49,7 @@ async fn open(chain: &dyn Chain) -> (Shop, App, Customer) {
     (shop, app, Customer::with_funds(chain, 100 * PRICE).await)
 }
 
-/// The payment with an id, as the extension has it.
+/// Returns the payment with an id, in the extension's form.
 fn named(purchase: &Purchase, id: impl Into<Value>) -> Value {
     let mut payload = purchase.payload();
     payload["extensions"] =
@@ -65,7 +65,7 @@ fn list() -> Request<Body> {
     Request::get("/list").body(Body::empty()).unwrap()
 }
 
-/// Refused for its id, and nothing is told of the payment that is in the way.
+/// Checks that the payment is refused for its id, and that the answer reveals nothing of the other payment.
 fn assert_conflict(answer: &Answer) {
     assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::CONFLICT, "payment_identifier_conflict"));
     assert!(answer.settlement().is_none(), "{answer:?}");
@@ -136,7 +136,7 @@ async fn of_fifty_payments_with_one_id_one_is_served(chain: &dyn Chain) {
     assert_eq!(shop.counts().await, Counts { settled: 1, ..Counts::default() });
 }
 
-/// All that the chain publishes, and the right request, are not enough.
+/// The published authorization and the right request are not enough without the id.
 async fn payment_without_its_id_is_refused(chain: &dyn Chain) {
     let shop = Shop::open(chain).await;
     let app = shop.app_with(layer(&shop), |_, _| async { Ok(Response::new(Body::from("public price list"))) });
@@ -218,7 +218,7 @@ async fn the_402_offers_it_where_it_is_turned_on() {
     let elsewhere = shop.app(shop.layer());
     assert_eq!(demand(&send(&elsewhere, evaluate("a")).await).get("extensions"), None);
 
-    // A client that knows nothing of it returns it as it came.
+    // A client that does not know the extension echoes it unchanged.
     let purchase = customer.pay(&app, evaluate("a")).await;
     let mut echo = purchase.payload();
     echo["extensions"] = json!({ "payment-identifier": offered });
@@ -240,7 +240,7 @@ async fn ids_bind_nothing_where_they_are_not_offered() {
         assert_eq!(send(&silent, purchase.on(evaluate(body))).await.text(), body);
         assert_eq!(shop.record(&purchase.authorization).await.unwrap().id, None);
     }
-    // One that was bound while they were asked for stays bound.
+    // A payment that was bound to an id stays bound.
     let purchase = customer.pay(&asks, evaluate("c")).await;
     assert_eq!(present(&asks, &purchase, ID, evaluate("c")).await.text(), "c");
     assert_conflict(&send(&silent, purchase.on(evaluate("c"))).await);
@@ -262,7 +262,7 @@ async fn the_id_of_a_payment_that_was_refused_is_free() {
     assert_eq!(shop.handled(), 1);
 }
 
-/// A shop whose ledger is this file.
+/// Opens a seller with this file as its ledger.
 async fn shop_with(chain: &DevnetChain, pay_to: &Shop, ledger: &Path) -> (Shop, Arc<SqliteLedger>) {
     let settler = PrivateKeySigner::random();
     chain.fund(settler.address(), U256::from(10).pow(U256::from(18))).await;
@@ -300,8 +300,7 @@ async fn ids_are_known_after_a_restart() {
     assert_eq!((shop.handled(), chain.balance(shop.pay_to).await), (1, PRICE));
 }
 
-/// Our own client: it names what it buys, and finds its answer although the first one is lost and nothing else in its
-/// request is secret.
+/// Our client names its payments. It gets its answer after the first one was lost, although nothing else in its request is secret.
 #[tokio::test]
 async fn our_client_names_its_payments() {
     let chain = DevnetChain::start(None).await;

@@ -1,4 +1,4 @@
-//! A payment that comes again: what it gets, what it does not get, and what it is told.
+//! Payments that are presented again, and their answers.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ use tower_x402::{
 
 const TIER: HeaderName = HeaderName::from_static("x-tier");
 
-/// A dollar for what is dear by its tier or its host; a tenth of a cent for anything else.
+/// The price: a dollar for the expensive tier or host, a tenth of a cent otherwise.
 fn by_tier(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
     layer.price_with(|request| {
         let is_dear = request.headers.get(TIER).is_some_and(|tier| tier == "dear")
@@ -39,7 +39,7 @@ fn by_tier(layer: RequirePaymentLayerBuilder) -> RequirePaymentLayerBuilder {
     })
 }
 
-/// Cheap, dear by its tier, dear by its host in HTTP/1.1 and in HTTP/2.
+/// Returns requests that are cheap, expensive by tier, and expensive by host in HTTP/1.1 and in HTTP/2.
 fn tiers() -> [Request<Body>; 4] {
     let request = |uri: &str| Request::post(uri);
     [
@@ -109,7 +109,7 @@ async fn response_settled_late_is_replayed_once_it_is_settled() {
     facilitator.ledger.settle(&key(&purchase), &settled).await.unwrap();
     let found = send(&app, purchase.on(get())).await;
     assert_eq!((found.status, found.text(), found.transaction()), (StatusCode::OK, "x", transaction));
-    // From then on anybody may have read it on the chain.
+    // From then on the authorization is public.
     clock.advance(61);
     let late = send(&app, purchase.on(get())).await;
     assert_eq!((late.status, late.reason().as_str()), (StatusCode::CONFLICT, "payment_already_used"));
@@ -171,7 +171,7 @@ async fn client_charged_by_a_retry_gets_a_response_that_is_evicted_meanwhile() {
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (2, 3));
 }
 
-/// They were given it already, so that asking again is a replay like any other, although the money is moved anew.
+/// The client has the response already, so presenting the payment again is a replay, although the payment is settled anew.
 #[tokio::test]
 async fn delivered_response_is_not_replayed_for_settling_it_again() {
     let facilitator = Arc::new(Scripted::new());
@@ -186,7 +186,7 @@ async fn delivered_response_is_not_replayed_for_settling_it_again() {
     assert_eq!(facilitator.settlements(), 2);
 }
 
-/// With a length that is known before, and in pieces.
+/// Bodies with a declared length, and chunked ones.
 fn bodies(text: &str) -> [Body; 2] {
     let pieces: Vec<_> = text.as_bytes().chunks(7).map(Bytes::copy_from_slice).map(Ok::<_, Infallible>).collect();
     [Body::from(text.to_owned()), Body::from_stream(stream::iter(pieces))]
@@ -231,7 +231,7 @@ async fn body_of_another_declared_length_is_refused_unread() {
     assert_eq!((refused.status, refused.settlement().is_some()), (StatusCode::CONFLICT, false));
 }
 
-/// A body and how long it says that it is.
+/// A body and its declared length.
 struct Announced(Body, u64);
 
 impl http_body::Body for Announced {
@@ -273,7 +273,7 @@ async fn copies_with_a_large_body_wait_for_the_answer() {
     let mut answers = vec![sent(first)];
     support::eventually::in_time("the work has begun", working.notified()).await;
     answers.extend(requests(text).map(sent));
-    // The runtime's time passes only when all of them wait.
+    // Virtual time advances only when all of them wait.
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(answers.iter().all(|answer| !answer.is_finished()));
     go_on.notify_one();

@@ -1,5 +1,5 @@
-//! What was worked for is kept before it is paid for: a response that is whole goes into the ledger with the fact that the
-//! work is done, so that whoever dies after that, whenever, owes no more than a replay.
+//! Responses are stored before they are settled. A complete response is stored in the same step as the fact that the work is done, so a
+//! process that dies afterwards owes only a replay.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use tower_x402::{
     protocol::PaymentFlow,
 };
 
-/// A body that says how long it is, and then does what it likes.
+/// A body with a declared length that it may break.
 struct Promised {
     length: u64,
     frames: Vec<Result<&'static str, std::io::Error>>,
@@ -56,12 +56,12 @@ fn promised(length: u64, frames: impl IntoIterator<Item = Result<&'static str, s
     Body::new(Promised { length, frames: frames.into_iter().collect(), hangs })
 }
 
-/// Runs `work` as a process that is killed when it returns: the tasks it leaves behind get no further.
+/// Runs `work` like a process that is killed when it returns: its remaining tasks are dropped.
 fn killed<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Runtime::new().unwrap().block_on(work)
 }
 
-/// A facilitator whose ledger is `ledger`.
+/// Returns a facilitator with this ledger.
 fn scripted_on(ledger: &Arc<dyn Ledger>) -> Scripted {
     let mut scripted = Scripted::new();
     scripted.ledger = ledger.clone();
@@ -165,7 +165,7 @@ fn answer_survives_a_crash_after_settlement() {
     });
 }
 
-/// A stream is not there before it is read: what a crash took of it is owed, and never worked for twice.
+/// A stream is not stored before it was read. If a crash interrupts it, the payment is reported as owed and the work is not repeated.
 #[test]
 fn paid_stream_that_was_lost_in_a_crash_is_refused_with_its_transaction() {
     let clock = Arc::new(ManualClock::at(unix_now()));
@@ -214,7 +214,7 @@ async fn body_of_another_length_than_declared_is_failed_work() {
             let failed = send(&app, purchase.on(evaluate("x"))).await;
             assert_eq!(failed.status, status, "{failed:?}");
             assert_eq!(facilitator.settlements(), charged, "what failed is not charged");
-            // Whoever has paid before the work is not told that nothing was charged.
+            // A payer of the flow `upfront` is not told that nothing was charged.
             let said = failed.json();
             let paid = (charged == 1).then(|| B256::repeat_byte(0x77).to_string());
             assert_eq!(said["transaction"].as_str(), paid.as_deref(), "{said}");
@@ -240,7 +240,7 @@ async fn copies_are_answered_although_the_first_client_does_not_read_its_answer(
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
-/// Otherwise whoever settles what is open would charge behind the client's back.
+/// Otherwise background settlement would charge for a response that the client never got.
 #[tokio::test]
 async fn stream_that_was_not_sent_is_not_delivered() {
     let failing = || Scripted::new().settle(|_, _| async { Ok(not_yet()) });
@@ -250,7 +250,7 @@ async fn stream_that_was_not_sent_is_not_delivered() {
         let (app, _) = serve(layer(&facilitator), move |_, _| async move { Response::new(streamed("a".repeat(size))) });
         let purchase = customer().pay(&app, evaluate("x")).await;
         assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
-        // What could be kept may still be paid for; nobody waits for the rest.
+        // The stored part may still be charged; the server does not wait for the rest.
         let status = if kept { StatusCode::PAYMENT_REQUIRED } else { StatusCode::CONFLICT };
         assert_eq!(send(&app, purchase.on(evaluate("x"))).await.status, status);
         assert_eq!(facilitator.settlements(), if kept { 2 } else { 1 });
@@ -258,7 +258,7 @@ async fn stream_that_was_not_sent_is_not_delivered() {
     }
 }
 
-/// What is too large to be kept is not waited for either.
+/// The server does not wait for a body that is too large to be stored.
 #[tokio::test]
 async fn response_larger_than_the_ledger_keeps_is_streamed() {
     let facilitator = Arc::new(Scripted::new());

@@ -32,7 +32,7 @@ async fn other_authorization_with_the_same_nonce_is_another_payment() {
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 1));
 }
 
-/// The EIP-712 domain is part of what is signed: one seller has it right, and the other one's payments cannot be executed.
+/// The EIP-712 domain is signed, too: payments for the seller with the wrong domain cannot be executed.
 #[tokio::test]
 async fn same_authorization_for_another_domain_is_another_payment() {
     let facilitator = Arc::new(Scripted::new());

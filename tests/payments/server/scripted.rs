@@ -1,4 +1,4 @@
-//! Interleavings and failures that no chain produces on demand, with a facilitator that does as it is told.
+//! Interleavings and failures that no chain produces on demand, with a facilitator that follows a script.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ use tower_x402::{
     server::{Quote, RequestBody},
 };
 
-/// A body that says when it is read, and ends when it is told to.
+/// A body that reports when it is read, and ends on command.
 fn held_body(text: &'static str, read: Arc<Notify>, go: Arc<Notify>) -> Body {
     Body::from_stream(stream::once(async move {
         read.notify_one();
@@ -64,7 +64,7 @@ async fn refused_payment_buys_nothing_at_the_earlier_price() {
     let (one, first) = (app.clone(), purchase.on(cheap()));
     let first = tokio::spawn(async move { send(&one, first).await });
     support::eventually::in_time("somebody asks", asked.notified()).await;
-    // While it is known, it is shown for something dear; its body arrives after the payment was refused and forgotten.
+    // While the payment is on record, it is presented for an expensive request, whose body arrives after the record was removed.
     let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let dear = Request::post("/dear").body(held_body("x", read.clone(), go.clone())).unwrap();
     let (two, second) = (app.clone(), purchase.on(dear));
@@ -82,14 +82,14 @@ async fn refused_payment_buys_nothing_at_the_earlier_price() {
 #[tokio::test]
 async fn payment_for_failed_work_buys_nothing_at_a_more_expensive_service() {
     let facilitator = Arc::new(Scripted::new());
-    // As nested routers do, both see the same path; one payee, one ledger.
+    // As with nested routers, both see the same path; they share payee and ledger.
     let failing = |_, _| async { Response::builder().status(500).body(Body::empty()).unwrap() };
     let (cheap, _) = serve(layer(&facilitator), failing);
     let (dear, handled) = serve(layer(&facilitator).price("$1"), echo);
     let purchase = customer().pay(&cheap, evaluate("x")).await;
     assert_eq!(send(&cheap, purchase.on(evaluate("x"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(send(&dear, purchase.on(evaluate("x"))).await.status, StatusCode::PAYMENT_REQUIRED);
-    // Paid before the work, it is owed, but by the service that owes it.
+    // In the flow `upfront` the work is owed, but only by the service that was paid.
     let (cheap, _) = serve(layer(&facilitator).flow(PaymentFlow::Upfront).service_name("cheap"), failing);
     let other = layer(&facilitator).flow(PaymentFlow::Upfront).service_name("dear").price("$1");
     let (dear, handled_too) = serve(other, echo);
@@ -119,7 +119,7 @@ async fn payment_is_reconciled_only_by_a_facilitator_of_its_chain() {
     let purchase = customer().pay(&app, evaluate("x")).await;
     let pending = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!(pending.status, StatusCode::SERVICE_UNAVAILABLE, "{pending:?}");
-    // It is no payment for what is offered now, but known.
+    // The payment does not match the present offer, but is on record.
     price.store(2_000, Ordering::SeqCst);
     let again = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!(again.status, StatusCode::SERVICE_UNAVAILABLE, "{again:?}");
@@ -135,7 +135,7 @@ async fn client_told_of_no_charge_is_charged_only_if_it_retries() {
     let purchase = customer().pay(&app, evaluate("x")).await;
     let first = send(&app, purchase.on(evaluate("x"))).await;
     assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
-    // As after any failure: whoever looks after what is open leaves such a one alone.
+    // As after any failure, background settlement leaves the payment alone.
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.settlement, known.last_failure), (Settlement::Due, Some(Reason::UnexpectedSettleError)));
     let again = send(&app, purchase.on(evaluate("x"))).await;
@@ -175,7 +175,7 @@ async fn failed_ledger_is_never_answered_as_no_charge() {
     let purchase = customer().pay(&app, evaluate("x")).await;
     let first = send(&app, purchase.on(evaluate("x"))).await;
     ledger.around.go_away(false);
-    // Whoever looks after what is open settles such a one.
+    // Background settlement settles such a payment.
     let known = record(&facilitator, &purchase).await.unwrap();
     assert_eq!((known.settlement, known.last_failure), (Settlement::Due, None));
     assert_eq!((first.status, first.reason().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "settlement_pending"));
@@ -184,7 +184,7 @@ async fn failed_ledger_is_never_answered_as_no_charge() {
     assert_eq!((handled.load(Ordering::SeqCst), facilitator.settlements()), (1, 2));
 }
 
-/// Another process may have begun meanwhile.
+/// Another process may have started to settle meanwhile.
 #[tokio::test]
 async fn submitted_payment_is_never_answered_as_no_charge() {
     let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::new());
@@ -216,7 +216,7 @@ async fn outcome_is_recorded_if_the_client_disconnects_during_reconciliation() {
         let (asking, told) = (asking.clone(), told.clone());
         async move {
             if call > 0 {
-                // As a facilitator does that finds the nonce used, by itself.
+                // As a facilitator does that finds that it used the nonce itself.
                 return Ok(SettlementOutcome::Unknown { transaction: None });
             }
             asking.notify_one();
@@ -235,7 +235,7 @@ async fn outcome_is_recorded_if_the_client_disconnects_during_reconciliation() {
     assert!(client.await.unwrap_err().is_cancelled());
     let (other_app, request) = (app.clone(), purchase.on(evaluate("x")));
     let copy = tokio::spawn(async move { send(&other_app, request).await });
-    // The runtime's time passes only when there is nothing left to do: the copy waits.
+    // Virtual time advances only when nothing is left to do: the copy waits.
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!copy.is_finished());
     answer.notify_one();
@@ -277,7 +277,7 @@ async fn contract_signatures_take_no_permits_from_proven_payments() {
         let (app, request) = (app.clone(), purchase.on(evaluate("x")));
         garbage.push(tokio::spawn(async move { try_send(&app, request).await.is_ok() }));
     }
-    // The runtime's time passes only when all of them are where they wait.
+    // Virtual time advances only when all of them wait.
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(garbage.iter().any(|task| !task.is_finished()), "some are looked at by the facilitator");
     let purchase = customer().pay(&app, evaluate("x")).await;
@@ -359,7 +359,7 @@ async fn upfront_payment_binds_the_body_before_settlement() {
     });
     let purchase = customer().pay(&app, evaluate("mine")).await;
     assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.status, StatusCode::INTERNAL_SERVER_ERROR);
-    // The authorization is on the chain now, for everybody to read.
+    // The authorization is public on the chain now.
     assert_eq!(send(&app, purchase.on(evaluate("yours"))).await.status, StatusCode::CONFLICT);
     assert_eq!(handled.load(Ordering::SeqCst), 1);
     assert_eq!(send(&app, purchase.on(evaluate("mine"))).await.text(), "mine");
@@ -431,7 +431,7 @@ async fn copy_that_waited_too_long_to_settle_is_refused() {
     let (one, first) = (app.clone(), purchase.on(evaluate("x")));
     let first = tokio::spawn(async move { send(&one, first).await });
     asked.notified().await;
-    // It came in time: its body is read while it waits for the first one.
+    // It arrived in time: its body is read while it waits for the first request.
     let (read, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let copy = Request::post("/evaluate?k=1").body(held_body("x", read.clone(), go.clone())).unwrap();
     let (two, second) = (app.clone(), purchase.on(copy));
@@ -540,7 +540,7 @@ async fn waiting_copies_of_one_payment_do_not_block_other_payments() {
     let copies = stream::iter(0..32).map(|_| send(&app, purchase.on(evaluate("slow")))).buffer_unordered(32);
     let copies = async { copies.collect::<Vec<_>>().await };
     let other = async {
-        // The runtime's time passes only when all copies wait.
+        // Virtual time advances only when all copies wait.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let purchase = customer().pay(&app, evaluate("quick")).await;
         send(&app, purchase.on(evaluate("quick"))).await
@@ -587,7 +587,7 @@ async fn a_replay_repeats_no_header_of_the_first_connection() {
     }
 }
 
-/// Lets a ledger grant leases as late as a database does, and forget how to answer `reserve`, `get` and `settle`.
+/// A ledger that grants leases as late as a database does, and whose `reserve`, `get` and `settle` fail on command.
 #[derive(Debug)]
 struct Slow {
     delay: Duration,

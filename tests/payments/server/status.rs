@@ -1,4 +1,4 @@
-//! Whoever knows a payment can ask what became of it, and learns nothing else.
+//! The status service: a client that knows a payment's key learns its status, and nothing else.
 
 use std::sync::{
     Arc,

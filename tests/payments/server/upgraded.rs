@@ -21,7 +21,7 @@ fn with(name: &'static str, value: &str) -> Request<Body> {
     request
 }
 
-/// The fingerprint of what is asked for here, with the number of values of `Authorization` or without.
+/// Returns the fingerprint of the request here, with or without the number of values of `Authorization`.
 fn digest(is_counted: bool) -> B256 {
     let number = 1_u64.to_be_bytes();
     let count = if is_counted { &[&number[..]][..] } else { &[] };

@@ -250,7 +250,7 @@ async fn v1_header_is_ignored_where_v1_is_turned_off() {
     assert!(answer.settlement().is_some() && answer.settlement_v1().is_none());
 }
 
-/// v1 does not say which offer is paid; what was signed does.
+/// A payment in v1 does not name the offer that it pays; the signed message tells.
 #[tokio::test]
 async fn of_several_offers_the_one_that_was_signed_is_paid() {
     let (chain, shop, customer) = open().await;

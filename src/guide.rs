@@ -24,6 +24,7 @@ pub mod vouchers {}
 
 /// Ledger, keys, gas, batches, credit, several processes, shutdown, and what to watch.
 ///
+/// [pay]: pay
 /// [what-happens-when]: what_happens_when
 #[doc = include_str!("../docs/guide/production.md")]
 pub mod production {}

@@ -137,6 +137,7 @@ impl Prechecked {
     }
 
     /// Sets the other fields of the 402 that the payer echoed, for a facilitator that uses them. The ledger does not keep them.
+    #[must_use]
     pub fn with_echoed(self, echoed: Option<Arc<EchoedMetadata>>) -> Self {
         Self { echoed, ..self }
     }
@@ -148,6 +149,7 @@ impl Prechecked {
 
     /// Marks the payment as presented again after this many [failures](crate::ledger::Record::failures) were recorded. A ledger settles a
     /// payment that failed only if it is presented with the number on record.
+    #[must_use]
     pub fn again(self, failures: u32) -> Self {
         Self { known_failures: failures, ..self }
     }

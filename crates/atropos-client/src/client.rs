@@ -43,18 +43,21 @@ impl AtroposClient {
     }
 
     /// Sets the timeout of a request, with its answer. Default: 30 seconds.
+    #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
     /// Sets the largest answer, in bytes. Default: 64 MiB. Batches are large, since token ids are numbers in JSON.
+    #[must_use]
     pub const fn max_answer(mut self, bytes: usize) -> Self {
         self.max_answer = bytes;
         self
     }
 
     /// Sets the largest request body, in bytes. Default: 32 MiB.
+    #[must_use]
     pub const fn max_request(mut self, bytes: usize) -> Self {
         self.max_request = bytes;
         self

@@ -129,18 +129,21 @@ impl ScoredGroup {
 
     /// Sets an id that no other group has. [`Environment::is_latest`](super::Environment::is_latest) finds the group by it after a push
     /// without an answer. It is sent as `group_id` in `group_overrides`.
+    #[must_use]
     pub fn with_id(mut self, id: impl Into<String>) -> Self {
         self.group_overrides.get_or_insert_default().insert(ID.to_owned(), Value::String(id.into()));
         self
     }
 
     /// Adds further fields of the group, beside its id.
+    #[must_use]
     pub fn with_overrides(mut self, overrides: Map<String, Value>) -> Self {
         self.group_overrides.get_or_insert_default().extend(overrides);
         self
     }
 
     /// Sets how the answers were generated: temperature, model and the like.
+    #[must_use]
     pub fn with_generation_params(mut self, params: Map<String, Value>) -> Self {
         self.generation_params = Some(params);
         self

@@ -103,12 +103,14 @@ impl Sequence {
     }
 
     /// Sets the chat that the sequence is made of, with the answer.
+    #[must_use]
     pub fn with_messages(mut self, messages: impl IntoIterator<Item = SequenceMessage>) -> Self {
         self.messages = Some(messages.into_iter().collect());
         self
     }
 
     /// Sets further fields, which trainers write to their logs.
+    #[must_use]
     pub fn with_overrides(mut self, overrides: Map<String, Value>) -> Self {
         self.overrides = Some(overrides);
         self

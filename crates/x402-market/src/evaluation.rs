@@ -162,6 +162,7 @@ impl Verdict {
     }
 
     /// Sets a reward on another scale.
+    #[must_use]
     pub fn with_reward(self, reward: Reward) -> Self {
         Self { reward, ..self }
     }
@@ -245,12 +246,14 @@ impl Critique {
     }
 
     /// Adds a strength.
+    #[must_use]
     pub fn strength(mut self, strength: impl Into<String>) -> Self {
         self.strengths.push(Text::cut(strength));
         self
     }
 
     /// Adds an issue.
+    #[must_use]
     pub fn issue(mut self, issue: Issue) -> Self {
         self.issues.push(issue);
         self
@@ -276,11 +279,13 @@ impl Issue {
     }
 
     /// Sets the place, if it is known.
+    #[must_use]
     pub fn at(self, place: impl Into<Option<Place>>) -> Self {
         Self { place: place.into(), ..self }
     }
 
     /// Sets the suggestion.
+    #[must_use]
     pub fn suggest(self, suggestion: impl Into<String>) -> Self {
         Self { suggestion: Some(Text::cut(suggestion)), ..self }
     }

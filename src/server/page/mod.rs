@@ -50,6 +50,7 @@ impl BrowserPage {
     }
 
     /// Sets the page's heading. Default: the layer's [`service_name`](super::RequirePaymentLayerBuilder::service_name), if any.
+    #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -59,6 +60,7 @@ impl BrowserPage {
     /// methods, the page has no button and names the method to use. If it is, offers of the flow `upfront` can be paid from the page, too.
     ///
     /// Default: not known. The button then pays in the `authorization` flow only, in which an answer `405` costs nothing.
+    #[must_use]
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.methods = Some(methods.into_iter().collect());
         self

@@ -209,6 +209,7 @@ impl DirectoryClient {
     }
 
     /// Sets how long an answer may take. Default: 10 s. To list and to accept, the directory asks other servers first.
+    #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

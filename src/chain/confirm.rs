@@ -41,6 +41,7 @@ pub(crate) struct PendingTransaction {
 
 /// Whether a transaction is in a block.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, on its way to whoever waits")]
 pub(crate) enum Inclusion {
     /// One of the transactions is in a block.
     Included(Receipt),

@@ -134,7 +134,7 @@ impl Payer {
         let now = self.now();
         let (AcceptedOffer { index, offer, amount, .. }, reservation) =
             match self.reserve(&challenge, (method, url), now).await? {
-                Reserved::Exact(accepted, reservation) => (accepted, reservation),
+                Reserved::Exact(accepted, reservation) => (*accepted, reservation),
                 #[cfg(feature = "vouchers")]
                 Reserved::Channel(payment) => return Ok(SignedPayment::by_voucher(*payment, self.0.clock.clone())),
             };
@@ -203,7 +203,7 @@ impl Payer {
             }
             let (amount, payee) = (accepted.amount, accepted.offer.pay_to);
             match self.0.budget.reserve(Charge { amount, payee, host: host_of(request.1), signed_at: now }, now) {
-                Ok(reservation) => return Ok(Reserved::Exact(accepted, reservation)),
+                Ok(reservation) => return Ok(Reserved::Exact(Box::new(accepted), reservation)),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
@@ -213,7 +213,7 @@ impl Payer {
 
 /// A payment of the chosen offer, as far as its scheme has got.
 enum Reserved {
-    Exact(AcceptedOffer, Reservation),
+    Exact(Box<AcceptedOffer>, Reservation),
     #[cfg(feature = "vouchers")]
     Channel(Box<VoucherPayment>),
 }

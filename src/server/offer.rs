@@ -197,6 +197,7 @@ pub(super) struct RenderedOffers {
 }
 
 impl Catalogue {
+    #[expect(clippy::too_many_arguments, reason = "the builder has them one by one, and nobody else calls this")]
     pub(super) fn new(
         pricing: Pricing,
         options: Vec<PaymentOption>,

@@ -101,8 +101,9 @@ impl Channels {
         if self.searched_at == now {
             return Vec::new();
         }
-        let may_go = |record: &&Box<ChannelRecord>| record.forget_at().is_some_and(|at| at <= now);
-        let mut idle: Vec<_> = self.records.values().filter(may_go).map(|record| (record.used_at, record.id)).collect();
+        let may_go = |record: &ChannelRecord| record.forget_at().is_some_and(|at| at <= now);
+        let records = self.records.values().filter(|record| may_go(record));
+        let mut idle: Vec<_> = records.map(|record| (record.used_at, record.id)).collect();
         if idle.is_empty() {
             self.searched_at = now;
         }

@@ -96,12 +96,14 @@ impl Books {
 
     /// Leases the best channel for a request: one that needs no deposit, or else one that waits for its deposit, or else one to be filled
     /// again, or else a new one. Earlier lanes come first, so that later ones are idle when there is little to do.
+    ///
+    /// `no_deposit` is why no deposit can be made, if it is known that none can.
     pub(super) fn choose(
         &mut self,
         policy: &ChannelPolicy,
         terms: &Terms,
-        now: u64,
-        believe_refusals: bool,
+        (now, believe_refusals): (u64, bool),
+        no_deposit: Option<&Refusal>,
     ) -> Result<Choice, Refusal> {
         self.check_disputes(terms)?;
         let (mut pending, mut empty, mut new, mut is_any_in_use) = (None, None, None, false);
@@ -137,7 +139,7 @@ impl Books {
             return if is_any_in_use { Ok(Choice::Wait) } else { Err(Refusal::DepositPending) };
         };
         self.lease(&entry);
-        match self.promise(policy, &entry, terms) {
+        match no_deposit.cloned().map_or_else(|| self.promise(policy, &entry, terms), Err) {
             Ok(deposit) => Ok(Choice::Lane(Box::new(entry), deposit)),
             Err(refusal) => {
                 self.free(entry.id());
@@ -187,9 +189,9 @@ impl Books {
 
     /// Refuses sellers that contradicted these books.
     fn check_disputes(&self, terms: &Terms) -> Result<(), Refusal> {
-        let of_seller = self.entries.values().filter(|entry| entry.config.receiver == terms.config.receiver);
-        match of_seller.filter_map(|entry| Some((entry.id(), entry.dispute.clone()?))).next() {
-            Some((channel, finding)) => Err(Refusal::ChannelDisputed { channel, finding }),
+        let disputes = self.entries.values().filter_map(|entry| Some((entry, entry.dispute.as_ref()?)));
+        match disputes.into_iter().find(|(entry, _)| entry.config.receiver == terms.config.receiver) {
+            Some((entry, finding)) => Err(Refusal::ChannelDisputed { channel: entry.id(), finding: finding.clone() }),
             None => Ok(()),
         }
     }

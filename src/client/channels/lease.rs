@@ -24,12 +24,13 @@ pub(in crate::client) struct Lease {
 }
 
 impl Lease {
-    /// Leases the best channel for a request, and returns the deposit that may be made into it.
+    /// Leases the best channel for a request, and returns the deposit that may be made into it. `no_deposit` is why none can be made.
     pub(super) async fn best(
         budget: &Budget,
         policy: &ChannelPolicy,
         terms: &Terms,
         now: u64,
+        no_deposit: Option<&Refusal>,
     ) -> Result<(Self, Usdc), Refusal> {
         let freed = freed(budget);
         let waiting = async {
@@ -38,8 +39,8 @@ impl Lease {
                 tokio::pin!(notified);
                 notified.as_mut().enable();
                 let choice = {
-                    let believe_refusals = budget.releases_failed();
-                    budget.journal().with_books(|books| books.choose(policy, terms, now, believe_refusals))?
+                    let at = (now, budget.releases_failed());
+                    budget.journal().with_books(|books| books.choose(policy, terms, at, no_deposit))?
                 };
                 match choice {
                     Choice::Lane(entry, deposit) => return Ok((Self::of(budget, *entry), deposit)),

@@ -68,13 +68,29 @@ pub(in crate::client) struct VoucherPayment {
 }
 
 impl VoucherPayment {
-    /// Leases a channel for an offer, and signs.
+    /// Leases a channel for an offer, and signs. If the budget has no room for a deposit, a channel that needs none is waited for.
     pub(in crate::client) async fn sign(
         payer: &Payer,
         challenge: &Challenge,
         accepted: &AcceptedOffer,
         channel: &ChannelOffer,
+        request: (&http::Method, &Url),
+    ) -> Result<Self, PaymentError> {
+        match Self::sign_from_best(payer, challenge, accepted, channel, request, None).await {
+            Err(PaymentError::Refused(refusal)) if is_about_budget(&refusal) => {
+                Self::sign_from_best(payer, challenge, accepted, channel, request, Some(&refusal)).await
+            }
+            other => other,
+        }
+    }
+
+    async fn sign_from_best(
+        payer: &Payer,
+        challenge: &Challenge,
+        accepted: &AcceptedOffer,
+        channel: &ChannelOffer,
         (method, url): (&http::Method, &Url),
+        no_deposit: Option<&Refusal>,
     ) -> Result<Self, PaymentError> {
         let Some(policy) = payer.channel_policy() else {
             return Err(Refusal::NoPayableOffer { reasons: vec![] }.into());
@@ -92,7 +108,7 @@ impl VoucherPayment {
         };
         let target = policy.target(price, channel.min_deposit);
         let terms = Terms { network: asset.network, config, price, target };
-        let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now()).await?;
+        let (mut lease, deposit) = Lease::best(budget, policy, &terms, payer.now(), no_deposit).await?;
         let entry = &mut lease.entry;
         if entry.host.is_empty() {
             entry.host = host_of(url);
@@ -388,6 +404,17 @@ impl VoucherPayment {
         }
         receipt
     }
+}
+
+/// Returns `true` if the budget has no room for a deposit.
+const fn is_about_budget(refusal: &Refusal) -> bool {
+    matches!(
+        refusal,
+        Refusal::AboveTotalLimit { .. }
+            | Refusal::AbovePayeeLimit { .. }
+            | Refusal::AboveHostLimit { .. }
+            | Refusal::AboveWindowLimit { .. }
+    )
 }
 
 /// Returns a reason code without the scheme's prefix.

@@ -331,7 +331,7 @@ fn terms() -> Terms {
 }
 
 fn choose(books: &mut Books, policy: &ChannelPolicy) -> Result<Option<(ChannelEntry, u64)>, Refusal> {
-    match books.choose(policy, &terms(), NOW, false)? {
+    match books.choose(policy, &terms(), (NOW, false), None)? {
         Choice::Lane(entry, deposit) => Ok(Some((*entry, deposit.atomic()))),
         Choice::Wait => Ok(None),
     }
@@ -390,10 +390,10 @@ fn other_terms_open_no_channel_while_the_first_holds_money() {
         books.put(funded(10_000, 1_000));
         let mut changed = terms();
         change(&mut changed.config);
-        let refused = books.choose(&policy, &changed, NOW, false);
+        let refused = books.choose(&policy, &changed, (NOW, false), None);
         assert!(matches!(refused, Err(Refusal::ChannelTermsChanged { .. })), "{refused:?}");
         books.put(funded(10_000, 10_000));
-        assert!(books.choose(&policy, &changed, NOW, false).is_ok(), "the first one is empty");
+        assert!(books.choose(&policy, &changed, (NOW, false), None).is_ok(), "the first one is empty");
     }
 }
 

@@ -405,3 +405,26 @@ async fn concurrent_requests_each_have_their_lane() {
     let charged: Vec<_> = channels.iter().map(|channel| channel.charged.atomic()).collect();
     assert_eq!(charged, [2_000; 4], "each lane carries its part");
 }
+
+#[tokio::test]
+async fn request_waits_for_a_lane_if_the_budget_has_no_room_for_another() {
+    let slow = |_| -> Reply {
+        let header = encode(json!({
+            "success": true, "transaction": "", "network": "eip155:84532", "extra": { "chargedAmount": "1000" },
+        }));
+        Box::new(move |_| {
+            let response = Response::builder().status(200).header("payment-response", header);
+            Answer::Late(Duration::from_millis(50), response.body(Body::empty()).unwrap())
+        })
+    };
+    let key: PrivateKeySigner = KEY.parse().unwrap();
+    let budget = Budget::builder().total(usdc(5_500)).build();
+    let payer = Payer::builder(key).budget(budget).vouchers(ChannelPolicy::new()).build();
+    let offers = demand("Payment required", &[channel_offer(&json!({}))]);
+    let buyer = Buyer { payer, server: Server::paid(offers, (0..5).map(slow).collect()).await };
+    let requests = (0..5).map(|_| buyer.buy());
+    for bought in futures_util::future::join_all(requests).await {
+        assert_eq!(bought, (200, ACCEPTED, 1_000));
+    }
+    assert_eq!(buyer.payer.budget().journal().channels().len(), 1);
+}

@@ -7,6 +7,7 @@ mod earlier_journal;
 mod hostile;
 mod layer;
 mod middleware;
+mod our_seller;
 mod reconcile;
 mod status;
 mod unclear;

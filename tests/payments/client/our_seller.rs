@@ -1,0 +1,347 @@
+//! Our buyer and our seller pay each other by voucher, on a devnet: lost answers, restarts with and without books, lanes, refunds.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::U256;
+use alloy_signer_local::PrivateKeySigner;
+use axum::body::Body;
+use futures_util::future::join_all;
+use http::{Request, Response};
+use support::{
+    authorization::unix_now,
+    chain::{Chain, call},
+    devnet::DevnetChain,
+    shop::{App, PRICE, Shop},
+};
+use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxCloneSyncService};
+use tower_x402::{
+    Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    client::{
+        AddPaymentError, AddPaymentLayer, Budget, ChannelEntry, ChannelFinding, ChannelPolicy, Journal, Payer,
+        PaymentError, PaymentOutcome, Receipt, ReceiptExt as _, RetryPolicy, finalize_withdrawal, initiate_withdrawal,
+        reconcile_channels,
+    },
+    facilitator::channels::OnchainChannels,
+    ledger::MemoryLedger,
+    server::ActualPrice,
+    vouchers::{AuthorizerKey, Claim, ClaimedVoucher, Escrow, abi::BatchSettlement},
+};
+
+fn usdc(units: u64) -> Usdc {
+    Usdc::from_atomic(units)
+}
+
+struct Stage {
+    chain: DevnetChain,
+    shop: Shop,
+    authorizer: PrivateKeySigner,
+    buyer: PrivateKeySigner,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        let chain = DevnetChain::start(None).await;
+        let (authorizer, buyer) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+        chain.mint(buyer.address(), 1_000 * PRICE).await;
+        let shop = Shop::open(&chain).await;
+        Self { chain, shop, authorizer, buyer }
+    }
+
+    /// A seller with empty books.
+    async fn seller(&self) -> (App, Channels) {
+        let sender = PrivateKeySigner::random();
+        self.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+        let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(self.chain.rpc_url());
+        let contract = contract.signer(sender).build().await.expect("the contracts are on the devnet");
+        let policy = ClaimPolicy::default().amount(Usdc::MAX).age(Duration::from_secs(u64::MAX >> 1));
+        let channels = Channels::builder(contract, AuthorizerKey::new(self.authorizer.clone()))
+            .ledger(Arc::new(MemoryLedger::new()))
+            .min_deposit("$0.01")
+            .claims(policy)
+            .build()
+            .expect("complete settings");
+        // What a request costs and how it goes is in its body.
+        let app = self.shop.app_with(self.shop.layer().vouchers(channels.clone()), |_, body| async move {
+            let text = std::str::from_utf8(&body).expect("text").to_owned();
+            if let Some(milliseconds) = text.strip_prefix("slow ") {
+                tokio::time::sleep(Duration::from_millis(milliseconds.parse()?)).await;
+            }
+            let mut response = Response::new(Body::from(body));
+            if let Some(units) = text.strip_prefix("costs ") {
+                response.extensions_mut().insert(ActualPrice(usdc(units.parse()?)));
+            }
+            if text == "fails" {
+                *response.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+            }
+            Ok(response)
+        });
+        (app, channels)
+    }
+
+    fn payer(&self, journal: Journal) -> Payer {
+        self.payer_with(journal, ChannelPolicy::new())
+    }
+
+    fn payer_with(&self, journal: Journal, policy: ChannelPolicy) -> Payer {
+        let budget = Budget::builder().journal(journal).build();
+        Payer::builder(self.buyer.clone()).budget(budget).vouchers(policy).build()
+    }
+
+    async fn on_chain(&self, channel: &ChannelEntry) -> (u128, u128) {
+        let asked = BatchSettlement::channelsCall { channelId: channel.id().digest() };
+        let state = call(self.chain.provider(), Escrow::ADDRESS, asked).await.expect("channels answers");
+        (state.balance, state.totalClaimed)
+    }
+}
+
+type Bought = Result<(u16, Receipt, String), PaymentError>;
+
+async fn try_buy(app: &App, payer: &Payer, body: &str) -> Bought {
+    let retry = RetryPolicy::default().first_pause(Duration::from_millis(5)).max_attempts(3);
+    let http = app.clone().map_request(|request: Request<String>| request.map(Body::from));
+    let client = AddPaymentLayer::new(payer.clone()).retry(retry).layer(http);
+    let request = Request::post("http://shop.example/evaluate").body(body.to_owned()).unwrap();
+    match client.oneshot(request).await {
+        Ok(response) => {
+            let (status, receipt) = (response.status().as_u16(), response.receipt().expect("a receipt").clone());
+            let body = axum::body::to_bytes(Body::new(response.into_body()), 1 << 20).await.unwrap();
+            Ok((status, receipt, String::from_utf8(body.to_vec()).unwrap()))
+        }
+        Err(AddPaymentError::Payment(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Buys an answer, and returns what it cost.
+async fn buy(app: &App, payer: &Payer, body: &str) -> u64 {
+    let (status, receipt, text) = try_buy(app, payer, body).await.unwrap();
+    assert_eq!((status, receipt.outcome, text.as_str()), (200, PaymentOutcome::Accepted, body), "{receipt:?}");
+    receipt.amount.atomic()
+}
+
+#[track_caller]
+fn channel(payer: &Payer) -> ChannelEntry {
+    let mut channels = payer.budget().journal().channels();
+    assert_eq!(channels.len(), 1, "{channels:?}");
+    channels.remove(0)
+}
+
+/// A connection that loses the first answers to paid requests, after the seller has given them.
+fn losing(app: App, answers: u64) -> App {
+    let left = Arc::new(AtomicU64::new(answers));
+    BoxCloneSyncService::new(tower::service_fn(move |request: Request<Body>| {
+        let (app, left) = (app.clone(), left.clone());
+        async move {
+            let is_paid = request.headers().contains_key("payment-signature");
+            let response = app.oneshot(request).await?;
+            let lose = |left: u64| (is_paid && left > 0).then(|| left - 1);
+            match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose) {
+                Ok(_) => Err::<_, BoxError>("the connection broke".into()),
+                Err(_) => Ok(response),
+            }
+        }
+    }))
+}
+
+#[tokio::test]
+async fn buyer_and_seller_agree_on_every_price() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    for (body, cost) in [("first", PRICE), ("costs 300", 300), ("costs 0", 0), ("last", PRICE)] {
+        assert_eq!(buy(&app, &payer, body).await, cost);
+    }
+    let report = channels.claim_all().await.expect("the devnet claims");
+    assert_eq!(report.claimed, 2_300);
+    let entry = channel(&payer);
+    assert_eq!((entry.charged, stage.on_chain(&entry).await), (usdc(2_300), (10_000, 2_300)));
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((found.seen, found.escrow, found.findings), (1, usdc(7_700), vec![]));
+}
+
+#[tokio::test]
+async fn lost_answers_are_given_again_and_charged_once() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    // That of the deposit, and that of a voucher.
+    for (number, body) in ["one", "two"].into_iter().enumerate() {
+        let lossy = losing(app.clone(), 2);
+        assert_eq!(buy(&lossy, &payer, body).await, PRICE);
+        assert_eq!(
+            (stage.shop.handled(), channel(&payer).charged),
+            (number as u64 + 1, usdc((number as u64 + 1) * PRICE))
+        );
+    }
+    assert_eq!(stage.on_chain(&channel(&payer)).await, (10_000, 0));
+}
+
+#[tokio::test]
+async fn request_given_up_is_learned_from_the_seller_by_the_next() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    let error = try_buy(&losing(app.clone(), 3), &payer, "given up").await.unwrap_err();
+    assert_eq!(error.outcome(), PaymentOutcome::Unknown);
+    assert_eq!((channel(&payer).charged, channel(&payer).doubt), (usdc(PRICE), usdc(PRICE)));
+    assert_eq!(buy(&app, &payer, "next").await, PRICE);
+    assert_eq!((channel(&payer).charged, channel(&payer).doubt), (usdc(3 * PRICE), Usdc::ZERO));
+    assert_eq!(channels.claim_all().await.unwrap().claimed, 3_000);
+    assert_eq!(payer.budget().spent(), usdc(3 * PRICE));
+}
+
+#[tokio::test]
+async fn failed_work_is_not_charged() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    let (status, receipt, _) = try_buy(&app, &payer, "fails").await.unwrap();
+    assert_eq!((status, receipt.amount), (500, Usdc::ZERO), "the deposit was made");
+    assert_eq!(stage.on_chain(&channel(&payer)).await, (10_000, 0));
+    let (status, receipt, _) = try_buy(&app, &payer, "fails").await.unwrap();
+    assert_eq!(status, 500, "{receipt:?}");
+    assert_eq!(buy(&app, &payer, "works").await, PRICE);
+    assert_eq!(channels.claim_all().await.unwrap().claimed, 1_000);
+    assert_eq!((payer.budget().spent(), payer.budget().reserved()), (usdc(1_000), usdc(9_000)));
+}
+
+#[tokio::test]
+async fn buyer_that_lost_its_journal_and_seller_that_lost_its_books_go_on() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    for body in ["one", "two", "three"] {
+        buy(&app, &payer, body).await;
+    }
+    let restarted = stage.payer(Journal::in_memory());
+    assert_eq!(buy(&app, &restarted, "four").await, PRICE);
+    assert_eq!((channel(&restarted).opening, channel(&restarted).charged), (usdc(3_000), usdc(4_000)));
+
+    // What it had not claimed is lost to the seller.
+    channels.claim_all().await.unwrap();
+    assert_eq!(buy(&app, &restarted, "five").await, PRICE);
+    let (forgetful, _) = stage.seller().await;
+    let next = try_buy(&forgetful, &restarted, "six").await.unwrap();
+    if next.0 == 402 {
+        // It proves nothing, so the chain is asked.
+        assert_eq!(next.1.channel.unwrap().finding, Some(ChannelFinding::Unproven));
+        reconcile_channels(restarted.budget(), stage.chain.provider()).await.unwrap();
+        assert_eq!(buy(&forgetful, &restarted, "six").await, PRICE);
+    }
+    assert_eq!(channel(&restarted).charged, usdc(5_000), "five was never claimed");
+}
+
+#[tokio::test]
+async fn requests_at_once_are_as_fast_as_the_work() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let policy = ChannelPolicy::new().lanes(16).escrow_per_payee(usdc(1_000_000)).escrow_total(usdc(1_000_000));
+    let payer = stage.payer_with(Journal::in_memory(), policy);
+    let buy_16 = async |body: &str| join_all((0..16).map(|_| buy(&app, &payer, body))).await;
+    assert_eq!(buy_16("slow 1").await, [PRICE; 16]);
+    assert_eq!(payer.budget().journal().channels().len(), 16);
+    let started = Instant::now();
+    assert_eq!(buy_16("slow 1000").await, [PRICE; 16]);
+    let took = started.elapsed();
+    assert!(took < Duration::from_millis(2_000), "one after the other they take 16 s, together they took {took:?}");
+    assert_eq!(payer.budget().spent(), usdc(32 * PRICE));
+    assert_eq!(channels.claim_all().await.unwrap().claimed, 32_000);
+}
+
+#[tokio::test]
+async fn few_lanes_carry_many_requests_and_none_is_refused() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer_with(Journal::in_memory(), ChannelPolicy::new().lanes(3));
+    let bought = join_all((0..40).map(|number| {
+        let (app, payer) = (app.clone(), payer.clone());
+        async move { buy(&app, &payer, &format!("costs {}", number * 25)).await }
+    }))
+    .await;
+    let total: u64 = bought.iter().sum();
+    assert_eq!(total, (0..40).map(|number| number * 25).sum::<u64>());
+    assert_eq!(payer.budget().journal().channels().len(), 3);
+    assert_eq!(channels.claim_all().await.unwrap().claimed, total.into());
+    assert_eq!(payer.budget().spent(), usdc(total));
+}
+
+#[tokio::test]
+async fn over_claim_is_found_and_ends_the_channel() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    buy(&app, &payer, "costs 300").await;
+    // It claims the ceiling of the last voucher.
+    let entry = channel(&payer);
+    let signed = entry.signed.unwrap();
+    let row = Claim {
+        voucher: ClaimedVoucher { channel: entry.config, max_claimable_amount: signed.signed_max_claimable },
+        signature: signed.signature,
+        total_claimed: signed.signed_max_claimable,
+    };
+    let claim = support::escrow::claim_call(&[row], &stage.authorizer);
+    let relayer = stage.chain.relayer().await;
+    assert!(support::escrow::send(&stage.chain, &relayer, &claim).await.status());
+    let found = reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    let finding = ChannelFinding::ClaimedTooMuch { claimed: usdc(2_000), charged: usdc(1_300) };
+    assert_eq!(found.findings, [(entry.id(), finding)]);
+    let refused = try_buy(&app, &payer, "more").await.unwrap_err();
+    assert!(refused.to_string().contains("in dispute"), "{refused}");
+}
+
+#[tokio::test]
+async fn payer_withdraws_without_the_seller() {
+    let stage = Stage::open().await;
+    let (app, channels) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    channels.claim_all().await.unwrap();
+    let entry = channel(&payer);
+    stage.chain.fund(stage.buyer.address(), U256::from(10).pow(U256::from(18))).await;
+    let execute = async |transaction: alloy_rpc_types_eth::TransactionRequest| {
+        let relayer = support::chain::Relayer::of(&stage.chain.rpc_url(), stage.buyer.clone());
+        let (to, data) = (Escrow::ADDRESS, transaction.input.into_input().unwrap());
+        relayer.send_with_gas(&stage.chain, to, data, 500_000).await
+    };
+    let announce = initiate_withdrawal(stage.chain.provider(), &entry).await.unwrap().expect("something is left");
+    assert_eq!(announce.from, Some(stage.buyer.address()));
+    assert!(execute(announce).await.status());
+    stage.chain.set_next_timestamp(unix_now() + 4_000).await;
+    assert!(execute(finalize_withdrawal(&entry)).await.status());
+    assert_eq!(stage.chain.balance(stage.buyer.address()).await, 999 * PRICE);
+    reconcile_channels(payer.budget(), stage.chain.provider()).await.unwrap();
+    assert_eq!((payer.budget().spent(), payer.budget().reserved()), (usdc(PRICE), Usdc::ZERO));
+    assert_eq!(initiate_withdrawal(stage.chain.provider(), &entry).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn refund_comes_back_and_the_seller_keeps_what_it_charged() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let payer = stage.payer(Journal::in_memory());
+    buy(&app, &payer, "first").await;
+    let id = channel(&payer).id();
+    let unpaid = || Request::post("http://shop.example/evaluate");
+    let required = app.clone().oneshot(unpaid().body(Body::empty()).unwrap()).await.unwrap();
+    let mut refund = payer.refund(id, None, required.headers()).await.unwrap().expect("something is left");
+    let request = unpaid().header(refund.header_name(), refund.header()).body(Body::empty()).unwrap();
+    let answer = app.clone().oneshot(request).await.unwrap();
+    assert!(!refund.answered(answer.status(), answer.headers()).await.unwrap());
+    let refund = refund.conclude().await;
+    assert_eq!((refund.amount, &refund.reason), (usdc(9_000), &None), "{refund:?}");
+    assert_eq!(stage.on_chain(&channel(&payer)).await, (1_000, 1_000));
+    assert_eq!(stage.chain.balance(stage.buyer.address()).await, 999 * PRICE);
+    assert!(payer.refund(id, None, required.headers()).await.unwrap().is_none(), "nothing is left");
+    // Another deposit continues the channel.
+    assert_eq!(buy(&app, &payer, "again").await, PRICE);
+    assert_eq!(channel(&payer).charged, usdc(2 * PRICE));
+}

@@ -68,7 +68,7 @@ impl Model {
         });
         let router = Router::new().route("/v1/chat/completions", chat);
         let url = serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), router);
-        let client = ChatClient::new(&url.join("v1").unwrap(), "judge-7b").unwrap().api_key(KEY).unwrap();
+        let client = ChatClient::new(url.join("v1").unwrap(), "judge-7b").unwrap().api_key(KEY).unwrap();
         let judge = LlmJudge::builder(change(client.json_mode(true))).specialty("haiku");
         (model, judge.nonces(Arc::new(Fixed)))
     }
@@ -192,7 +192,7 @@ async fn pair_is_shown_together_and_group_one_by_one() {
     });
     let router = Router::new().route("/v1/chat/completions", echo);
     let url = serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), router);
-    let judge = LlmJudge::builder(ChatClient::new(&url.join("v1/").unwrap(), "m").unwrap().json_mode(true)).build();
+    let judge = LlmJudge::builder(ChatClient::new(url.join("v1/").unwrap(), "m").unwrap().json_mode(true)).build();
     let outputs = ["score me 0.1", "score me 0.7", "score me 0.4"];
     let group = judge.judge(&Submission::group(task, outputs).unwrap()).await.unwrap();
     assert_eq!(group.iter().map(|verdict| verdict.score.get()).collect::<Vec<_>>(), [0.1, 0.7, 0.4]);

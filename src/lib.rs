@@ -118,7 +118,7 @@
 mod body;
 #[cfg(feature = "onchain")]
 pub mod chain;
-#[cfg(feature = "vouchers")]
+#[cfg(all(feature = "vouchers", feature = "server"))]
 pub mod channels;
 #[cfg(feature = "client")]
 pub mod client;

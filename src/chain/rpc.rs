@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn receipt_of_an_unknown_transaction_type_is_read() {
         let text = r#"{"transactionHash":"0x1111111111111111111111111111111111111111111111111111111111111111",
-            "blockNumber":"0x10","status":"0x1","type":"0x7e","to":null,"gasUsed":"0x5208","logs":[],"depositNonce":"0x1"}"#;
+            "blockHash":"0x2222222222222222222222222222222222222222222222222222222222222222","blockNumber":"0x10","status":"0x1","type":"0x7e","to":null,"gasUsed":"0x5208","logs":[],"depositNonce":"0x1"}"#;
         let receipt: Receipt = serde_json::from_str(text).unwrap();
         assert!(receipt.succeeded());
         assert_eq!(receipt.block(), 16);

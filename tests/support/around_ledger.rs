@@ -7,8 +7,10 @@ use tower_x402::{
     ledger::{
         Counts, FulfilmentStep, JournaledTransaction, Lease, Ledger, LedgerError, Listing, Record, Reservation, Sender,
         SettlementStep, StoredResponse,
+        channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
+    vouchers::ChannelId,
 };
 
 /// A call of a ledger, with the argument that tells it from others of its method.
@@ -17,17 +19,19 @@ pub enum Call<'a> {
     Fulfil(&'a FulfilmentStep),
     Settle(&'a SettlementStep),
     Submit(&'a JournaledTransaction),
+    Advance(&'a ChannelStep),
     /// A call of any other method, by its name.
     Other(&'static str),
 }
 
 impl Call<'_> {
-    /// Returns the name of the method, and of `fulfil` and `settle` the step.
+    /// Returns the name of the method, and of `fulfil`, `settle` and `advance` the step.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fulfil(step) => fulfilling(step),
             Self::Settle(step) => settling(step),
             Self::Submit(_) => "submit",
+            Self::Advance(step) => advancing(step),
             Self::Other(method) => method,
         }
     }
@@ -81,6 +85,9 @@ pub const METHODS: [&str; 15] = [
     "counts",
 ];
 
+/// The methods of [`ChannelLedger`] that can fail.
+pub const CHANNEL_METHODS: [&str; 4] = ["channel", "advance", "channel_response", "channels"];
+
 /// Returns the method of a call with this name.
 pub fn method_of(call: &str) -> &str {
     call.split(' ').next().unwrap_or(call)
@@ -94,6 +101,18 @@ pub struct AroundLedger<A> {
 
 impl<A: Around> AroundLedger<A> {
     pub fn new(ledger: Arc<dyn Ledger>, around: A) -> Arc<Self> {
+        Arc::new(Self { ledger, around })
+    }
+}
+
+/// The books of channels, with every call passed to others through an [`Around`].
+pub struct AroundChannels<A> {
+    pub ledger: Arc<dyn ChannelLedger>,
+    pub around: A,
+}
+
+impl<A: Around> AroundChannels<A> {
+    pub fn new(ledger: Arc<dyn ChannelLedger>, around: A) -> Arc<Self> {
         Arc::new(Self { ledger, around })
     }
 }
@@ -121,6 +140,52 @@ fn settling(step: &SettlementStep) -> &'static str {
         SettlementStep::Fail { .. } => "settle Fail",
         SettlementStep::Invalidate { .. } => "settle Invalidate",
         SettlementStep::MarkUnknown => "settle MarkUnknown",
+    }
+}
+
+/// Channels' steps may be added without a breaking change.
+fn advancing(step: &ChannelStep) -> &'static str {
+    match step {
+        ChannelStep::Open { .. } => "advance Open",
+        ChannelStep::Observe { .. } => "advance Observe",
+        ChannelStep::Begin { .. } => "advance Begin",
+        ChannelStep::Charge { .. } => "advance Charge",
+        ChannelStep::Release { .. } => "advance Release",
+        ChannelStep::BeginClaim { .. } => "advance BeginClaim",
+        ChannelStep::EndClaim { .. } => "advance EndClaim",
+        ChannelStep::Refund { .. } => "advance Refund",
+        ChannelStep::DropRefund => "advance DropRefund",
+        step => panic!("{step:?} has no name here"),
+    }
+}
+
+#[async_trait]
+impl<A: Around> ChannelLedger for AroundChannels<A> {
+    async fn channel(&self, id: &ChannelId) -> Result<Option<ChannelRecord>, LedgerError> {
+        self.around.around(Call::Other("channel"), self.ledger.channel(id)).await
+    }
+
+    async fn advance(&self, id: &ChannelId, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
+        // A step that is refused is an answer, and no failure of the store.
+        let work = async {
+            match self.ledger.advance(id, step).await {
+                Err(ChannelLedgerError::Ledger(error)) => Err(error),
+                answer => Ok(answer),
+            }
+        };
+        self.around.around(Call::Advance(step), work).await?
+    }
+
+    async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
+        self.around.around(Call::Other("channel_response"), self.ledger.channel_response(key)).await
+    }
+
+    async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
+        self.around.around(Call::Other("channels"), self.ledger.channels(after, limit)).await
+    }
+
+    fn channel_response_limit(&self) -> usize {
+        self.ledger.channel_response_limit()
     }
 }
 

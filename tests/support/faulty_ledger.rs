@@ -8,9 +8,9 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tower_x402::ledger::{Ledger, LedgerError};
+use tower_x402::ledger::{Ledger, LedgerError, channels::ChannelLedger};
 
-use super::around_ledger::{Around, AroundLedger, Call};
+use super::around_ledger::{Around, AroundChannels, AroundLedger, Call};
 
 /// Which call fails, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,13 @@ pub type FaultyLedger = AroundLedger<Calls>;
 /// A ledger over another one, of which nothing fails and nothing is noted before it is [armed](Calls::arm).
 pub fn faulty(ledger: Arc<dyn Ledger>) -> Arc<FaultyLedger> {
     AroundLedger::new(ledger, Calls::default())
+}
+
+pub type FaultyChannels = AroundChannels<Calls>;
+
+/// The same over the books of channels.
+pub fn faulty_channels(ledger: Arc<dyn ChannelLedger>) -> Arc<FaultyChannels> {
+    AroundChannels::new(ledger, Calls::default())
 }
 
 impl Calls {

@@ -450,6 +450,30 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000;
 
+    /// As the first version wrote it.
+    const WRITTEN_BEFORE: &str = r#"{
+        "id":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","network":"eip155:8453",
+        "config":{"payer":"0x3C44CdDdB6a900fa2b585dd299e03d12FA4293BC","payerAuthorizer":"0x90F79bf6EB2c4f870365E785982E1f101E93b906",
+            "receiver":"0x9965507D1a55bcC2695C58ba16FB37d819B0A4dc","receiverAuthorizer":"0x70997970C51812dc3A010C7d01b50e0d17dc79C8",
+            "token":"0x036CbD53842c5426634e7929541eC2318f3dCF7e","withdrawDelay":900,
+            "salt":"0x0000000000000000000000000000000000000000000000000000000000000000"},
+        "charged":"2300",
+        "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3000",
+            "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
+        "observed":{"state":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","balance":"10000",
+            "totalClaimed":"1000","withdrawRequestedAt":1800000007,"refundNonce":"1"},"withdrawal":"4000","block":17},
+        "observedAt":1800000010,
+        "pending":{"request":"0x1111111111111111111111111111111111111111111111111111111111111111",
+            "voucher":{"channelId":"0x36a748d7e1f8e00ffe0a64835a2bc944d5def48b30d1caa5d27c98855e3ca531","maxClaimableAmount":"3300",
+                "signature":"0x0d51a896f37baae7437042bbaa35a576204cb457e2ceae611bd8aed3e598950775d93570c879adb5dd1605a2aeb1420c4dfb83cf184c7b64a4a329d32f7b32c91c"},
+            "price":"1000","until":1800000040},
+        "epoch":4,
+        "answers":[{"request":"0x2222222222222222222222222222222222222222222222222222222222222222","epoch":3,"charged":"300",
+            "total":"2300","at":1800000005}],
+        "usedAt":1800000012,"unclaimedSince":1800000003,"claimedSince":null,"refund":{"nonce":"0","amount":"700"},
+        "claimingUntil":1800000100
+    }"#;
+
     fn config() -> ChannelConfig {
         ChannelConfig {
             payer: Address::repeat_byte(1),
@@ -505,6 +529,16 @@ mod tests {
 
     fn observe(channel: &mut ChannelRecord, observation: Observation, now: u64) {
         channel.apply(&ChannelStep::Observe { observation, now }).unwrap();
+    }
+
+    #[test]
+    fn a_channel_of_the_first_version_is_read_and_written_as_the_same() {
+        let before: ChannelRecord = serde_json::from_str(WRITTEN_BEFORE).unwrap();
+        assert_eq!((before.charged, before.unclaimed(), before.at_risk(), before.covered()), (2_300, 1_300, 0, 6_000));
+        assert_eq!(before.answer_to(B256::repeat_byte(0x22)).map(|answer| answer.charged), Some(300));
+        let written = serde_json::to_value(&before).unwrap().to_string().to_ascii_lowercase();
+        let expected: serde_json::Value = serde_json::from_str(WRITTEN_BEFORE).unwrap();
+        assert_eq!(written, expected.to_string().to_ascii_lowercase(), "no field is lost, renamed or new");
     }
 
     #[test]

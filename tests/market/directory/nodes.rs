@@ -160,7 +160,7 @@ async fn liar(chain: &DevnetChain, transaction: B256, logs: [[B256; 5]; 2], swap
         });
         let named = if swaps.load(Ordering::Relaxed) { random_nonce() } else { transaction };
         let receipt = json!({
-            "transactionHash": named, "blockNumber": format!("0x{number:x}"), "status": "0x1", "to": token,
+            "transactionHash": named, "blockHash": random_nonce(), "blockNumber": format!("0x{number:x}"), "status": "0x1", "to": token,
             "gasUsed": "0x5208", "logs": logs,
         });
         json!({ "jsonrpc": "2.0", "id": request["id"], "result": receipt }).to_string()

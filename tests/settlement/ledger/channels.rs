@@ -1,9 +1,18 @@
 //! Payment channels: every backend against their contract (`ledger::conformance::channels`), and what each promises beyond it.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+};
 
 use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
+use support::{
+    around_ledger::{CHANNEL_METHODS, method_of},
+    faulty_ledger::{Fault, How, faulty_channels},
+};
 use tower_x402::{
     ManualClock, Network,
     ledger::{
@@ -216,6 +225,142 @@ async fn a_restored_backup_learns_what_was_claimed() {
     assert!(matches!(old, Err(ChannelLedgerError::Mismatch(_))), "an old voucher buys nothing: {old:?}");
     let next = ledger.advance(&id(1), &begin(1, hash(3), 510, 10)).await.unwrap();
     assert_eq!(ledger.advance(&id(1), &charge(next.epoch, 10)).await.unwrap().unclaimed(), 10);
+}
+
+/// Takes a step, and again if the store failed.
+async fn advance(ledger: &dyn ChannelLedger, step: &ChannelStep) -> Result<ChannelRecord, ChannelLedgerError> {
+    match ledger.advance(&id(1), step).await {
+        Err(ChannelLedgerError::Ledger(LedgerError::Backend(_))) => ledger.advance(&id(1), step).await,
+        answer => answer,
+    }
+}
+
+/// Sells one request, and claims. Every failed call is repeated once.
+async fn sell_and_claim(ledger: &dyn ChannelLedger) {
+    let (network, observation) = (Network::BASE, observation(1, 100, 0, 1));
+    let opened = ChannelStep::Open { network, config: config(1), observation, now: START };
+    let opened = advance(ledger, &opened).await.unwrap();
+    let request = |now| {
+        let (request, voucher) = (hash(1), channels::voucher(1, 10));
+        ChannelStep::Begin { request, voucher, price: 10, now, until: now + 30 }
+    };
+    let held = match advance(ledger, &request(START)).await {
+        // The lost answer was its own: it has to wait for the end of its own lease.
+        Err(ChannelLedgerError::Busy { until }) => advance(ledger, &request(until)).await,
+        begun => begun,
+    };
+    let held = held.unwrap();
+    let response = StoredResponse {
+        status: StatusCode::OK,
+        headers: HeaderMap::new(),
+        body: "verdict".into(),
+        trailers: None,
+        stored_at: START,
+    };
+    let step = ChannelStep::Charge { epoch: held.epoch, amount: 7, response: Some(Arc::new(response)), now: START };
+    advance(ledger, &step).await.unwrap();
+    let key = opened.response_key(hash(1));
+    let kept = match ledger.channel_response(&key).await {
+        Err(_) => ledger.channel_response(&key).await.unwrap(),
+        Ok(kept) => kept,
+    };
+    assert_eq!(&kept.expect("it is kept").body[..], b"verdict");
+    let listed = match ledger.channels(None, 10).await {
+        Err(_) => ledger.channels(None, 10).await.unwrap(),
+        Ok(listed) => listed,
+    };
+    assert_eq!(listed.iter().map(ChannelRecord::unclaimed).collect::<Vec<_>>(), [7]);
+    let until = START + 10;
+    let claiming = advance(ledger, &ChannelStep::BeginClaim { now: START, until }).await;
+    assert!(matches!(claiming, Ok(_) | Err(ChannelLedgerError::Busy { .. })), "{claiming:?}");
+    let observation = channels::observation(1, 100, 7, 2);
+    advance(ledger, &ChannelStep::Observe { observation, now: START }).await.unwrap();
+    advance(ledger, &ChannelStep::EndClaim { until }).await.unwrap();
+    let read = match ledger.channel(&id(1)).await {
+        Err(_) => ledger.channel(&id(1)).await.unwrap(),
+        Ok(read) => read,
+    };
+    let record = read.expect("it is there");
+    assert_eq!((record.charged, record.unclaimed(), record.claiming_until), (7, 0, None));
+    assert_eq!(record.answers.len(), 1, "charged once");
+}
+
+/// The calls that a server makes, each of them failing once: before it is done, and after, so that its answer is lost.
+#[tokio::test]
+async fn a_seller_that_repeats_failed_calls_charges_once() {
+    let ledger = || {
+        let clock = Arc::new(ManualClock::at(START));
+        faulty_channels(Arc::new(MemoryLedger::with(ResponseLimits::default(), 10, clock)))
+    };
+    let sound = ledger();
+    sound.around.arm(None);
+    sell_and_claim(&*sound).await;
+    let calls = sound.around.made();
+    for method in CHANNEL_METHODS {
+        assert!(calls.iter().any(|call| method_of(call) == method), "{method} is not called");
+    }
+    for call in calls {
+        for how in [How::Before, How::After] {
+            let ledger = ledger();
+            ledger.around.arm(Some(Fault { call, nth: 0, how }));
+            sell_and_claim(&*ledger).await;
+            assert!(ledger.around.has_failed(), "{call}");
+        }
+    }
+}
+
+/// Names the file to [`seller`].
+const FILE: &str = "TOWER_X402_TEST_CHANNELS";
+
+#[tokio::test]
+#[ignore = "is the process that the test below kills"]
+async fn seller() {
+    let path = std::env::var_os(FILE).expect("started by a test");
+    let ledger = SqliteLedger::open(path).await.expect("it is free");
+    if ledger.channel(&id(1)).await.unwrap().is_none() {
+        open(&ledger, 1, u128::MAX).await;
+    }
+    for n in 0_u64.. {
+        let charged = get(&ledger, 1).await.charged;
+        let request = alloy_primitives::keccak256([charged.to_be_bytes(), u128::from(n).to_be_bytes()].concat());
+        let answered = sell(&ledger, 1, request, 1).await;
+        // A client sees this when the charge is on disk, and not before.
+        println!("charged {}", answered.charged);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_seller_has_charged_what_it_answered() {
+    const KILLS: u64 = 12;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.sqlite");
+    let mut charged = 0;
+    for kill in 0..KILLS {
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", "ledger::channels::seller", "--ignored", "--nocapture"]).env(FILE, &path);
+        let mut process = process.stdout(Stdio::piped()).spawn().unwrap();
+        let mut answered = charged;
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        // The runner of tests has words of its own in the first line.
+        let numbers = lines.filter_map(|line| line.split_once("charged ")?.1.parse::<u128>().ok());
+        let mut seen = 0;
+        for number in numbers {
+            assert_eq!(number, answered + 1, "every charge is answered once");
+            answered = number;
+            seen += 1;
+            if seen == 3 + kill {
+                process.kill().unwrap();
+            }
+        }
+        process.wait().unwrap();
+        assert!(seen >= 3, "it sold something");
+        let ledger = sqlite(&path, 10).await;
+        let record = get(&ledger, 1).await;
+        ledger.close().await;
+        assert!(record.charged == answered || record.charged == answered + 1, "{} after {answered}", record.charged);
+        assert_eq!(record.claim().expect("it can be claimed").total_claimed, record.charged);
+        charged = record.charged;
+    }
 }
 
 #[cfg(feature = "test-postgres")]

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tower_x402::{
     Asset, Network, Usdc,
     client::{
-        Budget, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt,
-        Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers,
+        Budget, ChannelPolicy, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt,
+        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers, refund_channels,
     },
 };
 
@@ -103,6 +103,16 @@ struct Arguments {
     /// Pay in this token, which must be worth a dollar and have six decimal places
     #[arg(long, requires_all = ["network", "asset_name", "asset_version"])]
     asset: Option<Address>,
+    /// How to pay: by a transfer for each evaluation (exact), by vouchers of payment channels only, or by vouchers where they are offered
+    /// (both)
+    #[arg(long, value_enum, default_value = "exact")]
+    scheme: Scheme,
+    /// How many payment channels may be open to one evaluator; each carries one request at a time
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    channels: u32,
+    /// At the end, ask for what is left in the channels
+    #[arg(long)]
+    close: bool,
     /// The EIP-712 name of --asset
     #[arg(long, requires = "asset")]
     asset_name: Option<String>,
@@ -111,7 +121,28 @@ struct Arguments {
     asset_version: Option<String>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Scheme {
+    Exact,
+    Vouchers,
+    Both,
+}
+
 impl Arguments {
+    /// Returns the payer.
+    fn payer(&self, key: PrivateKeySigner, budget: Budget, assets: &[Asset]) -> Payer {
+        let payer = assets.iter().cloned().fold(Payer::builder(key).budget(budget), |payer, asset| payer.asset(asset));
+        // Escrow is a part of the budget, and may be all of it.
+        let channels =
+            ChannelPolicy::new().lanes(self.channels).escrow_per_payee(self.budget).escrow_total(self.budget);
+        match self.scheme {
+            Scheme::Exact => payer.build(),
+            Scheme::Both => payer.vouchers(channels).build(),
+            // Neither of the flows of `exact`.
+            Scheme::Vouchers => payer.vouchers(channels).flows([]).build(),
+        }
+    }
+
     /// Returns the tokens to pay with.
     fn assets(&self) -> Result<Vec<Asset>, String> {
         match (self.network, self.asset, &self.asset_name, &self.asset_version) {
@@ -183,9 +214,8 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let assets = arguments.assets()?;
     let budget = arguments.limits()?;
     let timeout = Duration::from_secs(arguments.timeout);
-    let paying =
-        assets.iter().cloned().fold(Payer::builder(key).budget(budget.clone()), |payer, asset| payer.asset(asset));
-    let client = PaymentMiddleware::new(paying.build())
+    let paying = arguments.payer(key, budget.clone(), &assets);
+    let client = PaymentMiddleware::new(paying.clone())
         .retry(RetryPolicy::default().attempt_timeout(timeout))
         .client(reqwest::Client::builder().timeout(timeout))?;
     let chain = match arguments.rpc_url {
@@ -218,6 +248,10 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     }
 
     let mut all_paid = counts["settled"] + counts["accepted"] == arguments.count;
+    let closed = match arguments.close {
+        true => Some(refund_channels(&paying, Duration::ZERO, reqwest::Client::builder()).await?),
+        false => None,
+    };
     let mut summary = json!({
         "purchases": arguments.count,
         "spent": budget.spent(),
@@ -227,6 +261,10 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     });
     for (outcome, count) in counts {
         summary[outcome] = count.into();
+    }
+    if let Some(refunds) = closed {
+        let refunded: u64 = refunds.iter().map(|refund| refund.amount.atomic()).sum();
+        summary["closed"] = json!({ "channels": refunds.len(), "refunded": Usdc::from_atomic(refunded) });
     }
     if let Some(Reconciliation { paid, void, open, .. }) = reconciled {
         summary["reconciled"] = json!({ "paid": paid, "void": void, "open": open });

@@ -7,15 +7,23 @@ use alloy_signer_local::PrivateKeySigner;
 use anyhow::{Context as _, bail};
 use tower_x402::{
     Asset,
+    channels::Channels,
     devnet::{Devnet, DevnetPort},
-    facilitator::{Facilitator, OnchainFacilitator, RemoteFacilitator},
+    facilitator::{
+        Facilitator, OnchainFacilitator, RemoteFacilitator,
+        channels::{OnchainChannels, OnchainChannelsBuilder},
+    },
+    ledger::channels::ChannelLedger,
+    vouchers::AuthorizerKey,
 };
 
-use crate::flags::Flags;
+use crate::flags::{Books, Flags};
 
 const KEY: &str = "SETTLEMENT_PRIVATE_KEY";
 /// Signs the agent card if the payee is not the settlement key.
 const PAYEE_KEY: &str = "PAYEE_PRIVATE_KEY";
+/// Claims what was charged by vouchers, and pays for the gas of it.
+const CHANNELS_KEY: &str = "CHANNELS_PRIVATE_KEY";
 /// The bearer token for the facilitator.
 const TOKEN: &str = "FACILITATOR_TOKEN";
 /// What the settlement key gets on a chain in this process: one ether, in wei.
@@ -30,6 +38,8 @@ pub(crate) struct Chain {
     /// The payee's key, if it is known: `PAYEE_PRIVATE_KEY`, or the settlement key.
     pub(crate) key: Option<PrivateKeySigner>,
     pub(crate) asset: Asset,
+    /// The channels whose vouchers are taken.
+    pub(crate) channels: Option<Channels>,
     pub(crate) rpc_url: Option<String>,
     /// Keeps the port of the chain in this process open.
     _port: Option<DevnetPort>,
@@ -48,7 +58,12 @@ impl Chain {
     async fn of_facilitator(flags: &Flags, url: &str, node: Option<&str>) -> anyhow::Result<Self> {
         let (asset, network) = (flags.asset()?, flags.network);
         let pay_to = flags.pay_to.context("--facilitator-url needs --pay-to: there is no settlement key to be paid")?;
-        let mut remote = RemoteFacilitator::builder(url).ledger(flags.open_ledger().await?);
+        let Books { payments, channels } = flags.open_ledger().await?;
+        let channels = match node {
+            Some(node) => Self::channels(flags, channels, |builder| builder.rpc_url(node), None).await?,
+            None => flags.takes_vouchers(false).map(|_| None)?,
+        };
+        let mut remote = RemoteFacilitator::builder(url).ledger(payments);
         if let Ok(token) = std::env::var(TOKEN) {
             remote = remote.bearer_token(token.trim());
         }
@@ -57,12 +72,31 @@ impl Chain {
         }
         let facilitator = Arc::new(remote.build().await.context("--facilitator-url")?);
         let key = private_key(PAYEE_KEY)?;
-        Ok(Self { facilitator, own: None, pay_to, key, asset, rpc_url: node.map(str::to_owned), _port: None })
+        let rpc_url = node.map(str::to_owned);
+        Ok(Self { facilitator, own: None, pay_to, key, asset, channels, rpc_url, _port: None })
+    }
+
+    /// Opens the channels, if there is a key that claims: that of the environment, or `spare`.
+    async fn channels(
+        flags: &Flags,
+        ledger: Arc<dyn ChannelLedger>,
+        node: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder,
+        spare: Option<PrivateKeySigner>,
+    ) -> anyhow::Result<Option<Channels>> {
+        let key = private_key(CHANNELS_KEY)?.or(spare);
+        if !flags.takes_vouchers(key.is_some())? {
+            return Ok(None);
+        }
+        let Some(key) = key else { return Ok(None) };
+        let contract = OnchainChannels::builder().network(flags.network).signer(key.clone()).asset(flags.asset()?);
+        let contract = node(contract).build().await.context("the payment channels")?;
+        Ok(Some(Channels::builder(contract, AuthorizerKey::new(key)).ledger(ledger).build()?))
     }
 
     fn settling_here(
         flags: &Flags,
         (own, key): (OnchainFacilitator, PrivateKeySigner),
+        channels: Option<Channels>,
         asset: Asset,
         rpc_url: String,
         port: Option<DevnetPort>,
@@ -73,6 +107,7 @@ impl Chain {
             facilitator: Arc::new(own.clone()),
             own: Some(own),
             asset,
+            channels,
             rpc_url: Some(rpc_url),
             _port: port,
         })
@@ -84,8 +119,10 @@ impl Chain {
             format!("set {KEY} to the private key that pays for gas (32 bytes in hex), or leave out --rpc-url")
         })?;
         let settling = OnchainFacilitator::builder().network(flags.network).rpc_url(url).signer(key.clone());
-        let facilitator = settling.ledger(flags.open_ledger().await?).build().await.context("--rpc-url")?;
-        Self::settling_here(flags, (facilitator, key), asset, url.to_owned(), None)
+        let Books { payments, channels } = flags.open_ledger().await?;
+        let facilitator = settling.ledger(payments).build().await.context("--rpc-url")?;
+        let channels = Self::channels(flags, channels, |builder| builder.rpc_url(url), None).await?;
+        Self::settling_here(flags, (facilitator, key), channels, asset, url.to_owned(), None)
     }
 
     async fn in_process(flags: &Flags) -> anyhow::Result<Self> {
@@ -105,9 +142,14 @@ impl Chain {
         let port = devnet.serve("127.0.0.1:0").await.context("no port for the chain in this process")?;
         let settling =
             OnchainFacilitator::builder().network(flags.network).client(devnet.rpc_client()).signer(key.clone());
-        let facilitator = settling.ledger(flags.open_ledger().await?).build().await?;
+        let Books { payments, channels } = flags.open_ledger().await?;
+        let facilitator = settling.ledger(payments).build().await?;
+        let claimer = PrivateKeySigner::random();
+        devnet.fund(claimer.address(), U256::from(GAS_TANK));
+        let node = |builder: OnchainChannelsBuilder| builder.client(devnet.rpc_client());
+        let channels = Self::channels(flags, channels, node, Some(claimer)).await?;
         let rpc_url = port.url().to_string();
-        Self::settling_here(flags, (facilitator, key), wanted, rpc_url, Some(port))
+        Self::settling_here(flags, (facilitator, key), channels, wanted, rpc_url, Some(port))
     }
 }
 

@@ -3,11 +3,11 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use alloy_primitives::Address;
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use tower_x402::{
     Asset, Network, ParseUsdcError, Usdc,
-    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger},
+    ledger::{Ledger, MemoryLedger, PostgresLedger, SqliteLedger, channels::ChannelLedger},
     ops::PaymentFilter,
     protocol::PaymentFlow,
     server::DeferredPolicy,
@@ -62,6 +62,8 @@ ENVIRONMENT
   SETTLEMENT_PRIVATE_KEY  the key that sends the transactions and pays their gas (32 bytes in hex); required with --rpc-url,
                           unless --facilitator-url is given. Its account needs a little ETH and no USDC. Without --rpc-url
                           it is optional and gets its ether from the chain in the process
+  CHANNELS_PRIVATE_KEY    the key that claims what was charged by vouchers, and pays the gas of that; it must not be the
+                          settlement key. Another key makes other channels, so keep it
   PAYEE_PRIVATE_KEY       the key of --pay-to, to sign the agent card [default: the settlement key]
   LLM_API_KEY             sent to --llm-url as Authorization: Bearer …, if set
   FACILITATOR_TOKEN       sent to --facilitator-url as Authorization: Bearer …, if set
@@ -137,6 +139,10 @@ pub(crate) struct Flags {
     /// that have paid three times, up to 20 answers each and 500 in total; others pay as in authorization
     #[arg(long, value_enum, default_value = "authorization")]
     flow: Flow,
+    /// What students may pay with: a transfer for each evaluation (exact), vouchers of payment channels, or both [default: both on a
+    /// chain in this process, and wherever CHANNELS_PRIVATE_KEY is set; otherwise exact]
+    #[arg(long, value_enum)]
+    scheme: Option<Scheme>,
     /// The ledger: memory, sqlite:PATH, or postgres://USER@HOST/DATABASE, which several evaluators may share
     #[arg(long, default_value = "memory")]
     ledger: LedgerAt,
@@ -188,6 +194,26 @@ fn some_price(text: &str) -> Result<Usdc, String> {
     if price == Usdc::ZERO { Err("an evaluation must cost something".to_owned()) } else { Ok(price) }
 }
 
+/// One ledger, as payments and as channels.
+pub(crate) struct Books {
+    pub(crate) payments: Arc<dyn Ledger>,
+    pub(crate) channels: Arc<dyn ChannelLedger>,
+}
+
+impl Books {
+    fn of(ledger: impl Ledger + ChannelLedger) -> Self {
+        let ledger = Arc::new(ledger);
+        Self { payments: ledger.clone(), channels: ledger }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scheme {
+    Exact,
+    Vouchers,
+    Both,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Flow {
     Authorization,
@@ -235,17 +261,36 @@ impl Flags {
     }
 
     /// Opens the ledger.
-    pub(crate) async fn open_ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
-        match &self.ledger {
+    pub(crate) async fn open_ledger(&self) -> anyhow::Result<Books> {
+        Ok(match &self.ledger {
             LedgerAt::Sqlite(path) => {
                 let ledger = SqliteLedger::open(path).await;
-                Ok(Arc::new(ledger.with_context(|| format!("--ledger sqlite:{}", path.display()))?))
+                Books::of(ledger.with_context(|| format!("--ledger sqlite:{}", path.display()))?)
             }
             LedgerAt::Postgres(Secret(url)) => {
-                Ok(Arc::new(PostgresLedger::connect(url).await.context("--ledger postgres://…")?))
+                Books::of(PostgresLedger::connect(url).await.context("--ledger postgres://…")?)
             }
-            LedgerAt::Memory => Ok(Arc::new(MemoryLedger::new())),
+            LedgerAt::Memory => Books::of(MemoryLedger::new()),
+        })
+    }
+
+    /// Returns `true` if vouchers are to be taken, if that is possible: `may`.
+    pub(crate) fn takes_vouchers(&self, may: bool) -> anyhow::Result<bool> {
+        match self.scheme {
+            Some(Scheme::Exact) => Ok(false),
+            Some(Scheme::Vouchers | Scheme::Both) if !may => {
+                bail!(
+                    "--scheme with vouchers needs --rpc-url and CHANNELS_PRIVATE_KEY, the key that claims what was charged"
+                )
+            }
+            Some(Scheme::Vouchers | Scheme::Both) => Ok(true),
+            None => Ok(may),
         }
+    }
+
+    /// Returns `true` if nothing but vouchers is taken.
+    pub(crate) fn takes_vouchers_only(&self) -> bool {
+        self.scheme == Some(Scheme::Vouchers)
     }
 
     /// Returns the URL where students ask what became of a payment, beside /evaluate.

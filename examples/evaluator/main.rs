@@ -40,7 +40,7 @@ async fn main() -> ExitCode {
     let logs = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     logs.with_env_filter(filter).init();
     if let Some((which, format)) = flags.printing() {
-        let printed = async { admin::print(flags.open_ledger().await?, which, format.into()).await };
+        let printed = async { admin::print(flags.open_ledger().await?.payments, which, format.into()).await };
         return match printed.await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -82,7 +82,7 @@ struct Server {
     /// For the operator.
     admin: Option<axum::Router>,
     signals: Signals,
-    _chain: Chain,
+    chain: Chain,
 }
 
 impl Server {
@@ -110,6 +110,11 @@ impl Server {
                     Some(credit) => paywall.deferred(credit),
                     None => paywall,
                 };
+                let paywall = match chain.channels.clone() {
+                    Some(channels) if flags.takes_vouchers_only() => paywall.vouchers_only(channels),
+                    Some(channels) => paywall.vouchers(channels),
+                    None => paywall,
+                };
                 match &flags.public_url {
                     Some(url) if url.has_path() => paywall.resource_url(&url.0),
                     Some(url) => paywall.public_origin(&url.0),
@@ -130,7 +135,7 @@ impl Server {
         info!(price = %flags.price, %pay_to, "selling verdicts");
         let token = flags.admin_token.clone();
         let admin = token.map(|token| admin::router(chain.facilitator.ledger().clone(), token));
-        Ok(Self { listener, evaluator, admin, signals, _chain: chain })
+        Ok(Self { listener, evaluator, admin, signals, chain })
     }
 
     /// Serves until a signal, then finishes the requests in progress.
@@ -150,6 +155,11 @@ impl Server {
         let finished = async {
             timeout(LAST_REQUESTS, serving).await.context("a client kept its request open")???;
             let deadline = Instant::now() + LAST_SETTLEMENTS;
+            if let Some(channels) = &self.chain.channels {
+                // What is not claimed now has to wait until the evaluator runs again.
+                let claimed = timeout(LAST_SETTLEMENTS, channels.claim_all()).await.context("claims take too long")?;
+                info!(claimed = claimed?.claimed, "claimed what was charged by vouchers");
+            }
             // A settlement continues after its client disconnects.
             while self.evaluator.stats().await?.pending > 0 && Instant::now() < deadline {
                 sleep(Duration::from_millis(50)).await;

@@ -89,7 +89,12 @@ impl Journal {
         if is_compactable {
             file.compact(&state);
         }
-        Ok(Self(Arc::new(Inner { file: Some(Mutex::new(file)), state, ..Inner::default() })))
+        Ok(Self(Arc::new(Inner {
+            file: Some(Mutex::new(file)),
+            state,
+            #[cfg(feature = "vouchers")]
+            freed: Arc::default(),
+        })))
     }
 
     /// Returns the payments without a proven outcome, ordered by nonce. Payments under way are among them.

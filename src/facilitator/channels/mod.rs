@@ -309,6 +309,7 @@ pub enum ChannelError {
     },
 }
 
+#[cfg(feature = "onchain")]
 impl ChannelError {
     /// A refusal.
     pub(crate) fn rejected(reason: &'static str, detail: impl Into<String>) -> Self {

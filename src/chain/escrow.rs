@@ -10,7 +10,7 @@ use super::{
     transfer::Token,
 };
 use crate::vouchers::{
-    ChannelConfig, ChannelId, ChannelState, Escrow, Observation,
+    ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow,
     abi::{
         BatchSettlement::{self, BatchSettlementErrors},
         Config,
@@ -61,7 +61,7 @@ const CONTRACTS: [(&str, Address); 3] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DepositState {
     /// The channel.
-    pub(crate) channel: Observation,
+    pub(crate) channel: ChannelObservation,
     /// The payer's balance of the token.
     pub(crate) payer_balance: U256,
     /// The authorization was used or cancelled.
@@ -83,7 +83,7 @@ pub(crate) async fn observe(
     rpc: &Rpc,
     channels: &[ChannelId],
     mut block: Option<u64>,
-) -> Result<Vec<Observation>, RpcFailure> {
+) -> Result<Vec<ChannelObservation>, RpcFailure> {
     let mut observations = Vec::with_capacity(channels.len());
     for part in channels.chunks(CHANNELS_PER_CALL) {
         let (number, results) = aggregate(rpc, block, part.iter().flat_map(reads).collect()).await?;
@@ -190,7 +190,7 @@ fn reads(channel: &ChannelId) -> [Read; READS] {
     .map(|calldata| (Escrow::ADDRESS, calldata.into()))
 }
 
-fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<Observation, RpcFailure> {
+fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<ChannelObservation, RpcFailure> {
     let [channel, withdrawal, refund_nonce] = results else { return Err(RpcFailure::Silent) };
     let channel = decode::<BatchSettlement::channelsCall>(channel)?;
     let withdrawal = decode::<BatchSettlement::pendingWithdrawalsCall>(withdrawal)?;
@@ -203,7 +203,7 @@ fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<O
         refund_nonce: refund_nonce.try_into().map_err(|_| RpcFailure::Silent)?,
         charged_cumulative_amount: None,
     };
-    Ok(Observation { state, withdrawal: withdrawal.amount, block })
+    Ok(ChannelObservation { state, withdrawal: withdrawal.amount, block })
 }
 
 /// Makes these reads in one call, as of `block` or the newest. Returns the block's number and the results in order.

@@ -14,7 +14,7 @@ use crate::{
     facilitator::channels::{ChannelError, RefusedClaim},
     ledger::channels::{ChannelRecord, ChannelStep},
     usdc::Usdc,
-    vouchers::{ChannelId, Observation},
+    vouchers::{ChannelId, ChannelObservation},
 };
 
 /// How often the books are gone through.
@@ -179,7 +179,7 @@ impl Inner {
         looked_at
     }
 
-    async fn observe(&self, observation: Observation) -> Option<ChannelRecord> {
+    async fn observe(&self, observation: ChannelObservation) -> Option<ChannelRecord> {
         let step = ChannelStep::Observe { observation, now: self.clock.now() };
         let observed = self.ledger.advance(&observation.state.channel_id, &step).await;
         observed.inspect_err(|error| tracing::warn!(%error, "a channel's state was not recorded")).ok()

@@ -30,8 +30,8 @@ use crate::{
     network::{Asset, Network},
     usdc::{ParseUsdcError, Usdc},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY, MIN_WITHDRAW_DELAY,
-        Observation, Voucher, reason,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, Deposit, Escrow, MAX_WITHDRAW_DELAY,
+        MIN_WITHDRAW_DELAY, Voucher, reason,
     },
 };
 
@@ -206,7 +206,7 @@ impl Channels {
         &self,
         id: ChannelId,
         config: &ChannelConfig,
-        observation: Observation,
+        observation: ChannelObservation,
     ) -> Result<ChannelRecord, ChannelError> {
         let (network, now) = (self.network(), self.0.clock.now());
         let step = ChannelStep::Open { network, config: *config, observation, now };

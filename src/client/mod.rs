@@ -69,7 +69,9 @@ pub use budget::{Budget, BudgetBuilder};
 #[cfg(all(feature = "vouchers", feature = "reqwest"))]
 pub use channels::refund_channels;
 #[cfg(feature = "vouchers")]
-pub use channels::{ChannelEntry, ChannelFinding, ChannelPolicy, ChannelReceipt, PendingDeposit, Refund, SignedRefund};
+pub use channels::{
+    ChannelEntry, ChannelFinding, ChannelPolicy, ChannelReceipt, PendingDeposit, Refund, SignedRefundRequest,
+};
 #[cfg(all(feature = "vouchers", feature = "onchain"))]
 pub use channels::{ChannelReconciliation, finalize_withdrawal, initiate_withdrawal, reconcile_channels};
 #[cfg(all(feature = "bazaar", feature = "reqwest"))]

@@ -65,7 +65,7 @@ pub const CHANNEL_COLUMNS: [&str; 16] = [
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "documented at CHANNEL_COLUMNS")]
 #[non_exhaustive]
-pub struct ChannelEntry {
+pub struct ChannelSummary {
     pub channel: ChannelId,
     pub network: Network,
     pub asset: Address,
@@ -84,7 +84,7 @@ pub struct ChannelEntry {
     pub block: u64,
 }
 
-impl ChannelEntry {
+impl ChannelSummary {
     /// Creates the entry of a channel.
     pub fn of(record: &ChannelRecord) -> Self {
         let state = &record.observed.state;
@@ -212,8 +212,8 @@ impl ChannelExport {
         }
         let Some(page) = self.channels.next().await? else { return Ok(None) };
         let line = |record: &ChannelRecord| match self.format {
-            ExportFormat::Csv => ChannelEntry::of(record).csv(),
-            ExportFormat::JsonLines => ChannelEntry::of(record).json(),
+            ExportFormat::Csv => ChannelSummary::of(record).csv(),
+            ExportFormat::JsonLines => ChannelSummary::of(record).json(),
         };
         Ok(Some(page.iter().map(line).collect()))
     }

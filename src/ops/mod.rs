@@ -79,7 +79,7 @@ mod report;
 
 #[cfg(feature = "vouchers")]
 pub use channels::{
-    CHANNEL_COLUMNS, ChannelEntry, ChannelExport, ChannelFilter, ChannelPages, ChannelReport, ParseChannelFilterError,
+    CHANNEL_COLUMNS, ChannelExport, ChannelFilter, ChannelPages, ChannelReport, ChannelSummary, ParseChannelFilterError,
 };
 pub use export::{COLUMNS, Export, ExportEntry, ExportFormat};
 pub use operator::{

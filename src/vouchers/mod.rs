@@ -13,7 +13,7 @@
 //! | [`Deposit`] | the payer's ERC-3009 authorization that fills the escrow |
 //! | [`ChannelPayload`], [`ChannelOffer`] | `payload` of a payment, and `extra` of an offer |
 //! | [`ChannelState`], [`VoucherState`] | the state of a channel in answers and corrective 402s |
-//! | [`Observation`] | a channel as the chain had it in one block |
+//! | [`ChannelObservation`] | a channel as the chain had it in one block |
 //! | [`AuthorizerKey`] | the key that claims and refunds in the receiver's name |
 //! | [`reason`] | the scheme's error codes |
 //! | [`SettlementExtra`] | what a payer is told that it was charged |
@@ -57,5 +57,5 @@ pub use channel::{
 pub use deposit::{Deposit, DepositAuthorization};
 pub use escrow::{ClaimEntry, Escrow};
 pub use message::{ChannelOffer, ChannelOfferError, ChannelPayload, Claim, ClaimedVoucher, RefundRequest};
-pub use state::{ChannelState, Observation, SettlementExtra, VoucherState};
+pub use state::{ChannelObservation, ChannelState, SettlementExtra, VoucherState};
 pub use voucher::{InvalidVoucherSignature, Voucher, VoucherSignature};

@@ -43,7 +43,7 @@ impl ChannelState {
 /// A channel as the chain had it in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Observation {
+pub struct ChannelObservation {
     /// The channel. [`charged_cumulative_amount`](ChannelState::charged_cumulative_amount) is `None`: the chain does not know it.
     pub state: ChannelState,
     /// The amount of the withdrawal that was announced, in atomic units; 0 if none is pending.

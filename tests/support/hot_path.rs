@@ -34,8 +34,8 @@ use tower_x402::{
     },
     server::{RequestBody, RequirePaymentLayer, RequirePaymentLayerBuilder},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, ChannelState, Claim, Deposit, Escrow,
-        Observation, Voucher, VoucherSignature,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelOffer, ChannelPayload, ChannelState, Claim,
+        Deposit, Escrow, Voucher, VoucherSignature,
     },
 };
 
@@ -230,8 +230,8 @@ impl ChannelFacilitator for RichChannels {
         Network::BASE_SEPOLIA
     }
 
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
-        let rich = |channel: &ChannelId| Observation {
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
+        let rich = |channel: &ChannelId| ChannelObservation {
             state: ChannelState {
                 channel_id: *channel,
                 balance: u128::MAX,
@@ -246,7 +246,7 @@ impl ChannelFacilitator for RichChannels {
         Ok(channels.iter().map(rich).collect())
     }
 
-    async fn verify_deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<Observation, ChannelError> {
+    async fn verify_deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<ChannelObservation, ChannelError> {
         Err(ChannelError::Pending { transaction: None })
     }
 

@@ -40,4 +40,4 @@ pub use finding::ChannelFinding;
 pub use payment::ChannelReceipt;
 pub(super) use payment::VoucherPayment;
 pub use policy::ChannelPolicy;
-pub use refund::{Refund, SignedRefund};
+pub use refund::{Refund, SignedRefundRequest};

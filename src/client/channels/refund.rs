@@ -34,7 +34,7 @@ impl Payer {
         channel: ChannelId,
         amount: Option<Usdc>,
         headers: &HeaderMap,
-    ) -> Result<Option<SignedRefund>, PaymentError> {
+    ) -> Result<Option<SignedRefundRequest>, PaymentError> {
         let budget = self.budget();
         let entry = budget.journal().with_books(|books| books.get(channel).cloned());
         let Some(entry) = entry.filter(|entry| entry.available() > Usdc::ZERO) else { return Ok(None) };
@@ -43,7 +43,7 @@ impl Payer {
         let (index, _) = challenge.channel_offer(&entry).ok_or(Refusal::ChannelNotOffered { channel })?;
         let busy = Refusal::LanesBusy { payee: entry.config.receiver };
         let lease = Lease::get(budget, channel).ok_or(busy)?;
-        let mut refund = SignedRefund {
+        let mut refund = SignedRefundRequest {
             payer: self.clone(),
             lease,
             challenge,
@@ -63,7 +63,7 @@ impl Payer {
 /// Send [`header`](Self::header) under [`header_name`](Self::header_name) with the request that was answered 402, report the answer with
 /// [`answered`](Self::answered), send it once more if that returns `true`, and [`conclude`](Self::conclude).
 #[must_use]
-pub struct SignedRefund {
+pub struct SignedRefundRequest {
     payer: Payer,
     lease: Lease,
     challenge: Challenge,
@@ -90,7 +90,7 @@ pub struct Refund {
     pub finding: Option<ChannelFinding>,
 }
 
-impl SignedRefund {
+impl SignedRefundRequest {
     /// Signs a voucher for exactly what was charged, which lets the seller claim no more.
     async fn sign(&mut self) -> Result<(), PaymentError> {
         let entry = &self.lease.entry;
@@ -187,8 +187,8 @@ impl SignedRefund {
     }
 }
 
-impl fmt::Debug for SignedRefund {
+impl fmt::Debug for SignedRefundRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignedRefund").field("result", &self.result).finish_non_exhaustive()
+        f.debug_struct("SignedRefundRequest").field("result", &self.result).finish_non_exhaustive()
     }
 }

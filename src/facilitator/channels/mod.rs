@@ -71,7 +71,7 @@ use async_trait::async_trait;
 use super::FacilitatorError;
 use crate::{
     network::Network,
-    vouchers::{AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, Claim, Deposit, Escrow, Observation},
+    vouchers::{AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Escrow},
 };
 #[cfg(feature = "onchain")]
 pub use onchain::{OnchainChannels, OnchainChannelsBuilder};
@@ -98,14 +98,18 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`ChannelError::Unavailable`].
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError>;
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError>;
 
     /// Checks that the deposit would be executed now: its window, signature, the payer's balance, and a simulation. Changes nothing. Returns
     /// the channel before the deposit.
     ///
     /// # Errors
     /// [`ChannelError::Rejected`] if it would fail, [`ChannelError::Unavailable`] if that could not be checked.
-    async fn verify_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Observation, ChannelError>;
+    async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError>;
 
     /// Executes the deposit and waits for its block. If it was executed before, by anybody, returns that transaction.
     ///
@@ -158,11 +162,15 @@ impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
         (**self).senders()
     }
 
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
         (**self).observe(channels).await
     }
 
-    async fn verify_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Observation, ChannelError> {
+    async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError> {
         (**self).verify_deposit(config, deposit).await
     }
 
@@ -199,7 +207,7 @@ pub struct Executed {
     /// The amount that moved, in atomic units.
     pub amount: u128,
     /// The channel after it.
-    pub observed: Observation,
+    pub observed: ChannelObservation,
 }
 
 /// A transfer to a receiver that is in a block.
@@ -219,7 +227,7 @@ pub struct Claimed {
     /// The amount that they claimed in all, in atomic units.
     pub amount: u128,
     /// The channels afterwards, in the order of the rows, without the refused ones.
-    pub observed: Vec<Observation>,
+    pub observed: Vec<ChannelObservation>,
     /// Rows that were left out.
     pub refused: Vec<RefusedClaim>,
 }

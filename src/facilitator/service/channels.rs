@@ -18,8 +18,8 @@ use crate::{
     network::Network,
     protocol::{PaymentRequirements, Reason, SupportedKind, SupportedResponse},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelPayload, ChannelState, Claim, Escrow, Observation, RefundRequest, Voucher,
-        amount, reason,
+        AuthorizerKey, ChannelConfig, ChannelObservation, ChannelPayload, ChannelState, Claim, Escrow, RefundRequest,
+        Voucher, amount, reason,
     },
 };
 
@@ -313,7 +313,7 @@ impl Shared {
         channels: &Channels,
         request: &ChannelRequest,
         payer: &mut Option<Address>,
-    ) -> Result<Observation, Failure> {
+    ) -> Result<ChannelObservation, Failure> {
         let facilitator = channels.find(request)?;
         let (config, voucher, deposit, price) = match request.read_payload()? {
             ChannelPayload::Deposit { channel_config, voucher, deposit } => {
@@ -414,7 +414,7 @@ async fn observe(
     facilitator: &dyn ChannelFacilitator,
     escrow: &Escrow,
     config: &ChannelConfig,
-) -> Result<Observation, Failure> {
+) -> Result<ChannelObservation, Failure> {
     let observed = facilitator.observe(&[escrow.channel_id(config)]).await?.pop();
     observed.ok_or_else(|| (reason::RPC_READ_FAILED, "the channel was not read".to_owned()).into())
 }
@@ -540,7 +540,7 @@ impl Done {
     }
 }
 
-fn verified(observed: &Observation, payer: Option<Address>) -> Answer {
+fn verified(observed: &ChannelObservation, payer: Option<Address>) -> Answer {
     let payer = payer.map(|payer| payer.to_string());
     Answer::json(StatusCode::OK, &json!({ "isValid": true, "payer": payer, "extra": observed.state }))
 }

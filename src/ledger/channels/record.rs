@@ -9,7 +9,7 @@ use super::{super::StoredResponse, ChannelLedgerError};
 use crate::{
     network::Network,
     payment::PaymentKey,
-    vouchers::{ChannelConfig, ChannelId, ChannelState, Claim, ClaimedVoucher, Escrow, Observation, Voucher},
+    vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Claim, ClaimedVoucher, Escrow, Voucher},
 };
 
 /// The number of answers that are remembered of a channel. One request at a time is worked on, and a payer signs the next voucher
@@ -37,7 +37,7 @@ pub struct ChannelRecord {
     /// The newest voucher that something was charged by; `None` if nothing was charged by this ledger.
     pub voucher: Option<Voucher>,
     /// The channel as the chain had it when it was last looked at.
-    pub observed: Observation,
+    pub observed: ChannelObservation,
     /// When that was.
     pub observed_at: u64,
     /// The request that holds the channel.
@@ -118,7 +118,7 @@ pub enum ChannelStep {
         /// What makes the channel.
         config: ChannelConfig,
         /// The channel as the chain has it.
-        observation: Observation,
+        observation: ChannelObservation,
         /// When it was observed.
         now: u64,
     },
@@ -126,7 +126,7 @@ pub enum ChannelStep {
     /// not become fresher by it.
     Observe {
         /// The channel as the chain has it.
-        observation: Observation,
+        observation: ChannelObservation,
         /// When it was observed.
         now: u64,
     },
@@ -191,7 +191,7 @@ impl ChannelRecord {
     pub fn open(
         network: Network,
         config: ChannelConfig,
-        observation: Observation,
+        observation: ChannelObservation,
         now: u64,
     ) -> Result<Self, ChannelLedgerError> {
         let id = Escrow::on(network).channel_id(&config);
@@ -341,7 +341,7 @@ impl ChannelRecord {
         self.voucher.as_ref().map_or(0, |voucher| self.charged.min(voucher.max_claimable_amount))
     }
 
-    fn observe(&mut self, observation: Observation, now: u64) -> Result<(), ChannelLedgerError> {
+    fn observe(&mut self, observation: ChannelObservation, now: u64) -> Result<(), ChannelLedgerError> {
         if observation.state.channel_id != self.id {
             return Err(ChannelLedgerError::OtherChannel);
         }
@@ -486,7 +486,7 @@ mod tests {
         }
     }
 
-    fn observation(balance: u128, total_claimed: u128, block: u64) -> Observation {
+    fn observation(balance: u128, total_claimed: u128, block: u64) -> ChannelObservation {
         let channel_id = Escrow::on(Network::BASE).channel_id(&config());
         let state = ChannelState {
             channel_id,
@@ -496,7 +496,7 @@ mod tests {
             refund_nonce: 0,
             charged_cumulative_amount: None,
         };
-        Observation { state, withdrawal: 0, block }
+        ChannelObservation { state, withdrawal: 0, block }
     }
 
     fn channel(balance: u128) -> ChannelRecord {
@@ -527,7 +527,7 @@ mod tests {
         channel.apply(&charge(channel.epoch, amount)).unwrap();
     }
 
-    fn observe(channel: &mut ChannelRecord, observation: Observation, now: u64) {
+    fn observe(channel: &mut ChannelRecord, observation: ChannelObservation, now: u64) {
         channel.apply(&ChannelStep::Observe { observation, now }).unwrap();
     }
 
@@ -630,7 +630,7 @@ mod tests {
     #[test]
     fn an_observation_of_an_earlier_block_is_ignored() {
         let mut channel = channel(100);
-        let withdrawal = Observation { withdrawal: 100, ..observation(100, 0, 5) };
+        let withdrawal = ChannelObservation { withdrawal: 100, ..observation(100, 0, 5) };
         observe(&mut channel, withdrawal, NOW);
         observe(&mut channel, observation(1_000, 0, 4), NOW + 60);
         assert_eq!((channel.observed, channel.observed_at), (withdrawal, NOW), "and is not fresher by it");
@@ -641,13 +641,13 @@ mod tests {
         let mut channel = channel(100);
         let first = begin(&channel, 1, 30, 30, NOW);
         channel.apply(&first).unwrap();
-        observe(&mut channel, Observation { withdrawal: 80, ..observation(100, 0, 2) }, NOW);
+        observe(&mut channel, ChannelObservation { withdrawal: 80, ..observation(100, 0, 2) }, NOW);
         channel.apply(&charge(1, 30)).expect("the work is done");
         assert_eq!((channel.covered(), channel.unclaimed(), channel.at_risk()), (20, 30, 10));
         let next = begin(&channel, 2, 31, 1, NOW);
         assert!(matches!(channel.apply(&next), Err(ChannelLedgerError::ExceedsBalance(_))));
         // The withdrawal cannot take what was claimed before it ended.
-        observe(&mut channel, Observation { withdrawal: 80, ..observation(100, 30, 3) }, NOW);
+        observe(&mut channel, ChannelObservation { withdrawal: 80, ..observation(100, 30, 3) }, NOW);
         assert_eq!((channel.covered(), channel.unclaimed(), channel.at_risk()), (30, 0, 0));
         let refund = begin(&channel, 3, 30, 0, NOW);
         channel.apply(&refund).expect("a refund takes nothing on credit");
@@ -772,7 +772,7 @@ mod tests {
                         block += 1;
                         // What a claim would have done by now, or more than was charged, or a reorganization.
                         let total = match b { 0..20 => channel.charged, 20..36 => claimed, 36..38 => claimed + a, _ => claimed.saturating_sub(a) };
-                        let observation = Observation { withdrawal: a, ..observation(200 + b, total, block - later % 3) };
+                        let observation = ChannelObservation { withdrawal: a, ..observation(200 + b, total, block - later % 3) };
                         ChannelStep::Observe { observation, now }
                     }
                     6 => ChannelStep::Refund { amount: a * 4, now },

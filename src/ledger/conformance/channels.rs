@@ -7,19 +7,21 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::{
     ledger::channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
-    vouchers::{ChannelConfig, ChannelId, ChannelState, Escrow, Observation, Voucher, VoucherSignature},
+    vouchers::{ChannelConfig, ChannelId, ChannelObservation, ChannelState, Escrow, Voucher, VoucherSignature},
 };
+
+use ChannelTest as Test;
 
 type Run = fn(Arc<dyn ChannelLedger>, Arc<ManualClock>) -> Pin<Box<dyn Future<Output = ()>>>;
 
 /// A test of the contract of payment channels.
 #[derive(Clone, Copy)]
-pub struct Test {
+pub struct ChannelTest {
     name: &'static str,
     run: Run,
 }
 
-impl Test {
+impl ChannelTest {
     /// Returns the test with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         tests().find(|test| test.name == name)
@@ -39,14 +41,14 @@ impl Test {
     }
 }
 
-impl fmt::Debug for Test {
+impl fmt::Debug for ChannelTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Test").field(&self.name).finish()
+        f.debug_tuple("ChannelTest").field(&self.name).finish()
     }
 }
 
 /// Returns all tests of the contract of payment channels.
-pub fn tests() -> impl Iterator<Item = Test> {
+pub fn tests() -> impl Iterator<Item = ChannelTest> {
     TESTS.iter().copied()
 }
 
@@ -62,7 +64,7 @@ pub async fn run<F: Future<Output = Arc<dyn ChannelLedger>>>(open: impl Fn(Arc<M
     }
 }
 
-const TESTS: &[Test] = table! {
+const TESTS: &[ChannelTest] = table! {
     a_channel_is_opened_as_the_chain_has_it,
     a_channel_is_read_as_it_was_written,
     a_refused_step_changes_nothing,
@@ -100,7 +102,7 @@ pub fn id(salt: u8) -> ChannelId {
 }
 
 /// Returns a channel as the chain has it.
-pub fn observation(salt: u8, balance: u128, total_claimed: u128, block: u64) -> Observation {
+pub fn observation(salt: u8, balance: u128, total_claimed: u128, block: u64) -> ChannelObservation {
     let state = ChannelState {
         channel_id: id(salt),
         balance,
@@ -109,7 +111,7 @@ pub fn observation(salt: u8, balance: u128, total_claimed: u128, block: u64) -> 
         refund_nonce: 0,
         charged_cumulative_amount: None,
     };
-    Observation { state, withdrawal: 0, block }
+    ChannelObservation { state, withdrawal: 0, block }
 }
 
 /// Opens a channel with this balance, as of block 1.
@@ -157,7 +159,7 @@ pub async fn get(ledger: &dyn ChannelLedger, salt: u8) -> ChannelRecord {
     ledger.channel(&id(salt)).await.unwrap().expect("a channel")
 }
 
-async fn observe(ledger: &dyn ChannelLedger, salt: u8, observation: Observation) -> ChannelRecord {
+async fn observe(ledger: &dyn ChannelLedger, salt: u8, observation: ChannelObservation) -> ChannelRecord {
     ledger.advance(&id(salt), &ChannelStep::Observe { observation, now: START }).await.unwrap()
 }
 
@@ -392,7 +394,7 @@ async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc
 
 async fn an_observation_of_an_earlier_block_is_ignored(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
-    let newest = Observation { withdrawal: 30, ..observation(1, 200, 0, 5) };
+    let newest = ChannelObservation { withdrawal: 30, ..observation(1, 200, 0, 5) };
     observe(&*ledger, 1, newest).await;
     let shown = observe(&*ledger, 1, observation(1, 900, 0, 4)).await;
     assert_eq!((shown.observed, get(&*ledger, 1).await.observed), (newest, newest));
@@ -403,7 +405,7 @@ async fn an_observation_of_an_earlier_block_is_ignored(ledger: Arc<dyn ChannelLe
 async fn a_withdrawal_ends_credit_and_not_a_charge(ledger: Arc<dyn ChannelLedger>, _: Arc<ManualClock>) {
     open(&*ledger, 1, 100).await;
     let held = ledger.advance(&id(1), &begin(1, hash(1), 30, 30)).await.unwrap();
-    observe(&*ledger, 1, Observation { withdrawal: 80, ..observation(1, 100, 0, 2) }).await;
+    observe(&*ledger, 1, ChannelObservation { withdrawal: 80, ..observation(1, 100, 0, 2) }).await;
     let charged = ledger.advance(&id(1), &charge(held.epoch, 30)).await.expect("the work is done");
     assert_eq!((charged.unclaimed(), charged.at_risk()), (30, 10));
     let next = ledger.advance(&id(1), &begin(1, hash(2), 31, 1)).await;

@@ -55,7 +55,7 @@ macro_rules! on_every_ledger {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
                 async fn $test() {
-                    let test = contract::Test::named(stringify!($test)).expect("a test of the contract");
+                    let test = contract::tests().find(|test| test.name() == stringify!($test)).expect("a test of the contract");
                     let on = $crate::ledger::backends::$backend().await;
                     test.run(on.$field, on.clock).await;
                     drop(on.directory);

@@ -24,7 +24,7 @@ use tower_x402::{
             hash,
         },
     },
-    vouchers::Observation,
+    vouchers::ChannelObservation,
 };
 
 use super::backends::on_every_ledger;
@@ -219,7 +219,7 @@ async fn a_restored_backup_learns_what_was_claimed() {
     sell(&ledger, 1, hash(1), 10).await;
     ledger.close().await;
     let ledger = sqlite(&path, 100).await;
-    let claimed = Observation { block: 9, ..observation(1, 1_000, 500, 9) };
+    let claimed = ChannelObservation { block: 9, ..observation(1, 1_000, 500, 9) };
     ledger.advance(&id(1), &ChannelStep::Observe { observation: claimed, now: START }).await.unwrap();
     let old = ledger.advance(&id(1), &begin(1, hash(2), 20, 10)).await;
     assert!(matches!(old, Err(ChannelLedgerError::Mismatch(_))), "an old voucher buys nothing: {old:?}");

@@ -14,7 +14,7 @@ use tower_x402::{
         },
     },
     ops::{CHANNEL_COLUMNS, ChannelFilter, ExportFormat, Operator},
-    vouchers::{ChannelId, Observation},
+    vouchers::{ChannelId, ChannelObservation},
 };
 
 /// Channels 1 to 4: unused, unclaimed, claimed, and with a withdrawal that could take 20 of the 30 that are unclaimed.
@@ -26,7 +26,9 @@ async fn operator() -> Operator {
     sell(&*ledger, 2, hash(1), 10).await;
     sell(&*ledger, 3, hash(1), 10).await;
     sell(&*ledger, 4, hash(1), 30).await;
-    for seen in [(3, observation(3, 100, 10, 2)), (4, Observation { withdrawal: 90, ..observation(4, 100, 0, 2) })] {
+    for seen in
+        [(3, observation(3, 100, 10, 2)), (4, ChannelObservation { withdrawal: 90, ..observation(4, 100, 0, 2) })]
+    {
         ledger.advance(&id(seen.0), &ChannelStep::Observe { observation: seen.1, now: START }).await.unwrap();
     }
     Operator::new(ledger.clone()).channel_ledger(ledger)

@@ -7,7 +7,7 @@ use super::{ATTEMPTS, Inner};
 use crate::{
     chain::escrow,
     facilitator::channels::{ChannelError, Claimed, RefusedClaim},
-    vouchers::{AuthorizerKey, ChannelId, Claim, Observation, abi::BatchSettlement, reason},
+    vouchers::{AuthorizerKey, ChannelId, ChannelObservation, Claim, abi::BatchSettlement, reason},
 };
 
 /// Rows per transaction. Each takes about 25,000 gas, of 16 million.
@@ -66,8 +66,9 @@ impl Inner {
         for _ in 0..ATTEMPTS {
             let before = self.observe(&ids(part)).await?;
             let (refused, call) = self.prepare(open(part, &before), authorizer).await?;
-            let is_kept = |(row, _): &(&Row<'_>, Observation)| refused.iter().all(|(bad, _)| bad.index != row.index);
-            let (kept, before): (Vec<Row<'_>>, Vec<Observation>) =
+            let is_kept =
+                |(row, _): &(&Row<'_>, ChannelObservation)| refused.iter().all(|(bad, _)| bad.index != row.index);
+            let (kept, before): (Vec<Row<'_>>, Vec<ChannelObservation>) =
                 part.iter().zip(before).filter(is_kept).map(|(row, before)| (*row, before)).unzip();
             match call {
                 Some((input, gas)) => {
@@ -117,7 +118,7 @@ impl Inner {
         rows: &[Row<'_>],
         input: Bytes,
         gas: u64,
-        before: &[Observation],
+        before: &[ChannelObservation],
         claimed: &mut Claimed,
     ) -> Result<bool, ChannelError> {
         let receipt = self.send(input, gas).await?;
@@ -126,7 +127,7 @@ impl Inner {
         }
         let transaction = receipt.transaction_hash;
         let events: Vec<BatchSettlement::Claimed> = escrow::events(&receipt).collect();
-        let is_claimed = |row: &Row<'_>, before: &Observation| {
+        let is_claimed = |row: &Row<'_>, before: &ChannelObservation| {
             let expected = (row.channel.digest(), row.claim.total_claimed);
             row.claim.total_claimed <= before.state.total_claimed
                 || events.iter().any(|event| (event.channelId, event.newTotalClaimed) == expected)
@@ -146,8 +147,8 @@ impl Inner {
         let amounts = events.iter().filter(is_ours).map(|event| event.claimAmount);
         claimed.amount = amounts.fold(claimed.amount, u128::saturating_add);
         claimed.observed.extend(after.unwrap_or_else(|| {
-            let row_after = |(row, before): (&Row<'_>, &Observation)| {
-                let mut after = Observation { block: receipt.block(), ..*before };
+            let row_after = |(row, before): (&Row<'_>, &ChannelObservation)| {
+                let mut after = ChannelObservation { block: receipt.block(), ..*before };
                 after.state.total_claimed = after.state.total_claimed.max(row.claim.total_claimed);
                 after
             };
@@ -202,8 +203,9 @@ impl Inner {
 }
 
 /// Returns the rows that claim more than was claimed before.
-fn open<'a>(rows: &[Row<'a>], before: &[Observation]) -> Vec<Row<'a>> {
-    let is_open = |(row, before): &(&Row<'a>, &Observation)| row.claim.total_claimed > before.state.total_claimed;
+fn open<'a>(rows: &[Row<'a>], before: &[ChannelObservation]) -> Vec<Row<'a>> {
+    let is_open =
+        |(row, before): &(&Row<'a>, &ChannelObservation)| row.claim.total_claimed > before.state.total_claimed;
     rows.iter().zip(before).filter(is_open).map(|(row, _)| *row).collect()
 }
 

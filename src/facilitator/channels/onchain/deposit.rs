@@ -20,7 +20,7 @@ use crate::{
         single_flight::NoResult,
     },
     vouchers::{
-        ChannelConfig, ChannelConfigError, ChannelId, Deposit, DepositAuthorization, Escrow, Observation,
+        ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, Deposit, DepositAuthorization, Escrow,
         abi::BatchSettlement, reason,
     },
 };
@@ -57,7 +57,7 @@ impl Inner {
         &self,
         config: &ChannelConfig,
         deposit: &Deposit,
-    ) -> Result<Observation, ChannelError> {
+    ) -> Result<ChannelObservation, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
         let state = self.deposit_state(channel, config, nonce).await?;
         if state.is_used {
@@ -91,7 +91,7 @@ impl Inner {
             };
             let observed = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());
             let observed = observed.unwrap_or_else(|| {
-                let mut after = Observation { block: receipt.block(), ..state.channel };
+                let mut after = ChannelObservation { block: receipt.block(), ..state.channel };
                 after.state.balance = event.newBalance;
                 after
             });
@@ -181,7 +181,7 @@ impl Inner {
         config: &ChannelConfig,
         deposit: &Deposit,
         nonce: B256,
-        now: Observation,
+        now: ChannelObservation,
     ) -> Result<Executed, ChannelError> {
         let expected = ExpectedTransfer {
             token: config.token,

@@ -29,7 +29,8 @@ use crate::{
         submitter::Call,
     },
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, Claim, Deposit, Escrow, Observation, abi::BatchSettlement, reason,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Escrow, abi::BatchSettlement,
+        reason,
     },
 };
 
@@ -143,7 +144,7 @@ impl Inner {
         }
     }
 
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
         let observed = escrow::observe(self.node.rpc(), channels, None).await.map_err(unavailable)?;
         if let Some(first) = observed.first() {
             self.node.observe_block(first.block);
@@ -151,12 +152,12 @@ impl Inner {
         Ok(observed)
     }
 
-    async fn observe_one(&self, channel: ChannelId) -> Result<Observation, ChannelError> {
+    async fn observe_one(&self, channel: ChannelId) -> Result<ChannelObservation, ChannelError> {
         self.observe(&[channel]).await?.pop().ok_or_else(|| unavailable(RpcFailure::Silent))
     }
 
     /// Reads channels as of a block that is known to exist. Returns `None` if no node shows it in time.
-    async fn observe_at(&self, channels: &[ChannelId], block: u64) -> Option<Vec<Observation>> {
+    async fn observe_at(&self, channels: &[ChannelId], block: u64) -> Option<Vec<ChannelObservation>> {
         for _ in 0..READS_AFTER {
             match escrow::observe(self.node.rpc(), channels, Some(block)).await {
                 Ok(observed) => return Some(observed),
@@ -210,11 +211,15 @@ impl ChannelFacilitator for OnchainChannels {
         self.0.caller.addresses().collect()
     }
 
-    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<Observation>, ChannelError> {
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
         self.0.observe(channels).await
     }
 
-    async fn verify_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Observation, ChannelError> {
+    async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError> {
         self.0.verify_deposit(config, deposit).await
     }
 

@@ -12,7 +12,7 @@ use crate::{
         FacilitatorError,
         channels::{ChannelError, Executed, SignedRefund},
     },
-    vouchers::{ChannelId, Observation, abi::BatchSettlement, reason},
+    vouchers::{ChannelId, ChannelObservation, abi::BatchSettlement, reason},
 };
 
 impl Inner {
@@ -72,7 +72,7 @@ impl Inner {
         &self,
         refund: &SignedRefund,
         channel: ChannelId,
-        now: Observation,
+        now: ChannelObservation,
     ) -> Result<Executed, ChannelError> {
         let order = &refund.order;
         let asked = (&order.config, order.amount, order.nonce);
@@ -99,8 +99,8 @@ fn refunded(receipt: &crate::chain::rpc::Receipt, channel: ChannelId, most: u128
 }
 
 /// The channel after a refund, if the node does not show it.
-fn expected(before: Observation, amount: u128, claimed: u128, block: u64) -> Observation {
-    let mut after = Observation { block, ..before };
+fn expected(before: ChannelObservation, amount: u128, claimed: u128, block: u64) -> ChannelObservation {
+    let mut after = ChannelObservation { block, ..before };
     after.state.total_claimed = after.state.total_claimed.max(claimed);
     after.state.balance = after.state.balance.saturating_sub(amount);
     after.state.refund_nonce = after.state.refund_nonce.saturating_add(1);
@@ -111,7 +111,7 @@ fn expected(before: Observation, amount: u128, claimed: u128, block: u64) -> Obs
     after
 }
 
-fn call(refund: &SignedRefund, before: &Observation) -> Result<Bytes, ChannelError> {
+fn call(refund: &SignedRefund, before: &ChannelObservation) -> Result<Bytes, ChannelError> {
     let order = &refund.order;
     let alone = BatchSettlement::refundWithSignatureCall {
         config: (&order.config).into(),

@@ -22,7 +22,7 @@ use tower_x402::{
     Asset, Network, Usdc,
     client::{
         Budget, ChannelPolicy, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt,
-        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers, refund_channels,
+        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers,
     },
 };
 
@@ -110,9 +110,6 @@ struct Arguments {
     /// How many payment channels may be open to one evaluator; each carries one request at a time
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     channels: u32,
-    /// At the end, ask for what is left in the channels
-    #[arg(long)]
-    close: bool,
     /// The EIP-712 name of --asset
     #[arg(long, requires = "asset")]
     asset_name: Option<String>,
@@ -215,7 +212,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let budget = arguments.limits()?;
     let timeout = Duration::from_secs(arguments.timeout);
     let paying = arguments.payer(key, budget.clone(), &assets);
-    let client = PaymentMiddleware::new(paying.clone())
+    let client = PaymentMiddleware::new(paying)
         .retry(RetryPolicy::default().attempt_timeout(timeout))
         .client(reqwest::Client::builder().timeout(timeout))?;
     let chain = match arguments.rpc_url {
@@ -248,10 +245,6 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     }
 
     let mut all_paid = counts["settled"] + counts["accepted"] == arguments.count;
-    let closed = match arguments.close {
-        true => Some(refund_channels(&paying, Duration::ZERO, reqwest::Client::builder()).await?),
-        false => None,
-    };
     let mut summary = json!({
         "purchases": arguments.count,
         "spent": budget.spent(),
@@ -261,10 +254,6 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     });
     for (outcome, count) in counts {
         summary[outcome] = count.into();
-    }
-    if let Some(refunds) = closed {
-        let refunded: u64 = refunds.iter().map(|refund| refund.amount.atomic()).sum();
-        summary["closed"] = json!({ "channels": refunds.len(), "refunded": Usdc::from_atomic(refunded) });
     }
     if let Some(Reconciliation { paid, void, open, .. }) = reconciled {
         summary["reconciled"] = json!({ "paid": paid, "void": void, "open": open });

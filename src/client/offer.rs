@@ -304,7 +304,7 @@ impl OfferPolicy {
                 }
                 continue;
             }
-            match offer.and_then(|offer| self.check(index, offer)) {
+            match offer.and_then(|offer| self.check_flow(&offer).and_then(|()| self.check(index, offer))) {
                 Ok(offer) => accepted.push(offer),
                 Err(reason) => reasons.push(reason),
             }
@@ -355,6 +355,14 @@ impl OfferPolicy {
         channels.map(|(index, offer)| (index, check(index, offer))).collect()
     }
 
+    /// Flows are those of `exact`; a voucher has none.
+    fn check_flow(&self, offer: &ExactOffer) -> Result<(), OfferRefusal> {
+        match &self.flows {
+            Some(flows) if !flows.contains(&offer.flow) => Err(OfferRefusal::Flow(offer.flow)),
+            _ => Ok(()),
+        }
+    }
+
     fn check(&self, index: usize, offer: ExactOffer) -> Result<AcceptedOffer, OfferRefusal> {
         let (network, asset) = (offer.network(), offer.asset.address);
         let trusted = self
@@ -367,9 +375,6 @@ impl OfferPolicy {
         }
         if offer.max_timeout_seconds == 0 {
             return Err(OfferRefusal::NoTime);
-        }
-        if self.flows.as_ref().is_some_and(|flows| !flows.contains(&offer.flow)) {
-            return Err(OfferRefusal::Flow(offer.flow));
         }
         match Usdc::try_from(offer.amount) {
             Ok(Usdc::ZERO) | Err(_) => Err(OfferRefusal::Amount),

@@ -15,6 +15,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A channel stays in the journal, and a later payment fills it again. In the budget a refund stays reserved until
 /// `reconcile_channels` (feature `onchain`) has seen it on the chain, since the seller's word proves nothing.
 ///
+/// The sellers are asked for their offers first, with the method and URL of the last payment and without a body. One that cannot price that
+/// gives no offer, and no refund: the payer can only withdraw from its channel.
+///
 /// Redirects are not followed. Channels are asked for one after the other, each with a timeout of a minute.
 ///
 /// ```no_run

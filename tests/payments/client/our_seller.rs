@@ -346,3 +346,17 @@ async fn refund_comes_back_and_the_seller_keeps_what_it_charged() {
     assert_eq!(buy(&app, &payer, "again").await, PRICE);
     assert_eq!(channel(&payer).charged, usdc(2 * PRICE));
 }
+
+#[tokio::test]
+async fn payer_in_no_flow_of_exact_pays_by_vouchers() {
+    let stage = Stage::open().await;
+    let (app, _) = stage.seller().await;
+    let budget = Budget::builder().build();
+    let payer = Payer::builder(stage.buyer.clone()).budget(budget).flows([]);
+    let refused = try_buy(&app, &payer.build(), "first").await.unwrap_err();
+    assert!(refused.to_string().contains("flow"), "{refused}");
+    let budget = Budget::builder().build();
+    let payer = Payer::builder(stage.buyer.clone()).budget(budget).flows([]).vouchers(ChannelPolicy::new()).build();
+    let (status, receipt, _) = try_buy(&app, &payer, "first").await.unwrap();
+    assert_eq!((status, receipt.channel.is_some()), (200, true));
+}

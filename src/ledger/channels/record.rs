@@ -171,8 +171,8 @@ pub enum ChannelStep {
         /// The end that `BeginClaim` set.
         until: u64,
     },
-    /// Counts an amount as gone from the escrow, before a refund of it is signed. [`ChannelRecord::refund`] then has the nonce to sign.
-    /// What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel.
+    /// Counts an amount as gone from the escrow, before a refund of it is signed. Then the field `refund` of the [`ChannelRecord`] has the
+    /// nonce to sign. What was charged, or is being worked for, cannot be refunded. A request whose time is over loses the channel.
     Refund {
         /// The most to refund.
         amount: u128,

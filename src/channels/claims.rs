@@ -26,7 +26,7 @@ const CLAIM_LEASE: u64 = 180;
 
 /// When to claim what was charged.
 ///
-/// A claim costs about 17,000 gas per channel and 40,000 per transaction, however much is claimed. If the payer announces a withdrawal,
+/// A claim costs about 24,000 gas per channel and 50,000 per transaction, however much is claimed. If the payer announces a withdrawal,
 /// all of its channel is claimed at once, whatever the policy.
 ///
 /// ```

@@ -197,9 +197,19 @@ impl Channels {
         self.0.ledger.channel_response(&record.response_key(request)).await
     }
 
-    /// Returns `true` if the channel's configuration and its voucher fit together, and the voucher is signed by the channel's voucher key.
-    pub(crate) fn is_genuine(&self, config: &ChannelConfig, voucher: &Voucher) -> bool {
-        voucher.is_of(config, &self.0.escrow)
+    /// Returns `true` if the voucher is signed by the channel's voucher key. That it names this channel must have been checked.
+    pub(crate) fn is_signed(&self, config: &ChannelConfig, voucher: &Voucher) -> bool {
+        voucher.signer(&self.0.escrow) == Some(config.voucher_signer())
+    }
+
+    /// Returns `true` if the channel's authorizer is this seller's.
+    pub(crate) fn has_authorizer(&self, config: &ChannelConfig) -> bool {
+        config.receiver_authorizer == self.0.authorizer.address()
+    }
+
+    /// Returns `true` if the channel's withdraw delay is this seller's.
+    pub(crate) fn has_delay(&self, config: &ChannelConfig) -> bool {
+        config.withdraw_delay == self.0.withdraw_delay
     }
 
     async fn note(

@@ -36,7 +36,7 @@ use crate::{
     protocol::{MAX_PAYMENT_HEADER, PaymentFlow, PaymentId, PaymentRequirements, V2, Verbatim, decode_header},
     telemetry::{self, RequestOutcome},
     usdc::Usdc,
-    vouchers::{ChannelConfig, ChannelId, ChannelOffer, ChannelPayload, Deposit, RefundRequest, Voucher, reason},
+    vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, Voucher, reason},
 };
 
 /// The scheme's name.
@@ -174,8 +174,6 @@ impl Presented {
             let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
             return Err(refuse("invalid_payment_requirements", detail));
         };
-        let terms =
-            ChannelOffer::try_from(&accepted.extra).map_err(|error| refuse(reason::SCHEME, &error.to_string()))?;
         let (asset, pay_to): (Option<Address>, Option<Address>) =
             (accepted.asset.parse().ok(), accepted.pay_to.parse().ok());
         let checks = [
@@ -187,13 +185,13 @@ impl Presented {
             ),
             (Some(config.receiver) != pay_to, reason::RECEIVER_MISMATCH, "the channel's receiver is not payTo"),
             (
-                config.receiver_authorizer != terms.receiver_authorizer,
+                !channels.has_authorizer(&config),
                 reason::RECEIVER_AUTHORIZER_MISMATCH,
                 "the channel's receiverAuthorizer is not the offered one",
             ),
             (Some(config.token) != asset, reason::TOKEN_MISMATCH, "the channel's token is not the asset"),
             (
-                config.withdraw_delay != terms.withdraw_delay,
+                !channels.has_delay(&config),
                 reason::WITHDRAW_DELAY_MISMATCH,
                 "the channel's withdrawDelay is not the offered one",
             ),
@@ -206,7 +204,7 @@ impl Presented {
         if let Some((_, code, detail)) = checks.into_iter().find(|(is_wrong, ..)| *is_wrong) {
             return Err(refuse(code, detail));
         }
-        if !channels.is_genuine(&config, &voucher) {
+        if !channels.is_signed(&config, &voucher) {
             return Err(refuse(
                 reason::VOUCHER_SIGNATURE,
                 "the voucher is not signed by the channel's payerAuthorizer",

@@ -99,13 +99,6 @@ pub enum Refusal {
         /// The earlier channel.
         channel: ChannelId,
     },
-    /// The 402 has no offer with the terms of the channel, so no refund can be asked for there.
-    #[cfg(feature = "vouchers")]
-    #[error("the 402 has no offer with the terms of channel {channel}")]
-    ChannelNotOffered {
-        /// The channel.
-        channel: ChannelId,
-    },
     /// The seller contradicted this payer's books of a channel. Nothing more is signed for it.
     #[cfg(feature = "vouchers")]
     #[error("channel {channel} is in dispute: {finding}")]

@@ -141,6 +141,26 @@ impl Challenge {
         accepts.iter().take(MAX_OFFERS).map(|offer| offer.read().ok())
     }
 
+    /// Returns the offer that a channel was opened for, as far as the payer's books have it. A request for a refund has no price.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn of_channel(entry: &super::ChannelEntry) -> Result<Self, serde_json::Error> {
+        let config = &entry.config;
+        let offer = serde_json::json!({
+            "scheme": "batch-settlement",
+            "network": entry.network.to_string(),
+            "amount": "0",
+            "asset": config.token.to_string(),
+            "payTo": config.receiver.to_string(),
+            "maxTimeoutSeconds": 60,
+            "extra": {
+                "receiverAuthorizer": config.receiver_authorizer.to_string(),
+                "withdrawDelay": config.withdraw_delay,
+            },
+        });
+        let accepts = vec![Verbatim::of(&serde_json::from_value(offer)?)?];
+        Ok(Self::V2(ChallengeV2 { _version: V2, error: None, resource: None, accepts, extensions: None }))
+    }
+
     /// Returns the offer of this channel and its index, with the seller's books of it in a corrective 402.
     #[cfg(feature = "vouchers")]
     pub(super) fn channel_offer(&self, entry: &super::ChannelEntry) -> Option<(usize, ChannelOffer)> {

@@ -169,6 +169,12 @@ where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let (mut parts, body) = request.into_parts();
+    #[cfg(feature = "vouchers")]
+    if is_paid && config.settings.channels.is_some() && super::vouchers::find_refund(&parts).is_some() {
+        let offers = config.catalogue.offers_at(crate::usdc::Usdc::ZERO);
+        let context = RequestContext::new(config, offers, &parts);
+        return paid_request::serve(context, inner, parts, LazyBody::Untouched(body)).await;
+    }
     let body = match read_to_price(&config, body).await {
         Ok(body) => body,
         Err(answer) => return Ok(answer.into_response()),

@@ -354,7 +354,8 @@ impl Catalogue {
         }
     }
 
-    fn offers_at(&self, amount: Usdc) -> Arc<[Offer]> {
+    /// Returns the offers at this amount.
+    pub(super) fn offers_at(&self, amount: Usdc) -> Arc<[Offer]> {
         let offer = |(index, option): (usize, &PaymentOption)| {
             let is_in_v1 = self.in_v1.as_ref().is_some_and(|in_v1| in_v1.includes(index));
             Offer {

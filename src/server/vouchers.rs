@@ -86,6 +86,11 @@ pub(super) fn find(parts: &Parts) -> Option<ChannelPayment> {
     (payment.accepted.scheme == SCHEME).then_some(payment)
 }
 
+/// Returns the payment if it asks for a refund, which has no price.
+pub(super) fn find_refund(parts: &Parts) -> Option<ChannelPayment> {
+    find(parts).filter(|payment| matches!(payment.payload.read(), Ok(ChannelPayload::Refund(_))))
+}
+
 /// Serves a request that carries such a payment.
 pub(super) async fn serve<S, B, R>(
     channels: Channels,
@@ -168,9 +173,12 @@ impl Presented {
         context.payer = config.payer.to_string();
         let refuse = |code, detail: &str| context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, None);
         let offers = context.config.catalogue.channel_offers(&context.offers);
-        let Some((offer, accepted)) =
-            offers.iter().enumerate().find(|(_, offered)| is_accepted(offered, &payment.accepted))
-        else {
+        let is_chosen = |offered: &PaymentRequirements| match refund {
+            // A refund is owed whatever is offered now, and to whatever request.
+            Some(_) => is_of_channel(offered, &config) && offered.network == payment.accepted.network,
+            None => is_accepted(offered, &payment.accepted),
+        };
+        let Some((offer, accepted)) = offers.iter().enumerate().find(|(_, offered)| is_chosen(offered)) else {
             let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
             return Err(refuse("invalid_payment_requirements", detail));
         };
@@ -191,7 +199,7 @@ impl Presented {
             ),
             (Some(config.token) != asset, reason::TOKEN_MISMATCH, "the channel's token is not the asset"),
             (
-                !channels.has_delay(&config),
+                refund.is_none() && !channels.has_delay(&config),
                 reason::WITHDRAW_DELAY_MISMATCH,
                 "the channel's withdrawDelay is not the offered one",
             ),
@@ -216,6 +224,11 @@ impl Presented {
         };
         Ok(Self { config, voucher, deposit, refund, price, offer })
     }
+}
+
+/// Returns `true` if the offer is for channels with this receiver and token.
+fn is_of_channel(offered: &PaymentRequirements, config: &ChannelConfig) -> bool {
+    offered.pay_to.parse() == Ok(config.receiver) && offered.asset.parse() == Ok(config.token)
 }
 
 /// Returns `true` if the offer that a payer says it accepted is this one. It may add to `extra`.
@@ -344,7 +357,9 @@ impl Sale {
         let id = payment.extensions.as_ref().and_then(|extensions| PaymentId::of(extensions).ok().flatten());
         self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
         let id = id.map_or(B256::ZERO, |id| id.digest());
-        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), id.as_slice()].concat());
+        // The voucher of a refund may be the one that paid last.
+        let kind = if self.presented.refund.is_some() { &b"refund"[..] } else { b"" };
+        let request = keccak256([head.digest.as_slice(), &Sha256::digest(body), id.as_slice(), kind].concat());
         self.request = ChannelRecord::request_key(&self.presented.voucher, request);
     }
 

@@ -15,8 +15,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A channel stays in the journal, and a later payment fills it again. In the budget a refund stays reserved until
 /// `reconcile_channels` (feature `onchain`) has seen it on the chain, since the seller's word proves nothing.
 ///
-/// The sellers are asked for their offers first, with the method and URL of the last payment and without a body. One that cannot price that
-/// gives no offer, and no refund: the payer can only withdraw from its channel.
+/// Sellers are asked with the method and URL of the last payment, and without a body. One that refuses keeps the payer waiting for a
+/// withdrawal (`initiate_withdrawal`, feature `onchain`).
 ///
 /// Redirects are not followed. Channels are asked for one after the other, each with a timeout of a minute.
 ///
@@ -59,8 +59,7 @@ async fn refund(payer: &Payer, client: &Client, entry: &ChannelEntry) -> Result<
     let request = || client.request(method.clone(), &entry.url);
     // The error of reqwest shows the URL, which may hold a token.
     let silent = |_: ::reqwest::Error| "the server did not answer".to_owned();
-    let required = request().send().await.map_err(silent)?;
-    let refund = payer.refund(entry.id(), None, required.headers()).await.map_err(|error| error.to_string())?;
+    let refund = payer.refund(entry.id(), None).await.map_err(|error| error.to_string())?;
     let Some(mut refund) = refund else { return Ok(None) };
     loop {
         let paid = request().header(refund.header_name(), refund.header()).send().await.map_err(silent)?;

@@ -22,8 +22,8 @@ use crate::{
 impl Payer {
     /// Signs a request for a refund of what is left in a channel, or of at most `amount`.
     ///
-    /// `headers` are those of a 402 that answered an unpaid request to the channel's [`url`](super::ChannelEntry::url), with its
-    /// [`method`](super::ChannelEntry::method). `refund_channels` (feature `reqwest`) makes the requests, too.
+    /// Send it to the channel's [`url`](super::ChannelEntry::url) with its [`method`](super::ChannelEntry::method) and no body.
+    /// `refund_channels` (feature `reqwest`) sends it, too. It accepts the offer that the channel was opened for, as the journal has it.
     ///
     /// Returns `None` if the channel is unknown or empty.
     ///
@@ -33,23 +33,21 @@ impl Payer {
         &self,
         channel: ChannelId,
         amount: Option<Usdc>,
-        headers: &HeaderMap,
     ) -> Result<Option<SignedRefundRequest>, PaymentError> {
         let budget = self.budget();
         let entry = budget.journal().with_books(|books| books.get(channel).cloned());
         let Some(entry) = entry.filter(|entry| entry.available() > Usdc::ZERO) else { return Ok(None) };
-        let challenge = Challenge::read(headers, None).map_err(PaymentError::Unreadable)?;
-        let challenge = challenge.ok_or(Refusal::ChannelNotOffered { channel })?;
-        let (index, _) = challenge.channel_offer(&entry).ok_or(Refusal::ChannelNotOffered { channel })?;
+        let challenge = Challenge::of_channel(&entry).map_err(PaymentError::encode)?;
         let busy = Refusal::LanesBusy { payee: entry.config.receiver };
         let lease = Lease::get(budget, channel).ok_or(busy)?;
         let mut refund = SignedRefundRequest {
             payer: self.clone(),
             lease,
             challenge,
-            index,
+            index: 0,
             amount,
             header: HeaderValue::from_static(""),
+            is_theirs: false,
             is_corrected: false,
             result: Refund { channel, amount: Usdc::ZERO, transaction: None, reason: None, finding: None },
         };
@@ -60,8 +58,8 @@ impl Payer {
 
 /// A signed request for a refund. It has its channel for itself.
 ///
-/// Send [`header`](Self::header) under [`header_name`](Self::header_name) with the request that was answered 402, report the answer with
-/// [`answered`](Self::answered), send it once more if that returns `true`, and [`conclude`](Self::conclude).
+/// Send [`header`](Self::header) under [`header_name`](Self::header_name), report the answer with [`answered`](Self::answered), send it again
+/// if that returns `true`, and [`conclude`](Self::conclude).
 #[must_use]
 pub struct SignedRefundRequest {
     payer: Payer,
@@ -70,6 +68,8 @@ pub struct SignedRefundRequest {
     index: usize,
     amount: Option<Usdc>,
     header: HeaderValue,
+    /// The offer is the seller's present one, and not the one in the books.
+    is_theirs: bool,
     is_corrected: bool,
     result: Refund,
 }
@@ -121,8 +121,8 @@ impl SignedRefundRequest {
         &self.header
     }
 
-    /// Interprets an answer. Returns `true` if the request is to be sent once more: the seller's books were behind or ahead, and
-    /// [`header`](Self::header) agrees with them now.
+    /// Interprets an answer. Returns `true` if the request is to be sent again, with another [`header`](Self::header): the seller's books
+    /// were behind or ahead, or it refunds only who accepts its present offer. That happens at most twice.
     ///
     /// # Errors
     /// [`PaymentError::Sign`] if the voucher could not be signed again.
@@ -152,14 +152,23 @@ impl SignedRefundRequest {
         self.result.reason = Some(
             reason.as_ref().map_or_else(|| format!("the server answered {status}"), |reason| reason.as_str().into()),
         );
-        let is_mismatch = reason.is_some_and(|reason| {
-            matches!(code_of(&reason), "cumulative_amount_mismatch" | "cumulative_below_claimed")
+        let is_mismatch = reason.as_ref().is_some_and(|reason| {
+            matches!(code_of(reason), "cumulative_amount_mismatch" | "cumulative_below_claimed")
         });
+        // A refusal with a code of the scheme is about the channel, and not about the offer.
+        let is_about_offer = reason.is_none_or(|reason| code_of(&reason) == reason.as_str());
+        let offered = theirs.and_then(|challenge| Some((challenge.channel_offer(entry)?, challenge)));
+        if is_about_offer {
+            let Some(((index, _), challenge)) = offered.filter(|_| !self.is_theirs) else { return Ok(false) };
+            (self.is_theirs, self.challenge, self.index) = (true, challenge, index);
+            self.sign().await?;
+            return Ok(true);
+        }
         if !is_mismatch || self.is_corrected {
             return Ok(false);
         }
         self.is_corrected = true;
-        let theirs = theirs.and_then(|challenge| challenge.channel_offer(entry)).map(|(_, offer)| offer);
+        let theirs = offered.map(|((_, offer), _)| offer);
         let state = theirs.as_ref().and_then(|offer| offer.channel_state.as_ref());
         let voucher = theirs.as_ref().and_then(|offer| offer.voucher_state.as_ref());
         match entry.correct(state.filter(|state| state.channel_id == self.result.channel), voucher) {

@@ -28,8 +28,8 @@ use tower_x402::{
     channels::{Channels, ClaimPolicy},
     facilitator::channels::OnchainChannels,
     ledger::{MemoryLedger, channels::ChannelLedger},
-    server::ActualPrice,
-    vouchers::{AuthorizerKey, Deposit, Escrow, Voucher, abi::BatchSettlement},
+    server::{ActualPrice, PriceError, Quote},
+    vouchers::{AuthorizerKey, ChannelConfig, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
 const DEPOSIT: u128 = 10_000;
@@ -603,4 +603,77 @@ async fn a_withdrawal_during_the_work_does_not_take_what_the_work_costs() {
     stage.channels.claim_all().await.expect("the devnet claims");
     assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 2 * COST), "before the withdrawal can end");
     refused(&send(&app, pay(&app, &channel, 3 * COST, None, "a").await).await, "cumulative_exceeds_balance");
+}
+
+#[tokio::test]
+async fn a_refund_is_not_taken_for_a_repetition_of_the_last_request() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    // The voucher of the refund is the one that this request was paid with.
+    let voucher = voucher(&channel, 2 * COST).await;
+    let request = async |kind: &str| {
+        let payload = json!({ "type": kind, "channelConfig": channel.config, "voucher": voucher });
+        paid(evaluate(""), &json!({ "x402Version": 2, "accepted": offer(&app, "").await, "payload": payload }))
+    };
+    assert_eq!(told(&send(&app, request("voucher").await).await), ("1000".into(), "2000".into()));
+    let refunded = send(&app, request("refund").await).await;
+    assert_eq!(refunded.settlement().unwrap()["amount"], "8000", "{refunded:?}");
+    assert_eq!(channel.state(&stage.chain).await, (2 * COST, 2 * COST));
+}
+
+#[tokio::test]
+async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_signature() {
+    let stage = Stage::open().await;
+    let channel = stage.filled(&stage.app()).await;
+    // Prices nothing that is empty, and is free at this path.
+    let price = |request: &http::request::Parts, body: &bytes::Bytes| {
+        let (is_free, is_empty) = (request.uri.path() == "/free", body.is_empty());
+        std::future::ready(match is_free {
+            true => Ok(Quote::Free),
+            false if is_empty => Err(PriceError::new(StatusCode::BAD_REQUEST, "a task is missing")),
+            false => Ok(Quote::Amount(Usdc::from_atomic(2 * PRICE))),
+        })
+    };
+    let app = stage.shop.app(stage.shop.layer().price_with_body(price).vouchers(stage.channels.clone()));
+    let ask = async |path: &str, config: ChannelConfig, voucher: Voucher, network: &str| {
+        let payload = json!({ "type": "refund", "channelConfig": config, "voucher": voucher, "amount": "1000" });
+        let accepted = json!({
+            "scheme": "batch-settlement", "network": network, "amount": "0", "asset": config.token,
+            "payTo": config.receiver, "maxTimeoutSeconds": 60,
+        });
+        let payment = json!({ "x402Version": 2, "accepted": accepted, "payload": payload });
+        send(&app, paid(Request::post(path).body(Body::empty()).unwrap(), &payment)).await
+    };
+    let network = stage.shop.asset.network.to_string();
+    let good = voucher(&channel, COST).await;
+    for path in ["/evaluate", "/free"] {
+        let answer = ask(path, channel.config, good.clone(), &network).await;
+        assert_eq!((answer.status, &answer.settlement().unwrap()["amount"]), (StatusCode::OK, &json!("1000")), "{path}");
+    }
+    let left = (DEPOSIT - 2_000, COST);
+    assert_eq!(channel.state(&stage.chain).await, left);
+
+    let stranger = PrivateKeySigner::random().address();
+    let changed = [
+        (ChannelConfig { receiver: stranger, ..channel.config }, "invalid_payment_requirements"),
+        (ChannelConfig { token: stranger, ..channel.config }, "invalid_payment_requirements"),
+        (
+            ChannelConfig { receiver_authorizer: stranger, ..channel.config },
+            "invalid_batch_settlement_evm_receiver_authorizer_mismatch",
+        ),
+    ];
+    for (config, code) in changed {
+        let other = Channel { config, ..channel.clone() };
+        let answer = ask("/evaluate", config, voucher(&other, COST).await, &network).await;
+        assert_eq!((answer.status, answer.reason().as_str()), (StatusCode::PAYMENT_REQUIRED, code), "{config:?}");
+    }
+    let answer = ask("/evaluate", channel.config, good.clone(), "eip155:8453").await;
+    assert_eq!(answer.reason(), "invalid_payment_requirements");
+    let thief = Channel { voucher_key: PrivateKeySigner::random(), ..channel.clone() };
+    refused(&ask("/evaluate", channel.config, voucher(&thief, COST).await, &network).await, "voucher_signature");
+    let answer = ask("/evaluate", channel.config, voucher(&channel, COST + 1).await, &network).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!(demand(&answer)["accepts"][1]["extra"]["channelState"]["chargedCumulativeAmount"], "1000");
+    assert_eq!((channel.state(&stage.chain).await, stage.shop.handled()), (left, 1));
 }

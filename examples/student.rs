@@ -22,8 +22,10 @@ use tower_x402::{
     Asset, Network, Usdc,
     client::{
         Budget, ChannelPolicy, Journal, JournalError, Payer, PaymentError, PaymentMiddleware, PaymentOutcome, Receipt,
-        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_with_servers,
+        ReceiptExt, Reconciliation, RetryPolicy, key, reconcile, reconcile_channels, reconcile_with_servers,
+        refund_channels,
     },
+    vouchers::ChannelId,
 };
 
 /// Buys evaluations from an x402 evaluator, within a budget.
@@ -38,24 +40,28 @@ OUTPUT
   One JSON line per purchase, when it ends:
     {\"status\", \"outcome\", \"transaction\", \"amount\", \"payer\", \"latency_ms\", \"body\"}
   status is the HTTP status, or null. amount is in atomic units (millionths of a USDC), or null if nothing was signed.
-  A purchase that did not succeed also has \"error\". At the end, one line {\"summary\": {...}}.
+  A purchase that did not succeed also has \"error\". With --close, one line per payment channel:
+    {\"channel\", \"refunded\", \"transaction\"}, and \"error\" if nothing came back
+  At the end, one line {\"summary\": {...}}; its \"escrow\" is what is left in payment channels.
 
   outcome is one of
     settled   paid; the transaction is named
-    accepted  paid; the server settles later
+    accepted  paid; the server settles later, or claims the voucher
     failed    the server says that it was not paid, or did not ask for a payment
     unknown   the payment may have been made or may still be made; its amount stays reserved
     refused   the student did not pay; nothing was signed
 
 EXIT STATUS
-  0  every purchase ended settled or accepted (and, with --rpc-url, every transfer was found on the chain)
-  1  at least one purchase did not
+  0  every purchase ended settled or accepted (and, with --rpc-url, every transfer was found on the chain; with --close, every
+     channel was refunded)
+  1  at least one purchase did not, or one channel was not
   2  the student could not start
 
 EXAMPLES
   student --url http://127.0.0.1:4021
   student --url http://127.0.0.1:4021 --count 100 --concurrency 10 --budget '$0.50' --max-payment '$0.002'
   student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl
+  student --url https://judge.example/evaluate --network base --journal ~/.student.jsonl --count 0 --close
   student --url http://127.0.0.1:4021 --network eip155:31337 --asset 0x5FbDB2315678afecb367f032d93F642f64180aa3 \\
       --asset-name 'USD Coin' --asset-version 2"
 )]
@@ -79,7 +85,8 @@ struct Arguments {
     #[arg(long)]
     rpc_url: Option<Url>,
     /// Record what is signed in this file, and count what it already holds against the limits. At the start, ask what
-    /// became of payments that are still open: the chain with --rpc-url, otherwise the evaluators
+    /// became of payments that are still open: the chain with --rpc-url, otherwise the evaluators. With --rpc-url, compare the
+    /// payment channels with the chain, too
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Read the key from this encrypted keystore file (version 3), with the password in STUDENT_KEYSTORE_PASSWORD
@@ -103,13 +110,17 @@ struct Arguments {
     /// Pay in this token, which must be worth a dollar and have six decimal places
     #[arg(long, requires_all = ["network", "asset_name", "asset_version"])]
     asset: Option<Address>,
-    /// How to pay: by a transfer for each evaluation (exact), by vouchers of payment channels only, or by vouchers where they are offered
-    /// (both)
-    #[arg(long, value_enum, default_value = "exact")]
+    /// How to pay: by a transfer for each evaluation (exact), by vouchers of payment channels only, or both: three transfers to an
+    /// evaluator, then vouchers if it offers them
+    #[arg(long, value_enum, default_value = "both")]
     scheme: Scheme,
     /// How many payment channels may be open to one evaluator; each carries one request at a time
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     channels: u32,
+    /// At the end, ask for refunds of what is left in the payment channels, those of earlier runs in --journal included. A later run
+    /// fills them again
+    #[arg(long)]
+    close: bool,
     /// The EIP-712 name of --asset
     #[arg(long, requires = "asset")]
     asset_name: Option<String>,
@@ -134,7 +145,8 @@ impl Arguments {
             ChannelPolicy::new().lanes(self.channels).escrow_per_payee(self.budget).escrow_total(self.budget);
         match self.scheme {
             Scheme::Exact => payer.build(),
-            Scheme::Both => payer.vouchers(channels).build(),
+            // The deposit costs the evaluator about as much gas.
+            Scheme::Both => payer.vouchers(channels.exact_first(3)).build(),
             // Neither of the flows of `exact`.
             Scheme::Vouchers => payer.vouchers(channels).flows([]).build(),
         }
@@ -212,7 +224,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let budget = arguments.limits()?;
     let timeout = Duration::from_secs(arguments.timeout);
     let paying = arguments.payer(key, budget.clone(), &assets);
-    let client = PaymentMiddleware::new(paying)
+    let client = PaymentMiddleware::new(paying.clone())
         .retry(RetryPolicy::default().attempt_timeout(timeout))
         .client(reqwest::Client::builder().timeout(timeout))?;
     let chain = match arguments.rpc_url {
@@ -245,11 +257,21 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     }
 
     let mut all_paid = counts["settled"] + counts["accepted"] == arguments.count;
+    if arguments.close {
+        for refund in refund_channels(&paying, Duration::ZERO, reqwest::Client::builder()).await? {
+            all_paid &= refund.reason.is_none();
+            let (channel, refunded, transaction) = (refund.channel, refund.amount, refund.transaction);
+            println!("{}", serde_json::to_string(&Closed { channel, refunded, transaction, error: refund.reason })?);
+        }
+    }
+    let channels = budget.journal().channels();
+    let escrow: u128 = channels.iter().map(|channel| u128::from(channel.available().atomic())).sum();
     let mut summary = json!({
         "purchases": arguments.count,
         "spent": budget.spent(),
         "reserved": budget.reserved(),
         "budget": budget.total(),
+        "escrow": escrow.to_string(),
         "elapsed_ms": milliseconds(started),
     });
     for (outcome, count) in counts {
@@ -277,8 +299,20 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Asks the chain, or the evaluators if there is no node, what became of payments that earlier runs left open.
-/// Payments without an answer stay reserved.
+/// Payments without an answer stay reserved. Only the chain is asked about payment channels.
 async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation> {
+    if let Some(url) = node
+        && !budget.journal().channels().is_empty()
+    {
+        match reconcile_channels(budget, &ProviderBuilder::new().connect_http(url.clone())).await {
+            Ok(found) => {
+                for (channel, finding) in found.findings {
+                    eprintln!("student: payment channel {channel}: {finding}");
+                }
+            }
+            Err(error) => eprintln!("student: payment channels stay as the journal has them: {}", sentence(&error)),
+        }
+    }
     if budget.journal().unresolved().is_empty() {
         return None;
     }
@@ -299,6 +333,16 @@ async fn look_back(budget: &Budget, node: Option<&Url>) -> Option<Reconciliation
             None
         }
     }
+}
+
+/// A payment channel that a refund was asked for, as it is printed.
+#[derive(Serialize)]
+struct Closed {
+    channel: ChannelId,
+    refunded: Usdc,
+    transaction: Option<B256>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 /// One purchase, as it is printed.

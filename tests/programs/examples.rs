@@ -106,7 +106,19 @@ async fn help_names_every_flag() {
         ),
         (
             "student",
-            &["--url", "--count", "--concurrency", "--budget", "--max-payment", "--rpc-url", "--journal", "--timeout"],
+            &[
+                "--url",
+                "--count",
+                "--concurrency",
+                "--budget",
+                "--max-payment",
+                "--rpc-url",
+                "--journal",
+                "--timeout",
+                "--scheme",
+                "--channels",
+                "--close",
+            ],
         ),
     ];
     for (name, flags) in flags {
@@ -377,6 +389,43 @@ async fn a_stopping_evaluator_finishes_what_it_has_begun() {
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
     assert!(timeout(PATIENCE, buying.wait_with_output()).await.unwrap().unwrap().status.success());
     assert!(timeout(PATIENCE, evaluator.process.wait()).await.unwrap().unwrap().success());
+}
+
+/// The evaluator prices by the body, and a refund has none.
+#[tokio::test]
+async fn student_pays_by_vouchers_after_three_transfers_and_a_later_run_closes_its_channel() {
+    let evaluator = Evaluator::start(&[], None).await;
+    let student = PrivateKeySigner::random();
+    let mint = json!([student.address(), U256::from(100_000)]);
+    let _: Value = evaluator.provider.raw_request("devnet_mint".into(), mint).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let run = async |arguments: &[&str]| {
+        let mut command = example("student");
+        command.args(["--url", &evaluator.url, "--rpc-url", &evaluator.rpc_url, "--journal"]);
+        command.arg(directory.path().join("journal")).args(arguments);
+        command.env("STUDENT_PRIVATE_KEY", student.to_bytes().to_string());
+        let output = timeout(PATIENCE, command.output()).await.expect("the student ends").unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    let balance = async || {
+        let balance = call(&evaluator.provider, evaluator.asset, Token::balanceOfCall { account: student.address() });
+        u64::try_from(balance.await.unwrap()).unwrap()
+    };
+
+    let bought = run(&["--count", "5"]).await;
+    let outcomes: Vec<_> = bought[..5].iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["settled", "settled", "settled", "accepted", "accepted"]);
+    assert_eq!((&bought[5]["summary"]["spent"], &bought[5]["summary"]["escrow"]), (&json!("5000"), &json!("8000")));
+    assert_eq!(balance().await, 100_000 - 3 * PRICE - 10 * PRICE);
+
+    let closed = run(&["--count", "0", "--close"]).await;
+    assert_eq!((closed.len(), &closed[0]["refunded"]), (2, &json!("8000")), "{closed:?}");
+    assert!(closed[0]["transaction"].is_string(), "{closed:?}");
+    assert_eq!(closed[1]["summary"]["escrow"], "0");
+    assert_eq!(balance().await, 100_000 - 5 * PRICE);
+    assert_eq!(run(&["--count", "0", "--close"]).await.len(), 1, "nothing is left to close");
 }
 
 /// The first student is killed after it paid and before it was answered. The next one asks the evaluator for the status, without a node.

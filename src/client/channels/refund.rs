@@ -152,9 +152,9 @@ impl SignedRefundRequest {
         self.result.reason = Some(
             reason.as_ref().map_or_else(|| format!("the server answered {status}"), |reason| reason.as_str().into()),
         );
-        let is_mismatch = reason.as_ref().is_some_and(|reason| {
-            matches!(code_of(reason), "cumulative_amount_mismatch" | "cumulative_below_claimed")
-        });
+        let is_mismatch = reason
+            .as_ref()
+            .is_some_and(|reason| matches!(code_of(reason), "cumulative_amount_mismatch" | "cumulative_below_claimed"));
         // A refusal with a code of the scheme is about the channel, and not about the offer.
         let is_about_offer = reason.is_none_or(|reason| code_of(&reason) == reason.as_str());
         let offered = theirs.and_then(|challenge| Some((challenge.channel_offer(entry)?, challenge)));

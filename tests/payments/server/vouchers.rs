@@ -649,7 +649,11 @@ async fn a_refund_needs_no_price_but_a_channel_of_this_seller_and_its_payers_sig
     let good = voucher(&channel, COST).await;
     for path in ["/evaluate", "/free"] {
         let answer = ask(path, channel.config, good.clone(), &network).await;
-        assert_eq!((answer.status, &answer.settlement().unwrap()["amount"]), (StatusCode::OK, &json!("1000")), "{path}");
+        assert_eq!(
+            (answer.status, &answer.settlement().unwrap()["amount"]),
+            (StatusCode::OK, &json!("1000")),
+            "{path}"
+        );
     }
     let left = (DEPOSIT - 2_000, COST);
     assert_eq!(channel.state(&stage.chain).await, left);

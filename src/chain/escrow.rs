@@ -18,7 +18,7 @@ use crate::vouchers::{
 };
 
 sol! {
-    /// The two functions that are used of <https://github.com/mds1/multicall3>.
+    /// The functions that are used of <https://github.com/mds1/multicall3>.
     interface Multicall3 {
         struct Call3 {
             address target;
@@ -33,6 +33,7 @@ sol! {
 
         function aggregate3(Call3[] calls) external payable returns (Result[] returnData);
         function getBlockNumber() external view returns (uint256 blockNumber);
+        function getCurrentBlockTimestamp() external view returns (uint256 timestamp);
     }
 
     function balanceOf(address account) external view returns (uint256);
@@ -66,6 +67,15 @@ pub(crate) struct DepositState {
     pub(crate) payer_balance: U256,
     /// The authorization was used or cancelled.
     pub(crate) is_used: bool,
+    /// The timestamp of the block.
+    pub(crate) time: u64,
+}
+
+/// The block that reads were made in.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    number: u64,
+    time: u64,
 }
 
 /// Returns the name and the address of a contract that this chain lacks, if it lacks one.
@@ -82,18 +92,29 @@ pub(crate) async fn missing_contract(rpc: &Rpc) -> Result<Option<(&'static str, 
 pub(crate) async fn observe(
     rpc: &Rpc,
     channels: &[ChannelId],
-    mut block: Option<u64>,
+    block: Option<u64>,
 ) -> Result<Vec<ChannelObservation>, RpcFailure> {
+    observe_with_time(rpc, channels, block).await.map(|(observations, _)| observations)
+}
+
+/// Does the same, and returns the timestamp of the block. Without channels there is none.
+pub(crate) async fn observe_with_time(
+    rpc: &Rpc,
+    channels: &[ChannelId],
+    mut block: Option<u64>,
+) -> Result<(Vec<ChannelObservation>, Option<u64>), RpcFailure> {
     let mut observations = Vec::with_capacity(channels.len());
+    let mut time = None;
     for part in channels.chunks(CHANNELS_PER_CALL) {
-        let (number, results) = aggregate(rpc, block, part.iter().flat_map(reads).collect()).await?;
+        let (read, results) = aggregate(rpc, block, part.iter().flat_map(reads).collect()).await?;
         // The following parts are of the same block.
-        block = Some(number);
+        block = Some(read.number);
+        time = time.or(Some(read.time));
         for (channel, results) in part.iter().zip(results.chunks(READS)) {
-            observations.push(observation(*channel, results, number)?);
+            observations.push(observation(*channel, results, read.number)?);
         }
     }
-    Ok(observations)
+    Ok((observations, time))
 }
 
 /// Reads what decides on a deposit: the channel, the payer's balance and whether the authorization with this nonce is used.
@@ -107,12 +128,13 @@ pub(crate) async fn deposit_state(
     calls.push((config.token, balanceOfCall { account: config.payer }.abi_encode().into()));
     let used = Token::authorizationStateCall { authorizer: config.payer, nonce };
     calls.push((config.token, used.abi_encode().into()));
-    let (number, results) = aggregate(rpc, None, calls).await?;
+    let (block, results) = aggregate(rpc, None, calls).await?;
     let [channel_reads @ .., balance, used] = &results[..] else { return Err(RpcFailure::Silent) };
     Ok(DepositState {
-        channel: observation(channel, channel_reads, number)?,
+        channel: observation(channel, channel_reads, block.number)?,
         payer_balance: decode::<balanceOfCall>(balance)?,
         is_used: decode::<Token::authorizationStateCall>(used)?,
+        time: block.time,
     })
 }
 
@@ -206,11 +228,12 @@ fn observation(channel_id: ChannelId, results: &[Bytes], block: u64) -> Result<C
     Ok(ChannelObservation { state, withdrawal: withdrawal.amount, block })
 }
 
-/// Makes these reads in one call, as of `block` or the newest. Returns the block's number and the results in order.
-async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(u64, Vec<Bytes>), RpcFailure> {
+/// Makes these reads in one call, as of `block` or the newest. Returns the block and the results in order.
+async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(Block, Vec<Bytes>), RpcFailure> {
     let number = (MULTICALL3, Multicall3::getBlockNumberCall {}.abi_encode().into());
+    let time = (MULTICALL3, Multicall3::getCurrentBlockTimestampCall {}.abi_encode().into());
     let count = reads.len();
-    let calls = std::iter::once(number).chain(reads);
+    let calls = [number, time].into_iter().chain(reads);
     let calls = calls.map(|(target, data)| Multicall3::Call3 { target, allowFailure: false, callData: data }).collect();
     let request = json!({ "to": MULTICALL3, "data": Bytes::from(Multicall3::aggregate3Call { calls }.abi_encode()) });
     let answer: Bytes = match block {
@@ -219,11 +242,12 @@ async fn aggregate(rpc: &Rpc, block: Option<u64>, reads: Vec<Read>) -> Result<(u
     };
     let mut results = decode::<Multicall3::aggregate3Call>(&answer)?.into_iter().map(|result| result.returnData);
     let number = decode::<Multicall3::getBlockNumberCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
+    let time = decode::<Multicall3::getCurrentBlockTimestampCall>(&results.next().ok_or(RpcFailure::Silent)?)?;
     let results: Vec<Bytes> = results.collect();
     if results.len() != count {
         return Err(RpcFailure::Silent);
     }
-    Ok((number.saturating_to(), results))
+    Ok((Block { number: number.saturating_to(), time: time.saturating_to() }, results))
 }
 
 /// Decodes a result. A contract that answers by another interface counts as a node that does not answer.

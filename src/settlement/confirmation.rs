@@ -44,7 +44,7 @@ impl Depths {
     }
 
     /// Returns how many blocks a payment of this amount requires.
-    fn required(&self, amount: U256) -> u64 {
+    pub(crate) fn required(&self, amount: U256) -> u64 {
         self.0.iter().filter(|(from, _)| *from <= amount).max_by_key(|(from, _)| *from).map_or(0, |(_, blocks)| *blocks)
     }
 }

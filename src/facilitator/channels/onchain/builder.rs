@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_network::TxSigner;
-use alloy_primitives::{Address, Signature};
+use alloy_primitives::{Address, Signature, U256};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 
@@ -13,12 +13,14 @@ use crate::{
     clock::{Clock, SystemClock},
     facilitator::{OnchainBuildError, onchain::preflight},
     network::{Asset, Network},
-    settlement::{accounts::SharedSigner, caller::Caller},
+    settlement::{accounts::SharedSigner, caller::Caller, confirmation::Depths},
     vouchers::Escrow,
 };
 
 /// Longer durations are cut to this one.
 const LONGEST: Duration = Duration::from_secs(3_600);
+/// How old the newest block of a node may be.
+const MAX_BLOCK_AGE: Duration = Duration::from_secs(120);
 /// Gas of the probe, which is not used here.
 const PROBE_GAS: u64 = 400_000;
 
@@ -36,6 +38,8 @@ pub struct OnchainChannelsBuilder {
     confirm_timeout: Duration,
     block_time: Option<Duration>,
     rpc_timeout: Duration,
+    max_block_age: Duration,
+    depths: Depths,
 }
 
 impl Default for OnchainChannelsBuilder {
@@ -52,6 +56,8 @@ impl Default for OnchainChannelsBuilder {
             confirm_timeout: Duration::from_secs(15),
             block_time: None,
             rpc_timeout: Duration::from_secs(5),
+            max_block_age: MAX_BLOCK_AGE,
+            depths: Depths::default(),
         }
     }
 }
@@ -123,6 +129,18 @@ impl OnchainChannelsBuilder {
         self
     }
 
+    /// Requires so many blocks on top of the block of a deposit of at least `from` atomic units, before the deposit counts as executed. This
+    /// makes a reorganization unlikely. Of several bounds the highest that a deposit reaches counts.
+    ///
+    /// Default: none. If a reorganization removes a deposit, the seller can lose what it charged on the channel since: at most the deposit, and
+    /// what is charged within five minutes, after which it looks at the channel again. The blocks must come within
+    /// [`confirm_timeout`](Self::confirm_timeout), or the outcome is
+    /// [`ChannelError::Pending`](crate::facilitator::channels::ChannelError::Pending) until they do.
+    pub fn confirmations(mut self, from: u128, blocks: u64) -> Self {
+        self.depths.add(U256::from(from), blocks);
+        self
+    }
+
     /// Sets how long a block takes, at most an hour. Default: measured.
     pub fn block_time(mut self, block_time: Duration) -> Self {
         self.block_time = Some(block_time.min(LONGEST));
@@ -132,6 +150,16 @@ impl OnchainChannelsBuilder {
     /// Sets how long one request to the node may take, at most an hour. Default: 5 seconds.
     pub fn rpc_timeout(mut self, timeout: Duration) -> Self {
         self.rpc_timeout = timeout.min(LONGEST);
+        self
+    }
+
+    /// Sets how old the newest block of the node may be, at most an hour. Default: two minutes.
+    ///
+    /// A node that has fallen behind does not show withdrawals, so that channels are sold on after their money has left. While its newest
+    /// block is older, actions and reads fail with [`ChannelError::Unavailable`](crate::facilitator::channels::ChannelError::Unavailable).
+    /// Raise it for a test chain that makes blocks only when there are transactions.
+    pub fn max_block_age(mut self, age: Duration) -> Self {
+        self.max_block_age = age.min(LONGEST);
         self
     }
 
@@ -172,6 +200,9 @@ impl OnchainChannelsBuilder {
             escrow: Escrow::on(network),
             assets: self.assets,
             clock: self.clock,
+            max_block_age: self.max_block_age.as_secs(),
+            depths: self.depths,
+            confirm_timeout: self.confirm_timeout,
             caller,
             deposits: Arc::default(),
         })))

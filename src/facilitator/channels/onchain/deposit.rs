@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
+use tokio::time::{Instant, sleep};
 
 use super::{ATTEMPTS, Inner, unavailable};
 use crate::{
@@ -86,6 +87,7 @@ impl Inner {
             if !receipt.succeeded() {
                 continue;
             }
+            let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {
                 return Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) });
             };
@@ -125,7 +127,9 @@ impl Inner {
         config: &ChannelConfig,
         nonce: B256,
     ) -> Result<DepositState, ChannelError> {
-        escrow::deposit_state(self.node.rpc(), channel, config, nonce).await.map_err(unavailable)
+        let state = escrow::deposit_state(self.node.rpc(), channel, config, nonce).await.map_err(unavailable)?;
+        self.check_age(state.time)?;
+        Ok(state)
     }
 
     /// Checks that a deposit whose authorization is unused would be executed now. Returns the gas limit of its transaction.
@@ -175,6 +179,28 @@ impl Inner {
         Ok(gas)
     }
 
+    /// Waits until as many blocks are on top of a deposit's as its amount requires. Returns its receipt then, which may be of another block.
+    async fn await_depth(&self, receipt: Receipt, amount: u128) -> Result<Receipt, ChannelError> {
+        let depth = self.depths.required(U256::from(amount));
+        if depth == 0 {
+            return Ok(receipt);
+        }
+        let (rpc, transaction) = (self.node.rpc(), receipt.transaction_hash);
+        let deadline = Instant::now() + self.confirm_timeout;
+        while Instant::now() < deadline {
+            let head =
+                rpc.block("latest").await.map_or(0, |head| head.map_or(0, |head| head.number.saturating_to::<u64>()));
+            // Asked for after the head: it was still there when the head was this high.
+            if let Ok(Some(now)) = rpc.receipt(transaction).await
+                && head >= now.block().saturating_add(depth)
+            {
+                return Ok(now);
+            }
+            sleep(self.node.poll_interval()).await;
+        }
+        Err(ChannelError::Pending { transaction: Some(transaction) })
+    }
+
     /// Finds the transaction that used a deposit's authorization. Only the collector can use it, and only to fill this channel.
     async fn find_deposit(
         &self,
@@ -197,6 +223,7 @@ impl Inner {
             AuthorizationUse::NotFound => return Err(not_found()),
         };
         let receipt = rpc.receipt(transaction).await.map_err(unavailable)?.ok_or_else(not_found)?;
+        let receipt = self.await_depth(receipt, deposit.amount).await?;
         match deposited(&receipt, now.state.channel_id, deposit.amount) {
             Some(_) => Ok(Executed { transaction, amount: deposit.amount, observed: now }),
             None => Err(ChannelError::rejected(

@@ -5,7 +5,7 @@ mod claim;
 mod deposit;
 mod refund;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256, Bytes};
 use alloy_sol_types::SolCall;
@@ -26,6 +26,7 @@ use crate::{
     network::{Asset, Network},
     settlement::{
         caller::{CallOutcome, Caller},
+        confirmation::Depths,
         submitter::Call,
     },
     vouchers::{
@@ -103,6 +104,11 @@ struct Inner {
     escrow: Escrow,
     assets: Vec<Asset>,
     clock: Arc<dyn Clock>,
+    /// In seconds.
+    max_block_age: u64,
+    /// The blocks that must be on top of a deposit's, by its amount.
+    depths: Depths,
+    confirm_timeout: Duration,
     caller: Arc<Caller>,
     /// One run per deposit, so that copies of it share a transaction.
     deposits: Arc<SingleFlight<B256, Result<Executed, ChannelError>>>,
@@ -144,8 +150,20 @@ impl Inner {
         }
     }
 
+    /// Fails if a block is so old that the node, whose newest it is, must have fallen behind.
+    fn check_age(&self, block_time: u64) -> Result<(), ChannelError> {
+        let age = self.clock.now().saturating_sub(block_time);
+        if age <= self.max_block_age {
+            return Ok(());
+        }
+        tracing::warn!(age, "the node's newest block is too old to rely on; see max_block_age");
+        let what = "a node that has the newest blocks";
+        Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into())
+    }
+
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
-        let observed = escrow::observe(self.node.rpc(), channels, None).await.map_err(unavailable)?;
+        let (observed, time) = escrow::observe_with_time(self.node.rpc(), channels, None).await.map_err(unavailable)?;
+        time.map_or(Ok(()), |time| self.check_age(time))?;
         if let Some(first) = observed.first() {
             self.node.observe_block(first.block);
         }

@@ -341,6 +341,12 @@ impl Account {
         }
     }
 
+    /// Finds the gaps that a reorganization left, which removed transactions that were in blocks.
+    pub(super) async fn resume_after_reorg(&self) -> Result<(), RpcFailure> {
+        self.rewind();
+        self.sync().await
+    }
+
     /// Forgets which nonces are in blocks, since the chain was reorganized. The node is asked for the next nonce.
     pub(super) fn rewind(&self) {
         let mut nonces = self.nonces();

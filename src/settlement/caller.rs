@@ -248,13 +248,26 @@ impl Caller {
         }
     }
 
-    /// Returns the fees of a replacement, if gas costs more by now or the node seems to have lost the transaction.
-    async fn raised(&self, lease: &NonceLease, fees: Fees, checks: u32) -> Result<Option<Fees>, FacilitatorError> {
+    /// Returns the fees of a replacement, if gas costs more by now or the node seems to have lost the transaction. If a reorganization removed
+    /// earlier transactions of the account, has their nonces filled.
+    async fn raised(
+        self: &Arc<Self>,
+        lease: &NonceLease,
+        fees: Fees,
+        checks: u32,
+    ) -> Result<Option<Fees>, FacilitatorError> {
         self.node.forget_fees().await;
         let is_cheap = self.node.fees().await?.max_fee > fees.max_fee.saturating_add(fees.max_fee / 10);
-        let is_stuck = !is_cheap
-            && STUCK_CHECKS.contains(&checks)
-            && lease.account().chain_nonce("latest").await? == lease.nonce();
+        let (mut is_stuck, account) = (false, lease.account());
+        if !is_cheap && STUCK_CHECKS.contains(&checks) {
+            let next = account.chain_nonce("latest").await?;
+            is_stuck = next == lease.nonce();
+            if next < account.consumed() {
+                tracing::warn!(account = %account.address(), next, "transactions of the account were removed by a reorganization");
+                account.resume_after_reorg().await?;
+                self.fill_gaps_of(account);
+            }
+        }
         if !is_cheap && !is_stuck {
             return Ok(None);
         }

@@ -151,11 +151,13 @@ impl Inner {
         }
     }
 
-    /// Looks at the channels of which something is unclaimed, if that was long ago: a withdrawal may have been announced.
+    /// Looks at the channels that may not be forgotten yet, if that was long ago: a withdrawal may have been announced, or a reorganization
+    /// may have removed a claim.
     async fn look_at_stale(&self, page: Vec<ChannelRecord>) -> Vec<ChannelRecord> {
         let now = self.clock.now();
         let is_stale = |record: &ChannelRecord| {
-            record.unclaimed() > 0 && now.saturating_sub(record.observed_at) >= self.longest_trust() / 2
+            let is_needed = record.voucher.is_some() && record.forget_at().is_none_or(|at| at > now);
+            is_needed && now.saturating_sub(record.observed_at) >= self.longest_trust() / 2
         };
         let stale: Vec<ChannelId> = page.iter().filter(|record| is_stale(record)).map(|record| record.id).collect();
         if stale.is_empty() {

@@ -118,7 +118,8 @@ impl Channels {
         self.0.clock.now().saturating_sub(record.observed_at) <= self.0.longest_trust()
     }
 
-    /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it.
+    /// Looks at a channel on the chain, and opens it in the books. Returns `None` if nothing is in it, and fails if the node is behind the
+    /// books.
     pub(crate) async fn refresh(
         &self,
         id: ChannelId,
@@ -131,7 +132,13 @@ impl Channels {
         if observation.state.balance == 0 {
             return Ok(None);
         }
-        self.note(id, config, observation).await.map(Some)
+        let record = self.note(id, config, observation).await?;
+        if !self.is_fresh(&record) {
+            // The books have a later block than the node, which does not show what has happened since.
+            let what = "a node that has the newest blocks";
+            return Err(FacilitatorError::Unreachable { what, retry_after: Duration::from_secs(5) }.into());
+        }
+        Ok(Some(record))
     }
 
     /// Executes a deposit, and notes what is in the channel then.

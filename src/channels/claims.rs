@@ -19,6 +19,8 @@ use crate::{
 
 /// How often the books are gone through.
 const INTERVAL: Duration = Duration::from_secs(30);
+/// What a claim may take: the interval, a node that is two minutes behind, and a transaction that is replaced.
+pub(super) const TIME_TO_CLAIM: Duration = Duration::from_secs(240);
 /// The number of channels that are read from the books, looked at on the chain, or claimed in one transaction.
 const TOGETHER: usize = 100;
 /// For how long one process has a channel to claim, in seconds. A transaction that hangs is replaced within that time.

@@ -209,6 +209,13 @@ impl Channels {
         voucher.signer(&self.0.escrow) == Some(config.voucher_signer())
     }
 
+    /// Returns how long work may take: what it costs must be claimed before a withdrawal can end that was announced right after the channel
+    /// was looked at.
+    pub(crate) fn longest_work(&self) -> Duration {
+        let left = u64::from(self.0.withdraw_delay).saturating_sub(self.0.longest_trust());
+        Duration::from_secs(left).saturating_sub(claims::TIME_TO_CLAIM)
+    }
+
     /// Returns `true` if the channel's authorizer is this seller's.
     pub(crate) fn has_authorizer(&self, config: &ChannelConfig) -> bool {
         config.receiver_authorizer == self.0.authorizer.address()
@@ -281,7 +288,8 @@ impl ChannelsBuilder {
     }
 
     /// Sets how long a payer that withdraws by itself has to wait, in whole seconds. It is a part of each channel. What was charged must be
-    /// claimed before. Default: 15 minutes, the shortest; at most 30 days.
+    /// claimed before: a layer's [`handler_deadline`](crate::server::RequirePaymentLayerBuilder::handler_deadline) must be at least ten minutes
+    /// shorter. Default: 15 minutes, the shortest; at most 30 days.
     pub const fn withdraw_delay(mut self, delay: Duration) -> Self {
         self.withdraw_delay = delay;
         self

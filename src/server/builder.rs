@@ -218,7 +218,7 @@ impl RequirePaymentLayerBuilder {
             }
         }
         #[cfg(feature = "vouchers")]
-        let channel_offers = channel_offers(self.settings.channels.as_ref(), &options, timeout)?;
+        let channel_offers = channel_offers(self.settings.channels.as_ref(), &options, &self.settings.limits)?;
         #[cfg(not(feature = "vouchers"))]
         let channel_offers = Vec::new();
         let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
@@ -668,6 +668,17 @@ pub enum BuildError {
     #[cfg(feature = "vouchers")]
     #[error("vouchers are for channels on {0}, where there is no payee: call .pay_to(…) for it")]
     NoChannelPayee(Network),
+    /// A payer could withdraw from its channel before its work is charged and claimed.
+    #[cfg(feature = "vouchers")]
+    #[error(
+        "handler_deadline and settlement_margin are {needed:?}, and the channels' withdraw_delay allows {longest:?}: lower them or raise it"
+    )]
+    WithdrawDelayTooShort {
+        /// The time that work and settlement may take.
+        needed: Duration,
+        /// The time that a payer's withdrawal leaves for it.
+        longest: Duration,
+    },
     /// The facilitator for this network does not settle later by itself, so nothing can be deferred.
     #[error("the facilitator for {0} settles nothing by itself: leave .deferred(…) out, or use another one")]
     NotDeferrable(Network),
@@ -796,9 +807,13 @@ impl Limits {
 fn channel_offers(
     channels: Option<&Channels>,
     options: &[PaymentOption],
-    max_timeout_seconds: u64,
+    limits: &Limits,
 ) -> Result<Vec<PaymentRequirements>, BuildError> {
     let Some(channels) = channels else { return Ok(Vec::new()) };
+    let (needed, longest) = (limits.handler_deadline + limits.settlement_margin, channels.longest_work());
+    if needed > longest {
+        return Err(BuildError::WithdrawDelayTooShort { needed, longest });
+    }
     let mut offers: Vec<PaymentRequirements> = Vec::new();
     for option in options.iter().filter(|option| option.asset.network == channels.network()) {
         let extra = serde_json::to_value(channels.offer(&option.asset)).ok();
@@ -806,7 +821,7 @@ fn channel_offers(
             scheme: vouchers::SCHEME.to_owned(),
             extra: extra.and_then(|extra| extra.as_object().cloned()).unwrap_or_default(),
             // Whatever the flow, it is the same offer.
-            ..option.offer(U256::ZERO, max_timeout_seconds).to_requirements()
+            ..option.offer(U256::ZERO, limits.max_timeout.as_secs()).to_requirements()
         };
         if !offers.contains(&offer) {
             offers.push(offer);

@@ -26,7 +26,9 @@ use super::{
     answer::{Receipt, mark_paid},
     lease::InProgress,
 };
-use crate::ledger::{FulfilmentStep, Lease, Ledger, StoredResponse};
+use crate::ledger::{FulfilmentStep, Lease, Ledger, LedgerError, StoredResponse};
+#[cfg(feature = "vouchers")]
+use crate::{ledger::channels::ChannelLedger, payment::PaymentKey};
 
 /// How long a response may take to finish after its client went away.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -191,6 +193,29 @@ impl<R: Body<Data = Bytes> + Send + 'static> PaidBody<R> {
         }
     }
 
+    /// Waits until the first piece of a stream is there, which the client gets with the rest. A stream that fails before is work that did not
+    /// succeed.
+    #[cfg(feature = "vouchers")]
+    pub(super) async fn begin(&mut self, deadline: Instant) -> Result<(), Unfinished> {
+        let Self::Recorded(recorder) = self else { return Ok(()) };
+        let begun = tokio::time::timeout_at(deadline, recorder.begin()).await;
+        let why = match begun {
+            Ok(true) => return Ok(()),
+            Ok(false) => Unfinished::BrokeOff,
+            Err(_elapsed) => Unfinished::TooSlow,
+        };
+        recorder.discard();
+        Err(why)
+    }
+
+    /// Keeps nothing of a stream: nobody pays for it.
+    #[cfg(feature = "vouchers")]
+    pub(super) fn discard(self) {
+        if let Self::Recorded(mut recorder) = self {
+            recorder.discard();
+        }
+    }
+
     /// Returns the body for the client, where nothing is recorded of its delivery.
     #[cfg(feature = "vouchers")]
     pub(super) fn into_response_body(self) -> ResponseBody<R> {
@@ -252,15 +277,42 @@ pub(super) struct Recorder<B> {
 
 /// Where the copy of a streaming body goes.
 pub(super) struct RecordingTarget {
-    pub(super) ledger: Arc<dyn Ledger>,
-    pub(super) lease: Lease,
+    pub(super) ledger: RecordingLedger,
     /// Copies of the payment wait until this is dropped.
     pub(super) in_progress: Option<InProgress>,
     pub(super) now: u64,
 }
 
+/// The ledger that keeps it, and what it pays for.
+pub(super) enum RecordingLedger {
+    Payment(Arc<dyn Ledger>, Lease),
+    /// A request that was charged by voucher.
+    #[cfg(feature = "vouchers")]
+    Channel(Arc<dyn ChannelLedger>, PaymentKey),
+}
+
+impl RecordingLedger {
+    fn limit(&self) -> usize {
+        match self {
+            Self::Payment(ledger, _) => ledger.response_limit(),
+            #[cfg(feature = "vouchers")]
+            Self::Channel(ledger, _) => ledger.channel_response_limit(),
+        }
+    }
+
+    async fn store(&self, response: StoredResponse) -> Result<(), LedgerError> {
+        match self {
+            Self::Payment(ledger, lease) => ledger.store_response(&lease.key, response).await,
+            #[cfg(feature = "vouchers")]
+            Self::Channel(ledger, key) => ledger.store_channel_response(key, response).await,
+        }
+    }
+}
+
 struct Recording<B> {
     body: Pin<Box<B>>,
+    /// The first piece, if it was waited for. It is in the copy already.
+    first: Option<Frame<Bytes>>,
     head: StoredResponse,
     copy: Option<BytesMut>,
     limit: usize,
@@ -274,17 +326,23 @@ where
     B: Body<Data = Bytes> + Send + 'static,
 {
     pub(super) fn new(parts: &Parts, body: B, target: RecordingTarget) -> Self {
-        let limit = target.ledger.response_limit();
+        let limit = target.ledger.limit();
         // A connection follows 101, which cannot be replayed.
         let is_kept = body.size_hint().lower() <= limit as u64 && parts.status != StatusCode::SWITCHING_PROTOCOLS;
         let head = to_stored(parts, Bytes::new(), None, target.now);
         let copy = is_kept.then(BytesMut::new);
-        let recording = Recording { body: Box::pin(body), head, copy, limit, target, is_released: false };
+        let recording = Recording { body: Box::pin(body), first: None, head, copy, limit, target, is_released: false };
         Self { recording: Some(recording), drain: spawn_drain }
     }
 }
 
 impl<B> Recorder<B> {
+    /// Forgets it.
+    #[cfg(feature = "vouchers")]
+    fn discard(&mut self) {
+        self.recording = None;
+    }
+
     /// Records that the client gets it.
     pub(super) fn release(&mut self) {
         if let Some(recording) = &mut self.recording {
@@ -296,6 +354,12 @@ impl<B> Recorder<B> {
 impl<B: Body<Data = Bytes>> Recorder<B> {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let Some(recording) = &mut self.recording else { return Poll::Ready(None) };
+        if let Some(first) = recording.first.take() {
+            if recording.body.is_end_stream() {
+                self.complete();
+            }
+            return Poll::Ready(Some(Ok(first)));
+        }
         let polled = recording.body.as_mut().poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
@@ -317,11 +381,29 @@ impl<B: Body<Data = Bytes>> Recorder<B> {
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        self.recording.as_ref().is_none_or(|recording| recording.body.is_end_stream())
+        self.recording.as_ref().is_none_or(|recording| recording.first.is_none() && recording.body.is_end_stream())
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        self.recording.as_ref().map_or(SizeHint::with_exact(0), |recording| recording.body.size_hint())
+        self.recording.as_ref().map_or(SizeHint::with_exact(0), Recording::size_hint)
+    }
+
+    /// Waits for the first piece. Returns `false` if there is an error instead.
+    #[cfg(feature = "vouchers")]
+    async fn begin(&mut self) -> bool {
+        let Some(recording) = &mut self.recording else { return true };
+        match poll_fn(|cx| recording.body.as_mut().poll_frame(cx)).await {
+            Some(Ok(frame)) => {
+                recording.copy(&frame);
+                recording.first = Some(frame);
+                true
+            }
+            Some(Err(_)) => false,
+            None => {
+                self.complete();
+                true
+            }
+        }
     }
 
     fn complete(&mut self) {
@@ -337,6 +419,18 @@ impl<B> Drop for Recorder<B> {
         if let Some(recording) = self.recording.take() {
             (self.drain)(recording);
         }
+    }
+}
+
+impl<B: Body> Recording<B> {
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = self.body.size_hint();
+        let first = self.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(first));
+        }
+        hint.set_lower(hint.lower().saturating_add(first));
+        hint
     }
 }
 
@@ -379,28 +473,29 @@ where
 }
 
 async fn store(head: StoredResponse, copy: Option<BytesMut>, target: RecordingTarget, is_released: bool) {
-    let RecordingTarget { ledger, lease, in_progress, now } = target;
+    let RecordingTarget { ledger, in_progress, now } = target;
     let is_kept = match copy {
-        Some(copy) => keep(ledger.as_ref(), &lease, StoredResponse { body: copy.freeze(), ..head }).await,
+        Some(copy) => keep(&ledger, StoredResponse { body: copy.freeze(), ..head }).await,
         None => false,
     };
-    if is_released {
-        record_delivery(ledger.as_ref(), &lease).await;
-    } else if !is_kept {
+    match ledger {
+        RecordingLedger::Payment(ledger, lease) if is_released => record_delivery(ledger.as_ref(), &lease).await,
         // Neither delivered nor kept: nobody is to be charged for it, nor to wait for it, so the lease ends.
-        let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
+        RecordingLedger::Payment(ledger, lease) if !is_kept => {
+            let _ = ledger.take_over(&lease.key, lease.epoch, now, 0).await;
+        }
+        _ => {}
     }
     drop(in_progress);
 }
 
 /// Keeps a response, with retries: it may be paid for already, and this is the only copy. Returns `true` if the ledger took it.
-async fn keep(ledger: &dyn Ledger, lease: &Lease, response: StoredResponse) -> bool {
+async fn keep(ledger: &RecordingLedger, response: StoredResponse) -> bool {
     let until = Instant::now() + KEEP_FOR;
     let mut pause = FIRST_PAUSE;
     loop {
-        let Err(error) = ledger.store_response(&lease.key, response.clone()).await else { return true };
-        let key = &lease.key;
-        tracing::warn!(%error, payer = %key.payer, nonce = %key.nonce, "a response was not kept for replays");
+        let Err(error) = ledger.store(response.clone()).await else { return true };
+        tracing::warn!(%error, "a response was not kept for replays");
         if Instant::now() + pause > until {
             return false;
         }

@@ -19,10 +19,10 @@ use tracing::Instrument as _;
 
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
-    lease::{FinishOnDrop, InProgress, TooManyCopies},
+    lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy},
     payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
     request_body::{LazyBody, RequestBody},
-    response::{PaidBody, ResponseBody, Unfinished, replayed},
+    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, Unfinished, replayed},
     work::VerifiedPayment,
 };
 use crate::{
@@ -300,9 +300,7 @@ impl Sale {
             if let Some(line) = config.in_progress.enter(key) {
                 break line;
             }
-            let waiting = config.in_progress.join(&key, limits.copies());
-            let waiting = waiting.map_err(|TooManyCopies| self.busy())?;
-            if let Some(waiting) = waiting {
+            if let Some(waiting) = self.join(&key)? {
                 self.wait(deadline, waiting.ended()).await?;
             }
         };
@@ -313,6 +311,11 @@ impl Sale {
             if let Some((record, charged)) =
                 record.as_ref().and_then(|record| Some((record, record.answer_to(self.request)?)))
             {
+                // Its response may be streaming, and is kept when that ends. Other requests of the channel need not wait for it.
+                drop(line);
+                if let Some(streaming) = self.join(&self.key())? {
+                    self.wait(deadline, streaming.ended()).await?;
+                }
                 return self.replay(record, *charged).await;
             }
             let record = match record {
@@ -366,6 +369,13 @@ impl Sale {
     fn key(&self) -> PaymentKey {
         let ChannelConfig { token, payer, .. } = self.presented.config;
         PaymentKey { network: self.channels.network(), asset: token, payer, nonce: self.request }
+    }
+
+    /// Joins the requests that wait for this one.
+    fn join(&self, key: &PaymentKey) -> Result<Option<WaitingCopy>, Answer> {
+        let config = &self.context.config;
+        let waiting = config.in_progress.join(key, config.settings.limits.copies());
+        waiting.map_err(|TooManyCopies| self.busy())
     }
 
     /// Waits, until the deadline at most.
@@ -496,17 +506,26 @@ impl Sale {
             }
         };
         let limit = self.channels.ledger().channel_response_limit();
-        let body = match PaidBody::read(&parts, body, limit, deadline).await {
+        let mut body = match PaidBody::read(&parts, body, limit, deadline).await {
             Ok(body) => body,
             Err(why) => return Ok(self.unfinished(why, &mut held).await.into_response()),
         };
         let now = config.settings.clock.now();
+        if !body.is_whole() {
+            body = body.record(&parts, self.recording(&held.lease.record, now));
+            if let Err(why) = body.begin(deadline).await {
+                return Ok(self.unfinished(why, &mut held).await.into_response());
+            }
+        }
         let response = body.to_keep(&parts, now);
         let step = ChannelStep::Charge { epoch: held.lease.record.epoch, amount, response, now };
         match self.charge(&held.lease.record, &step).await {
             Ok(record) => held.lease.charged(record),
             // The response is not given, and the channel is freed.
-            Err(error) => return Ok(self.not_charged(&error).into_response()),
+            Err(error) => {
+                body.discard();
+                return Ok(self.not_charged(&error).into_response());
+            }
         }
         telemetry::request(RequestOutcome::Paid);
         let record = &held.lease.record;
@@ -515,6 +534,12 @@ impl Sale {
             mark_paid(&mut parts, receipt);
         }
         Ok(Response::from_parts(parts, body.into_response_body()))
+    }
+
+    /// Returns where a response that streams is kept.
+    fn recording(&self, record: &ChannelRecord, now: u64) -> RecordingTarget {
+        let ledger = RecordingLedger::Channel(self.channels.ledger().clone(), record.response_key(self.request));
+        RecordingTarget { ledger, in_progress: self.context.config.in_progress.enter(self.key()), now }
     }
 
     /// Charges for work that is done. If the ledger fails it is asked again for a while.

@@ -15,7 +15,7 @@ use super::{
     lease::HeldLease,
     paid_request::PaidRequest,
     request_body::{LazyBody, RequestBody, SoFarRead},
-    response::{PaidBody, RecordingTarget, ResponseBody, Unfinished},
+    response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, Unfinished},
     settlement::Settler,
 };
 use crate::{
@@ -206,7 +206,8 @@ where
     let is_whole = body.is_whole();
     if !is_whole {
         let (ledger, held) = (ledger.clone(), lease.record().lease());
-        body = body.record(&parts, RecordingTarget { ledger, lease: held, in_progress: lease.take_in_progress(), now });
+        let ledger = RecordingLedger::Payment(ledger, held);
+        body = body.record(&parts, RecordingTarget { ledger, in_progress: lease.take_in_progress(), now });
     }
     if lease.record().settlement.paid_by().is_none()
         && let Err(answer) = settle_or_defer(request, lease, is_whole).await

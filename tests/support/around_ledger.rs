@@ -86,7 +86,7 @@ pub const METHODS: [&str; 15] = [
 ];
 
 /// The methods of [`ChannelLedger`] that can fail.
-pub const CHANNEL_METHODS: [&str; 4] = ["channel", "advance", "channel_response", "channels"];
+pub const CHANNEL_METHODS: [&str; 5] = ["channel", "advance", "channel_response", "store_channel_response", "channels"];
 
 /// Returns the method of a call with this name.
 pub fn method_of(call: &str) -> &str {
@@ -178,6 +178,11 @@ impl<A: Around> ChannelLedger for AroundChannels<A> {
 
     async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
         self.around.around(Call::Other("channel_response"), self.ledger.channel_response(key)).await
+    }
+
+    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        let work = self.ledger.store_channel_response(key, response);
+        self.around.around(Call::Other("store_channel_response"), work).await
     }
 
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {

@@ -162,6 +162,10 @@ impl ChannelLedger for MemoryLedger {
         self.response(key).await
     }
 
+    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.store_response(key, response).await
+    }
+
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         Ok(self.channels.list(after, limit))
     }

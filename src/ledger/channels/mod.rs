@@ -58,6 +58,12 @@ pub trait ChannelLedger: Send + Sync + 'static {
     /// [`LedgerError::Backend`] if the store failed.
     async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError>;
 
+    /// Keeps a response that streamed, after its request was charged for. A `Charge` keeps any other.
+    ///
+    /// # Errors
+    /// [`LedgerError::Backend`] if the store failed.
+    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError>;
+
     /// Lists channels in the order of their ids, from the one after `after` on and at most `limit`.
     ///
     /// # Errors

@@ -387,6 +387,11 @@ async fn a_charge_stores_its_response(ledger: Arc<dyn ChannelLedger>, clock: Arc
     let charge = ChannelStep::Charge { epoch: held.epoch, amount: 1, response: Some(Arc::new(large)), now: START };
     ledger.advance(&id(1), &charge).await.expect("a response above the limit is left out");
     assert!(ledger.channel_response(&opened.response_key(hash(2))).await.unwrap().is_none());
+    // One that streamed comes after its charge.
+    let streamed = opened.response_key(hash(2));
+    ledger.store_channel_response(&streamed, (*response(b"streamed")).clone()).await.unwrap();
+    let kept = ledger.channel_response(&streamed).await.unwrap().expect("it is kept");
+    assert_eq!(&kept.body[..], b"streamed");
     clock.advance(100_000);
     assert!(ledger.channel_response(&key).await.unwrap().is_none(), "it is too old");
     assert_eq!(get(&*ledger, 1).await.charged, 8);

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     ledger::{
-        LedgerError, StoredResponse,
+        Ledger as _, LedgerError, StoredResponse,
         channels::{ChannelLedger, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
@@ -133,6 +133,10 @@ impl ChannelLedger for PostgresLedger {
 
     async fn channel_response(&self, key: &PaymentKey) -> Result<Option<Arc<StoredResponse>>, LedgerError> {
         self.responses.load(&self.connections, key, self.clock.now()).await
+    }
+
+    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.store_response(key, response).await
     }
 
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {

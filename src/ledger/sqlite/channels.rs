@@ -45,6 +45,10 @@ impl ChannelLedger for SqliteLedger {
         self.response(key).await
     }
 
+    async fn store_channel_response(&self, key: &PaymentKey, response: StoredResponse) -> Result<(), LedgerError> {
+        self.store_response(key, response).await
+    }
+
     async fn channels(&self, after: Option<ChannelId>, limit: usize) -> Result<Vec<ChannelRecord>, LedgerError> {
         let records = self.memory.channels.list(after, limit);
         self.commits.all_on_disk().await?;

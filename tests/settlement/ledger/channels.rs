@@ -257,8 +257,13 @@ async fn sell_and_claim(ledger: &dyn ChannelLedger) {
         trailers: None,
         stored_at: START,
     };
+    let streamed = StoredResponse { body: "streamed".into(), ..response.clone() };
     let step = ChannelStep::Charge { epoch: held.epoch, amount: 7, response: Some(Arc::new(response)), now: START };
     advance(ledger, &step).await.unwrap();
+    let key = opened.response_key(hash(2));
+    if ledger.store_channel_response(&key, streamed.clone()).await.is_err() {
+        ledger.store_channel_response(&key, streamed).await.unwrap();
+    }
     let key = opened.response_key(hash(1));
     let kept = match ledger.channel_response(&key).await {
         Err(_) => ledger.channel_response(&key).await.unwrap(),

@@ -10,6 +10,8 @@ use std::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 /// A server that listens on a socket in a directory of its own. It ends, and the directory with it, when it is dropped or when
@@ -80,6 +82,15 @@ impl Server {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         let all = children.split_whitespace().chain([pid.as_str()]);
         must(&Command::new("kill").arg("-KILL").args(all).output().expect("kill"), "kill");
+        // Another one does not start before it is gone.
+        let process = Path::new("/proc").join(&pid);
+        for _ in 0..500 {
+            if !process.exists() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("process {pid} was killed and is still there");
     }
 
     /// Starts it after [`kill`](Self::kill), and returns when it can be connected to.

@@ -21,4 +21,5 @@ mod scripted;
 mod status;
 mod upgraded;
 mod v1;
+mod voucher_attacks;
 mod vouchers;

@@ -32,28 +32,28 @@ use tower_x402::{
     vouchers::{AuthorizerKey, ChannelConfig, Deposit, Escrow, Voucher, abi::BatchSettlement},
 };
 
-const DEPOSIT: u128 = 10_000;
-const COST: u128 = PRICE as u128;
+pub(super) const DEPOSIT: u128 = 10_000;
+pub(super) const COST: u128 = PRICE as u128;
 
 /// A seller of evaluations on a devnet.
-struct Stage {
-    chain: DevnetChain,
-    shop: Shop,
-    channels: Channels,
-    ledger: Arc<MemoryLedger>,
-    authorizer: PrivateKeySigner,
+pub(super) struct Stage {
+    pub(super) chain: DevnetChain,
+    pub(super) shop: Shop,
+    pub(super) channels: Channels,
+    pub(super) ledger: Arc<MemoryLedger>,
+    pub(super) authorizer: PrivateKeySigner,
     /// By which channels become stale.
-    clock: Arc<ManualClock>,
+    pub(super) clock: Arc<ManualClock>,
 }
 
 impl Stage {
-    async fn open() -> Self {
+    pub(super) async fn open() -> Self {
         let chain = DevnetChain::start(None).await;
         let url = chain.rpc_url();
         Self::open_at(chain, &url).await
     }
 
-    async fn open_at(chain: DevnetChain, url: &str) -> Self {
+    pub(super) async fn open_at(chain: DevnetChain, url: &str) -> Self {
         let (authorizer, sender) = (PrivateKeySigner::random(), PrivateKeySigner::random());
         chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
         let ledger = Arc::new(MemoryLedger::new());
@@ -63,7 +63,7 @@ impl Stage {
         Self { chain, shop, channels, ledger, authorizer, clock }
     }
 
-    async fn channels(
+    pub(super) async fn channels(
         url: &str,
         authorizer: &PrivateKeySigner,
         sender: PrivateKeySigner,
@@ -71,7 +71,7 @@ impl Stage {
         clock: Arc<ManualClock>,
     ) -> Channels {
         let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
-        let contract = contract.build().await.expect("the contracts are on the devnet");
+        let contract = contract.block_time(Duration::from_millis(100)).build().await.expect("the contracts are on the devnet");
         // Nothing is claimed unless a test says so, or a withdrawal is announced.
         let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
         Channels::builder(contract, AuthorizerKey::new(authorizer.clone()))
@@ -83,16 +83,16 @@ impl Stage {
             .expect("complete settings")
     }
 
-    fn app(&self) -> App {
+    pub(super) fn app(&self) -> App {
         self.shop.app(self.shop.layer().vouchers(self.channels.clone()))
     }
 
-    async fn payer(&self) -> Channel {
+    pub(super) async fn payer(&self) -> Channel {
         Channel::funded(&self.chain, self.shop.pay_to, &self.authorizer, 100 * PRICE).await
     }
 
     /// A payer whose channel is filled by its first request, which costs the price.
-    async fn filled(&self, app: &App) -> Channel {
+    pub(super) async fn filled(&self, app: &App) -> Channel {
         let channel = self.payer().await;
         let deposit = channel.sign_deposit(&self.chain, DEPOSIT, unix_now() + 60).await;
         let answer = send(app, pay(app, &channel, COST, Some(&deposit), "first").await).await;
@@ -100,24 +100,30 @@ impl Stage {
         channel
     }
 
-    async fn charged(&self, channel: &Channel) -> u128 {
+    pub(super) async fn charged(&self, channel: &Channel) -> u128 {
         self.ledger.channel(&channel.id()).await.expect("memory").expect("a known channel").charged
     }
 }
 
 /// The offer to pay with vouchers for this request.
-async fn offer(app: &App, body: &'static str) -> Value {
+pub(super) async fn offer(app: &App, body: &'static str) -> Value {
     let demand = demand(&send(app, evaluate(body)).await);
     let offers = demand["accepts"].as_array().expect("offers");
     offers.iter().find(|offer| offer["scheme"] == "batch-settlement").expect("an offer for vouchers").clone()
 }
 
-async fn voucher(channel: &Channel, max: u128) -> Voucher {
+pub(super) async fn voucher(channel: &Channel, max: u128) -> Voucher {
     Voucher::sign(&Channel::escrow(), channel.id(), max, &channel.voucher_key).await.expect("a local key signs")
 }
 
 /// A request that is paid with a voucher for `max`.
-async fn pay(app: &App, channel: &Channel, max: u128, deposit: Option<&Deposit>, body: &'static str) -> Request<Body> {
+pub(super) async fn pay(
+    app: &App,
+    channel: &Channel,
+    max: u128,
+    deposit: Option<&Deposit>,
+    body: &'static str,
+) -> Request<Body> {
     let mut payload = json!({
         "type": "voucher", "channelConfig": channel.config, "voucher": voucher(channel, max).await,
     });
@@ -128,7 +134,7 @@ async fn pay(app: &App, channel: &Channel, max: u128, deposit: Option<&Deposit>,
     paid(evaluate(body), &json!({ "x402Version": 2, "accepted": offer(app, body).await, "payload": payload }))
 }
 
-async fn refund(app: &App, channel: &Channel, charged: u128, amount: Option<&str>) -> Answer {
+pub(super) async fn refund(app: &App, channel: &Channel, charged: u128, amount: Option<&str>) -> Answer {
     let mut payload =
         json!({ "type": "refund", "channelConfig": channel.config, "voucher": voucher(channel, charged).await });
     if let Some(amount) = amount {
@@ -139,7 +145,7 @@ async fn refund(app: &App, channel: &Channel, charged: u128, amount: Option<&str
 }
 
 /// What the answer says that the request cost, and what was charged in all.
-fn told(answer: &Answer) -> (String, String) {
+pub(super) fn told(answer: &Answer) -> (String, String) {
     let settlement = answer.settlement().unwrap_or_else(|| panic!("no PAYMENT-RESPONSE: {answer:?}"));
     assert_eq!(settlement["success"], true, "{settlement}");
     let text = |value: &Value| value.as_str().expect("a decimal string").to_owned();
@@ -147,7 +153,7 @@ fn told(answer: &Answer) -> (String, String) {
     (text(&extra["chargedAmount"]), text(&extra["channelState"]["chargedCumulativeAmount"]))
 }
 
-fn refused(answer: &Answer, code: &str) {
+pub(super) fn refused(answer: &Answer, code: &str) {
     assert_eq!(answer.status, StatusCode::PAYMENT_REQUIRED, "{answer:?}");
     assert_eq!(answer.reason(), format!("invalid_batch_settlement_evm_{code}"), "{answer:?}");
 }

@@ -1,0 +1,583 @@
+//! Attacks on a seller that takes vouchers, by payers, strangers, nodes, reorganizations and crashes.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::U256;
+use alloy_signer_local::PrivateKeySigner;
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{Response, StatusCode};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use support::{
+    authorization::unix_now,
+    chain::{Chain as _, Relayer},
+    devnet::DevnetChain,
+    escrow::{Channel, send as execute},
+    eventually::in_time,
+    rpc_proxy::{Fate, RpcProxy},
+    shop::{App, demand, evaluate, paid, send, try_send},
+};
+use tokio::sync::Notify;
+use tower_x402::{
+    Network, Usdc,
+    channels::{Channels, ClaimPolicy},
+    devnet::Orphans,
+    facilitator::channels::{OnchainChannels, OnchainChannelsBuilder},
+    ledger::channels::ChannelLedger,
+    server::{ActualPrice, BuildError},
+    vouchers::{AuthorizerKey, abi::BatchSettlement},
+};
+
+use super::vouchers::{COST, DEPOSIT, Stage, offer, pay, refund, refused, told, voucher};
+
+/// Another process of the same seller, which sends with a key of its own.
+async fn process(
+    stage: &Stage,
+    ledger: Arc<dyn ChannelLedger>,
+    url: &str,
+    settings: impl FnOnce(OnchainChannelsBuilder) -> OnchainChannelsBuilder,
+) -> Channels {
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
+    let contract = settings(contract).build().await.expect("the contracts are on the devnet");
+    let never = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
+    Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()))
+        .ledger(ledger)
+        .claims(never)
+        .clock(stage.clock.clone())
+        .build()
+        .expect("complete settings")
+}
+
+/// Announces the withdrawal of all that is in a channel.
+async fn announce_withdrawal(chain: &DevnetChain, channel: &Channel) {
+    chain.fund(channel.payer.address(), U256::from(10).pow(U256::from(19))).await;
+    let payer = Relayer::of(&chain.rpc_url(), channel.payer.clone());
+    let withdraw = BatchSettlement::initiateWithdrawCall { config: (&channel.config).into(), amount: DEPOSIT };
+    assert!(execute(chain, &payer, &withdraw).await.status());
+}
+
+/// An app whose handler waits when the body is "slow": until notified, and says when it has begun.
+fn slow_app(stage: &Stage, layer: tower_x402::server::RequirePaymentLayerBuilder) -> (App, Arc<Notify>, Arc<Notify>) {
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let signals = (started.clone(), go_on.clone());
+    let app = stage.shop.app_with(layer, move |_, body| {
+        let (started, go_on) = signals.clone();
+        async move {
+            if &body[..] == b"slow" {
+                started.notify_one();
+                go_on.notified().await;
+            }
+            Ok(Response::new(Body::from(body)))
+        }
+    });
+    (app, started, go_on)
+}
+
+/// Behind one URL there are two nodes: one that showed the books a later block, and one that has fallen behind it.
+#[tokio::test]
+async fn a_node_that_is_behind_the_books_sells_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
+    let behind = process(&stage, stage.ledger.clone(), proxy.url(), |contract| contract).await;
+    let behind = stage.shop.app(stage.shop.layer().vouchers(behind));
+    stage.clock.advance(301);
+    assert_eq!(send(&behind, pay(&app, &channel, 2 * COST, None, "a").await).await.status, StatusCode::OK);
+    // The books learn of a later block, in which the channel still is as it was.
+    stage.chain.devnet.mine();
+    stage.clock.advance(301);
+    assert_eq!(send(&app, pay(&app, &channel, 3 * COST, None, "b").await).await.status, StatusCode::OK);
+    announce_withdrawal(&stage.chain, &channel).await;
+    stage.clock.advance(301);
+    proxy.judge(|_| Fate::Stale);
+    let answer = send(&behind, pay(&app, &channel, 4 * COST, None, "c").await).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 3 * COST));
+    proxy.judge(|_| Fate::Pass);
+    let answer = send(&behind, pay(&app, &channel, 4 * COST, None, "c").await).await;
+    refused(&answer, "cumulative_exceeds_balance");
+}
+
+#[tokio::test]
+async fn a_node_that_stands_still_sells_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let proxy = RpcProxy::start(stage.chain.rpc_url()).await;
+    let clock = stage.clock.clone();
+    let still = process(&stage, stage.ledger.clone(), proxy.url(), |contract| {
+        contract.clock(clock).max_block_age(Duration::from_secs(310))
+    });
+    let still = still.await;
+    let still = stage.shop.app(stage.shop.layer().vouchers(still));
+    stage.clock.advance(301);
+    assert_eq!(send(&still, pay(&app, &channel, 2 * COST, None, "a").await).await.status, StatusCode::OK);
+    announce_withdrawal(&stage.chain, &channel).await;
+    // The node shows the same block for five minutes and more. It is not an earlier one than the books have.
+    stage.clock.advance(301);
+    proxy.judge(|_| Fate::Stale);
+    let answer = send(&still, pay(&app, &channel, 3 * COST, None, "b").await).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
+}
+
+#[tokio::test]
+async fn a_claim_that_a_reorganization_removed_is_claimed_again() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let claimed = stage.channels.claim_all().await.expect("the devnet claims");
+    assert_eq!((claimed.claimed, claimed.transactions.len()), (COST, 2));
+    // The claim and the transfer. Nobody uses the channel any more.
+    stage.chain.devnet.reorg(2, Orphans::Lost);
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 0));
+    stage.clock.advance(151);
+    in_time("the channel is claimed again", async {
+        while channel.state(&stage.chain).await.1 < COST {
+            let _ = stage.channels.claim_all().await;
+            stage.chain.devnet.mine();
+        }
+    })
+    .await;
+    in_time("and transferred", async {
+        while stage.chain.balance(stage.shop.pay_to).await < COST as u64 {
+            let _ = stage.channels.claim_all().await;
+        }
+    })
+    .await;
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, COST));
+}
+
+#[tokio::test]
+async fn a_deposit_that_a_reorganization_removed_costs_what_was_charged_until_the_seller_looks() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 600).await;
+    let first = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+    assert_eq!(first.status, StatusCode::OK, "{first:?}");
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(channel.state(&stage.chain).await, (0, 0));
+    let unnoticed = send(&app, pay(&app, &channel, 2 * COST, None, "b").await).await;
+    assert_eq!(unnoticed.status, StatusCode::OK, "{unnoticed:?}");
+    stage.clock.advance(301);
+    let answer = send(&app, pay(&app, &channel, 3 * COST, None, "c").await).await;
+    refused(&answer, "channel_not_found");
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (2, 2 * COST));
+    // The same deposit again pays for what was charged, too.
+    let again = in_time("the deposit is made again", async {
+        loop {
+            let answer = send(&app, pay(&app, &channel, 3 * COST, Some(&deposit), "d").await).await;
+            if answer.status != StatusCode::SERVICE_UNAVAILABLE {
+                return answer;
+            }
+            stage.chain.devnet.mine();
+        }
+    })
+    .await;
+    assert_eq!((again.status, told(&again)), (StatusCode::OK, ("1000".into(), "3000".into())), "{again:?}");
+    assert_eq!(stage.channels.claim_all().await.expect("the devnet claims").claimed, 3 * COST);
+}
+
+#[tokio::test]
+async fn work_that_may_outlast_a_withdrawal_is_not_offered() {
+    let stage = Stage::open().await;
+    let layer = |deadline: u64| {
+        let layer = stage.shop.layer().vouchers(stage.channels.clone());
+        layer.handler_deadline(Duration::from_secs(deadline)).max_timeout(Duration::from_secs(1_000)).build()
+    };
+    // Looked at five minutes ago, and claimed four minutes before the withdrawal can end.
+    assert!(layer(900 - 300 - 240 - 15).is_ok());
+    let refused = layer(900 - 300 - 240 - 14).expect_err("the withdrawal may end first");
+    assert!(matches!(refused, BuildError::WithdrawDelayTooShort { .. }), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_channel_is_not_given_to_another_process_while_its_handler_may_run() {
+    let stage = Stage::open().await;
+    let layer = |channels: &Channels| {
+        let layer = stage.shop.layer().vouchers(channels.clone()).clock(stage.clock.clone());
+        layer.max_wait(Duration::from_millis(300))
+    };
+    let (app, started, go_on) = slow_app(&stage, layer(&stage.channels));
+    let other = process(&stage, stage.ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
+    let other = stage.shop.app(layer(&other));
+    let channel = stage.filled(&app).await;
+    let slow = tokio::spawn({
+        let (app, request) = (app.clone(), pay(&app, &channel, 2 * COST, None, "slow").await);
+        async move { send(&app, request).await }
+    });
+    started.notified().await;
+    // The handler may take a minute, its response is charged within the margin.
+    for _ in 0..3 {
+        stage.clock.advance(25);
+        let answer = send(&other, pay(&app, &channel, 2 * COST, None, "other").await).await;
+        refused(&answer, "channel_busy");
+    }
+    go_on.notify_one();
+    let slow = slow.await.unwrap();
+    assert_eq!((slow.status, told(&slow)), (StatusCode::OK, ("1000".into(), "2000".into())), "{slow:?}");
+    let next = send(&other, pay(&app, &channel, 3 * COST, None, "other").await).await;
+    assert_eq!((next.status, stage.shop.handled()), (StatusCode::OK, 3), "{next:?}");
+}
+
+/// A seller whose handler streams three pieces, the second when notified.
+fn streaming_app(stage: &Stage) -> (App, Arc<Notify>) {
+    let go_on = Arc::new(Notify::new());
+    let signal = go_on.clone();
+    let app = stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+        let go_on = signal.clone();
+        async move {
+            let pieces: Vec<io::Result<Bytes>> = match &body[..] {
+                b"fails at once" => vec![Err(io::Error::other("on purpose"))],
+                b"breaks off" => vec![Ok("one".into()), Err(io::Error::other("on purpose"))],
+                b"endless" => (0..200).map(|_| Ok(vec![b'x'; 1 << 16].into())).collect(),
+                b"nothing" => vec![],
+                _ => vec![Ok("one, ".into()), Ok("two, ".into()), Ok("three".into())],
+            };
+            let waits = &body[..] == b"slow";
+            let pieces = stream::iter(pieces).enumerate().then(move |(number, piece)| {
+                let go_on = go_on.clone();
+                async move {
+                    if waits && number == 1 {
+                        go_on.notified().await;
+                    }
+                    piece
+                }
+            });
+            Ok(Response::new(Body::from_stream(pieces)))
+        }
+    });
+    (app, go_on)
+}
+
+#[tokio::test]
+async fn a_stream_whose_client_went_away_is_answered_again_and_charged_once() {
+    let stage = Stage::open().await;
+    let (app, go_on) = streaming_app(&stage);
+    let channel = stage.filled(&app).await;
+    let request = || pay(&app, &channel, 2 * COST, None, "slow");
+    let mut response = try_send(&app, request().await).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let first = response.body_mut().frame().await.expect("a piece").expect("of the stream").into_data();
+    assert_eq!(first.unwrap(), "one, ");
+    drop(response);
+    // Other requests of the channel need not wait for the end of the stream; a copy of this one does.
+    let next = send(&app, pay(&app, &channel, 3 * COST, None, "next").await).await;
+    assert_eq!((next.text(), told(&next)), ("one, two, three", ("1000".into(), "3000".into())));
+    let copy = tokio::spawn({
+        let (app, request) = (app.clone(), request().await);
+        async move { send(&app, request).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!copy.is_finished());
+    go_on.notify_one();
+    for answer in [copy.await.unwrap(), send(&app, request().await).await] {
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "one, two, three"), "{answer:?}");
+        assert_eq!(told(&answer), ("1000".into(), "2000".into()));
+    }
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (3, 3 * COST));
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_before_its_first_piece_costs_nothing() {
+    let stage = Stage::open().await;
+    let (app, _) = streaming_app(&stage);
+    let channel = stage.filled(&app).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "fails at once").await).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
+    assert_eq!(stage.charged(&channel).await, COST);
+    // One without any piece is complete.
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await;
+    assert_eq!((answer.text(), told(&answer)), ("", ("1000".into(), "2000".into())));
+    assert_eq!(send(&app, pay(&app, &channel, 2 * COST, None, "nothing").await).await.status, StatusCode::OK);
+    assert_eq!(stage.charged(&channel).await, 2 * COST);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_kept_is_charged_once_and_not_produced_again() {
+    let stage = Stage::open().await;
+    let (app, _) = streaming_app(&stage);
+    let channel = stage.filled(&app).await;
+    for (number, body) in [(2, "breaks off"), (3, "endless")] {
+        let response = try_send(&app, pay(&app, &channel, number * COST, None, body).await).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let whole = response.into_body().collect().await;
+        assert_eq!(whole.is_ok(), body == "endless");
+        let handled = stage.shop.handled();
+        let again = send(&app, pay(&app, &channel, number * COST, None, body).await).await;
+        assert_eq!(
+            (again.status, again.json()["error"].as_str()),
+            (StatusCode::CONFLICT, Some("payment_already_used"))
+        );
+        assert_eq!(told(&again), ("1000".into(), (number * COST).to_string()), "it says what was charged");
+        assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (handled, number * COST));
+    }
+}
+
+#[tokio::test]
+async fn a_filling_request_cannot_be_charged_more_than_its_price() {
+    let stage = Stage::open().await;
+    let dear = Arc::new(AtomicU64::new(1));
+    let app = {
+        let dear = dear.clone();
+        stage.shop.app_with(stage.shop.layer().vouchers(stage.channels.clone()), move |_, body| {
+            let amount = 1_000 + dear.swap(0, Ordering::SeqCst);
+            async move {
+                let mut response = Response::new(Body::from(body));
+                response.extensions_mut().insert(ActualPrice(Usdc::from_atomic(amount)));
+                Ok(response)
+            }
+        })
+    };
+    let channel = stage.payer().await;
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
+    assert_eq!(told(&answer), ("0".into(), "0".into()));
+    let answer = send(&app, pay(&app, &channel, COST, None, "a").await).await;
+    assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "1000".into())));
+}
+
+#[tokio::test]
+async fn a_deposit_for_another_channel_or_by_another_payer_moves_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let (channel, victim) = (stage.payer().await, stage.payer().await);
+    let theirs = victim.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&theirs), "a").await).await;
+    refused(&answer, "receive_authorization_signature");
+    // A channel of the victim's money whose vouchers a stranger signs: the nonce of the deposit names the other channel.
+    let mut stolen = Channel { voucher_key: channel.voucher_key.clone(), ..victim.clone() };
+    stolen.config.payer_authorizer = channel.voucher_key.address();
+    let answer = send(&app, pay(&app, &stolen, COST, Some(&theirs), "a").await).await;
+    refused(&answer, "receive_authorization_signature");
+    assert_eq!(stage.shop.handled(), 0);
+    let answer = send(&app, pay(&app, &victim, COST, Some(&theirs), "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+}
+
+#[tokio::test]
+async fn vouchers_that_the_contract_would_not_take_buy_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    let good = json!({
+        "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, 2 * COST).await,
+    });
+    let signature = good["voucher"]["signature"].as_str().expect("text");
+    let bytes = alloy_primitives::hex::decode(signature).expect("hex");
+    let with = |bytes: &[u8]| {
+        let mut payload = good.clone();
+        payload["voucher"]["signature"] = alloy_primitives::hex::encode_prefixed(bytes).into();
+        payload
+    };
+    // The other signature over the same digest by the same key: s above half the order.
+    let order =
+        "115792089237316195423570985008687907852837564279074904382605163141518161494337".parse::<U256>().unwrap();
+    let s = order - U256::from_be_slice(&bytes[32..64]);
+    let high_s = [&bytes[..32], &s.to_be_bytes::<32>(), &[27 + (28 - bytes[64])]].concat();
+    let y_parity = [&bytes[..64], &[bytes[64] - 27]].concat();
+    let compact = &bytes[..64];
+    for (what, payload) in [("high s", with(&high_s)), ("v of 0 or 1", with(&y_parity)), ("64 bytes", with(compact))] {
+        let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": payload });
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{what}: {answer:?}");
+    }
+    for amount in ["02000", "+2000", "2000.0", " 2000", "2e3", "-1", "340282366920938463463374607431768211456"] {
+        let mut payload = good.clone();
+        payload["voucher"]["maxClaimableAmount"] = amount.into();
+        let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": payload });
+        let answer = send(&app, paid(evaluate("a"), &payment)).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{amount}: {answer:?}");
+    }
+    assert_eq!(stage.charged(&channel).await, COST);
+    // An id in another case is the same channel, not a second one.
+    let mut upper = good;
+    let id = channel.id().to_string();
+    upper["voucher"]["channelId"] = format!("0x{}", id[2..].to_uppercase()).into();
+    let payment = json!({ "x402Version": 2, "accepted": offer(&app, "a").await, "payload": upper });
+    let answer = send(&app, paid(evaluate("a"), &payment)).await;
+    assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "2000".into())), "{answer:?}");
+    assert_eq!(stage.ledger.channels(None, 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn nothing_is_served_for_one_unit_after_a_refund_and_a_new_deposit() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    assert_eq!(refund(&app, &channel, COST, None).await.status, StatusCode::OK);
+    assert_eq!(channel.state(&stage.chain).await, (COST, COST));
+    for max in [1, COST, COST + 1] {
+        let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+        let answer = send(&app, pay(&app, &channel, max, Some(&deposit), "a").await).await;
+        refused(&answer, "cumulative_amount_mismatch");
+    }
+    assert_eq!(channel.state(&stage.chain).await, (COST, COST), "none of the deposits was made");
+    let deposit = channel.sign_deposit(&stage.chain, DEPOSIT, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, 2 * COST, Some(&deposit), "a").await).await;
+    assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "2000".into())), "{answer:?}");
+    assert_eq!(stage.shop.handled(), 2);
+}
+
+/// Whoever reads the newest voucher in the transaction that claimed it.
+#[tokio::test]
+async fn a_voucher_that_was_claimed_buys_a_stranger_nothing() {
+    let stage = Stage::open().await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    stage.channels.claim_all().await.expect("the devnet claims");
+    for body in ["another", "first, but not quite"] {
+        refused(&send(&app, pay(&app, &channel, COST, None, body).await).await, "cumulative_amount_mismatch");
+    }
+    let forward = paid(
+        http::Request::get("/evaluate").body(Body::empty()).unwrap(),
+        &json!({
+            "x402Version": 2, "accepted": offer(&app, "first").await,
+            "payload": { "type": "voucher", "channelConfig": channel.config, "voucher": voucher(&channel, COST).await },
+        }),
+    );
+    let answer = send(&app, forward).await;
+    refused(&answer, "cumulative_amount_mismatch");
+    assert_eq!((stage.shop.handled(), stage.charged(&channel).await), (1, COST));
+    // It is told the sums, and the voucher that it has.
+    let demand = demand(&answer);
+    let is_ours = |offer: &&Value| offer["scheme"] == "batch-settlement";
+    let extra = &demand["accepts"].as_array().unwrap().iter().find(is_ours).unwrap()["extra"];
+    assert_eq!(extra["voucherState"]["signedMaxClaimable"], "1000");
+}
+
+#[cfg(feature = "test-postgres")]
+mod postgres {
+    use futures_util::future::join_all;
+    use support::postgres::Server;
+    use tower_x402::ledger::PostgresLedger;
+
+    use super::*;
+
+    async fn ledger(server: &Server, schema: &str) -> Arc<PostgresLedger> {
+        let ledger = PostgresLedger::builder(server.url()).schema(schema).max_connections(4).connect().await;
+        Arc::new(ledger.expect("the database is there"))
+    }
+
+    async fn charged(ledger: &PostgresLedger, channel: &Channel) -> u128 {
+        ledger.channel(&channel.id()).await.expect("the database answers").expect("a known channel").charged
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn two_processes_on_one_channel_charge_each_request_once() {
+        let (stage, server) = (Stage::open().await, Server::shared());
+        let (schema, url) = (server.new_schema(), stage.chain.rpc_url());
+        let ledgers = [ledger(server, &schema).await, ledger(server, &schema).await];
+        let one = process(&stage, ledgers[0].clone(), &url, |contract| contract).await;
+        let other = process(&stage, ledgers[1].clone(), &url, |contract| contract).await;
+        let (app, started, go_on) = slow_app(&stage, stage.shop.layer().vouchers(one.clone()));
+        let apps = [app.clone(), stage.shop.app(stage.shop.layer().vouchers(other.clone()))];
+        let channel = stage.filled(&app).await;
+
+        // Copies of a request at both.
+        let copies = (0..8).map(|copy| {
+            let (app, channel) = (apps[copy % 2].clone(), channel.clone());
+            tokio::spawn(async move { send(&app, pay(&app, &channel, 2 * COST, None, "copy").await).await })
+        });
+        for answer in join_all(copies).await {
+            let answer = answer.unwrap();
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "copy"), "{answer:?}");
+            assert_eq!(told(&answer), ("1000".into(), "2000".into()));
+        }
+        assert_eq!(stage.shop.handled(), 2);
+
+        // The next request comes to the other process while the first works.
+        let slow = tokio::spawn({
+            let (app, request) = (app.clone(), pay(&app, &channel, 3 * COST, None, "slow").await);
+            async move { send(&app, request).await }
+        });
+        started.notified().await;
+        let rivals = [(4 * COST, "next"), (3 * COST, "rival")].map(|(max, body)| {
+            let (app, channel) = (apps[1].clone(), channel.clone());
+            tokio::spawn(async move { send(&app, pay(&app, &channel, max, None, body).await).await })
+        });
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        assert!(rivals.iter().all(|rival| !rival.is_finished()) && stage.shop.handled() == 3);
+        go_on.notify_one();
+        assert_eq!(told(&slow.await.unwrap()), ("1000".into(), "3000".into()));
+        let [next, rival] = rivals;
+        assert_eq!(told(&next.await.unwrap()), ("1000".into(), "4000".into()));
+        refused(&rival.await.unwrap(), "cumulative_amount_mismatch");
+        for ledger in &ledgers {
+            assert_eq!(charged(ledger, &channel).await, 4 * COST);
+        }
+
+        // Both claim.
+        let (one, other) = tokio::join!(one.claim_all(), other.claim_all());
+        let claimed = [one, other].map(|report| report.expect("the devnet claims").claimed);
+        assert_eq!(claimed.iter().sum::<u128>(), 4 * COST, "{claimed:?}");
+        assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, 4 * COST));
+        assert_eq!(u128::from(stage.chain.balance(stage.shop.pay_to).await), 4 * COST);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_database_that_fails_during_the_work_loses_no_charge_and_makes_none_twice() {
+        let (stage, server) = (Stage::open().await, Server::start());
+        let ledger = ledger(&server, "channels").await;
+        let channels = process(&stage, ledger.clone(), &stage.chain.rpc_url(), |contract| contract).await;
+        let layer = stage.shop.layer().vouchers(channels).clock(stage.clock.clone());
+        let (app, started, go_on) = slow_app(&stage, layer);
+        let channel = stage.filled(&app).await;
+        let slow = |max: u128| {
+            let (app, channel) = (app.clone(), channel.clone());
+            tokio::spawn(async move { send(&app, pay(&app, &channel, max, None, "slow").await).await })
+        };
+
+        // It is back before the seller gives up.
+        let answer = slow(2 * COST);
+        started.notified().await;
+        tokio::task::block_in_place(|| server.kill());
+        go_on.notify_one();
+        tokio::task::block_in_place(|| server.start_again());
+        let answer = answer.await.unwrap();
+        let mut total = COST;
+        match answer.status {
+            StatusCode::OK => {
+                total += COST;
+                assert_eq!(told(&answer), ("1000".into(), "2000".into()), "{answer:?}");
+            }
+            status => assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}"),
+        }
+        assert_eq!(charged(&ledger, &channel).await, total);
+
+        // It is away for longer: the work is given to nobody, and not charged.
+        stage.clock.advance(200);
+        let before = stage.shop.handled();
+        let answer = slow(total + COST);
+        started.notified().await;
+        tokio::task::block_in_place(|| server.kill());
+        go_on.notify_one();
+        let answer = in_time("it gives up", answer).await.unwrap();
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+        assert!(answer.settlement().is_none());
+        tokio::task::block_in_place(|| server.start_again());
+        assert_eq!(charged(&ledger, &channel).await, total);
+        // The lease of that request ends by itself.
+        stage.clock.advance(200);
+        let again = slow(total + COST);
+        started.notified().await;
+        go_on.notify_one();
+        let again = again.await.unwrap();
+        assert_eq!(told(&again), ("1000".into(), (total + COST).to_string()), "{again:?}");
+        assert_eq!((charged(&ledger, &channel).await, stage.shop.handled()), (total + COST, before + 2));
+    }
+}

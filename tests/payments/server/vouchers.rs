@@ -71,7 +71,8 @@ impl Stage {
         clock: Arc<ManualClock>,
     ) -> Channels {
         let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
-        let contract = contract.block_time(Duration::from_millis(100)).build().await.expect("the contracts are on the devnet");
+        let contract =
+            contract.block_time(Duration::from_millis(100)).build().await.expect("the contracts are on the devnet");
         // Nothing is claimed unless a test says so, or a withdrawal is announced.
         let policy = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
         Channels::builder(contract, AuthorizerKey::new(authorizer.clone()))

@@ -1,13 +1,13 @@
 //! Payments by voucher, and sellers that answer them in every wrong way.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
 use axum::{body::Body, response::Response};
 use serde_json::{Value, json};
 use tower_x402::{
-    Network, Usdc,
+    ManualClock, Network, Usdc,
     client::{
         Budget, ChannelEntry, ChannelFinding, ChannelPolicy, OfferRefusal, Payer, PaymentError, PaymentMiddleware,
         PaymentOutcome, Receipt, ReceiptExt as _, Refusal, RetryPolicy,
@@ -16,7 +16,7 @@ use tower_x402::{
     vouchers::{ChannelPayload, Voucher},
 };
 
-use support::script::*;
+use support::{authorization::unix_now, script::*};
 
 const PRICE: u64 = 1_000;
 
@@ -316,6 +316,33 @@ async fn seller_that_finds_no_escrow_gets_one_more_deposit_within_the_limits() {
     assert_eq!(paid(&buyer.server), [(1_000, Some(5_000)), (2_000, None), (2_000, Some(5_000))]);
     assert_eq!(buyer.payer.budget().reserved(), usdc(8_700), "only the chain can release the first deposit");
     assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
+}
+
+/// Each deposit that was signed is money until it expires, and afterwards only the chain can tell that it was never made.
+#[tokio::test]
+async fn deposits_of_a_seller_that_refuses_them_stay_locked_and_within_the_limit() {
+    let clock = Arc::new(ManualClock::at(unix_now()));
+    let budget = Budget::builder().total(usdc(1_000_000)).build();
+    let payer = Payer::builder(KEY.parse::<PrivateKeySigner>().unwrap()).budget(budget.clone()).clock(clock.clone());
+    let payer = payer.vouchers(ChannelPolicy::new().escrow_per_payee(usdc(12_000))).build();
+    let refusals = (0..6).map(|_| refused("insufficient_balance", json!({})));
+    let server = Server::paid(demand("Payment required", &[channel_offer(&json!({}))]), refusals.collect()).await;
+    let buyer = Buyer { payer, server };
+    for deposits in [5_000, 10_000, 12_000] {
+        for _ in 0..2 {
+            assert_eq!(buyer.buy().await.1, PaymentOutcome::Failed);
+            assert_eq!((budget.reserved(), budget.spent()), (usdc(deposits), Usdc::ZERO));
+        }
+        clock.advance(400);
+    }
+    assert!(matches!(buyer.refusal().await, Refusal::AboveEscrowLimit { .. }));
+    let [first, second, third] = [5_000, 5_000, 2_000].map(|units| (1_000, Some(units)));
+    assert_eq!(
+        paid(&buyer.server),
+        [first, first, second, second, third, third],
+        "each is sent again while it is valid"
+    );
+    assert_eq!((budget.reserved(), buyer.books()), (usdc(12_000), (0, 0, 0)));
 }
 
 #[tokio::test]

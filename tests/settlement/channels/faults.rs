@@ -25,7 +25,7 @@ use support::{
 use tower_service::Service;
 use tower_x402::{
     Network,
-    devnet::{DevnetTransport, Fault},
+    devnet::{DevnetTransport, Fault, Orphans},
     facilitator::channels::{ChannelError, ChannelFacilitator as _, OnchainChannels},
     vouchers::{Deposit, Escrow, abi::BatchSettlement as escrow, reason},
 };
@@ -336,4 +336,122 @@ async fn a_success_without_the_contracts_event_is_not_believed() {
     assert_eq!((claimed.amount, claimed.observed[0].state.total_claimed), (0, 2_000));
     assert_eq!(through_liar.settle(channel.config.receiver, token).await.unwrap(), None);
     assert_eq!(stage.chain.balance(channel.config.receiver).await, 2_000);
+}
+
+/// A process of its own, which ends with its call under way.
+async fn in_a_process_that_dies<T: Send + 'static>(
+    stage: &Stage,
+    call: impl AsyncFnOnce(OnchainChannels) -> T + Send + 'static,
+) -> T {
+    let settings = builder(&stage.chain).signer(stage.key.clone()).confirm_timeout(Duration::from_secs(1));
+    let process = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let result = runtime.block_on(async { call(settings.build().await.unwrap()).await });
+        runtime.shutdown_background();
+        result
+    };
+    tokio::task::spawn_blocking(process).await.unwrap()
+}
+
+/// The deposit and the claim of a process that was killed are in the pool and in no block yet when the next process asks for the same:
+/// with the same key, or with another.
+#[tokio::test]
+async fn what_a_dead_process_left_in_the_pool_is_found_and_not_paid_twice() {
+    for same_key in [true, false] {
+        let stage = Stage::start(Some(Duration::from_millis(50))).await;
+        let (channel, deposit, token) = (&stage.channel, stage.sign(10_000).await, stage.chain.asset().address);
+        let rows = vec![channel.row(4_000, 3_000).await];
+        let authorizer = authorizer(channel);
+        let is_pending = |result: &Result<(), ChannelError>| {
+            assert!(matches!(result, Err(ChannelError::Pending { transaction: Some(_) })), "{result:?}");
+        };
+        let key = if same_key { stage.key.clone() } else { gas_key(&stage.chain).await };
+        let restart = || builder(&stage.chain).signer(key.clone()).confirm_timeout(Duration::from_secs(1)).build();
+
+        stage.chain.devnet.stall(true);
+        let (config, sent) = (channel.config, deposit.clone());
+        is_pending(&in_a_process_that_dies(&stage, async move |it| it.deposit(&config, &sent).await.map(drop)).await);
+        let next = restart().await.unwrap();
+        is_pending(&next.deposit(&config, &deposit).await.map(drop));
+        stage.chain.devnet.stall(false);
+        let done = in_time("the deposit is found", async {
+            loop {
+                match next.deposit(&config, &deposit).await {
+                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
+                    other => return other,
+                }
+            }
+        })
+        .await
+        .unwrap();
+        assert!(stage.chain.receipt(done.transaction).await.status());
+        assert_eq!(stage.chain.balance(config.payer).await, 90_000);
+
+        stage.chain.devnet.stall(true);
+        let (claimed, by) = (rows.clone(), authorizer.clone());
+        is_pending(&in_a_process_that_dies(&stage, async move |it| it.claim(&claimed, &by).await.map(drop)).await);
+        let next = restart().await.unwrap();
+        is_pending(&next.claim(&rows, &authorizer).await.map(drop));
+        stage.chain.devnet.stall(false);
+        let claimed = in_time("the claim is found", async {
+            loop {
+                match next.claim(&rows, &authorizer).await {
+                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
+                    other => return other,
+                }
+            }
+        })
+        .await
+        .unwrap();
+        assert_eq!(claimed.observed[0].state.total_claimed, 3_000);
+        let settled = in_time("it is transferred", async {
+            loop {
+                match next.settle(config.receiver, token).await {
+                    Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
+                    other => return other,
+                }
+            }
+        })
+        .await
+        .unwrap();
+        assert_eq!(settled.map_or(3_000, |settled| settled.amount), 3_000);
+        assert_eq!(stage.chain.balance(config.receiver).await, 3_000);
+        assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000));
+    }
+}
+
+#[tokio::test]
+async fn a_large_deposit_counts_when_enough_blocks_are_on_top_of_it() {
+    let stage = Stage::start(None).await;
+    let channels = builder(&stage.chain).signer(gas_key(&stage.chain).await).confirmations(5_000, 3);
+    let channels = channels.block_time(Duration::from_millis(50)).confirm_timeout(Duration::from_secs(1));
+    let channels = channels.build().await.unwrap();
+    let config = &stage.channel.config;
+    assert_eq!(channels.deposit(config, &stage.sign(4_999).await).await.unwrap().amount, 4_999, "at once");
+
+    // No block comes after it, and then it is removed.
+    let deposit = stage.sign(5_000).await;
+    for _ in 0..2 {
+        let pending = channels.deposit(config, &deposit).await;
+        assert!(matches!(pending, Err(ChannelError::Pending { transaction: Some(_) })), "{pending:?}");
+    }
+    assert_eq!(stage.channel.state(&stage.chain).await, (9_999, 0));
+    stage.chain.devnet.reorg(1, Orphans::Lost);
+    assert_eq!(stage.channel.state(&stage.chain).await, (4_999, 0));
+    let done = in_time("it is made again and has blocks on top", async {
+        loop {
+            match channels.deposit(config, &deposit).await {
+                Err(ChannelError::Pending { .. }) => (0..3).for_each(|_| stage.chain.devnet.mine()),
+                other => return other,
+            }
+        }
+    })
+    .await
+    .unwrap();
+    let block = stage.chain.receipt(done.transaction).await.block_number.unwrap();
+    assert!(block + 3 <= stage.chain.block_number().await);
+    assert_eq!(
+        (stage.channel.state(&stage.chain).await, stage.chain.balance(config.payer).await),
+        ((9_999, 0), 90_001)
+    );
 }

@@ -218,9 +218,9 @@ impl RequirePaymentLayerBuilder {
             }
         }
         #[cfg(feature = "vouchers")]
-        let channel_offers = channel_offers(self.settings.channels.as_ref(), &options, &self.settings.limits)?;
+        let voucher_offers = voucher_offers(self.settings.channels.as_ref(), &options, &self.settings.limits)?;
         #[cfg(not(feature = "vouchers"))]
-        let channel_offers = Vec::new();
+        let voucher_offers = Vec::new();
         let extensions = declarations(self.settings.payment_identifier, self.settings.status_url.as_deref());
         #[cfg(feature = "bazaar")]
         let extensions = match &self.discovery {
@@ -237,7 +237,7 @@ impl RequirePaymentLayerBuilder {
             pricing,
             options,
             self.settings.takes_exact,
-            channel_offers,
+            voucher_offers,
             timeout,
             self.resource,
             location,
@@ -804,7 +804,7 @@ impl Limits {
 
 /// Returns the offers to pay with vouchers: one for each token and payee on the chain of the channels, without the amount.
 #[cfg(feature = "vouchers")]
-fn channel_offers(
+fn voucher_offers(
     channels: Option<&Channels>,
     options: &[PaymentOption],
     limits: &Limits,

@@ -170,7 +170,7 @@ where
 {
     let (mut parts, body) = request.into_parts();
     #[cfg(feature = "vouchers")]
-    if is_paid && config.settings.channels.is_some() && super::vouchers::find_refund(&parts).is_some() {
+    if is_paid && config.settings.channels.is_some() && super::vouchers::is_refund(&parts) {
         let offers = config.catalogue.offers_at(crate::usdc::Usdc::ZERO);
         let context = RequestContext::new(config, offers, &parts);
         return paid_request::serve(context, inner, parts, LazyBody::Untouched(body)).await;

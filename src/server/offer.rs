@@ -159,15 +159,15 @@ pub(super) struct Catalogue {
     /// Whether the options are offered; if not, only vouchers are taken.
     takes_exact: bool,
     /// The offers to pay with vouchers, without the amount.
-    channel_offers: Vec<PaymentRequirements>,
+    voucher_offers: Vec<PaymentRequirements>,
     max_timeout_seconds: u64,
     resource: ResourceInfo,
     location: Location,
     extensions: Option<Verbatim<Map<String, Value>>>,
     /// `None` if v1 is turned off.
     in_v1: Option<OffersV1>,
-    /// The terms at a fixed price.
-    fixed: Option<Arc<[Offer]>>,
+    /// The terms at a fixed price, and the offers to pay it with vouchers.
+    fixed: Option<(Arc<[Offer]>, Arc<[VoucherOffer]>)>,
     /// The 402 without an error for a fixed price.
     prebuilt: Option<Prebuilt>,
 }
@@ -189,6 +189,67 @@ pub(super) struct Offer {
     pub(super) v1_network: Option<&'static str>,
 }
 
+/// An offer to pay with vouchers.
+#[derive(Clone, Debug)]
+pub(super) struct VoucherOffer {
+    #[cfg_attr(not(feature = "vouchers"), expect(dead_code, reason = "read to match a payment"))]
+    requirements: PaymentRequirements,
+    text: Verbatim<PaymentRequirements>,
+}
+
+impl VoucherOffer {
+    fn new(requirements: PaymentRequirements) -> Self {
+        Self { text: Verbatim::of_requirements(&requirements), requirements }
+    }
+
+    /// Returns the offer at another price.
+    fn at(template: &PaymentRequirements, amount: &str) -> Self {
+        let mut requirements = PaymentRequirements { amount: amount.to_owned(), ..template.clone() };
+        if let Some(deposit) = requirements.extra.get_mut("minDeposit") {
+            // A deposit pays for one request at least.
+            let is_too_small =
+                |deposit: &str| deposit.len() < amount.len() || (deposit.len() == amount.len() && deposit < amount);
+            if deposit.as_str().is_some_and(is_too_small) {
+                *deposit = Value::String(amount.to_owned());
+            }
+        }
+        Self::new(requirements)
+    }
+}
+
+#[cfg(feature = "vouchers")]
+impl VoucherOffer {
+    pub(super) fn requirements(&self) -> &PaymentRequirements {
+        &self.requirements
+    }
+
+    /// Returns `true` if the offer that a payer says it accepts is this one: the same text, or the same fields with at least the offered
+    /// `extra`.
+    pub(super) fn is_accepted_by(&self, accepted: &Verbatim<PaymentRequirements>) -> bool {
+        if accepted.text() == self.text.text() {
+            return true;
+        }
+        let (Ok(accepted), offered) = (accepted.read(), &self.requirements) else { return false };
+        let has = |(name, value)| accepted.extra.get(name).is_some_and(|theirs| is_same(value, theirs));
+        accepted.scheme == offered.scheme
+            && accepted.network == offered.network
+            && accepted.amount == offered.amount
+            && accepted.asset.eq_ignore_ascii_case(&offered.asset)
+            && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
+            && accepted.max_timeout_seconds == offered.max_timeout_seconds
+            && offered.extra.iter().all(has)
+    }
+}
+
+/// Compares values of `extra`: texts without case, since addresses are among them.
+#[cfg(feature = "vouchers")]
+fn is_same(offered: &Value, accepted: &Value) -> bool {
+    match (offered, accepted) {
+        (Value::String(offered), Value::String(accepted)) => offered.eq_ignore_ascii_case(accepted),
+        _ => offered == accepted,
+    }
+}
+
 /// The offers as a 402 has them: the header for v2, the body for v1 and for people.
 #[derive(Clone, Debug)]
 pub(super) struct RenderedOffers {
@@ -202,7 +263,7 @@ impl Catalogue {
         pricing: Pricing,
         options: Vec<PaymentOption>,
         takes_exact: bool,
-        channel_offers: Vec<PaymentRequirements>,
+        voucher_offers: Vec<PaymentRequirements>,
         max_timeout_seconds: u64,
         resource: ResourceInfo,
         location: Location,
@@ -214,7 +275,7 @@ impl Catalogue {
             pricing,
             options,
             takes_exact,
-            channel_offers,
+            voucher_offers,
             max_timeout_seconds,
             resource,
             location,
@@ -225,8 +286,8 @@ impl Catalogue {
         };
         if let Price::Fixed(amount) = catalogue.pricing.price {
             let offers = catalogue.offers_at(amount);
+            catalogue.fixed = Some((offers.clone(), catalogue.voucher_offers(&offers)));
             catalogue.prebuilt = catalogue.prebuild(&offers);
-            catalogue.fixed = Some(offers);
         }
         catalogue
     }
@@ -238,7 +299,7 @@ impl Catalogue {
 
     /// Returns the offers at a fixed price.
     pub(super) fn fixed(&self) -> Option<&Arc<[Offer]>> {
-        self.fixed.as_ref()
+        self.fixed.as_ref().map(|(offers, _)| offers)
     }
 
     /// Returns the headers that the price of a request depends on.
@@ -253,7 +314,7 @@ impl Catalogue {
 
     /// Returns offers that take as much room in a 402 as any.
     pub(super) fn longest(&self) -> Arc<[Offer]> {
-        self.fixed.clone().unwrap_or_else(|| self.offers_at(Usdc::MAX))
+        self.fixed().cloned().unwrap_or_else(|| self.offers_at(Usdc::MAX))
     }
 
     /// Returns the offers for this request, or `None` if it is free. `body` is empty unless the price [depends on it](Self::reads_body).
@@ -274,11 +335,11 @@ impl Catalogue {
         match (&self.prebuilt, error) {
             (Some(Prebuilt::Whole(demand)), None) => Some(demand.clone()),
             (Some(Prebuilt::Template(template)), None) => template.fill(&self.url(target)),
-            _ => self.assemble(&self.url(target), offers, error, |_| {}),
+            _ => self.assemble(&self.url(target), offers, &self.voucher_offers(offers), error),
         }
     }
 
-    /// Writes a 402 in which one of the [channel offers](Self::channel_offers) has these fields in `extra`, too.
+    /// Writes a 402 in which one of the [offers for vouchers](Self::voucher_offers) has these fields in `extra`, too.
     #[cfg(feature = "vouchers")]
     pub(super) fn render_corrective(
         &self,
@@ -287,29 +348,23 @@ impl Catalogue {
         error: (&str, &str),
         (index, more): (usize, Map<String, Value>),
     ) -> Option<RenderedOffers> {
-        self.assemble(&self.url(target), offers, Some(error), |channel_offers| {
-            if let Some(offer) = channel_offers.get_mut(index) {
-                offer.extra.extend(more);
-            }
-        })
+        let mut voucher_offers = self.voucher_offers(offers).to_vec();
+        if let Some(offer) = voucher_offers.get_mut(index) {
+            let mut requirements = offer.requirements.clone();
+            requirements.extra.extend(more);
+            *offer = VoucherOffer::new(requirements);
+        }
+        self.assemble(&self.url(target), offers, &voucher_offers, Some(error))
     }
 
     /// Returns the offers to pay the price of these offers with vouchers.
-    pub(super) fn channel_offers(&self, offers: &[Offer]) -> Vec<PaymentRequirements> {
-        let Some(amount) = offers.first().map(|offer| offer.terms.offer().amount.to_string()) else {
-            return Vec::new();
-        };
-        let with_amount = |offer: &PaymentRequirements| PaymentRequirements { amount: amount.clone(), ..offer.clone() };
-        let mut channel_offers: Vec<_> = self.channel_offers.iter().map(with_amount).collect();
-        for deposit in channel_offers.iter_mut().filter_map(|offer| offer.extra.get_mut("minDeposit")) {
-            // A deposit pays for one request at least.
-            let is_too_small =
-                |deposit: &&str| deposit.len() < amount.len() || (deposit.len() == amount.len() && **deposit < *amount);
-            if deposit.as_str().is_some_and(|deposit| is_too_small(&deposit)) {
-                *deposit = Value::String(amount.clone());
-            }
+    pub(super) fn voucher_offers(&self, offers: &[Offer]) -> Arc<[VoucherOffer]> {
+        if let Some((_, fixed)) = &self.fixed {
+            return fixed.clone();
         }
-        channel_offers
+        let amount = offers.first().map(|offer| offer.terms.offer().amount.to_string());
+        let at = |amount: &str| self.voucher_offers.iter().map(|offer| VoucherOffer::at(offer, amount)).collect();
+        amount.as_deref().map_or_else(Arc::default, at)
     }
 
     /// Returns the extensions that the 402 declares.
@@ -371,27 +426,25 @@ impl Catalogue {
         /// No URL, and in no description of a resource.
         const MARK: &str = "tower-x402: the URL of what was asked for";
         match &self.location {
-            Location::Url(url) => self.assemble(url, offers, None, |_| {}).map(Prebuilt::Whole),
+            Location::Url(url) => self.assemble(url, offers, &self.voucher_offers(offers), None).map(Prebuilt::Whole),
             Location::Origin(_) | Location::Request { .. } => {
-                let demand = self.assemble(MARK, offers, None, |_| {})?;
+                let demand = self.assemble(MARK, offers, &self.voucher_offers(offers), None)?;
                 OffersTemplate::of(&demand, MARK).map(Prebuilt::Template)
             }
         }
     }
 
-    /// Writes a 402. `amend` changes the offers to pay with vouchers.
+    /// Writes a 402.
     fn assemble(
         &self,
         url: &str,
         offers: &[Offer],
+        voucher_offers: &[VoucherOffer],
         error: Option<(&str, &str)>,
-        amend: impl FnOnce(&mut Vec<PaymentRequirements>),
     ) -> Option<RenderedOffers> {
         let exact = offers.iter().filter(|_| self.takes_exact);
         let mut accepts: Vec<_> = exact.map(|offer| offer.terms.text().clone()).collect();
-        let mut channel_offers = self.channel_offers(offers);
-        amend(&mut channel_offers);
-        accepts.extend(channel_offers.iter().map(Verbatim::of_requirements));
+        accepts.extend(voucher_offers.iter().map(|offer| offer.text.clone()));
         let (code, sentence) = match error {
             Some((code, detail)) => (code, Cow::Owned(format!("{code}: {detail}"))),
             None => ("payment required", Cow::Borrowed("payment required")),

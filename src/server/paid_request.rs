@@ -21,7 +21,7 @@ use super::vouchers;
 use super::{
     answer::{self, Answer, RequestContext},
     lease::{FinishOnDrop, HeldLease, InProgress, Reserved, TooManyCopies},
-    payment_header::{Matched, PaymentHeader, RawHeader, is_same_payment},
+    payment_header::{Matched, Message, PaymentHeader, RawHeader, is_same_payment},
     request_body::{LazyBody, ReadError, RequestBody},
     response::{ResponseBody, replayed},
     settlement, work,
@@ -70,7 +70,7 @@ where
 }
 
 async fn answer<S, B, R>(
-    context: RequestContext,
+    mut context: RequestContext,
     inner: S,
     parts: Parts,
     mut body: LazyBody<B>,
@@ -83,16 +83,21 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     R: Body<Data = Bytes> + Send + 'static,
 {
+    let message = match read_header(&mut context, &parts) {
+        Ok(message) => message,
+        Err(answer) => return Ok(answer.into_response()),
+    };
     #[cfg(feature = "vouchers")]
-    if let Some(channels) = context.config.settings.channels.clone()
-        && let Some(payment) = vouchers::find(&parts)
-    {
-        return Box::pin(vouchers::serve(channels, context, payment, inner, parts, body)).await;
-    }
+    let message = match (context.config.settings.channels.clone(), message) {
+        (Some(channels), Message::V2(payment)) if vouchers::is_voucher(&payment) => {
+            return Box::pin(vouchers::serve(channels, context, payment, inner, parts, body)).await;
+        }
+        (_, message) => message,
+    };
     if !context.config.settings.takes_exact {
         return Ok(context.not_exact().into_response());
     }
-    let mut request = match PaidRequest::read(context, &parts, span).await {
+    let mut request = match PaidRequest::read(context, message, &parts, span).await {
         Ok(request) => request,
         Err(answer) => return Ok(answer.into_response()),
     };
@@ -110,6 +115,16 @@ where
         }
         Err(answer) => Ok(answer.into_response()),
     }
+}
+
+/// Reads the payment header, whatever scheme it is of.
+fn read_header(context: &mut RequestContext, parts: &Parts) -> Result<Message, Answer> {
+    let raw = RawHeader::of(&parts.headers, context.config.catalogue.speaks_v1());
+    let Some(raw) = raw.map_err(|refusal| context.refuse(&refusal))? else {
+        return Err(context.payment_required());
+    };
+    context.version = raw.version;
+    Message::read(raw).map_err(|refusal| context.refuse(&refusal))
 }
 
 /// A payment that may be worked on, with the request that it is presented for.
@@ -155,17 +170,17 @@ enum Kept {
 }
 
 impl PaidRequest {
-    /// Reads the payment, matches it to an offer and authenticates it. The error is what the client is told.
+    /// Reads a payment of `exact`, matches it to an offer and authenticates it. The error is what the client is told.
     ///
     /// Here and below, what most requests do not come to is boxed, so that it takes no room in the future of every request.
-    async fn read(mut context: RequestContext, parts: &Parts, span: &Span) -> Result<Box<Self>, Answer> {
+    async fn read(
+        mut context: RequestContext,
+        message: Message,
+        parts: &Parts,
+        span: &Span,
+    ) -> Result<Box<Self>, Answer> {
         let config = context.config.clone();
-        let raw = RawHeader::of(&parts.headers, config.catalogue.speaks_v1());
-        let Some(raw) = raw.map_err(|refusal| context.refuse(&refusal))? else {
-            return Err(context.payment_required());
-        };
-        context.version = raw.version;
-        let header = PaymentHeader::read(raw).map_err(|refusal| context.refuse(&refusal))?;
+        let header = PaymentHeader::exact(message);
         context.payer = header.payer();
         let id = header.id(config.settings.payment_identifier).map_err(|refusal| context.refuse(&refusal))?;
         let matched = header.find_payment(&config, &context.offers).await;

@@ -53,7 +53,8 @@ pub(super) struct PaymentHeader {
 /// The extensions of the 402.
 pub(super) type Extensions<'a> = Option<&'a Verbatim<Map<String, Value>>>;
 
-enum Message {
+/// What a payment header says, before its payload is read.
+pub(super) enum Message {
     /// Echoes the offer.
     V2(PaymentPayload),
     /// Names scheme and network; the rest is in what was signed.
@@ -71,15 +72,21 @@ struct AuthorizationFrom {
     from: String,
 }
 
-impl PaymentHeader {
+impl Message {
     pub(super) fn read(header: RawHeader<'_>) -> Result<Self, Refusal> {
         let message = match header.version {
-            Version::V1 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Message::V1),
-            Version::V2 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Message::V2),
+            Version::V1 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Self::V1),
+            Version::V2 => decode_header(header.value, MAX_PAYMENT_HEADER).map(Self::V2),
         };
-        let message = message.map_err(|error| unreadable(&error, header))?;
+        message.map_err(|error| unreadable(&error, header))
+    }
+}
+
+impl PaymentHeader {
+    /// Reads the payload as one of `exact`.
+    pub(super) fn exact(message: Message) -> Self {
         let payload = message.payload().read();
-        Ok(Self { message, payload })
+        Self { message, payload }
     }
 
     /// Returns what was signed.
@@ -384,7 +391,7 @@ mod tests {
 
     fn read(version: Version, json: &str) -> Result<PaymentHeader, Refusal> {
         let value = STANDARD.encode_to_string(json);
-        PaymentHeader::read(RawHeader { version, value: value.as_bytes() })
+        Message::read(RawHeader { version, value: value.as_bytes() }).map(PaymentHeader::exact)
     }
 
     fn v2(fields: &[&str]) -> Result<PaymentHeader, Refusal> {

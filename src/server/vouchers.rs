@@ -10,7 +10,6 @@ use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, request::Parts, response};
 use http_body::Body;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tower::ServiceExt as _;
@@ -20,7 +19,8 @@ use tracing::Instrument as _;
 use super::{
     answer::{self, Answer, Receipt, RequestContext, mark_paid},
     lease::{FinishOnDrop, InProgress, TooManyCopies, WaitingCopy},
-    payment_header::{PAYMENT_SIGNATURE, X_PAYMENT},
+    offer::VoucherOffer,
+    payment_header::{Message, PAYMENT_SIGNATURE, RawHeader, X_PAYMENT},
     request_body::{LazyBody, RequestBody},
     response::{PaidBody, RecordingLedger, RecordingTarget, ResponseBody, Unfinished, replayed},
     work::VerifiedPayment,
@@ -33,7 +33,7 @@ use crate::{
         channels::{Answer as Charged, ChannelLedgerError, ChannelRecord, ChannelStep},
     },
     payment::PaymentKey,
-    protocol::{MAX_PAYMENT_HEADER, PaymentFlow, PaymentId, PaymentRequirements, V2, Verbatim, decode_header},
+    protocol::{PaymentFlow, PaymentId, PaymentPayload, PaymentRequirements, Verbatim},
     telemetry::{self, RequestOutcome},
     usdc::Usdc,
     vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, Voucher, reason},
@@ -66,36 +66,32 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActualPrice(pub Usdc);
 
-/// A payment header with a payload of this scheme.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ChannelPayment {
-    #[serde(rename = "x402Version")]
-    _version: V2,
-    accepted: PaymentRequirements,
-    payload: Verbatim<ChannelPayload>,
-    #[serde(default)]
-    extensions: Option<Map<String, Value>>,
+/// Returns `true` if the payment accepts an offer of this scheme.
+pub(super) fn is_voucher(payment: &PaymentPayload) -> bool {
+    #[derive(Deserialize)]
+    struct Accepted {
+        scheme: String,
+    }
+    serde_json::from_str(payment.accepted.text()).is_ok_and(|accepted: Accepted| accepted.scheme == SCHEME)
 }
 
-/// Returns the payment if the header accepts an offer of this scheme. Any other header is read as one of `exact`.
-pub(super) fn find(parts: &Parts) -> Option<ChannelPayment> {
-    let mut headers = parts.headers.get_all(&PAYMENT_SIGNATURE).iter();
-    let (Some(header), None) = (headers.next(), headers.next()) else { return None };
-    let payment: ChannelPayment = decode_header(header.as_bytes(), MAX_PAYMENT_HEADER).ok()?;
-    (payment.accepted.scheme == SCHEME).then_some(payment)
-}
-
-/// Returns the payment if it asks for a refund, which has no price.
-pub(super) fn find_refund(parts: &Parts) -> Option<ChannelPayment> {
-    find(parts).filter(|payment| matches!(payment.payload.read(), Ok(ChannelPayload::Refund(_))))
+/// Returns `true` if the request asks for a refund, which has no price.
+pub(super) fn is_refund(parts: &Parts) -> bool {
+    #[derive(Deserialize)]
+    struct Payload {
+        r#type: String,
+    }
+    let Ok(Some(header)) = RawHeader::of(&parts.headers, false) else { return false };
+    let Ok(Message::V2(payment)) = Message::read(header) else { return false };
+    is_voucher(&payment)
+        && serde_json::from_str(payment.payload.text()).is_ok_and(|payload: Payload| payload.r#type == "refund")
 }
 
 /// Serves a request that carries such a payment.
 pub(super) async fn serve<S, B, R>(
     channels: Channels,
     mut context: RequestContext,
-    payment: ChannelPayment,
+    payment: PaymentPayload,
     inner: S,
     parts: Parts,
     body: LazyBody<B>,
@@ -151,8 +147,8 @@ struct Presented {
 
 impl Presented {
     /// Reads the payload, and checks it against our offer and its signature. Asks nobody.
-    fn read(channels: &Channels, context: &mut RequestContext, payment: &ChannelPayment) -> Result<Self, Answer> {
-        let payload: ChannelPayload = payment.payload.read().map_err(|error| {
+    fn read(channels: &Channels, context: &mut RequestContext, payment: &PaymentPayload) -> Result<Self, Answer> {
+        let payload: ChannelPayload = serde_json::from_str(payment.payload.text()).map_err(|error| {
             let detail = format!("the payload cannot be read: {error}");
             context.refuse_voucher(StatusCode::BAD_REQUEST, reason::PAYLOAD_TYPE, &detail, None)
         })?;
@@ -172,13 +168,15 @@ impl Presented {
         };
         context.payer = config.payer.to_string();
         let refuse = |code, detail: &str| context.refuse_voucher(StatusCode::PAYMENT_REQUIRED, code, detail, None);
-        let offers = context.config.catalogue.channel_offers(&context.offers);
-        let is_chosen = |offered: &PaymentRequirements| match refund {
+        let offers = context.config.catalogue.voucher_offers(&context.offers);
+        let is_chosen = |offer: &VoucherOffer| match refund {
             // A refund is owed whatever is offered now, and to whatever request.
-            Some(_) => is_of_channel(offered, &config) && offered.network == payment.accepted.network,
-            None => is_accepted(offered, &payment.accepted),
+            Some(_) => is_of_channel(offer.requirements(), &config) && is_on(offer.requirements(), &payment.accepted),
+            None => offer.is_accepted_by(&payment.accepted),
         };
-        let Some((offer, accepted)) = offers.iter().enumerate().find(|(_, offered)| is_chosen(offered)) else {
+        let Some((offer, accepted)) =
+            offers.iter().position(is_chosen).map(|index| (index, offers[index].requirements()))
+        else {
             let detail = "the accepted network, asset, amount, payTo, maxTimeoutSeconds or extra is not what is offered for this request";
             return Err(refuse("invalid_payment_requirements", detail));
         };
@@ -226,30 +224,14 @@ impl Presented {
     }
 }
 
+/// Returns `true` if the offer is for the chain of the accepted one.
+fn is_on(offered: &PaymentRequirements, accepted: &Verbatim<PaymentRequirements>) -> bool {
+    accepted.read().is_ok_and(|accepted| accepted.network == offered.network)
+}
+
 /// Returns `true` if the offer is for channels with this receiver and token.
 fn is_of_channel(offered: &PaymentRequirements, config: &ChannelConfig) -> bool {
     offered.pay_to.parse() == Ok(config.receiver) && offered.asset.parse() == Ok(config.token)
-}
-
-/// Returns `true` if the offer that a payer says it accepted is this one. It may add to `extra`.
-fn is_accepted(offered: &PaymentRequirements, accepted: &PaymentRequirements) -> bool {
-    accepted.network == offered.network
-        && accepted.amount == offered.amount
-        && accepted.asset.eq_ignore_ascii_case(&offered.asset)
-        && accepted.pay_to.eq_ignore_ascii_case(&offered.pay_to)
-        && accepted.max_timeout_seconds == offered.max_timeout_seconds
-        && offered
-            .extra
-            .iter()
-            .all(|(name, value)| accepted.extra.get(name).is_some_and(|theirs| is_same(value, theirs)))
-}
-
-/// Compares values of `extra`: texts without case, since addresses are among them.
-fn is_same(offered: &Value, accepted: &Value) -> bool {
-    match (offered, accepted) {
-        (Value::String(offered), Value::String(accepted)) => offered.eq_ignore_ascii_case(accepted),
-        _ => offered == accepted,
-    }
 }
 
 /// A request that is paid with a voucher.
@@ -284,7 +266,7 @@ impl Sale {
     /// Gets the channel for this request, after whatever there is to wait for, or finds the answer that it got before.
     async fn begin<B: Body<Data = Bytes>>(
         &mut self,
-        payment: &ChannelPayment,
+        payment: &PaymentPayload,
         parts: &Parts,
         mut body: LazyBody<B>,
     ) -> Result<Begun<B>, Answer> {
@@ -354,10 +336,11 @@ impl Sale {
     }
 
     /// Notes what identifies the request: the voucher, the request's head and body, and the payment identifier if there is one.
-    fn identify(&mut self, payment: &ChannelPayment, parts: &Parts, body: &[u8]) {
+    fn identify(&mut self, payment: &PaymentPayload, parts: &Parts, body: &[u8]) {
         let catalogue = &self.context.config.catalogue;
         let head = Fingerprint::of(parts, catalogue.seller(), catalogue.priced_by());
-        let id = payment.extensions.as_ref().and_then(|extensions| PaymentId::of(extensions).ok().flatten());
+        let id =
+            payment.extensions.as_ref().and_then(|extensions| PaymentId::of(&extensions.read().ok()?).ok().flatten());
         self.has_secret = head.names_caller || id.is_some() || !body.is_empty();
         let id = id.map_or(B256::ZERO, |id| id.digest());
         // The voucher of a refund may be the one that paid last.

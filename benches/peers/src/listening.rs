@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, process::Stdio};
 
+use alloy_signer_local::PrivateKeySigner;
 use axum::Router;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request};
@@ -38,14 +39,25 @@ impl Listening {
 
     /// The official express middleware; `None` where nobody has installed it (`npm install` in tests/peers).
     pub async fn express() -> Result<Option<Self>> {
+        Self::node("express_at_once.mjs", &[]).await
+    }
+
+    /// The same with payment channels, and the official facilitator on a chain.
+    pub async fn express_with_channels(rpc_url: &str, key: &PrivateKeySigner) -> Result<Option<Self>> {
+        let key = alloy_primitives::hex::encode_prefixed(key.to_bytes());
+        Self::node("channels_server.mjs", &[("RPC_URL", rpc_url), ("PRIVATE_KEY", &key)]).await
+    }
+
+    async fn node(script: &str, environment: &[(&str, &str)]) -> Result<Option<Self>> {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/peers");
         if !directory.join("node_modules/@x402/express").exists() {
             return Ok(None);
         }
         let mut child = Command::new("node")
-            .arg("express_at_once.mjs")
+            .arg(script)
             .current_dir(directory)
             .env("PAY_TO", hot_path::pay_to().to_string())
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -9,6 +9,7 @@
 //! cargo run --release -- paced            how long they take at 2,000 a second, and what of that is the machine's; twelve turns
 //! cargo run --release -- paced 60         or so many
 //! cargo run --release -- paced 60 sqlite  those with the ledger on disk alone
+//! cargo run --release -- vouchers         paid requests a second by voucher, each payer with a channel on a chain
 //! cargo run --release -- own              the same with the facilitator that each brings, and a node that answers at once
 //! cargo run --release -- memory           what 100,000 payments leave in memory; a process each
 //! cargo run --release --features secp256k1 -- load
@@ -42,6 +43,7 @@ mod payments;
 mod plain_file;
 mod request;
 mod sellers;
+mod vouchers;
 
 use std::error::Error;
 
@@ -58,10 +60,11 @@ fn main() -> Result {
         ["paced"] => paced::run(paced::TURNS),
         ["paced", turns] => paced::run(turns.parse()?),
         ["paced", turns, "sqlite"] => paced::run_sqlite(turns.parse()?),
+        ["vouchers"] => vouchers::run(),
         ["own"] => own::run(),
         ["node"] => own::node(),
         ["memory"] => memory::run(),
         ["memory", seller] => memory::of(seller),
-        _ => Err("request, chain, copies, load, paced, own or memory?".into()),
+        _ => Err("request, chain, copies, load, paced, vouchers, own or memory?".into()),
     }
 }

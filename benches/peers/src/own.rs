@@ -150,17 +150,17 @@ pub fn node() -> Result {
     })
 }
 
-fn settler() -> Result<PrivateKeySigner> {
+pub fn settler() -> Result<PrivateKeySigner> {
     Ok(PrivateKeySigner::from_bytes(&B256::repeat_byte(0xee))?)
 }
 
-struct Node {
-    url: String,
+pub struct Node {
+    pub url: String,
     process: Child,
 }
 
 impl Node {
-    async fn start() -> Result<Self> {
+    pub async fn start() -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("node").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn()?;

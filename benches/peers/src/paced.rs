@@ -165,8 +165,13 @@ async fn turn(server: &Listening, demand: &HeaderMap, rate: f64) -> Result<Turn>
         drive(server, demand, CONNECTIONS, (rate * SECONDS) as usize, Some(rate)).await?;
     assert_eq!(refused, 0, "each payment buys an answer");
     times.sort();
-    let percentile = |percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0;
-    Ok(Turn { p50: percentile(50), p99: percentile(99), cpu: cpu.as_secs_f64() * 1e6 / times.len() as f64, stolen })
+    let [p50, p99] = [50, 99].map(|percent| percentile(&times, percent));
+    Ok(Turn { p50, p99, cpu: cpu.as_secs_f64() * 1e6 / times.len() as f64, stolen })
+}
+
+/// Of sorted times, in milliseconds.
+pub fn percentile(times: &[Duration], percent: usize) -> f64 {
+    times[(times.len() - 1) * percent / 100].as_secs_f64() * 1_000.0
 }
 
 /// So much, whatever the clock says meanwhile.

@@ -1,7 +1,6 @@
 //! One thread that asks over many connections: it takes as little of the processors as it can, since the seller has the same two.
 
 use std::{
-    collections::VecDeque,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
@@ -38,7 +37,8 @@ pub struct Answers {
     pub took: Duration,
 }
 
-/// Sends each of the requests once over one of so many connections: when it is due, or as soon as a connection is idle if none is ever due.
+/// Sends each of the requests once, the first over the first of so many connections and so on in turn: when it is due, or at once if none
+/// is ever due, but not before the connection's last request was answered.
 pub fn send(
     server: SocketAddr,
     connections: usize,
@@ -48,25 +48,33 @@ pub fn send(
     let ready = epoll::create(CreateFlags::CLOEXEC)?;
     let mut lines = Vec::with_capacity(connections);
     for number in 0..connections {
-        let line = Line::to(server)?;
+        let line = Line::to(server, number)?;
         epoll::add(&ready, &line.stream, EventData::new_u64(number as u64), EventFlags::IN)?;
         lines.push(line);
     }
-    let mut idle: VecDeque<usize> = (0..connections).collect();
+    let mut idle: Vec<usize> = (0..connections).collect();
     let mut answers = Answers { times: Vec::with_capacity(requests.len()), refused: 0, took: Duration::ZERO };
     let mut events = Vec::with_capacity(connections);
     let start = Instant::now();
     let due = |number: usize| every.map(|every| start + every * number as u32);
-    let mut next = 0;
     while answers.times.len() < requests.len() {
         let now = Instant::now();
-        while let Some(request) = requests.get(next).filter(|_| due(next).is_none_or(|due| due <= now)) {
-            let Some(line) = idle.pop_front() else { break };
-            lines[line].ask(request, due(next).unwrap_or_else(Instant::now))?;
-            next += 1;
+        let mut next_due = None;
+        for number in std::mem::take(&mut idle) {
+            let line = &mut lines[number];
+            let Some(request) = requests.get(line.next) else { continue };
+            match due(line.next).filter(|due| *due > now) {
+                Some(due) => {
+                    idle.push(number);
+                    next_due = Some(next_due.map_or(due, |next: Instant| next.min(due)));
+                }
+                None => {
+                    line.ask(request, due(line.next).unwrap_or_else(Instant::now))?;
+                    line.next += connections;
+                }
+            }
         }
-        let wait = due(next).filter(|_| next < requests.len() && !idle.is_empty());
-        let wait = wait.map(|due| timespec(due.saturating_duration_since(Instant::now())));
+        let wait = next_due.map(|due| timespec(due.saturating_duration_since(Instant::now())));
         events.clear();
         epoll::wait(&ready, rustix::buffer::spare_capacity(&mut events), wait.as_ref())?;
         for event in &events {
@@ -78,7 +86,7 @@ pub fn send(
             }
             answers.refused += usize::from(status != 200);
             lines[number].answer.clear();
-            idle.push_back(number);
+            idle.push(number);
         }
     }
     answers.took = start.elapsed();
@@ -88,16 +96,18 @@ pub fn send(
 /// A connection, and what was heard of the answer to its last request.
 struct Line {
     stream: TcpStream,
+    /// The number of its next request.
+    next: usize,
     due: Instant,
     answer: Vec<u8>,
 }
 
 impl Line {
-    fn to(server: SocketAddr) -> io::Result<Self> {
+    fn to(server: SocketAddr, next: usize) -> io::Result<Self> {
         let stream = TcpStream::connect(server)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, due: Instant::now(), answer: Vec::with_capacity(ANSWER) })
+        Ok(Self { stream, next, due: Instant::now(), answer: Vec::with_capacity(ANSWER) })
     }
 
     fn ask(&mut self, request: &[u8], due: Instant) -> io::Result<()> {

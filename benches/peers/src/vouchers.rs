@@ -32,16 +32,15 @@ use crate::{
     generator::{self, Answers},
     hot_path,
     listening::Listening,
-    load::{CONNECTIONS, drive, median},
+    load::{drive, median},
     own::{Node, settler},
     paced::percentile,
     payments::keys,
     sellers,
 };
 
-/// More than connections, so that a channel's requests do not wait for each other.
+/// A channel for each connection, since a channel has one request at a time.
 const CHANNELS: u8 = 200;
-const LANES: usize = 128;
 const PAYMENTS: usize = 6_000;
 const TURNS: usize = 3;
 /// Of express, which takes its time.
@@ -76,7 +75,7 @@ async fn all() -> Result {
         let in_memory = hot_path::AtOnce::in_memory(Arc::new(SystemClock));
         for (row, facilitator) in [(2, sqlite), (3, in_memory)] {
             let server = Listening::here(sellers::ours_with(&handler, facilitator)?).await?;
-            let driven = drive(&server, &server.demand().await?, CONNECTIONS, PAYMENTS, None).await?;
+            let driven = drive(&server, &server.demand().await?, CHANNELS.into(), PAYMENTS, None).await?;
             rows[row].1.push(driven.rate());
         }
     }
@@ -93,9 +92,7 @@ async fn all() -> Result {
         }
         None => println!("without @x402/express: `npm install` in tests/peers installs it"),
     }
-    println!(
-        "paid requests a second, {LANES} connections and {CHANNELS} channels, median of {TURNS} runs of {PAYMENTS}"
-    );
+    println!("paid requests a second, {CHANNELS} connections, a channel each, median of {TURNS} runs of {PAYMENTS}");
     println!("| | a second | to recovering alone |\n|---|---|---|");
     println!("| recovering the signer alone, on both processors | {recoveries:.0} | 1.00 × |");
     for (name, rates) in rows {
@@ -184,7 +181,7 @@ impl Payers {
         for _ in 0..CHANNELS {
             requests.push(payers.request(true).await?);
         }
-        let answers = send(server, 16, requests, None).await?;
+        let answers = send(server, CHANNELS.into(), requests, None).await?;
         assert_eq!(answers.refused, 0, "each deposit is executed");
         Ok(payers)
     }
@@ -194,7 +191,7 @@ impl Payers {
         for _ in 0..count {
             requests.push(self.request(false).await?);
         }
-        let Answers { times, refused, took } = send(server, LANES, requests, rate).await?;
+        let Answers { times, refused, took } = send(server, CHANNELS.into(), requests, rate).await?;
         assert_eq!(refused, 0, "each voucher buys an answer");
         Ok(Driven { times, took })
     }

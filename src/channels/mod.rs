@@ -14,6 +14,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use tokio::sync::Notify;
+use tracing::Instrument as _;
 
 pub use claims::{ClaimPolicy, ClaimReport};
 
@@ -87,12 +88,16 @@ impl Channels {
         &self.0.ledger
     }
 
-    /// Claims all that was charged and is not claimed, whatever the policy says, and has it transferred.
+    /// Claims all that was charged and is not claimed, whatever the policy says, and has it transferred. A caller that goes away does not
+    /// cancel it.
     ///
     /// # Errors
     /// [`ChannelError`] if nothing could be claimed. What was not claimed stays in the books.
     pub async fn claim_all(&self) -> Result<ClaimReport, ChannelError> {
-        self.0.pass(true).await
+        // Cancelled halfway, it would keep the channels from being claimed until its leases end.
+        let inner = Arc::clone(&self.0);
+        let claiming = tokio::spawn(async move { inner.pass(true).await }.in_current_span());
+        claiming.await.unwrap_or(Err(ChannelError::Pending { transaction: None }))
     }
 
     /// Returns `extra` of an offer in this token.

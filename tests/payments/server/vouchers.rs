@@ -19,6 +19,7 @@ use support::{
     chain::{Chain, Relayer},
     devnet::DevnetChain,
     escrow::{Channel, send as execute},
+    eventually::in_time,
     rpc_proxy::RpcProxy,
     shop::{Answer, App, Customer, PRICE, Shop, demand, evaluate, paid, send},
 };
@@ -49,6 +50,12 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) async fn open() -> Self {
         let chain = DevnetChain::start(None).await;
+        let url = chain.rpc_url();
+        Self::open_at(chain, &url).await
+    }
+
+    async fn open_at_block_time(block_time: Duration) -> Self {
+        let chain = DevnetChain::start(Some(block_time)).await;
         let url = chain.rpc_url();
         Self::open_at(chain, &url).await
     }
@@ -188,6 +195,27 @@ async fn one_deposit_buys_many_answers_and_one_claim_pays_for_them() {
     assert_eq!(stage.chain.balance(stage.shop.pay_to).await, 10 * PRICE);
     let again = stage.channels.claim_all().await.expect("there is nothing to do");
     assert_eq!((again.claimed, again.settled), (0, 0));
+}
+
+#[tokio::test]
+async fn a_claim_that_its_caller_gives_up_goes_on() {
+    let stage = Stage::open_at_block_time(Duration::from_millis(20)).await;
+    let app = stage.app();
+    let channel = stage.filled(&app).await;
+    stage.chain.devnet.stall(true);
+    let given_up = tokio::time::timeout(Duration::from_millis(200), stage.channels.claim_all()).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    stage.chain.devnet.stall(false);
+    in_time("the claim is in the books", async {
+        while stage.ledger.channel(&channel.id()).await.unwrap().unwrap().claiming_until.is_some() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(channel.state(&stage.chain).await, (DEPOSIT, COST));
+    let answer = send(&app, pay(&app, &channel, 2 * COST, None, "next").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(stage.channels.claim_all().await.unwrap().claimed, COST);
 }
 
 #[tokio::test]

@@ -73,7 +73,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn note(&mut self, detail: impl fmt::Display) {
+    pub(crate) fn note(&mut self, detail: impl fmt::Display) {
         self.details.push(detail.to_string());
     }
 }

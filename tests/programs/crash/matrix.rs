@@ -64,7 +64,7 @@ pub(crate) enum When {
 }
 
 /// The number of further tries at a place that was not reached.
-const AGAIN: u32 = 8;
+pub(crate) const AGAIN: u32 = 8;
 
 impl When {
     pub(crate) const KILLS: [Self; 3] = [Self::First, Self::Unsent, Self::Unseen];
@@ -269,7 +269,7 @@ pub(crate) async fn run(kills: Vec<(Place, u32)>) -> Matrix {
 }
 
 /// Applies `work` to each item, several at a time.
-async fn each<T, R, F>(all: Vec<T>, work: impl Fn(T) -> F + Copy + Send + 'static) -> Vec<R>
+pub(crate) async fn each<T, R, F>(all: Vec<T>, work: impl Fn(T) -> F + Copy + Send + 'static) -> Vec<R>
 where
     T: Send + 'static,
     R: Send + 'static,

@@ -1,10 +1,11 @@
 //! A seller's process is killed at every point of a payment's life, and started again on its ledger: with an on-chain facilitator in
-//! the process, and with a remote one.
+//! the process, and with a remote one. With payment channels (`channels`) the buyer's process is killed, too.
 // The full matrix needs both ledgers.
 #![cfg_attr(not(feature = "test-postgres"), allow(dead_code))]
 
 mod buyers;
 mod case;
+mod channels;
 mod cost;
 mod facilitator_server;
 mod ledger;
@@ -182,7 +183,10 @@ async fn full_matrix() {
     let places = matrix::explore(courses).await;
     let outcome = matrix::run(matrix::all(&places)).await;
     let document = report::document(&outcome, &costs);
-    std::fs::write(report::PATH, &document).unwrap();
+    // The section on payment channels is written by another test.
+    let page = std::fs::read_to_string(report::PATH).unwrap();
+    let channels = page.find(report::CHANNELS).map_or("", |start| &page[start..]);
+    std::fs::write(report::PATH, format!("{document}{channels}")).unwrap();
     std::fs::write(report::PLACES, report::places(&outcome)).unwrap();
     eprintln!("{document}");
     is_flawless(&outcome);

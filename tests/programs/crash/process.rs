@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use serde::Serialize;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin, Command},
@@ -14,6 +15,7 @@ use tokio::{
 };
 
 use super::{
+    channels::DONE,
     points::{PASSED, STOPPED},
     server::{ARMED, COMMITS, LISTENING, SETUP, Setup},
 };
@@ -36,9 +38,14 @@ pub(crate) struct Process {
 impl Process {
     /// Starts this test program as a server.
     pub(crate) async fn start(setup: &Setup) -> Self {
+        Self::launch("crash::server_process", SETUP, setup).await
+    }
+
+    /// Starts this test program as one of its ignored tests, with the settings in an environment variable.
+    pub(crate) async fn launch(test: &str, variable: &str, setup: &impl Serialize) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "crash::server_process", "--ignored", "--nocapture", "--test-threads=1"]);
-        command.env(SETUP, serde_json::to_string(setup).expect("JSON")).env("RUST_BACKTRACE", "0");
+        command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(variable, serde_json::to_string(setup).expect("JSON")).env("RUST_BACKTRACE", "0");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("it starts");
         let orders = child.stdin.take().expect("piped");
@@ -52,7 +59,7 @@ impl Process {
                     let _ = pass.send(name.to_owned());
                 } else if let Some(name) = line.strip_prefix(STOPPED) {
                     stop.send_replace(Some(name.to_owned()));
-                } else if [LISTENING, ARMED, COMMITS].iter().any(|reply| line.starts_with(reply)) {
+                } else if [LISTENING, ARMED, COMMITS, DONE].iter().any(|reply| line.starts_with(reply)) {
                     let _ = reply.send(line);
                 }
             }
@@ -92,6 +99,11 @@ impl Process {
     pub(crate) async fn commits(&mut self) -> u64 {
         let reply = self.ask("commits").await;
         reply.strip_prefix(COMMITS).and_then(|count| count.parse().ok()).expect("a number")
+    }
+
+    /// Waits until a buyer is done. Returns `false` if it ended without.
+    pub(crate) async fn done(&mut self) -> bool {
+        self.replies.recv().await.is_some_and(|reply| reply.starts_with(DONE))
     }
 
     /// Waits until it stops at a point, and returns the point.

@@ -78,6 +78,33 @@ repeats one case (the second life ends at the second point, and so on):
         cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::one_case
 ";
 
+/// The head of the section on payment channels, the last of the page.
+pub(crate) const CHANNELS: &str = "
+## Payment channels
+";
+
+const CHANNELS_TEXT: &str = "
+The processes of a seller and of a buyer are killed at the named points of one channel's life: a deposit, vouchers, a price below the
+offer, a top-up, claims, a refund, a withdrawal. The table is written by
+
+    cargo test -p tower-x402-tests --features test-postgres --test programs -- --ignored --nocapture crash::channels::full_channel_matrix
+
+The buyer goes on from its journal. After a *power cut* the journal has only what was synced before the last payment was sent. In the end
+all that was charged is claimed, and compared to the atomic unit. A violation is one of these:
+
+- what was charged is not the sum of the answers that reached the buyer, or not what was claimed;
+- deposits are not the sum of claims, refunds, withdrawals and what is left, or a balance of payer or payee differs from them;
+- the sum charged or claimed is lower after a kill than before;
+- one voucher got two answers to one question, or a receipt is untrue;
+- the buyer cannot go on paying, or its books differ from the chain.
+
+";
+
+/// Returns the section on payment channels.
+pub(crate) fn channels(table: &str) -> String {
+    format!("{CHANNELS}{CHANNELS_TEXT}{table}")
+}
+
 /// Returns the page: a row for each flow on each ledger.
 pub(crate) fn document(matrix: &Matrix, costs: &BTreeMap<(Via, Flow, Backend), Cost>) -> String {
     let mut text = HEAD.to_owned();

@@ -225,7 +225,7 @@ fn app(setup: &Setup, facilitator: &Arc<dyn Facilitator>, clock: Arc<Ahead>, poi
 }
 
 /// Executes commands from its standard input, and ends when that is closed.
-fn obey(points: Arc<Points>, clock: Arc<Ahead>, store: Arc<super::store::Open>) {
+pub(crate) fn obey(points: Arc<Points>, clock: Arc<Ahead>, store: Arc<super::store::Open>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
             let line = line.unwrap_or_default();
@@ -244,15 +244,15 @@ fn obey(points: Arc<Points>, clock: Arc<Ahead>, store: Arc<super::store::Open>) 
 }
 
 /// The handler: each run gives another answer.
-struct Handler {
-    points: Arc<Points>,
-    runs: PathBuf,
-    streams: bool,
-    ran: AtomicU64,
+pub(crate) struct Handler {
+    pub(crate) points: Arc<Points>,
+    pub(crate) runs: PathBuf,
+    pub(crate) streams: bool,
+    pub(crate) ran: AtomicU64,
 }
 
 impl Handler {
-    async fn run(self: Arc<Self>, payment: VerifiedPayment, body: Bytes) -> Response {
+    pub(crate) async fn run(self: Arc<Self>, payment: VerifiedPayment, body: Bytes) -> Response {
         self.points.pass("handler: before");
         let mut runs = std::fs::OpenOptions::new().append(true).create(true).open(&self.runs).expect("a file");
         writeln!(runs, "{}", payment.nonce).expect("a line");
@@ -279,7 +279,7 @@ impl Handler {
 }
 
 /// Sends a paid response to the client with a point after the head, and in the middle of every piece of the body.
-async fn deliver(points: Arc<Points>, request: Request, next: Next) -> Response {
+pub(crate) async fn deliver(points: Arc<Points>, request: Request, next: Next) -> Response {
     let pays = request.headers().contains_key("payment-signature");
     let response = next.run(request).await;
     if !pays || !response.status().is_success() {

@@ -3,9 +3,13 @@
 use std::{path::PathBuf, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 use tower_x402::{
     Clock,
-    ledger::{Ledger, Listing, MemoryLedger, Record, ResponseLimits, SqliteLedger, StoredResponse},
+    ledger::{
+        Ledger, Listing, MemoryLedger, Record, ResponseLimits, SqliteLedger, StoredResponse,
+        channels::{ChannelLedger, ChannelRecord},
+    },
 };
 
 /// The location of a ledger.
@@ -24,6 +28,7 @@ pub(crate) enum Store {
 /// An open ledger.
 pub(crate) struct Open {
     pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) channels: Arc<dyn ChannelLedger>,
     sqlite: Option<Arc<SqliteLedger>>,
 }
 
@@ -33,23 +38,49 @@ impl Store {
             Self::Sqlite(path) => {
                 let ledger = SqliteLedger::open_with(path, ResponseLimits::default(), 10_000, clock).await;
                 let ledger = Arc::new(ledger.expect("the file opens"));
-                Open { ledger: ledger.clone(), sqlite: Some(ledger) }
+                Open { ledger: ledger.clone(), channels: ledger.clone(), sqlite: Some(ledger) }
             }
             Self::Nowhere => {
-                let ledger = MemoryLedger::with(ResponseLimits::default(), 10_000, clock);
-                Open { ledger: Arc::new(ledger), sqlite: None }
+                let ledger = Arc::new(MemoryLedger::with(ResponseLimits::default(), 10_000, clock));
+                Open { ledger: ledger.clone(), channels: ledger, sqlite: None }
             }
             #[cfg(feature = "test-postgres")]
             Self::Postgres { url, schema } => {
                 let builder = tower_x402::ledger::PostgresLedger::builder(url).schema(schema).max_connections(8);
                 let ledger = builder.max_records(10_000).clock(clock).connect().await;
-                Open { ledger: Arc::new(ledger.expect("the database answers")), sqlite: None }
+                let ledger = Arc::new(ledger.expect("the database answers"));
+                Open { ledger: ledger.clone(), channels: ledger, sqlite: None }
             }
         }
     }
 
     /// Returns the records that a dead process left. Reads a copy if opening the store would change it.
     pub(crate) async fn remains(&self, clock: Arc<dyn Clock>) -> Vec<(Record, Option<Arc<StoredResponse>>)> {
+        let (open, _copy) = self.open_copy(clock).await;
+        let mut remains = Vec::new();
+        let mut listing = Listing::of([]);
+        loop {
+            let page = open.ledger.list(&listing).await.expect("the ledger lists");
+            let Some(last) = page.last() else { break };
+            listing.after = Some(last.key);
+            for record in page {
+                let response = open.ledger.response(&record.key).await.expect("the ledger answers");
+                remains.push((record, response));
+            }
+        }
+        open.close().await;
+        remains
+    }
+
+    /// Returns the channels that a dead process left.
+    pub(crate) async fn channels(&self, clock: Arc<dyn Clock>) -> Vec<ChannelRecord> {
+        let (open, _copy) = self.open_copy(clock).await;
+        let channels = open.channels.channels(None, 1_000).await.expect("the ledger lists");
+        open.close().await;
+        channels
+    }
+
+    async fn open_copy(&self, clock: Arc<dyn Clock>) -> (Open, TempDir) {
         let copy = tempfile::tempdir().expect("a directory");
         let store = match self {
             Self::Sqlite(path) => {
@@ -64,26 +95,17 @@ impl Store {
             }
             other => other.clone(),
         };
-        let open = store.open(clock).await;
-        let mut remains = Vec::new();
-        let mut listing = Listing::of([]);
-        loop {
-            let page = open.ledger.list(&listing).await.expect("the ledger lists");
-            let Some(last) = page.last() else { break };
-            listing.after = Some(last.key);
-            for record in page {
-                let response = open.ledger.response(&record.key).await.expect("the ledger answers");
-                remains.push((record, response));
-            }
-        }
-        if let Some(sqlite) = open.sqlite {
-            sqlite.close().await;
-        }
-        remains
+        (store.open(clock).await, copy)
     }
 }
 
 impl Open {
+    async fn close(self) {
+        if let Some(sqlite) = self.sqlite {
+            sqlite.close().await;
+        }
+    }
+
     /// Returns the number of transactions that this process committed, if it is counted.
     pub(crate) fn commits(&self) -> Option<u64> {
         self.sqlite.as_ref().map(|ledger| ledger.commits())

@@ -438,6 +438,16 @@ pub struct Receipt {
     pub channel: Option<ChannelReceipt>,
 }
 
+impl Receipt {
+    /// Returns `true` if the payment was made by voucher, from a payment channel.
+    pub const fn is_by_voucher(&self) -> bool {
+        #[cfg(feature = "vouchers")]
+        return self.channel.is_some();
+        #[cfg(not(feature = "vouchers"))]
+        false
+    }
+}
+
 /// Reads the receipt of a response.
 pub trait ReceiptExt {
     /// Returns the receipt of the payment for this response. Returns `None` if nothing was paid.

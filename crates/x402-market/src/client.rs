@@ -21,7 +21,9 @@ use serde::Deserialize;
 use tower_x402::{
     Network, Usdc,
     client::{Payer, PaymentError, PaymentMiddleware, Receipt, ReceiptExt as _},
-    protocol::{ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, decode_header, header_name},
+    protocol::{
+        ExactOffer, MAX_REQUIRED_HEADER, PaymentRequired, PaymentRequirements, Verbatim, decode_header, header_name,
+    },
 };
 
 use super::{
@@ -352,6 +354,15 @@ struct CardTerms {
 /// Compares the offers of a 402 with the card, below the middleware that would pay one of them.
 struct CheckOffers;
 
+/// Reads what an offer asks for. Payers know two schemes, which ask for an amount of a token for a payee in the same way.
+fn read_offer(offer: &Verbatim<PaymentRequirements>) -> Option<ExactOffer> {
+    let mut offer = offer.read().ok()?;
+    if offer.scheme == "batch-settlement" {
+        offer.scheme = "exact".to_owned();
+    }
+    ExactOffer::try_from(&offer).ok()
+}
+
 /// Carries an error of ours through the middleware above.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
@@ -388,8 +399,7 @@ impl CardTerms {
         let header = response.headers().get(header_name::PAYMENT_REQUIRED).ok_or(EvaluateError::NoOffer)?;
         let required: PaymentRequired =
             decode_header(header.as_bytes(), MAX_REQUIRED_HEADER).map_err(|_| EvaluateError::NoOffer)?;
-        let offers = required.accepts.iter().filter_map(|offer| ExactOffer::try_from(&offer.read().ok()?).ok());
-        let mut offers = offers.peekable();
+        let mut offers = required.accepts.iter().filter_map(read_offer).peekable();
         if offers.peek().is_none() {
             return Err(EvaluateError::NoOffer);
         }

@@ -92,8 +92,8 @@ pub struct EvidencePayment {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Evidence {
-    /// The payment for the call. Evidence without one, such as a price mismatch found before anything was signed, counts only for the student
-    /// that recorded it.
+    /// The payment for the call. Evidence without one counts only for the student that recorded it: a price mismatch that was found before
+    /// anything was signed, or a payment by voucher, which the chain does not show one by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payment: Option<EvidencePayment>,
     /// The address that is paid.

@@ -8,3 +8,4 @@ mod pairwise;
 mod pricing;
 mod selling;
 mod stage;
+mod vouchers;

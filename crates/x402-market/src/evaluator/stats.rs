@@ -24,7 +24,8 @@ pub struct EvaluatorStats {
     pub asked: u64,
     /// The results by skill.
     pub skills: BTreeMap<String, SkillStats>,
-    /// The payee's income by token, from the payments that the ledger still has on record. `None` if the ledger cannot be read.
+    /// The payee's income by token, from the payments that the ledger still has on record, without what was charged by voucher. `None` if the
+    /// ledger cannot be read.
     pub earned: Option<Vec<Earnings>>,
 }
 

@@ -138,7 +138,8 @@ impl SpendingRecords {
         let Some(receipt) = receipt else { return };
         if receipt.outcome.is_paid() {
             account.paid = sum([account.paid, receipt.amount]);
-        } else {
+        } else if !receipt.is_by_voucher() {
+            // What a voucher was signed for stays in escrow, which the budget reserves.
             account.held = sum([account.held, receipt.amount]);
             self.held.insert(receipt.nonce, (evaluator, skill.0, receipt.amount));
         }
@@ -209,7 +210,7 @@ pub(super) struct AvailableBudget {
 
 impl AvailableBudget {
     pub(super) fn new(budget: Budget) -> Self {
-        Self { baseline: budget.remaining(), budget, signed: Usdc::ZERO, promised: Usdc::ZERO }
+        Self { baseline: unspent(&budget), budget, signed: Usdc::ZERO, promised: Usdc::ZERO }
     }
 
     pub(super) const fn budget(&self) -> &Budget {
@@ -221,7 +222,7 @@ impl AvailableBudget {
     }
 
     pub(super) fn remaining(&mut self) -> Usdc {
-        let actual = self.budget.remaining();
+        let actual = unspent(&self.budget);
         if self.promised == Usdc::ZERO {
             (self.baseline, self.signed) = (actual, Usdc::ZERO);
         }
@@ -237,6 +238,11 @@ impl AvailableBudget {
         self.promised = less(self.promised, promised);
         self.signed = sum([self.signed, signed]);
     }
+}
+
+/// Returns what can be spent. What is in payment channels can be spent at their payees only.
+fn unspent(budget: &Budget) -> Usdc {
+    sum([budget.remaining(), budget.in_escrow()])
 }
 
 /// Adds amounts; stops at the largest.

@@ -259,7 +259,9 @@ impl State {
             self.spending.add(evaluator, (skill, skill_name), outcome.as_ref(), receipt);
             signed = sum([signed, receipt.map_or(Usdc::ZERO, |receipt| receipt.amount)]);
             let Some(outcome) = outcome else { continue };
-            let payment = receipt.map(|receipt| EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
+            // No chain shows which request a voucher paid for, so that nobody else could check the record.
+            let payment = receipt.filter(|receipt| !receipt.is_by_voucher());
+            let payment = payment.map(|receipt| EvidencePayment { payer: receipt.payer, nonce: receipt.nonce });
             let paid = receipt.filter(|receipt| receipt.outcome.is_paid());
             let paid = paid.map_or(Usdc::ZERO, |receipt| receipt.amount);
             let record = Evidence { payment, evaluator, skill: skill_name.to_owned(), at: now, paid, outcome };

@@ -138,13 +138,12 @@ pub(crate) async fn deposit_state(
     })
 }
 
-/// Returns what was claimed for a receiver and not transferred yet, in atomic units.
-pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> Result<u128, RpcFailure> {
+/// Returns what was claimed for a receiver and not transferred yet, in atomic units, after the number of the block.
+pub(crate) async fn unsettled(rpc: &Rpc, receiver: Address, token: Address) -> Result<(u64, u128), RpcFailure> {
     let call = BatchSettlement::receiversCall { receiver, token };
-    let request = json!({ "to": Escrow::ADDRESS, "data": Bytes::from(call.abi_encode()) });
-    let answer: Bytes = rpc.call("eth_call", (request, "latest")).await?;
-    let totals = decode::<BatchSettlement::receiversCall>(&answer)?;
-    Ok(totals.totalClaimed.saturating_sub(totals.totalSettled))
+    let (block, results) = aggregate(rpc, None, vec![(Escrow::ADDRESS, call.abi_encode().into())]).await?;
+    let totals = decode::<BatchSettlement::receiversCall>(results.first().ok_or(RpcFailure::Silent)?)?;
+    Ok((block.number, totals.totalClaimed.saturating_sub(totals.totalSettled)))
 }
 
 /// Returns the events of this kind that the escrow contract emitted in a transaction.

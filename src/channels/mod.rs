@@ -149,20 +149,21 @@ impl Channels {
     /// Executes a deposit, and notes what is in the channel then.
     pub(crate) async fn fill(
         &self,
-        id: ChannelId,
         config: &ChannelConfig,
+        voucher: &Voucher,
         deposit: &Deposit,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
-        let executed = self.0.facilitator.deposit(config, deposit).await?;
-        let record = self.note(id, config, executed.observed).await?;
+        let executed = self.0.facilitator.deposit(config, voucher, deposit).await?;
+        let record = self.note(voucher.channel_id, config, executed.observed).await?;
         Ok((executed, record))
     }
 
     /// Refunds at most `asked` of what was not charged, all if `None`, and claims what was charged in the same transaction. The channel
-    /// must be held by a request.
+    /// must be held by a request, with this voucher.
     pub(crate) async fn refund(
         &self,
         record: &ChannelRecord,
+        voucher: &Voucher,
         asked: Option<u128>,
     ) -> Result<(Executed, ChannelRecord), ChannelError> {
         let left = record.observed.state.balance.saturating_sub(record.charged);
@@ -175,8 +176,13 @@ impl Channels {
         let record = self.advance(&record.id, &ChannelStep::Refund { amount, now: self.0.clock.now() }).await;
         let record = record.map_err(in_the_books)?;
         let signed = record.refund.unwrap_or(PendingRefund { nonce: record.observed.state.refund_nonce, amount });
-        let order =
-            RefundOrder { config: record.config, amount: signed.amount, nonce: signed.nonce, claim: record.claim() };
+        let order = RefundOrder {
+            config: record.config,
+            voucher: voucher.clone(),
+            amount: signed.amount,
+            nonce: signed.nonce,
+            claim: record.claim(),
+        };
         let executed = self.0.facilitator.refund(&order, &self.0.authorizer).await?;
         let record = self.note(record.id, &record.config, executed.observed).await?;
         Ok((executed, record))

@@ -260,7 +260,7 @@ where
 /// Reads an offer of the scheme `batch-settlement`, and what of it an offer of `exact` has, too. Returns `None` for other schemes.
 #[cfg(feature = "vouchers")]
 fn read_channel_offer(offer: &PaymentRequirements) -> Option<Result<(ExactOffer, ChannelOffer), OfferRefusal>> {
-    (offer.scheme == "batch-settlement").then(|| {
+    (offer.scheme == crate::vouchers::SCHEME).then(|| {
         let channel = ChannelOffer::try_from(&offer.extra)?;
         let mut exact = offer.clone();
         exact.scheme = "exact".into();

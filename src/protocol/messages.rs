@@ -163,18 +163,18 @@ impl SettlementResponse {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
-pub struct FacilitatorRequest {
+pub struct FacilitatorRequest<P = ExactPayload> {
     /// The protocol version.
     pub x402_version: V2,
     /// The payment that the payer sent.
-    pub payment_payload: PaymentPayload,
+    pub payment_payload: PaymentPayload<P>,
     /// The server's offer.
     pub payment_requirements: Verbatim<PaymentRequirements>,
 }
 
-impl FacilitatorRequest {
+impl<P> FacilitatorRequest<P> {
     /// Creates a request to verify or settle this payment for this offer.
-    pub const fn new(payment_payload: PaymentPayload, payment_requirements: Verbatim<PaymentRequirements>) -> Self {
+    pub const fn new(payment_payload: PaymentPayload<P>, payment_requirements: Verbatim<PaymentRequirements>) -> Self {
         Self { x402_version: V2, payment_payload, payment_requirements }
     }
 }

@@ -8,8 +8,6 @@ use http::{HeaderMap, HeaderName, StatusCode, Uri, request, response};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-#[cfg(feature = "vouchers")]
-use super::vouchers;
 use super::{
     fingerprint::HEADERS,
     layer::RequirePaymentLayer,
@@ -818,7 +816,7 @@ fn voucher_offers(
     for option in options.iter().filter(|option| option.asset.network == channels.network()) {
         let extra = serde_json::to_value(channels.offer(&option.asset)).ok();
         let offer = PaymentRequirements {
-            scheme: vouchers::SCHEME.to_owned(),
+            scheme: crate::vouchers::SCHEME.to_owned(),
             extra: extra.and_then(|extra| extra.as_object().cloned()).unwrap_or_default(),
             // Whatever the flow, it is the same offer.
             ..option.offer(U256::ZERO, limits.max_timeout.as_secs()).to_requirements()

@@ -36,11 +36,9 @@ use crate::{
     protocol::{PaymentFlow, PaymentId, PaymentPayload, PaymentRequirements, Verbatim},
     telemetry::{self, RequestOutcome},
     usdc::Usdc,
-    vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, Voucher, reason},
+    vouchers::{ChannelConfig, ChannelId, ChannelPayload, Deposit, RefundRequest, SCHEME, Voucher, reason},
 };
 
-/// The scheme's name.
-pub(super) const SCHEME: &str = "batch-settlement";
 /// Where handlers of the official packages say what a request cost.
 const OVERRIDES: HeaderName = HeaderName::from_static("settlement-overrides");
 /// How often a channel that another process holds is looked at.
@@ -403,7 +401,7 @@ impl Sale {
             let detail = "the voucher is for more than what is in the channel and the deposit together";
             return Err(self.refuse(reason::CUMULATIVE_EXCEEDS_BALANCE, detail));
         }
-        let filled = self.channels.fill(voucher.channel_id, config, deposit).await;
+        let filled = self.channels.fill(config, voucher, deposit).await;
         let (executed, record) = filled.map_err(|error| self.not_moved(&error))?;
         *made = Some(executed);
         Ok(record)
@@ -554,7 +552,8 @@ impl Sale {
 
     /// Refunds what is left, or as much of it as was asked for.
     async fn refund(self, mut held: Box<Held>) -> Result<Answer, Answer> {
-        let refunded = self.channels.refund(&held.lease.record, self.presented.refund.flatten()).await;
+        let Presented { voucher, refund, .. } = &self.presented;
+        let refunded = self.channels.refund(&held.lease.record, voucher, refund.flatten()).await;
         held.lease.release().await;
         let (executed, record) = refunded.map_err(|error| self.not_moved(&error))?;
         let body = serde_json::json!({ "message": "Refund acknowledged", "channelId": record.id });

@@ -42,6 +42,11 @@ impl Journal {
         &self.ledger
     }
 
+    #[cfg(all(feature = "onchain", feature = "remote", feature = "vouchers"))]
+    pub(crate) const fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
     /// Returns the time, in seconds since the Unix epoch.
     pub(crate) fn now(&self) -> u64 {
         self.clock.now()

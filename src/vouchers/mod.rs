@@ -59,3 +59,6 @@ pub use escrow::{ClaimEntry, Escrow};
 pub use message::{ChannelOffer, ChannelOfferError, ChannelPayload, Claim, ClaimedVoucher, RefundRequest};
 pub use state::{ChannelObservation, ChannelState, SettlementExtra, VoucherState};
 pub use voucher::{InvalidVoucherSignature, Voucher, VoucherSignature};
+
+/// The scheme's name.
+pub const SCHEME: &str = "batch-settlement";

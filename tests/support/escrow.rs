@@ -94,10 +94,17 @@ impl Channel {
         receipt
     }
 
+    /// A voucher for `max`.
+    pub fn voucher(&self, max: u128) -> Voucher {
+        let digest = Self::escrow().voucher_digest(self.id(), max);
+        let signature = self.voucher_key.sign_hash_sync(&digest).expect("a local key signs").as_bytes();
+        let signature = signature.try_into().expect("a low s");
+        Voucher { channel_id: self.id(), max_claimable_amount: max, signature }
+    }
+
     /// A row that claims `total_claimed` on a voucher for `max`.
     pub async fn row(&self, max: u128, total_claimed: u128) -> Claim {
-        let voucher =
-            Voucher::sign(&Self::escrow(), self.id(), max, &self.voucher_key).await.expect("a local key signs");
+        let voucher = self.voucher(max);
         Claim {
             voucher: ClaimedVoucher { channel: self.config, max_claimable_amount: max },
             signature: voucher.signature,

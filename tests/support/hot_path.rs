@@ -250,7 +250,7 @@ impl ChannelFacilitator for RichChannels {
         Err(ChannelError::Pending { transaction: None })
     }
 
-    async fn deposit(&self, _: &ChannelConfig, _: &Deposit) -> Result<Executed, ChannelError> {
+    async fn deposit(&self, _: &ChannelConfig, _: &Voucher, _: &Deposit) -> Result<Executed, ChannelError> {
         Err(ChannelError::Pending { transaction: None })
     }
 

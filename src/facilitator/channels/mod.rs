@@ -35,11 +35,11 @@
 //! let id = escrow.channel_id(&config);
 //! let until = SystemClock.now() + 300;
 //! let deposit = Deposit::sign(id, 100_000, until, OsNonces.next()?, &TokenDomain::of(&token), &payer).await?;
-//! let executed = channels.deposit(&config, &deposit).await?;
+//! let voucher = Voucher::sign(&escrow, id, 60_000, &payer).await?;
+//! let executed = channels.deposit(&config, &voucher, &deposit).await?;
 //! assert_eq!(executed.observed.state.balance, 100_000);
 //!
-//! // It promises up to six cents. The seller charged five, and claims them.
-//! let voucher = Voucher::sign(&escrow, id, 60_000, &payer).await?;
+//! // It promised up to six cents. The seller charged five, and claims them.
 //! let claim = Claim {
 //!     voucher: ClaimedVoucher { channel: config, max_claimable_amount: 60_000 },
 //!     signature: voucher.signature,
@@ -51,7 +51,7 @@
 //! assert_eq!(settled.amount, 50_000);
 //!
 //! // The payer gets the rest back.
-//! let order = RefundOrder { config, amount: 50_000, nonce: 0, claim: None };
+//! let order = RefundOrder { config, voucher, amount: 50_000, nonce: 0, claim: None };
 //! assert_eq!(channels.refund(&order, &key).await?.amount, 50_000);
 //! assert_eq!(devnet.balance_of(payer.address())?, Usdc::from_atomic(950_000));
 //! # Ok(())
@@ -61,7 +61,7 @@
 //! ```
 
 #[cfg(feature = "onchain")]
-mod onchain;
+pub(super) mod onchain;
 
 use std::{fmt, sync::Arc};
 
@@ -69,9 +69,13 @@ use alloy_primitives::{Address, B256, Bytes};
 use async_trait::async_trait;
 
 use super::FacilitatorError;
+#[cfg(all(feature = "onchain", feature = "remote"))]
+pub use super::remote::RemoteChannels;
 use crate::{
     network::Network,
-    vouchers::{AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Escrow},
+    vouchers::{
+        AuthorizerError, AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Escrow, Voucher,
+    },
 };
 #[cfg(feature = "onchain")]
 pub use onchain::{OnchainChannels, OnchainChannelsBuilder};
@@ -111,11 +115,17 @@ pub trait ChannelFacilitator: fmt::Debug + Send + Sync + 'static {
         deposit: &Deposit,
     ) -> Result<ChannelObservation, ChannelError>;
 
-    /// Executes the deposit and waits for its block. If it was executed before, by anybody, returns that transaction.
+    /// Executes the deposit and waits for its block. If it was executed before, by anybody, returns that transaction. `voucher` came with
+    /// it, and was checked: other facilitators want to see it.
     ///
     /// # Errors
     /// [`ChannelError`]. After [`ChannelError::Pending`], ask again with the same deposit.
-    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError>;
+    async fn deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: &Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError>;
 
     /// Signs and claims these rows. Rows that the contract would refuse are left out, and named in [`Claimed::refused`]. Rows whose amount
     /// was claimed before count as claimed.
@@ -174,8 +184,13 @@ impl<F: ChannelFacilitator + ?Sized> ChannelFacilitator for Arc<F> {
         (**self).verify_deposit(config, deposit).await
     }
 
-    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
-        (**self).deposit(config, deposit).await
+    async fn deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: &Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError> {
+        (**self).deposit(config, voucher, deposit).await
     }
 
     async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
@@ -248,6 +263,8 @@ pub struct RefusedClaim {
 pub struct RefundOrder {
     /// The channel.
     pub config: ChannelConfig,
+    /// The payer's voucher, with which it asked for the refund. The contract does not need it; other facilitators want to see it.
+    pub voucher: Voucher,
     /// The most to refund, in atomic units. If less is left after the claim, that is refunded.
     pub amount: u128,
     /// The contract's refund nonce of the channel, as it was observed. It identifies the refund: an order is executed once.

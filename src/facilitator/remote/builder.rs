@@ -217,6 +217,25 @@ pub enum RemoteBuildError {
         /// The node's network.
         found: Network,
     },
+    /// No node confirms what the facilitator does to payment channels. Set one with [`RemoteFacilitatorBuilder::confirm`].
+    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[error("payment channels need a node of {0} that shows what is in them")]
+    NoNode(Network),
+    /// The chain lacks a contract that payment channels need.
+    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[error("{network} lacks {name} at {address}, which payment channels need")]
+    NoContract {
+        /// The contract.
+        name: &'static str,
+        /// Where it should be.
+        address: alloy_primitives::Address,
+        /// The chain.
+        network: Network,
+    },
+    /// The facilitator does not serve payment channels of this network.
+    #[cfg(all(feature = "onchain", feature = "vouchers"))]
+    #[error("the facilitator does not serve payment channels on {0} (no batch-settlement in its /supported)")]
+    NoChannels(Network),
     /// The operating system's source of randomness failed.
     #[error("the operating system's source of randomness failed")]
     Randomness,

@@ -107,14 +107,21 @@ pub(super) enum Reply {
 /// A settlement response in which fields may be missing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Settlement {
-    success: bool,
-    error_reason: Option<String>,
-    error_message: Option<String>,
+pub(super) struct Settlement {
+    pub(super) success: bool,
+    pub(super) error_reason: Option<String>,
+    pub(super) error_message: Option<String>,
     payer: Option<String>,
     transaction: Option<String>,
     network: Option<String>,
     amount: Option<String>,
+}
+
+impl Settlement {
+    /// Returns the transaction that it names.
+    pub(super) fn hash(&self) -> Option<B256> {
+        self.transaction.as_deref()?.parse().ok().filter(|hash| *hash != B256::ZERO)
+    }
 }
 
 pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
@@ -122,7 +129,7 @@ pub(super) fn read_settlement(answer: &Answer, payment: &Prechecked) -> Reply {
         return Reply::Unusable;
     }
     let Some(said) = read_object::<Settlement>(&answer.body) else { return Reply::Unusable };
-    let transaction = said.transaction.as_deref().and_then(|hash| hash.parse().ok()).filter(|hash| *hash != B256::ZERO);
+    let transaction = said.hash();
     if !said.success {
         let reason = sanitized(&Reason::from(said.error_reason.as_deref().unwrap_or_default()));
         return match reason {
@@ -206,7 +213,7 @@ fn sanitized(reason: &Reason) -> Reason {
 }
 
 /// Returns the beginning of a facilitator's message, without control characters.
-fn detail(text: Option<&str>) -> String {
+pub(super) fn detail(text: Option<&str>) -> String {
     let text: String = text.unwrap_or_default().chars().take(MAX_MESSAGE).collect();
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     match text.trim() {

@@ -2,6 +2,8 @@
 
 mod api;
 mod builder;
+#[cfg(all(feature = "onchain", feature = "vouchers"))]
+mod channels;
 mod echo_cache;
 mod message;
 mod observer;
@@ -15,6 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 pub use api::{Authenticate, Outgoing};
 pub use builder::{RemoteBuildError, RemoteFacilitatorBuilder};
+#[cfg(all(feature = "onchain", feature = "vouchers"))]
+pub use channels::RemoteChannels;
 
 use api::{Answer, Api, NoAnswer};
 use echo_cache::EchoCache;

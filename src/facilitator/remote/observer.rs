@@ -2,6 +2,8 @@
 
 #[cfg(feature = "onchain")]
 pub(super) use confirming::ChainObserver;
+#[cfg(all(feature = "onchain", feature = "vouchers"))]
+pub(super) use confirming::receipt;
 #[cfg(not(feature = "onchain"))]
 pub(super) use missing::ChainObserver;
 
@@ -53,7 +55,7 @@ mod confirming {
             endpoint::{EndpointError, client_at},
             node::{AuthorizationState, Node},
             receipt_check::ExpectedTransfer,
-            rpc::Rpc,
+            rpc::{Receipt, Rpc, RpcFailure},
         },
         facilitator::{FacilitatorError, remote::RemoteBuildError},
         network::Network,
@@ -71,6 +73,17 @@ mod confirming {
     const POLL: Duration = Duration::from_millis(100);
     /// The absence of a receipt is believed after this pause: the node may lag behind another one.
     const SECOND_LOOK: Duration = Duration::from_millis(500);
+
+    /// Returns the receipt of a transaction that the facilitator names, after waiting for it for a few seconds.
+    pub(in super::super) async fn receipt(node: &Node, transaction: B256) -> Result<Option<Receipt>, RpcFailure> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match node.rpc().receipt(transaction).await {
+                Err(_) | Ok(None) if Instant::now() < deadline => sleep(POLL).await,
+                answer => return answer,
+            }
+        }
+    }
 
     /// A node that confirms what the facilitator says.
     pub(in super::super) struct ChainObserver {
@@ -104,6 +117,11 @@ mod confirming {
             self.node.network()
         }
 
+        #[cfg(feature = "vouchers")]
+        pub(in super::super) fn node(&self) -> &Arc<Node> {
+            &self.node
+        }
+
         /// Returns `true` if the node answers.
         pub(in super::super) async fn answers(&self) -> bool {
             self.node.rpc().block("latest").await.is_ok()
@@ -124,15 +142,8 @@ mod confirming {
             transaction: B256,
         ) -> Result<Option<u64>, FacilitatorError> {
             let expected = ExpectedTransfer::of_payment(payment);
-            let deadline = Instant::now() + PATIENCE;
-            loop {
-                match self.node.rpc().receipt(transaction).await {
-                    Ok(Some(receipt)) => return Ok(expected.is_paid_by(&receipt).then(|| receipt.block())),
-                    Err(failure) if Instant::now() >= deadline => return Err(failure.into()),
-                    Ok(None) if Instant::now() >= deadline => return Ok(None),
-                    Ok(None) | Err(_) => sleep(POLL).await,
-                }
-            }
+            let receipt = receipt(&self.node, transaction).await?;
+            Ok(receipt.filter(|receipt| expected.is_paid_by(receipt)).map(|receipt| receipt.block()))
         }
 
         /// Returns what became of a payment whose authorization was unused in the block `seen_unused`. `claimed` are the transactions that

@@ -25,10 +25,10 @@ use crate::{
 };
 
 /// The pause before the same body is sent again, doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const MAX_PAUSE: Duration = Duration::from_secs(3);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// How many unusable answers end a call. An answer of "pending" is asked again for as long as the call may take.
-const MAX_TRIES: u32 = 4;
+pub(super) const MAX_TRIES: u32 = 4;
 /// How many transactions that a facilitator named are recorded for a payment.
 const MAX_NAMED: usize = 8;
 /// How long other processes leave the payment alone, in seconds, beyond the time that a call may take.

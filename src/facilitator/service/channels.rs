@@ -19,12 +19,10 @@ use crate::{
     protocol::{PaymentRequirements, Reason, SupportedKind, SupportedResponse},
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelObservation, ChannelPayload, ChannelState, Claim, Escrow, RefundRequest,
-        Voucher, amount, reason,
+        SCHEME, Voucher, amount, reason,
     },
 };
 
-/// The scheme's name.
-const SCHEME: &str = "batch-settlement";
 /// The largest request body, in bytes: a batch of a hundred claims has 64 KiB or more.
 pub(super) const MAX_BODY: usize = 256 * 1024;
 
@@ -372,7 +370,7 @@ impl Shared {
                 // The amount may be what is charged by now, which can be nothing.
                 let price = request.price(reason::DEPOSIT_PAYLOAD)?;
                 check_amounts(&voucher, &before.state, deposit.amount, price)?;
-                let executed = facilitator.deposit(&config, &deposit).await?;
+                let executed = facilitator.deposit(&config, &voucher, &deposit).await?;
                 Ok(Done::of(&executed, config.payer))
             }
             ChannelPayload::Claim { claims, claim_authorizer_signature } => {
@@ -450,7 +448,8 @@ async fn sign_refund(channels: &Channels, escrow: &Escrow, refund: RefundRequest
         (None, Some(claim)) => Some(sign_claims(channels, escrow, std::slice::from_ref(claim)).await?),
         (signature, _) => signature,
     };
-    Ok(SignedRefund { order: RefundOrder { config, amount, nonce, claim }, refund_signature, claim_signature })
+    let order = RefundOrder { config, voucher: refund.voucher, amount, nonce, claim };
+    Ok(SignedRefund { order, refund_signature, claim_signature })
 }
 
 /// Returns the service's key if it may sign for the caller, and is the authorizer of these channels.

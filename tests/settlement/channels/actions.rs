@@ -76,20 +76,23 @@ async fn a_deposit_is_executed_once_however_often_it_is_asked_for(chain: &dyn Ch
     assert_eq!((before.state.channel_id, before.state.balance), (channel.id(), 0));
     assert_eq!(channel.state(chain).await, (0, 0), "verifying changes nothing");
 
-    let done = channels.deposit(&channel.config, &deposit).await.unwrap();
+    let done = channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
     assert_eq!((done.amount, done.observed.state.balance), (10_000, 10_000));
     let receipt = chain.receipt(done.transaction).await;
     assert!(receipt.status() && receipt.block_number == Some(done.observed.block));
-    let again = channels.deposit(&channel.config, &deposit).await.unwrap();
+    let again = channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
     assert_eq!((again.transaction, again.amount), (done.transaction, 10_000));
     // A process that knows nothing of it finds it, too.
     let other = builder(chain).signer(gas_key(chain).await).build().await.unwrap();
-    assert_eq!(other.deposit(&channel.config, &deposit).await.unwrap().transaction, done.transaction);
+    assert_eq!(
+        other.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap().transaction,
+        done.transaction
+    );
     assert_eq!(chain.balance(channel.config.payer).await, 90_000);
     assert_eq!(code(channels.verify_deposit(&channel.config, &deposit).await), reason::DEPOSIT_SIMULATION_FAILED);
 
     let more = channel.sign_deposit(chain, 5_000, soon(chain).await).await;
-    let topped_up = channels.deposit(&channel.config, &more).await.unwrap();
+    let topped_up = channels.deposit(&channel.config, &channel.voucher(1), &more).await.unwrap();
     assert_eq!((topped_up.amount, topped_up.observed.state.balance), (5_000, 15_000));
 }
 
@@ -97,7 +100,8 @@ async fn copies_of_a_deposit_at_once_share_a_transaction(chain: &dyn Chain) {
     let channels = channels(chain).await;
     let channel = channel(chain).await;
     let deposit = channel.sign_deposit(chain, 10_000, soon(chain).await).await;
-    let copies = join_all((0..20).map(|_| channels.deposit(&channel.config, &deposit))).await;
+    let voucher = channel.voucher(1);
+    let copies = join_all((0..20).map(|_| channels.deposit(&channel.config, &voucher, &deposit))).await;
     let first = copies[0].as_ref().unwrap().transaction;
     assert!(copies.iter().all(|done| done.as_ref().unwrap().transaction == first), "{copies:?}");
     let sent = chain.provider().get_transaction_count(channels.senders()[0]).await.unwrap();
@@ -108,7 +112,11 @@ async fn two_processes_with_one_deposit_report_the_same_transaction(chain: &dyn 
     let (one, other) = (channels(chain).await, channels(chain).await);
     let channel = channel(chain).await;
     let deposit = channel.sign_deposit(chain, 10_000, soon(chain).await).await;
-    let (one, other) = tokio::join!(one.deposit(&channel.config, &deposit), other.deposit(&channel.config, &deposit));
+    let voucher = channel.voucher(1);
+    let (one, other) = tokio::join!(
+        one.deposit(&channel.config, &voucher, &deposit),
+        other.deposit(&channel.config, &voucher, &deposit)
+    );
     assert_eq!(one.unwrap().transaction, other.unwrap().transaction);
     assert_eq!(channel.state(chain).await, (10_000, 0));
     assert_eq!(chain.balance(channel.config.payer).await, 90_000);

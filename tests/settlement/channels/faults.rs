@@ -89,7 +89,7 @@ async fn a_node_that_does_not_answer_sends_nothing_and_loses_nothing() {
     let token = stage.chain.asset().address;
     for method in ["eth_call", "eth_estimateGas", "eth_getTransactionCount"] {
         stage.fault(move |called, _| if called == method { Fault::DropBefore } else { Fault::None });
-        let result = stage.channels.deposit(&stage.channel.config, &deposit).await;
+        let result = stage.channels.deposit(&stage.channel.config, &stage.channel.voucher(1), &deposit).await;
         assert!(is_unavailable(&result), "{method}: {result:?}");
         assert_eq!(stage.calls(SEND) + stage.calls(SEND_SYNC), 0);
     }
@@ -103,7 +103,7 @@ async fn a_node_that_does_not_answer_sends_nothing_and_loses_nothing() {
     stage.chain.devnet.faults().clear();
     // The failed request for the next account nonce is not repeated for a second.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+    stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
     assert_eq!(stage.channels.claim(&rows, &key).await.unwrap().amount, 2_000);
     assert_eq!(channel.state(&stage.chain).await, (10_000, 2_000));
 }
@@ -119,7 +119,10 @@ async fn answers_that_are_lost_after_sending_move_nothing_twice() {
     };
     let deposit = stage.sign(10_000).await;
     stage.fault(lost);
-    assert_eq!(stage.channels.deposit(&channel.config, &deposit).await.unwrap().observed.state.balance, 10_000);
+    assert_eq!(
+        stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap().observed.state.balance,
+        10_000
+    );
     stage.fault(lost);
     assert_eq!(stage.channels.claim(&[channel.row(4_000, 3_000).await], &key).await.unwrap().amount, 3_000);
     stage.fault(lost);
@@ -136,11 +139,11 @@ async fn a_deposit_that_is_in_no_block_is_pending_and_found_later() {
     let deposit = stage.sign(10_000).await;
     stage.chain.devnet.stall(true);
     let config = &stage.channel.config;
-    let pending = stage.channels.deposit(config, &deposit).await;
+    let pending = stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await;
     let Err(ChannelError::Pending { transaction: Some(transaction) }) = pending else { panic!("{pending:?}") };
     stage.chain.devnet.stall(false);
     stage.chain.receipt(transaction).await;
-    let done = stage.channels.deposit(config, &deposit).await.unwrap();
+    let done = stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await.unwrap();
     assert_eq!((done.transaction, stage.sent().await), (transaction, 1));
     assert_eq!(stage.chain.balance(config.payer).await, 90_000);
 }
@@ -161,7 +164,7 @@ async fn a_transaction_that_hangs_is_replaced_at_a_higher_fee() {
     let config = &stage.channel.config;
     let done = in_time("the deposit is executed", async {
         loop {
-            match stage.channels.deposit(config, &deposit).await {
+            match stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await {
                 Ok(done) => return done,
                 Err(ChannelError::Pending { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -178,7 +181,7 @@ async fn a_transaction_that_hangs_is_replaced_at_a_higher_fee() {
 async fn a_nonce_that_somebody_else_took_is_no_failure() {
     let stage = Stage::start(None).await;
     let config = &stage.channel.config;
-    stage.channels.deposit(config, &stage.sign(1_000).await).await.unwrap();
+    stage.channels.deposit(config, &stage.channel.voucher(1), &stage.sign(1_000).await).await.unwrap();
     // The same key in another program: the next account nonce is used without our knowledge.
     let other = Relayer::of(&stage.chain.rpc_url(), stage.key.clone());
     assert!(
@@ -189,7 +192,7 @@ async fn a_nonce_that_somebody_else_took_is_no_failure() {
     let deposit = stage.sign(2_000).await;
     let done = in_time("the deposit is executed", async {
         loop {
-            match stage.channels.deposit(config, &deposit).await {
+            match stage.channels.deposit(config, &stage.channel.voucher(1), &deposit).await {
                 Err(ChannelError::Pending { .. }) => {}
                 other => return other,
             }
@@ -205,7 +208,7 @@ async fn a_nonce_that_somebody_else_took_is_no_failure() {
 async fn transactions_that_revert_are_reported_with_their_code() {
     let stage = Stage::start(None).await;
     let (channel, key, token) = (&stage.channel, authorizer(&stage.channel), stage.chain.asset().address);
-    stage.channels.deposit(&channel.config, &stage.sign(10_000).await).await.unwrap();
+    stage.channels.deposit(&channel.config, &channel.voucher(1), &stage.sign(10_000).await).await.unwrap();
     stage.channels.claim(&[channel.row(3_000, 3_000).await], &key).await.unwrap();
     let pausing = || {
         let devnet = stage.chain.devnet.clone();
@@ -220,7 +223,10 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     };
     let deposit = stage.sign(5_000).await;
     pausing();
-    assert_eq!(code(stage.channels.deposit(&channel.config, &deposit).await), reason::DEPOSIT_TRANSACTION_FAILED);
+    assert_eq!(
+        code(stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await),
+        reason::DEPOSIT_TRANSACTION_FAILED
+    );
     pausing();
     let settled = stage.channels.settle(channel.config.receiver, token).await;
     assert_eq!(code(settled), reason::SETTLE_TRANSACTION_FAILED);
@@ -230,7 +236,7 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000), "a claim reverts with its refund");
     stage.chain.devnet.faults().clear();
     stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
-    stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+    stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
 }
 
 /// The first transaction reverts because the token is paused, the last one because somebody else executes the same a moment before.
@@ -255,7 +261,7 @@ async fn what_somebody_else_executed_before_the_last_attempt_is_found() {
         });
     };
     racing(channel.deposit_call(&deposit).abi_encode());
-    let done = stage.channels.deposit(&channel.config, &deposit).await.unwrap();
+    let done = stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
     assert_eq!((done.amount, channel.state(&stage.chain).await, stage.sent().await), (10_000, (10_000, 0), 2));
     racing(refund_call(channel, 1_000, 0).abi_encode());
     let done = stage.channels.refund(&order(channel, 1_000, 0, None), &key).await.unwrap();
@@ -325,11 +331,11 @@ async fn a_success_without_the_contracts_event_is_not_believed() {
     let is_pending =
         |result: Result<(), ChannelError>| matches!(result, Err(ChannelError::Pending { transaction: Some(_) }));
     let deposit = stage.sign(10_000).await;
-    assert!(is_pending(through_liar.deposit(&channel.config, &deposit).await.map(drop)));
+    assert!(is_pending(through_liar.deposit(&channel.config, &channel.voucher(1), &deposit).await.map(drop)));
     let refund = order(channel, 1_000, 0, None);
     assert!(is_pending(through_liar.refund(&refund, &key).await.map(drop)));
     // Who asks a node that tells the truth finds both.
-    assert_eq!(stage.channels.deposit(&channel.config, &deposit).await.unwrap().amount, 10_000);
+    assert_eq!(stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap().amount, 10_000);
     assert_eq!(stage.channels.refund(&refund, &key).await.unwrap().amount, 1_000);
     // What was claimed and settled shows in the contract's state, too.
     let claimed = through_liar.claim(&[channel.row(2_000, 2_000).await], &key).await.unwrap();
@@ -369,14 +375,16 @@ async fn what_a_dead_process_left_in_the_pool_is_found_and_not_paid_twice() {
         let restart = || builder(&stage.chain).signer(key.clone()).confirm_timeout(Duration::from_secs(1)).build();
 
         stage.chain.devnet.stall(true);
-        let (config, sent) = (channel.config, deposit.clone());
-        is_pending(&in_a_process_that_dies(&stage, async move |it| it.deposit(&config, &sent).await.map(drop)).await);
+        let (config, sent, voucher) = (channel.config, deposit.clone(), channel.voucher(1));
+        let copy = voucher.clone();
+        let run = async move |it: OnchainChannels| it.deposit(&config, &copy, &sent).await.map(drop);
+        is_pending(&in_a_process_that_dies(&stage, run).await);
         let next = restart().await.unwrap();
-        is_pending(&next.deposit(&config, &deposit).await.map(drop));
+        is_pending(&next.deposit(&config, &voucher, &deposit).await.map(drop));
         stage.chain.devnet.stall(false);
         let done = in_time("the deposit is found", async {
             loop {
-                match next.deposit(&config, &deposit).await {
+                match next.deposit(&config, &voucher, &deposit).await {
                     Err(ChannelError::Pending { .. } | ChannelError::Unavailable(_)) => {}
                     other => return other,
                 }
@@ -426,13 +434,13 @@ async fn a_large_deposit_counts_when_enough_blocks_are_on_top_of_it() {
     let channels = builder(&stage.chain).signer(gas_key(&stage.chain).await).confirmations(5_000, 3);
     let channels = channels.block_time(Duration::from_millis(50)).confirm_timeout(Duration::from_secs(1));
     let channels = channels.build().await.unwrap();
-    let config = &stage.channel.config;
-    assert_eq!(channels.deposit(config, &stage.sign(4_999).await).await.unwrap().amount, 4_999, "at once");
+    let (config, voucher) = (&stage.channel.config, &stage.channel.voucher(1));
+    assert_eq!(channels.deposit(config, voucher, &stage.sign(4_999).await).await.unwrap().amount, 4_999, "at once");
 
     // No block comes after it, and then it is removed.
     let deposit = stage.sign(5_000).await;
     for _ in 0..2 {
-        let pending = channels.deposit(config, &deposit).await;
+        let pending = channels.deposit(config, voucher, &deposit).await;
         assert!(matches!(pending, Err(ChannelError::Pending { transaction: Some(_) })), "{pending:?}");
     }
     assert_eq!(stage.channel.state(&stage.chain).await, (9_999, 0));
@@ -440,7 +448,7 @@ async fn a_large_deposit_counts_when_enough_blocks_are_on_top_of_it() {
     assert_eq!(stage.channel.state(&stage.chain).await, (4_999, 0));
     let done = in_time("it is made again and has blocks on top", async {
         loop {
-            match channels.deposit(config, &deposit).await {
+            match channels.deposit(config, voucher, &deposit).await {
                 Err(ChannelError::Pending { .. }) => (0..3).for_each(|_| stage.chain.devnet.mine()),
                 other => return other,
             }

@@ -38,7 +38,10 @@ async fn a_hundred_thousand_payments_cost_less_than_180_gas_each(chain: &dyn Cha
         let filled: Vec<_> = stream::iter(&funded)
             .map(|channel| async {
                 let deposit = channel.sign_deposit(chain, each, until).await;
-                let done = channels.deposit(&channel.config, &deposit).await.expect("the deposit is executed");
+                let done = channels
+                    .deposit(&channel.config, &channel.voucher(1), &deposit)
+                    .await
+                    .expect("the deposit is executed");
                 (channel.row(each, each).await, chain.gas_used(done.transaction).await)
             })
             .buffered(8)

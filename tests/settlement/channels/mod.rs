@@ -38,7 +38,7 @@ fn authorizer(channel: &Channel) -> AuthorizerKey {
 }
 
 fn order(channel: &Channel, amount: u128, nonce: u128, claim: Option<Claim>) -> RefundOrder {
-    RefundOrder { config: channel.config, amount, nonce, claim }
+    RefundOrder { config: channel.config, voucher: channel.voucher(1), amount, nonce, claim }
 }
 
 /// The code of a refusal.

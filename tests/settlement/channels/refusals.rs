@@ -81,10 +81,10 @@ async fn bad_deposits_are_refused_with_their_code(chain: &dyn Chain) {
     ];
     for (config, deposit, expected) in &cases {
         assert_eq!(code(channels.verify_deposit(config, deposit).await), *expected);
-        assert_eq!(code(channels.deposit(config, deposit).await), *expected);
+        assert_eq!(code(channels.deposit(config, &channel.voucher(1), deposit).await), *expected);
     }
     chain.blacklist(config.payer).await;
-    assert_eq!(code(channels.deposit(&config, &good).await), reason::DEPOSIT_SIMULATION_FAILED);
+    assert_eq!(code(channels.deposit(&config, &channel.voucher(1), &good).await), reason::DEPOSIT_SIMULATION_FAILED);
     assert_eq!(chain.provider().get_transaction_count(channels.senders()[0]).await.unwrap(), 0, "nothing was sent");
 }
 

@@ -20,7 +20,7 @@ use tower_x402::{
     ManualClock, Network,
     facilitator::{
         OnchainFacilitator,
-        channels::{OnchainChannels, RefundOrder, SignedRefund},
+        channels::{OnchainChannels, SignedRefund},
         service::{FacilitatorService, FacilitatorServiceBuilder},
     },
     vouchers::{AuthorizerKey, ChannelConfig, ChannelPayload, Claim, RefundRequest, Voucher, reason},
@@ -327,7 +327,7 @@ async fn refunds_and_claims_are_signed_only_for_callers_with_a_key() {
 async fn a_refund_that_the_seller_signed_needs_no_key_of_the_service() {
     let stage = Stage::with_money().await;
     let claim = stage.channel.row(3_000, 2_500).await;
-    let order = RefundOrder { config: stage.channel.config, amount: 50_000, nonce: 0, claim: Some(claim.clone()) };
+    let order = super::order(&stage.channel, 50_000, 0, Some(claim.clone()));
     let key = AuthorizerKey::new(stage.channel.authorizer.clone());
     let signed = SignedRefund::sign(order, Network::BASE_SEPOLIA, &key).await.unwrap();
     let mut refund = stage.refund(50_000, 0, Some(claim.clone())).await;

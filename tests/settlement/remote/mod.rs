@@ -2,6 +2,7 @@
 
 mod background;
 mod bad;
+mod channels;
 mod discovery;
 mod echo;
 mod honest;

@@ -7,20 +7,17 @@ use alloy_primitives::{Address, Signature, U256};
 use alloy_provider::Provider;
 use alloy_rpc_client::RpcClient;
 
-use super::{Inner, OnchainChannels};
+use super::{BlockRules, CONFIRM_TIMEOUT, MAX_BLOCK_AGE, OnchainChannels};
 use crate::{
     chain::{endpoint::client_at, escrow, node::Node, rpc::Rpc},
     clock::{Clock, SystemClock},
     facilitator::{OnchainBuildError, onchain::preflight},
     network::{Asset, Network},
     settlement::{accounts::SharedSigner, caller::Caller, confirmation::Depths},
-    vouchers::Escrow,
 };
 
 /// Longer durations are cut to this one.
 const LONGEST: Duration = Duration::from_secs(3_600);
-/// How old the newest block of a node may be.
-const MAX_BLOCK_AGE: Duration = Duration::from_secs(120);
 /// Gas of the probe, which is not used here.
 const PROBE_GAS: u64 = 400_000;
 
@@ -53,7 +50,7 @@ impl Default for OnchainChannelsBuilder {
             clock: Arc::new(SystemClock),
             max_gas_price: None,
             in_flight: 16,
-            confirm_timeout: Duration::from_secs(15),
+            confirm_timeout: CONFIRM_TIMEOUT,
             block_time: None,
             rpc_timeout: Duration::from_secs(5),
             max_block_age: MAX_BLOCK_AGE,
@@ -195,17 +192,9 @@ impl OnchainChannelsBuilder {
             return Err(OnchainBuildError::NoContract { name, address, network });
         }
         let caller = Caller::new(node.clone(), self.signers, self.in_flight, self.confirm_timeout);
-        Ok(OnchainChannels(Arc::new(Inner {
-            node,
-            escrow: Escrow::on(network),
-            assets: self.assets,
-            clock: self.clock,
-            max_block_age: self.max_block_age.as_secs(),
-            depths: self.depths,
-            confirm_timeout: self.confirm_timeout,
-            caller,
-            deposits: Arc::default(),
-        })))
+        let rules =
+            BlockRules { max_age: self.max_block_age.as_secs(), depths: self.depths, timeout: self.confirm_timeout };
+        Ok(OnchainChannels::new(node, self.assets, self.clock, Arc::new(caller), rules))
     }
 }
 

@@ -3,15 +3,12 @@
 use alloy_primitives::{Address, Bytes};
 use alloy_sol_types::SolCall;
 
-use super::{ATTEMPTS, Inner};
+use super::{Attempts, Inner};
 use crate::{
     chain::escrow,
     facilitator::channels::{ChannelError, Claimed, RefusedClaim},
-    vouchers::{AuthorizerKey, ChannelId, ChannelObservation, Claim, abi::BatchSettlement, reason},
+    vouchers::{AuthorizerKey, ChannelId, ChannelObservation, ChannelPayload, Claim, abi::BatchSettlement, reason},
 };
-
-/// Rows per transaction. Each takes about 25,000 gas, of 16 million.
-const ROWS: usize = 200;
 
 /// A row, and its index among those that were asked for.
 #[derive(Clone, Copy)]
@@ -24,11 +21,18 @@ struct Row<'a> {
 /// A row that the contract would refuse, and why.
 type RefusedRow<'a> = (Row<'a>, String);
 
+/// A simulated batch: its call, the gas limit, and the message that asks a facilitator for it.
+struct Batch {
+    input: Bytes,
+    gas: u64,
+    payload: ChannelPayload,
+}
+
 impl Inner {
     pub(super) async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
         let rows = self.rows(claims);
         let mut claimed = Claimed::default();
-        for part in rows.chunks(ROWS) {
+        for part in rows.chunks(self.sender.claims()) {
             self.claim_part(part, authorizer, &mut claimed).await?;
         }
         claimed.refused.sort_by_key(|refused| refused.index);
@@ -40,21 +44,21 @@ impl Inner {
         if rows.is_empty() {
             return Err(ChannelError::rejected(reason::CLAIM_PAYLOAD, "a batch of no claims"));
         }
-        let input = with_signature(&rows, signature.clone());
         let mut claimed = Claimed::default();
-        for _ in 0..ATTEMPTS {
-            let before = self.observe(&ids(&rows)).await?;
+        let mut attempts = Attempts::default();
+        loop {
+            let before = attempts.read(self.observe(&ids(&rows)).await)?;
             if open(&rows, &before).is_empty() {
                 claimed.observed = before;
                 return Ok(claimed);
             }
-            let simulated = self.simulate(self.sender(), &input).await?;
-            let gas = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
-            if self.send_claim(&rows, input.clone(), gas, &before, &mut claimed).await? {
+            attempts.next()?;
+            let simulated = self.simulate_signed(&rows, signature.clone()).await?;
+            let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
+            if self.send_claim(&rows, batch, &before, &mut attempts, &mut claimed).await? {
                 return Ok(claimed);
             }
         }
-        Err(reverted())
     }
 
     async fn claim_part(
@@ -63,16 +67,21 @@ impl Inner {
         authorizer: &AuthorizerKey,
         claimed: &mut Claimed,
     ) -> Result<(), ChannelError> {
-        for _ in 0..ATTEMPTS {
-            let before = self.observe(&ids(part)).await?;
-            let (refused, call) = self.prepare(open(part, &before), authorizer).await?;
+        let mut attempts = Attempts::default();
+        loop {
+            let before = attempts.read(self.observe(&ids(part)).await)?;
+            let rows = open(part, &before);
+            if !rows.is_empty() {
+                attempts.next()?;
+            }
+            let (refused, batch) = self.prepare(rows, authorizer).await?;
             let is_kept =
                 |(row, _): &(&Row<'_>, ChannelObservation)| refused.iter().all(|(bad, _)| bad.index != row.index);
             let (kept, before): (Vec<Row<'_>>, Vec<ChannelObservation>) =
                 part.iter().zip(before).filter(is_kept).map(|(row, before)| (*row, before)).unzip();
-            match call {
-                Some((input, gas)) => {
-                    if !self.send_claim(&kept, input, gas, &before, claimed).await? {
+            match batch {
+                Some(batch) => {
+                    if !self.send_claim(&kept, batch, &before, &mut attempts, claimed).await? {
                         continue;
                     }
                 }
@@ -86,45 +95,41 @@ impl Inner {
             claimed.refused.extend(named);
             return Ok(());
         }
-        Err(reverted())
     }
 
-    /// Returns the rows that the contract would refuse, and the call that claims the others with its gas limit, if there are any.
+    /// Returns the rows that the contract would refuse, and the batch that claims the others, if there are any.
     async fn prepare<'a>(
         &self,
         rows: Vec<Row<'a>>,
         authorizer: &AuthorizerKey,
-    ) -> Result<(Vec<RefusedRow<'a>>, Option<(Bytes, u64)>), ChannelError> {
+    ) -> Result<(Vec<RefusedRow<'a>>, Option<Batch>), ChannelError> {
         if rows.is_empty() {
             return Ok((Vec::new(), None));
         }
-        let input = self.claim_input(&rows, authorizer).await?;
-        if let Ok(gas) = self.simulate(self.sender(), &input).await? {
-            return Ok((Vec::new(), Some((input, gas))));
+        if let Ok(batch) = self.simulate_claim(&rows, authorizer).await? {
+            return Ok((Vec::new(), Some(batch)));
         }
         let (good, refused) = self.split(rows, authorizer.address()).await?;
         if good.is_empty() {
             return Ok((refused, None));
         }
-        let input = self.claim_input(&good, authorizer).await?;
-        let simulated = self.simulate(self.sender(), &input).await?;
-        let gas = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
-        Ok((refused, Some((input, gas))))
+        let simulated = self.simulate_claim(&good, authorizer).await?;
+        let batch = simulated.map_err(|why| ChannelError::rejected(reason::CLAIM_SIMULATION_FAILED, why))?;
+        Ok((refused, Some(batch)))
     }
 
-    /// Sends a batch. Returns `false` if its transaction reverted.
+    /// Sends a batch. Returns `false` if nothing is known to be claimed by it.
     async fn send_claim(
         &self,
         rows: &[Row<'_>],
-        input: Bytes,
-        gas: u64,
+        Batch { input, gas, payload }: Batch,
         before: &[ChannelObservation],
+        attempts: &mut Attempts,
         claimed: &mut Claimed,
     ) -> Result<bool, ChannelError> {
-        let receipt = self.send(input, gas).await?;
-        if !receipt.succeeded() {
-            return Ok(false);
-        }
+        let seen = before.first().map_or(0, |before| before.block);
+        let sent = self.send(input, gas, payload, seen).await;
+        let Some(receipt) = attempts.succeeded(sent, reason::CLAIM_TRANSACTION_FAILED) else { return Ok(false) };
         let transaction = receipt.transaction_hash;
         let events: Vec<BatchSettlement::Claimed> = escrow::events(&receipt).collect();
         let is_claimed = |row: &Row<'_>, before: &ChannelObservation| {
@@ -182,14 +187,25 @@ impl Inner {
         Ok((good, refused))
     }
 
-    /// Returns the call that claims these rows: signed, unless the sender is the authorizer.
-    async fn claim_input(&self, rows: &[Row<'_>], authorizer: &AuthorizerKey) -> Result<Bytes, ChannelError> {
-        let mut senders = self.caller.addresses();
-        if (senders.next(), senders.next()) == (Some(authorizer.address()), None) {
-            return Ok(without_signature(rows));
+    /// Simulates a claim of these rows: signed, unless the sender is the authorizer. Returns the batch, or why it reverts.
+    async fn simulate_claim(
+        &self,
+        rows: &[Row<'_>],
+        authorizer: &AuthorizerKey,
+    ) -> Result<Result<Batch, String>, ChannelError> {
+        if self.sender.addresses() == [authorizer.address()] {
+            let (input, payload) = (without_signature(rows), message(rows, None));
+            let gas = self.simulate(self.sender(), &input).await?;
+            return Ok(gas.map(|gas| Batch { input, gas, payload }));
         }
         let claims: Vec<Claim> = rows.iter().map(|row| row.claim.clone()).collect();
-        Ok(with_signature(rows, authorizer.sign_claims(&self.escrow, &claims).await?))
+        self.simulate_signed(rows, authorizer.sign_claims(&self.escrow, &claims).await?).await
+    }
+
+    async fn simulate_signed(&self, rows: &[Row<'_>], signature: Bytes) -> Result<Result<Batch, String>, ChannelError> {
+        let (input, payload) = (with_signature(rows, signature.clone()), message(rows, Some(signature)));
+        let gas = self.simulate(self.sender(), &input).await?;
+        Ok(gas.map(|gas| Batch { input, gas, payload }))
     }
 
     fn rows<'a>(&self, claims: &'a [Claim]) -> Vec<Row<'a>> {
@@ -224,6 +240,7 @@ fn with_signature(rows: &[Row<'_>], signature: Bytes) -> Bytes {
     call.abi_encode().into()
 }
 
-fn reverted() -> ChannelError {
-    ChannelError::rejected(reason::CLAIM_TRANSACTION_FAILED, "the transaction reverted")
+fn message(rows: &[Row<'_>], claim_authorizer_signature: Option<Bytes>) -> ChannelPayload {
+    let claims = rows.iter().map(|row| row.claim.clone()).collect();
+    ChannelPayload::Claim { claims, claim_authorizer_signature }
 }

@@ -6,7 +6,7 @@ use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
 use tokio::time::{Instant, sleep};
 
-use super::{ATTEMPTS, Inner, unavailable};
+use super::{Attempts, Inner, unavailable};
 use crate::{
     chain::{
         authorization_use::{self, AuthorizationUse},
@@ -21,8 +21,8 @@ use crate::{
         single_flight::NoResult,
     },
     vouchers::{
-        ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, Deposit, DepositAuthorization, Escrow,
-        abi::BatchSettlement, reason,
+        ChannelConfig, ChannelConfigError, ChannelId, ChannelObservation, ChannelPayload, Deposit,
+        DepositAuthorization, Escrow, Voucher, abi::BatchSettlement, reason,
     },
 };
 
@@ -35,13 +35,14 @@ const MAX_DEPOSIT_GAS: u64 = 700_000;
 pub(super) async fn execute(
     inner: &Arc<Inner>,
     config: &ChannelConfig,
+    voucher: &Voucher,
     deposit: &Deposit,
 ) -> Result<Executed, ChannelError> {
     // All that a run depends on: another amount or signature under the same nonce is another deposit.
     let input = call(config, deposit);
     let run = {
-        let (inner, config, deposit) = (inner.clone(), *config, deposit.clone());
-        move || async move { inner.execute_deposit(&config, &deposit).await }
+        let (inner, config, voucher, deposit) = (inner.clone(), *config, voucher.clone(), deposit.clone());
+        move || async move { inner.execute_deposit(&config, voucher, &deposit).await }
     };
     match inner.deposits.run(keccak256(&input), run).await {
         Ok(result) => result,
@@ -71,22 +72,24 @@ impl Inner {
         Ok(state.channel)
     }
 
-    async fn execute_deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
+    async fn execute_deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError> {
         let (channel, nonce) = self.check_config(config, deposit)?;
-        // Looked at once more after the last attempt: somebody else may have executed it before that.
-        for attempt in 0..=ATTEMPTS {
-            let state = self.deposit_state(channel, config, nonce).await?;
+        let payload = ChannelPayload::Deposit { channel_config: *config, voucher, deposit: deposit.clone() };
+        let mut attempts = Attempts::default();
+        loop {
+            let state = attempts.read(self.deposit_state(channel, config, nonce).await)?;
             if state.is_used {
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
-            if attempt == ATTEMPTS {
-                break;
-            }
+            attempts.next()?;
             let gas = self.check_deposit(config, deposit, &state).await?;
-            let receipt = self.send(call(config, deposit), gas).await?;
-            if !receipt.succeeded() {
-                continue;
-            }
+            let sent = self.send(call(config, deposit), gas, payload.clone(), state.channel.block).await;
+            let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {
                 return Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) });
@@ -99,7 +102,6 @@ impl Inner {
             });
             return Ok(Executed { transaction: receipt.transaction_hash, amount: deposit.amount, observed });
         }
-        Err(ChannelError::rejected(reason::DEPOSIT_TRANSACTION_FAILED, "the transaction reverted"))
     }
 
     /// Checks what needs no chain. Returns the channel and the authorization's nonce.
@@ -181,12 +183,12 @@ impl Inner {
 
     /// Waits until as many blocks are on top of a deposit's as its amount requires. Returns its receipt then, which may be of another block.
     async fn await_depth(&self, receipt: Receipt, amount: u128) -> Result<Receipt, ChannelError> {
-        let depth = self.depths.required(U256::from(amount));
+        let depth = self.rules.depths.required(U256::from(amount));
         if depth == 0 {
             return Ok(receipt);
         }
         let (rpc, transaction) = (self.node.rpc(), receipt.transaction_hash);
-        let deadline = Instant::now() + self.confirm_timeout;
+        let deadline = Instant::now() + self.rules.timeout;
         while Instant::now() < deadline {
             let head =
                 rpc.block("latest").await.map_or(0, |head| head.map_or(0, |head| head.number.saturating_to::<u64>()));

@@ -4,6 +4,7 @@ mod builder;
 mod claim;
 mod deposit;
 mod refund;
+mod sender;
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,6 +14,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 
 pub use self::builder::OnchainChannelsBuilder;
+pub(in crate::facilitator) use self::sender::Sender;
 use super::{ChannelError, ChannelFacilitator, Claimed, Executed, Settled, SignedRefund};
 use crate::{
     chain::{
@@ -24,19 +26,19 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{
-        caller::{CallOutcome, Caller},
-        confirmation::Depths,
-        submitter::Call,
-    },
+    settlement::{confirmation::Depths, submitter::Call},
     vouchers::{
-        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, Claim, Deposit, Escrow, abi::BatchSettlement,
-        reason,
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
+        abi::BatchSettlement, reason,
     },
 };
 
 /// Gas that a transaction may use beyond its simulation, since the chain has moved on meanwhile. Unused gas is not paid for.
 const GAS_MARGIN: u64 = 60_000;
+/// How old the newest block of a node may be, unless set.
+const MAX_BLOCK_AGE: Duration = Duration::from_secs(120);
+/// After how long without a receipt an outcome is pending, unless set.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often an action is simulated and sent anew because its transaction reverted.
 const ATTEMPTS: usize = 2;
 /// How often a node is asked for the state after a block that it just showed. Behind one address there may be several nodes.
@@ -104,20 +106,77 @@ struct Inner {
     escrow: Escrow,
     assets: Vec<Asset>,
     clock: Arc<dyn Clock>,
-    /// In seconds.
-    max_block_age: u64,
-    /// The blocks that must be on top of a deposit's, by its amount.
-    depths: Depths,
-    confirm_timeout: Duration,
-    caller: Arc<Caller>,
+    rules: BlockRules,
+    sender: Arc<dyn Sender>,
     /// One run per deposit, so that copies of it share a transaction.
     deposits: Arc<SingleFlight<B256, Result<Executed, ChannelError>>>,
+}
+
+/// When a block is relied on.
+#[derive(Debug)]
+pub(in crate::facilitator) struct BlockRules {
+    /// How old the newest block may be, in seconds.
+    max_age: u64,
+    /// The blocks that must be on top of a deposit's, by its amount.
+    depths: Depths,
+    /// How long to wait for those.
+    timeout: Duration,
+}
+
+impl Default for BlockRules {
+    fn default() -> Self {
+        Self { max_age: MAX_BLOCK_AGE.as_secs(), depths: Depths::default(), timeout: CONFIRM_TIMEOUT }
+    }
 }
 
 impl OnchainChannels {
     /// Returns a builder with the default settings.
     pub fn builder() -> OnchainChannelsBuilder {
         OnchainChannelsBuilder::default()
+    }
+
+    /// Has this sender make what this node shows.
+    pub(in crate::facilitator) fn new(
+        node: Arc<Node>,
+        assets: Vec<Asset>,
+        clock: Arc<dyn Clock>,
+        sender: Arc<dyn Sender>,
+        rules: BlockRules,
+    ) -> Self {
+        let escrow = Escrow::on(node.network());
+        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, deposits: Arc::default() }))
+    }
+}
+
+/// The attempts at one action. Before and after each the chain is read: somebody else may have made it, or a transaction of which nothing
+/// was heard any more.
+#[derive(Default)]
+struct Attempts {
+    made: usize,
+    failure: Option<ChannelError>,
+}
+
+impl Attempts {
+    /// Returns what was read before the next attempt. If it could not be, the last attempt's failure says more.
+    fn read<T>(&mut self, read: Result<T, ChannelError>) -> Result<T, ChannelError> {
+        read.map_err(|error| self.failure.take().unwrap_or(error))
+    }
+
+    /// Fails if there is no next attempt.
+    fn next(&mut self) -> Result<(), ChannelError> {
+        self.made += 1;
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Returns the receipt if the transaction succeeded. `reverted` is the code if it reverted for the last time.
+    fn succeeded(&mut self, sent: Result<Receipt, ChannelError>, reverted: &'static str) -> Option<Receipt> {
+        match sent {
+            Ok(receipt) if receipt.succeeded() => return Some(receipt),
+            Ok(_) if self.made < ATTEMPTS => {}
+            Ok(_) => self.failure = Some(ChannelError::rejected(reverted, "the transaction reverted")),
+            Err(error) => self.failure = Some(error),
+        }
+        None
     }
 }
 
@@ -129,9 +188,9 @@ impl Inner {
         })
     }
 
-    /// The first sender, as which calls are simulated.
+    /// The address as which calls are simulated.
     fn sender(&self) -> Address {
-        self.caller.addresses().next().unwrap_or_default()
+        self.sender.addresses().first().copied().unwrap_or_default()
     }
 
     /// Simulates a call of the contract. Returns the gas limit for it, or why it reverts.
@@ -142,18 +201,26 @@ impl Inner {
             .map_err(|revert| escrow::describe(&revert)))
     }
 
-    /// Sends a call of the contract and waits for its block.
-    async fn send(&self, input: Bytes, gas_limit: u64) -> Result<Receipt, ChannelError> {
-        match self.caller.call(Call { to: Escrow::ADDRESS, input, gas_limit }).await? {
-            CallOutcome::Included(receipt) => Ok(receipt),
-            CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),
+    /// Has a call of the contract sent, and waits for its block. `payload` asks a facilitator for the same. `seen` is the block in which the
+    /// action was seen not to be made: no transaction up to it can have made it, whatever a facilitator says.
+    async fn send(
+        &self,
+        input: Bytes,
+        gas_limit: u64,
+        payload: ChannelPayload,
+        seen: u64,
+    ) -> Result<Receipt, ChannelError> {
+        let receipt = self.sender.send(Call { to: Escrow::ADDRESS, input, gas_limit }, payload).await?;
+        match receipt.block() > seen {
+            true => Ok(receipt),
+            false => Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) }),
         }
     }
 
     /// Fails if a block is so old that the node, whose newest it is, must have fallen behind.
     fn check_age(&self, block_time: u64) -> Result<(), ChannelError> {
         let age = self.clock.now().saturating_sub(block_time);
-        if age <= self.max_block_age {
+        if age <= self.rules.max_age {
             return Ok(());
         }
         tracing::warn!(age, "the node's newest block is too old to rely on; see max_block_age");
@@ -188,29 +255,29 @@ impl Inner {
     async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
         self.asset(token)?;
         let input = Bytes::from(BatchSettlement::settleCall { receiver, token }.abi_encode());
-        for _ in 0..ATTEMPTS {
-            if self.unsettled(receiver, token).await? == 0 {
+        let mut attempts = Attempts::default();
+        loop {
+            let (seen, unsettled) = attempts.read(self.unsettled(receiver, token).await)?;
+            if unsettled == 0 {
                 return Ok(None);
             }
+            attempts.next()?;
             let simulated = self.simulate(self.sender(), &input).await?;
             let gas = simulated.map_err(|why| ChannelError::rejected(reason::SETTLE_SIMULATION_FAILED, why))?;
-            let receipt = self.send(input.clone(), gas).await?;
-            if !receipt.succeeded() {
-                continue;
-            }
+            let sent = self.send(input.clone(), gas, ChannelPayload::Settle { receiver, token }, seen).await;
+            let Some(receipt) = attempts.succeeded(sent, reason::SETTLE_TRANSACTION_FAILED) else { continue };
             let moved = escrow::events::<BatchSettlement::Settled>(&receipt)
                 .find(|event| event.receiver == receiver && event.token == token && event.amount > 0);
             return match moved {
                 Some(event) => Ok(Some(Settled { transaction: receipt.transaction_hash, amount: event.amount })),
                 // Somebody else's transaction came first.
-                None if self.unsettled(receiver, token).await? == 0 => Ok(None),
+                None if self.unsettled(receiver, token).await?.1 == 0 => Ok(None),
                 None => Err(ChannelError::Pending { transaction: Some(receipt.transaction_hash) }),
             };
         }
-        Err(ChannelError::rejected(reason::SETTLE_TRANSACTION_FAILED, "the transaction reverted"))
     }
 
-    async fn unsettled(&self, receiver: Address, token: Address) -> Result<u128, ChannelError> {
+    async fn unsettled(&self, receiver: Address, token: Address) -> Result<(u64, u128), ChannelError> {
         escrow::unsettled(self.node.rpc(), receiver, token).await.map_err(unavailable)
     }
 }
@@ -226,7 +293,7 @@ impl ChannelFacilitator for OnchainChannels {
     }
 
     fn senders(&self) -> Vec<Address> {
-        self.0.caller.addresses().collect()
+        self.0.sender.addresses()
     }
 
     async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
@@ -241,8 +308,13 @@ impl ChannelFacilitator for OnchainChannels {
         self.0.verify_deposit(config, deposit).await
     }
 
-    async fn deposit(&self, config: &ChannelConfig, deposit: &Deposit) -> Result<Executed, ChannelError> {
-        deposit::execute(&self.0, config, deposit).await
+    async fn deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: &Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError> {
+        deposit::execute(&self.0, config, voucher, deposit).await
     }
 
     async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {

@@ -5,14 +5,14 @@ use std::{slice, time::Duration};
 use alloy_primitives::{Bytes, U256};
 use alloy_sol_types::SolCall;
 
-use super::{ATTEMPTS, Inner, unavailable};
+use super::{Attempts, Inner, unavailable};
 use crate::{
     chain::escrow,
     facilitator::{
         FacilitatorError,
         channels::{ChannelError, Executed, SignedRefund},
     },
-    vouchers::{ChannelId, ChannelObservation, abi::BatchSettlement, reason},
+    vouchers::{ChannelId, ChannelObservation, ChannelPayload, Claim, RefundRequest, abi::BatchSettlement, reason},
 };
 
 impl Inner {
@@ -27,25 +27,22 @@ impl Inner {
             return Err(ChannelError::rejected(reason::REFUND_PAYLOAD, "the claim is of another channel"));
         }
         let to_claim = order.claim.as_ref().map_or(0, |claim| claim.total_claimed);
-        // Looked at once more after the last attempt: somebody else may have executed it before that.
-        for attempt in 0..=ATTEMPTS {
-            let before = self.observe_one(channel).await?;
+        let mut attempts = Attempts::default();
+        loop {
+            let before = attempts.read(self.observe_one(channel).await)?;
             if before.state.refund_nonce > order.nonce {
                 return self.find_refund(refund, channel, before).await;
             }
-            if attempt == ATTEMPTS {
-                break;
-            }
+            attempts.next()?;
             if before.state.balance <= before.state.total_claimed.max(to_claim) {
                 return Err(ChannelError::rejected(reason::REFUND_NO_BALANCE, "nothing is left to refund"));
             }
-            let input = call(refund, &before)?;
+            let claim = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed);
+            let input = call(refund, claim)?;
             let simulated = self.simulate(self.sender(), &input).await?;
             let gas = simulated.map_err(|why| ChannelError::rejected(reason::REFUND_SIMULATION_FAILED, why))?;
-            let receipt = self.send(input, gas).await?;
-            if !receipt.succeeded() {
-                continue;
-            }
+            let sent = self.send(input, gas, payload(refund, claim), before.block).await;
+            let Some(receipt) = attempts.succeeded(sent, reason::REFUND_TRANSACTION_FAILED) else { continue };
             let transaction = receipt.transaction_hash;
             let after = self.observe_at(&[channel], receipt.block()).await.and_then(|mut all| all.pop());
             let is_claimed = to_claim <= before.state.total_claimed
@@ -64,7 +61,6 @@ impl Inner {
                 _ => Err(ChannelError::Pending { transaction: Some(transaction) }),
             };
         }
-        Err(ChannelError::rejected(reason::REFUND_TRANSACTION_FAILED, "the transaction reverted"))
     }
 
     /// Finds the transaction that used the order's nonce.
@@ -111,7 +107,22 @@ fn expected(before: ChannelObservation, amount: u128, claimed: u128, block: u64)
     after
 }
 
-fn call(refund: &SignedRefund, before: &ChannelObservation) -> Result<Bytes, ChannelError> {
+/// The message that asks a facilitator for the refund, after this claim.
+fn payload(refund: &SignedRefund, claim: Option<&Claim>) -> ChannelPayload {
+    let order = &refund.order;
+    ChannelPayload::Refund(Box::new(RefundRequest {
+        channel_config: order.config,
+        voucher: order.voucher.clone(),
+        amount: Some(order.amount),
+        refund_nonce: Some(order.nonce),
+        claims: Some(claim.into_iter().cloned().collect()),
+        refund_authorizer_signature: Some(refund.refund_signature.clone()),
+        claim_authorizer_signature: claim.and(refund.claim_signature.clone()),
+    }))
+}
+
+/// The call that refunds, after this claim.
+fn call(refund: &SignedRefund, claim: Option<&Claim>) -> Result<Bytes, ChannelError> {
     let order = &refund.order;
     let alone = BatchSettlement::refundWithSignatureCall {
         config: (&order.config).into(),
@@ -120,9 +131,7 @@ fn call(refund: &SignedRefund, before: &ChannelObservation) -> Result<Bytes, Cha
         receiverAuthorizerSignature: refund.refund_signature.clone(),
     };
     let alone = Bytes::from(alone.abi_encode());
-    let Some(claim) = order.claim.as_ref().filter(|claim| claim.total_claimed > before.state.total_claimed) else {
-        return Ok(alone);
-    };
+    let Some(claim) = claim else { return Ok(alone) };
     let signature = refund.claim_signature.clone().ok_or_else(|| {
         ChannelError::rejected(reason::AUTHORIZER_NOT_CONFIGURED, "the claim lacks the authorizer's signature")
     })?;

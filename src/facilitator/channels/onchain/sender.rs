@@ -1,0 +1,53 @@
+//! Who gets calls of the contract into blocks.
+
+use std::{fmt, sync::Arc};
+
+use alloy_primitives::Address;
+use async_trait::async_trait;
+
+use crate::{
+    chain::rpc::Receipt,
+    facilitator::channels::ChannelError,
+    settlement::{
+        caller::{CallOutcome, Caller},
+        submitter::Call,
+    },
+    vouchers::ChannelPayload,
+};
+
+/// Claims per transaction. Each takes about 25,000 gas, of 16 million.
+const CLAIMS: usize = 200;
+
+/// Gets calls of the contract into blocks: with keys of its own, or through somebody else's facilitator.
+#[async_trait]
+pub(in crate::facilitator) trait Sender: fmt::Debug + Send + Sync {
+    /// Returns the addresses that send, as far as they are known.
+    fn addresses(&self) -> Vec<Address>;
+
+    /// Returns how many claims go into one transaction.
+    fn claims(&self) -> usize;
+
+    /// Sends a call and waits for its block. `payload` asks a facilitator for the same.
+    ///
+    /// # Errors
+    /// [`ChannelError::Rejected`] and [`ChannelError::Unavailable`] only if nothing was sent.
+    async fn send(&self, call: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError>;
+}
+
+#[async_trait]
+impl Sender for Arc<Caller> {
+    fn addresses(&self) -> Vec<Address> {
+        Caller::addresses(self).collect()
+    }
+
+    fn claims(&self) -> usize {
+        CLAIMS
+    }
+
+    async fn send(&self, call: Call, _: ChannelPayload) -> Result<Receipt, ChannelError> {
+        match self.call(call).await? {
+            CallOutcome::Included(receipt) => Ok(receipt),
+            CallOutcome::Pending(transaction) => Err(ChannelError::Pending { transaction }),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Payment channels through the same facilitator: it sends the transactions, and a node of the seller's tells what they did.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use alloy_primitives::{Address, B256, Bytes};
+use async_trait::async_trait;
+use serde_json::Map;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Remote, RemoteBuildError, RemoteFacilitator,
+    api::{Answer, NoAnswer},
+    message::{Settlement, detail, read_object},
+    observer::receipt,
+    settle::{FIRST_PAUSE, MAX_PAUSE, MAX_TRIES},
+};
+use crate::{
+    chain::{escrow, node::Node, rpc::Receipt},
+    facilitator::{
+        FacilitatorError,
+        channels::{
+            ChannelError, ChannelFacilitator, Claimed, Executed, OnchainChannels, Settled, SignedRefund,
+            onchain::{BlockRules, Sender},
+        },
+    },
+    network::{Asset, Network},
+    protocol::{FacilitatorRequest, PaymentPayload, PaymentRequirements, SupportedKind, Verbatim},
+    settlement::submitter::Call,
+    vouchers::{
+        AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, SCHEME, Voucher,
+        reason,
+    },
+};
+
+/// Reasons that leave it open whether something was sent, or that pass.
+const MAY_BE_SENT: [&str; 9] = [
+    reason::SETTLEMENT_PENDING,
+    reason::DEPOSIT_TRANSACTION_FAILED,
+    reason::CLAIM_TRANSACTION_FAILED,
+    reason::SETTLE_TRANSACTION_FAILED,
+    reason::REFUND_TRANSACTION_FAILED,
+    // Its node may lag behind ours.
+    reason::NOTHING_TO_SETTLE,
+    reason::RPC_READ_FAILED,
+    reason::CHANNEL_BUSY,
+    reason::VERIFICATION_STATE_UNAVAILABLE,
+];
+/// `maxTimeoutSeconds` of the offer: the official packages' default.
+const MAX_TIMEOUT: u64 = 300;
+/// Claims per transaction: what hosted facilitators accept.
+const CLAIMS: usize = 25;
+
+/// Payment channels whose transactions somebody else's facilitator sends and pays for (`POST /settle` of the scheme `batch-settlement`).
+///
+/// Made by [`RemoteFacilitator::channels`]. The facilitator is trusted with nothing:
+///
+/// - **The node decides.** What is in a channel is credit for many requests, so it is read from the contract, through the node that
+///   [`confirm`](super::RemoteFacilitatorBuilder::confirm)s the facilitator's answers. A public endpoint is enough. Deposits, claims and
+///   refunds are checked and simulated with it before the facilitator is asked, and count when it shows the contract's event.
+/// - **A lost answer** is no failure. The facilitator is asked again, with the same message, until [`settle_timeout`] has passed. Then the chain
+///   is read: the contract executes each action once, whoever asks for it.
+/// - **The authorizer's key stays here**: claims and refunds leave with its signature over what may be claimed and refunded.
+///
+/// [`settle_timeout`]: super::RemoteFacilitatorBuilder::settle_timeout
+#[derive(Clone, Debug)]
+pub struct RemoteChannels(OnchainChannels);
+
+impl RemoteFacilitator {
+    /// Returns the payment channels of this token, whose transactions the facilitator sends.
+    ///
+    /// ```no_run
+    /// # async fn example(key: tower_x402::vouchers::AuthorizerKey) -> anyhow::Result<()> {
+    /// use std::sync::Arc;
+    /// use tower_x402::{Network, channels::Channels, facilitator::RemoteFacilitator, ledger::SqliteLedger};
+    ///
+    /// let facilitator = RemoteFacilitator::builder("https://x402.org/facilitator")
+    ///     .confirm(Network::BASE_SEPOLIA, "https://sepolia.base.org")
+    ///     .build()
+    ///     .await?;
+    /// let contract = facilitator.channels(Network::BASE_SEPOLIA.usdc().expect("known")).await?;
+    /// let channels = Channels::builder(contract, key).ledger(Arc::new(SqliteLedger::open("channels.sqlite").await?)).build()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RemoteBuildError::NoNode`] without a node of this network, [`RemoteBuildError::NoContract`] if the chain lacks a contract,
+    /// [`RemoteBuildError::NoChannels`] if the facilitator does not list the scheme in `/supported`.
+    pub async fn channels(&self, asset: Asset) -> Result<RemoteChannels, RemoteBuildError> {
+        let (remote, network) = (&self.remote, asset.network);
+        let node = remote.observer(network).ok_or(RemoteBuildError::NoNode(network))?.node();
+        let missing = escrow::missing_contract(node.rpc()).await.map_err(|_| RemoteBuildError::Node(network))?;
+        if let Some((name, address)) = missing {
+            return Err(RemoteBuildError::NoContract { name, address, network });
+        }
+        let supported = remote.supported.get(&remote.api).await.map_err(|_| RemoteBuildError::Unreachable)?;
+        let is_channels = |kind: &SupportedKind| {
+            let is_network = kind.network == "eip155:*" || kind.network.parse() == Ok(network);
+            kind.x402_version == 2 && kind.scheme == SCHEME && is_network
+        };
+        if !supported.kinds.iter().any(is_channels) {
+            return Err(RemoteBuildError::NoChannels(network));
+        }
+        let clock = remote.journal.clock().clone();
+        let asking = Asking { remote: remote.clone(), node: node.clone(), asset: asset.clone() };
+        Ok(RemoteChannels(OnchainChannels::new(
+            node.clone(),
+            vec![asset],
+            clock,
+            Arc::new(asking),
+            BlockRules::default(),
+        )))
+    }
+}
+
+#[async_trait]
+impl ChannelFacilitator for RemoteChannels {
+    fn network(&self) -> Network {
+        self.0.network()
+    }
+
+    async fn observe(&self, channels: &[ChannelId]) -> Result<Vec<ChannelObservation>, ChannelError> {
+        self.0.observe(channels).await
+    }
+
+    async fn verify_deposit(
+        &self,
+        config: &ChannelConfig,
+        deposit: &Deposit,
+    ) -> Result<ChannelObservation, ChannelError> {
+        self.0.verify_deposit(config, deposit).await
+    }
+
+    async fn deposit(
+        &self,
+        config: &ChannelConfig,
+        voucher: &Voucher,
+        deposit: &Deposit,
+    ) -> Result<Executed, ChannelError> {
+        self.0.deposit(config, voucher, deposit).await
+    }
+
+    async fn claim(&self, claims: &[Claim], authorizer: &AuthorizerKey) -> Result<Claimed, ChannelError> {
+        self.0.claim(claims, authorizer).await
+    }
+
+    async fn claim_signed(&self, claims: &[Claim], signature: &Bytes) -> Result<Claimed, ChannelError> {
+        self.0.claim_signed(claims, signature).await
+    }
+
+    async fn settle(&self, receiver: Address, token: Address) -> Result<Option<Settled>, ChannelError> {
+        self.0.settle(receiver, token).await
+    }
+
+    async fn refund_signed(&self, refund: &SignedRefund) -> Result<Executed, ChannelError> {
+        self.0.refund_signed(refund).await
+    }
+}
+
+/// Asks a facilitator for transactions.
+struct Asking {
+    remote: Arc<Remote>,
+    node: Arc<Node>,
+    asset: Asset,
+}
+
+/// The meaning of an answer to `/settle`.
+#[derive(Debug, PartialEq, Eq)]
+enum Reply {
+    /// This transaction did it, it says, or may do so.
+    Sent(B256),
+    /// Nothing was sent, it says, for a reason that leaves no doubt.
+    Refused(&'static str, String),
+    /// The answer cannot be used, or says that the outcome is not known yet.
+    Unclear,
+}
+
+#[async_trait]
+impl Sender for Asking {
+    fn addresses(&self) -> Vec<Address> {
+        Vec::new()
+    }
+
+    fn claims(&self) -> usize {
+        CLAIMS
+    }
+
+    async fn send(&self, _: Call, payload: ChannelPayload) -> Result<Receipt, ChannelError> {
+        let body = self.body(&payload)?;
+        let deadline = Instant::now() + self.remote.settle_timeout;
+        let (mut pause, mut is_unsent, mut transaction) = (FIRST_PAUSE, true, None);
+        for tries in 1.. {
+            let answer = self.remote.api.post("settle", body.clone()).await;
+            let is_first = is_unsent;
+            is_unsent &= matches!(answer, Err(NoAnswer::NotSent));
+            match answer.as_ref().map_or(Reply::Unclear, read) {
+                Reply::Sent(named) => {
+                    transaction = Some(named);
+                    if let Ok(Some(receipt)) = receipt(&self.node, named).await {
+                        return Ok(receipt);
+                    }
+                    tracing::warn!(transaction = %named, "the facilitator names a transaction that the node does not show");
+                }
+                Reply::Refused(reason, detail) if is_first => return Err(ChannelError::rejected(reason, detail)),
+                // An earlier request may be the reason why it fails now.
+                Reply::Refused(..) => break,
+                Reply::Unclear => {}
+            }
+            let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
+            pause = (pause * 2).min(MAX_PAUSE);
+            if tries >= MAX_TRIES || Instant::now() + wait >= deadline {
+                break;
+            }
+            sleep(wait).await;
+        }
+        match is_unsent {
+            true => {
+                let retry_after = Duration::from_secs(2);
+                Err(FacilitatorError::Unreachable { what: "the facilitator", retry_after }.into())
+            }
+            false => Err(ChannelError::Pending { transaction }),
+        }
+    }
+}
+
+impl Asking {
+    /// Returns the request. The offer in it is for nothing, since a voucher is charged by the seller.
+    fn body(&self, payload: &ChannelPayload) -> Result<bytes::Bytes, ChannelError> {
+        let (receiver, config) = match payload {
+            ChannelPayload::Deposit { channel_config: config, .. } => (config.receiver, Some(config)),
+            ChannelPayload::Refund(refund) => (refund.channel_config.receiver, Some(&refund.channel_config)),
+            ChannelPayload::Claim { claims, .. } => {
+                let config = claims.first().map(|claim| &claim.voucher.channel);
+                (config.map_or(Address::ZERO, |config| config.receiver), config)
+            }
+            ChannelPayload::Settle { receiver, .. } => (*receiver, None),
+            ChannelPayload::Voucher { .. } => (Address::ZERO, None),
+        };
+        let mut extra = Map::new();
+        extra.insert("name".to_owned(), self.asset.name.as_str().into());
+        extra.insert("version".to_owned(), self.asset.version.as_str().into());
+        if let Some(config) = config {
+            extra.insert("receiverAuthorizer".to_owned(), config.receiver_authorizer.to_string().into());
+            extra.insert("withdrawDelay".to_owned(), config.withdraw_delay.into());
+        }
+        let offer = PaymentRequirements {
+            scheme: SCHEME.to_owned(),
+            network: self.asset.network.to_string(),
+            amount: "0".to_owned(),
+            asset: self.asset.address.to_string(),
+            pay_to: receiver.to_string(),
+            max_timeout_seconds: MAX_TIMEOUT,
+            extra,
+        };
+        let body = || {
+            let offer = Verbatim::of(&offer)?;
+            let payment = PaymentPayload::new(offer.clone(), Verbatim::of(payload)?);
+            serde_json::to_vec(&FacilitatorRequest::new(payment, offer))
+        };
+        let body = body().map_err(|_| FacilitatorError::Misconfigured("a message that is no JSON".to_owned()))?;
+        Ok(body.into())
+    }
+}
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").field("api", &self.remote.api).field("asset", &self.asset).finish_non_exhaustive()
+    }
+}
+
+/// Reads an answer. What it says about amounts and balances does not matter: the chain is asked for those.
+fn read(answer: &Answer) -> Reply {
+    let Some(said) = read_object::<Settlement>(&answer.body).filter(|_| !answer.status.is_server_error()) else {
+        return Reply::Unclear;
+    };
+    let code = said.error_reason.as_deref().and_then(reason::known);
+    match (said.hash(), code) {
+        (Some(transaction), _) => Reply::Sent(transaction),
+        (None, Some(code)) if !said.success && !MAY_BE_SENT.contains(&code) => {
+            Reply::Refused(code, detail(said.error_message.as_deref()))
+        }
+        _ => Reply::Unclear,
+    }
+}

@@ -33,14 +33,12 @@ use crate::{
 };
 
 /// Reasons that leave it open whether something was sent, or that pass.
-const MAY_BE_SENT: [&str; 9] = [
+const MAY_BE_SENT: [&str; 8] = [
     reason::SETTLEMENT_PENDING,
     reason::DEPOSIT_TRANSACTION_FAILED,
     reason::CLAIM_TRANSACTION_FAILED,
     reason::SETTLE_TRANSACTION_FAILED,
     reason::REFUND_TRANSACTION_FAILED,
-    // Its node may lag behind ours.
-    reason::NOTHING_TO_SETTLE,
     reason::RPC_READ_FAILED,
     reason::CHANNEL_BUSY,
     reason::VERIFICATION_STATE_UNAVAILABLE,
@@ -168,6 +166,8 @@ struct Asking {
 enum Reply {
     /// This transaction did it, it says, or may do so.
     Sent(B256),
+    /// It was done before, it says.
+    Done,
     /// Nothing was sent, it says, for a reason that leaves no doubt.
     Refused(&'static str, String),
     /// The answer cannot be used, or says that the outcome is not known yet.
@@ -200,9 +200,11 @@ impl Sender for Asking {
                     }
                     tracing::warn!(transaction = %named, "the facilitator names a transaction that the node does not show");
                 }
+                // Its node may lag behind ours.
+                Reply::Refused(reason::NOTHING_TO_SETTLE, _) if is_first => {}
                 Reply::Refused(reason, detail) if is_first => return Err(ChannelError::rejected(reason, detail)),
                 // An earlier request may be the reason why it fails now.
-                Reply::Refused(..) => break,
+                Reply::Refused(..) | Reply::Done => break,
                 Reply::Unclear => {}
             }
             let wait = answer.ok().and_then(|answer| answer.retry_after).unwrap_or(pause);
@@ -275,7 +277,8 @@ fn read(answer: &Answer) -> Reply {
     let code = said.error_reason.as_deref().and_then(reason::known);
     match (said.hash(), code) {
         (Some(transaction), _) => Reply::Sent(transaction),
-        (None, Some(code)) if !said.success && !MAY_BE_SENT.contains(&code) => {
+        (None, _) if said.success => Reply::Done,
+        (None, Some(code)) if !MAY_BE_SENT.contains(&code) => {
             Reply::Refused(code, detail(said.error_message.as_deref()))
         }
         _ => Reply::Unclear,

@@ -33,6 +33,7 @@ pub mod production {}
 ///
 /// [charge]: charge
 /// [production]: production
+/// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/remote.md")]
 pub mod remote {}
 

@@ -4,13 +4,13 @@ use std::{hint::black_box, time::Duration};
 
 use axum::{Router, body::Body, routing::post};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use tokio::runtime::Runtime;
 
 use crate::{
     Result,
     at_once::Checks,
-    hot_path,
+    hot_path::{self, VoucherMint},
     payments::{Mint, Signed},
     sellers,
     thread_time::ThreadTime,
@@ -24,18 +24,15 @@ const WARM_UP: usize = 20;
 
 struct Line {
     app: Router,
-    /// `None` for requests without a payment.
-    mint: Option<(Mint, Signed)>,
+    /// Makes the next request.
+    next: Box<dyn FnMut() -> Request<Body>>,
     status: StatusCode,
     times: Vec<Duration>,
 }
 
 impl Line {
     fn run(&mut self, runtime: &Runtime) {
-        let mut requests = (0..WARM_UP + AT_A_TIME).map(|_| match &mut self.mint {
-            Some((mint, signed)) => hot_path::paid(&mint.header(*signed)),
-            None => hot_path::unpaid(),
-        });
+        let mut requests = (0..WARM_UP + AT_A_TIME).map(|_| (self.next)());
         let (first, then): (Vec<_>, Vec<_>) = (requests.by_ref().take(WARM_UP).collect(), requests.collect());
         let (mut app, status) = (self.app.clone(), self.status);
         // A task, as a server's connection is one: what the runtime itself waits for costs two system calls at every wait.
@@ -66,11 +63,15 @@ async fn answer_all(app: &mut Router, requests: Vec<Request<Body>>, status: Stat
 pub fn run() -> Result {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let handler = post(async |_: Bytes| hot_path::WORK);
-    let line = |app, mint, status| Line { app, mint, status, times: Vec::new() };
+    let unpaid_line = |app, status| Line { app, next: Box::new(hot_path::unpaid), status, times: Vec::new() };
+    let paid_line = |app, mut header: Box<dyn FnMut() -> HeaderValue>| {
+        let next = Box::new(move || hot_path::paid(&header()));
+        Line { app, next, status: StatusCode::OK, times: Vec::new() }
+    };
     let mut rows: Vec<(&str, Vec<Line>)> = Vec::new();
     let unpaid = sellers::all(&handler, Checks::Nothing)?;
-    rows.push(("bare handler", vec![line(hot_path::bare(), None, StatusCode::OK)]));
-    rows.push(("unpaid: 402", unpaid.map(|app| line(app, None, StatusCode::PAYMENT_REQUIRED)).into()));
+    rows.push(("bare handler", vec![unpaid_line(hot_path::bare(), StatusCode::OK)]));
+    rows.push(("unpaid: 402", unpaid.map(|app| unpaid_line(app, StatusCode::PAYMENT_REQUIRED)).into()));
     for (name, checks, signed) in [
         ("paid, the facilitator answers at once, nobody looks at the signature", Checks::Nothing, Signed::ByWallet),
         ("the same, the signature checked once", Checks::Signature, Signed::ByKey),
@@ -79,11 +80,15 @@ pub fn run() -> Result {
         for (index, mut app) in sellers::all(&handler, checks)?.into_iter().enumerate() {
             // The others look at nothing themselves; what they are sent may as well be signed.
             let signed = if index == 0 { signed } else { Signed::ByKey };
-            let mint = runtime.block_on(Mint::of(&mut app, 50));
-            lines.push(line(app, Some((mint, signed)), StatusCode::OK));
+            let mut mint = runtime.block_on(Mint::of(&mut app, 50));
+            lines.push(paid_line(app, Box::new(move || mint.header(signed))));
         }
         rows.push((name, lines));
     }
+    // No other Rust server takes vouchers.
+    let mut app = runtime.block_on(async { sellers::ours_by_voucher(&handler) })?;
+    let mut mint = runtime.block_on(VoucherMint::of(&mut app));
+    rows.push(("paid by voucher", vec![paid_line(app, Box::new(move || mint.header()))]));
     for _ in 0..RUNS {
         rows.iter_mut().flat_map(|(_, lines)| lines).for_each(|line| line.run(&runtime));
     }

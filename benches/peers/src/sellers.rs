@@ -8,6 +8,7 @@ use r402_http::{X402Middleware as R402Middleware, server::SettlementMode};
 use tower_x402::{
     SystemClock,
     facilitator::Facilitator,
+    ledger::MemoryLedger,
     server::{DeferredPolicy, RequirePaymentLayer},
 };
 use x402_axum::X402Middleware;
@@ -32,6 +33,14 @@ pub fn all(handler: &MethodRouter, checks: Checks) -> Result<[Router; 3]> {
 
 pub fn ours_with(handler: &MethodRouter, facilitator: impl Facilitator) -> Result<Router> {
     let layer: RequirePaymentLayer = hot_path::layer(facilitator, Arc::new(SystemClock)).build()?;
+    Ok(Router::new().route("/evaluate", handler.clone()).layer(layer))
+}
+
+/// Takes vouchers beside `exact`, of channels with more than enough in them, and has its ledger in memory.
+pub fn ours_by_voucher(handler: &MethodRouter) -> Result<Router> {
+    let clock = Arc::new(SystemClock);
+    let channels = hot_path::rich_channels(Arc::new(MemoryLedger::new()), clock.clone());
+    let layer = hot_path::layer(hot_path::AtOnce::in_memory(clock.clone()), clock).vouchers(channels).build()?;
     Ok(Router::new().route("/evaluate", handler.clone()).layer(layer))
 }
 

@@ -1,72 +1,137 @@
-//! Takes the programs out of the guides, so that `guides/main.rs` can run them as they stand in the documents.
+//! Takes the Rust code out of the guides, so that `guides/main.rs` can run it as it stands in the documents.
 //!
-//! Only addresses are replaced: a literal that names a public node, a facilitator or a fixed port becomes an environment variable.
+//! Every block of Rust in a guide is listed here, in order: code that nothing runs does not compile. Only addresses, and the
+//! permission to ask evaluators on this machine, are replaced.
 
 use std::{env, error::Error, fs, path::Path};
 
-/// A program in a guide.
-struct Program {
-    /// Its name, as an argument of the example `guides`.
-    name: &'static str,
-    /// The document, from the root of the repository.
+/// The directories of the guides, from the root of the repository.
+const DIRECTORIES: [&str; 2] = ["docs/guide", "crates/x402-market/docs/guide"];
+
+/// A block of Rust in a guide.
+struct Block {
+    /// The name of the guide's file, without its extension.
     guide: &'static str,
-    /// The literals in it that are replaced, each with the name of a variable.
+    /// The name of the block's module.
+    name: &'static str,
+    /// The literals in it that are replaced, each by an expression.
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const PROGRAMS: [Program; 6] = [
-    Program {
+const BLOCKS: [Block; 20] = [
+    Block {
+        guide: "charge",
         name: "charge",
-        guide: "docs/guide/charge.md",
-        replaced: &[("\"127.0.0.1:8545\"", "NODE_LISTEN"), ("\"127.0.0.1:4021\"", "LISTEN")],
+        replaced: &[("\"127.0.0.1:8545\"", "var(\"NODE_LISTEN\")?"), ("\"127.0.0.1:4021\"", "var(\"LISTEN\")?")],
     },
-    Program {
-        name: "pay",
-        guide: "docs/guide/pay.md",
-        replaced: &[("\"http://127.0.0.1:4021/evaluate\"", "SELLER_URL")],
-    },
-    Program { name: "production", guide: "docs/guide/production.md", replaced: &[("\"0.0.0.0:4021\"", "LISTEN")] },
-    Program {
-        name: "remote",
-        guide: "docs/guide/remote.md",
-        replaced: &[("\"https://x402.org/facilitator\"", "FACILITATOR_URL"), ("\"127.0.0.1:4021\"", "LISTEN")],
-    },
-    Program {
-        name: "facilitator",
-        guide: "docs/guide/remote.md",
-        replaced: &[("\"https://sepolia.base.org\"", "RPC_URL"), ("\"0.0.0.0:4022\"", "LISTEN")],
-    },
-    Program {
-        name: "sell_verdicts",
-        guide: "crates/x402-market/docs/guide/sell-verdicts.md",
+    Block { guide: "charge", name: "on_base", replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?")] },
+    Block { guide: "charge", name: "who_paid", replaced: &[] },
+    Block { guide: "charge", name: "prices", replaced: &[] },
+    Block {
+        guide: "hire-evaluators",
+        name: "hire_evaluators",
         replaced: &[
-            ("\"https://sepolia.base.org\"", "RPC_URL"),
-            ("\"https://reasons.example\"", "CARD_URL"),
-            ("\"0.0.0.0:4021\"", "LISTEN"),
+            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            (".private_hosts(false)", ".private_hosts(true)"),
         ],
     },
+    Block { guide: "hire-evaluators", name: "gold", replaced: &[] },
+    Block { guide: "hire-evaluators", name: "reports", replaced: &[] },
+    Block { guide: "pay", name: "pay", replaced: &[("\"http://127.0.0.1:4021/evaluate\"", "var(\"SELLER_URL\")?")] },
+    Block {
+        guide: "pay",
+        name: "refusals",
+        replaced: &[("\"https://api.example/report\"", "var(\"SELLER_URL\").unwrap_or_default()")],
+    },
+    Block { guide: "pay", name: "reopen", replaced: &[("\"https://mainnet.base.org\"", "var(\"RPC_URL\")?")] },
+    Block {
+        guide: "pay",
+        name: "catalogue",
+        replaced: &[("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?")],
+    },
+    Block { guide: "production", name: "production", replaced: &[("\"0.0.0.0:4021\"", "var(\"LISTEN\")?")] },
+    Block { guide: "production", name: "batches", replaced: &[] },
+    Block { guide: "production", name: "end_of_day", replaced: &[] },
+    Block {
+        guide: "remote",
+        name: "remote",
+        replaced: &[
+            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"127.0.0.1:4021\"", "var(\"LISTEN\")?"),
+        ],
+    },
+    Block {
+        guide: "remote",
+        name: "checked",
+        replaced: &[
+            ("\"https://facilitator.example\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"https://mainnet.base.org\"", "var(\"RPC_URL\")?"),
+        ],
+    },
+    Block {
+        guide: "remote",
+        name: "facilitator",
+        replaced: &[("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?"), ("\"0.0.0.0:4022\"", "var(\"LISTEN\")?")],
+    },
+    Block {
+        guide: "sell-verdicts",
+        name: "sell_verdicts",
+        replaced: &[
+            ("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?"),
+            ("\"https://reasons.example\"", "var(\"CARD_URL\")?"),
+            ("\"0.0.0.0:4021\"", "var(\"LISTEN\")?"),
+        ],
+    },
+    Block {
+        guide: "train-with-atropos",
+        name: "environment",
+        replaced: &[("\"http://127.0.0.1:8000\"", "var(\"ATROPOS_URL\")?")],
+    },
+    Block { guide: "vouchers", name: "vouchers", replaced: &[] },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = env::var("OUT_DIR")?;
-    for Program { name, guide, replaced } in PROGRAMS {
-        let path = Path::new("..").join(guide);
-        println!("cargo::rerun-if-changed={}", path.display());
-        let document = fs::read_to_string(&path)?;
-        let programs = document.split("```").skip(1).step_by(2).filter(|block| {
-            block.starts_with("rust")
-                && block.contains("async fn main")
-                && replaced.iter().all(|(from, _)| block.contains(from))
-        });
-        let [program] = programs.collect::<Vec<_>>()[..] else {
-            return Err(format!("{guide} has not exactly one program with {replaced:?}").into());
-        };
-        let (_, program) = program.split_once('\n').ok_or("a block of one line")?;
-        let mut program = program.replace("async fn main", "pub(crate) async fn main");
-        for (literal, variable) in replaced {
-            program = program.replace(literal, &format!("std::env::var(\"{variable}\")?"));
+    let mut taken = 0;
+    for directory in DIRECTORIES {
+        let directory = Path::new("..").join(directory);
+        println!("cargo::rerun-if-changed={}", directory.display());
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            println!("cargo::rerun-if-changed={}", path.display());
+            let document = fs::read_to_string(&path)?;
+            let code: Vec<_> =
+                document.split("```").skip(1).step_by(2).filter(|code| code.starts_with("rust")).collect();
+            let blocks: Vec<_> =
+                BLOCKS.iter().filter(|block| path.file_stem().is_some_and(|guide| guide == block.guide)).collect();
+            if code.len() != blocks.len() {
+                let (found, path) = (code.len(), path.display());
+                return Err(format!("{path} has {found} blocks of Rust, of which {} are run", blocks.len()).into());
+            }
+            for (code, block) in code.into_iter().zip(blocks) {
+                let program =
+                    runnable(code, block).ok_or_else(|| format!("{} is not in {}", block.name, path.display()))?;
+                fs::write(Path::new(&out).join(block.name).with_extension("rs"), program)?;
+                taken += 1;
+            }
         }
-        fs::write(Path::new(&out).join(name).with_extension("rs"), program)?;
+    }
+    if taken != BLOCKS.len() {
+        return Err("a guide is not there".into());
     }
     Ok(())
+}
+
+/// Returns the code with its functions visible and its literals replaced, or `None` if it has not all of these literals.
+fn runnable(code: &str, block: &Block) -> Option<String> {
+    let (_, code) = code.split_once('\n')?;
+    let mut code =
+        format!("\n{code}").replace("\nasync fn ", "\npub(crate) async fn ").replace("\nfn ", "\npub(crate) fn ");
+    for (literal, expression) in block.replaced {
+        if !code.contains(literal) {
+            return None;
+        }
+        code = code.replace(literal, &expression.replace("var(", "std::env::var("));
+    }
+    Some(code)
 }

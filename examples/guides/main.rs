@@ -1,20 +1,130 @@
-//! The programs of the guides, as they stand there: `cargo run -p examples --example guides -- charge`.
+//! The code of the guides, as it stands there: `cargo run -p examples --example guides -- charge`.
 //!
-//! The addresses in them are environment variables here: `build.rs`, which takes the programs out of the documents, names them.
+//! The addresses in it are environment variables here: `build.rs`, which takes the code out of the documents, names them.
 
-macro_rules! programs {
+use std::{env, error::Error, sync::Arc};
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use tower_x402::{
+    Network,
+    client::{Budget, Payer, PaymentMiddleware, key},
+    facilitator::Facilitator as _,
+    ledger::SqliteLedger,
+    primitives::address,
+    server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+};
+use url::Url;
+use x402_market::{
+    Student, StudentBuilder, Submission, Task, directory::DirectoryClient, evidence::EvidenceLog,
+    reputation::Reputation,
+};
+
+macro_rules! blocks {
     ($($name:ident),*) => {
         $(mod $name {
             include!(concat!(env!("OUT_DIR"), "/", stringify!($name), ".rs"));
         })*
-
-        fn main() -> Result<(), Box<dyn std::error::Error>> {
-            match std::env::args().nth(1).as_deref() {
-                $(Some(stringify!($name)) => $name::main(),)*
-                _ => Err(concat!("name a program:" $(, " ", stringify!($name))*).into()),
-            }
-        }
     };
 }
 
-programs!(charge, facilitator, pay, production, remote, sell_verdicts);
+blocks!(
+    batches,
+    catalogue,
+    charge,
+    checked,
+    end_of_day,
+    environment,
+    facilitator,
+    gold,
+    hire_evaluators,
+    on_base,
+    pay,
+    prices,
+    production,
+    refusals,
+    remote,
+    reopen,
+    reports,
+    sell_verdicts,
+    vouchers,
+    who_paid
+);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let name = env::args().nth(1).unwrap_or_default();
+    match &*name {
+        "charge" => charge::main(),
+        "facilitator" => facilitator::main(),
+        "hire_evaluators" => hire_evaluators::main(),
+        "pay" => pay::main(),
+        "production" => production::main(),
+        "remote" => remote::main(),
+        "sell_verdicts" => sell_verdicts::main(),
+        "vouchers" => vouchers::main(),
+        part => run(part),
+    }
+}
+
+/// Runs a part of a program, with what it needs.
+#[tokio::main]
+async fn run(part: &str) -> Result<(), Box<dyn Error>> {
+    match part {
+        "prices" => sell_at_the_prices_of_charge().await?,
+        "refusals" => {
+            let budget = Budget::builder().per_payment("$0.0001".parse()?).build();
+            let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).budget(budget).build();
+            refusals::buy(&PaymentMiddleware::new(payer).client(reqwest::Client::builder())?).await;
+        }
+        "reopen" => drop(reopen::reopen().await?),
+        "catalogue" => catalogue::look().await?,
+        "batches" => batches::deploy(&on_base::on_base().await?).await?,
+        "end_of_day" => end_of_day::end_of_day(Arc::new(SqliteLedger::open("payments.sqlite").await?)).await?,
+        "checked" => println!("{}", checked::checked(&env::var("FACILITATOR_KEY")?).await?.readiness().await),
+        "gold" => {
+            let student = gold::audited(student()?)?.audit_rate(1.0).build()?;
+            student.discover().await;
+            student.evaluate(&Submission::single(Task::new("arithmetic", "What is 2 + 2?")?, "4")?).await?;
+            student.wait_until_idle().await;
+            let spending = student.spending();
+            println!("{} audits, {} right", spending.audits, spending.accounts[0].right);
+        }
+        "reports" => {
+            let student = student()?.reports(EvidenceLog::in_memory(100)).build()?;
+            let mut reputation = Reputation::new(100, []);
+            reports::read_reports(&student, &mut reputation, &DirectoryClient::new(env::var("DIRECTORY_URL")?)?)
+                .await?;
+            println!("{} reports", student.reports().len());
+        }
+        "environment" => {
+            let student = student()?.build()?;
+            student.discover().await;
+            environment::environment(student).await?;
+        }
+        _ => return Err("name a program or a part of one; main.rs lists them".into()),
+    }
+    Ok(())
+}
+
+/// Serves the handler and the prices of the guide on charging.
+async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
+    let facilitator = Arc::new(on_base::on_base().await?);
+    let paywall = |layer: RequirePaymentLayerBuilder| {
+        let payee = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
+        layer.pay_to(Network::BASE_SEPOLIA, payee).facilitator(facilitator.clone()).build()
+    };
+    let app = Router::new()
+        .route("/evaluate", post(who_paid::evaluate).layer(paywall(RequirePaymentLayer::builder().price("$0.001"))?))
+        .route("/by_path", get(async || "well done").layer(paywall(prices::by_path())?))
+        .route("/by_body", post(async || "well done").layer(paywall(prices::by_body())?));
+    axum::serve(tokio::net::TcpListener::bind(env::var("LISTEN")?).await?, app).await?;
+    Ok(())
+}
+
+/// Returns a student that knows the evaluator at this URL.
+fn student() -> Result<StudentBuilder, Box<dyn Error>> {
+    let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).build();
+    Ok(Student::builder(payer).source(vec![env::var("EVALUATOR_URL")?.parse::<Url>()?]))
+}

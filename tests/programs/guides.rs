@@ -1,10 +1,14 @@
-//! The programs of the guides run as they stand in the documents, against the devnet and against each other.
+//! The code of the guides runs as it stands in the documents, against the devnet and against each other.
+//!
+//! `examples/build.rs` takes every block of Rust out of the guides. The one that needs the API server of Atropos runs in
+//! `peers/atropos/guide.rs`.
 
 use std::{net::TcpListener, path::Path, time::Duration};
 
 use alloy_primitives::{Address, U256, address};
+use alloy_provider::Provider as _;
 use alloy_signer_local::PrivateKeySigner;
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, Method, Response, StatusCode};
 use serde_json::json;
 use support::programs::example;
 use tokio::{
@@ -13,13 +17,17 @@ use tokio::{
 };
 use tower_x402::{
     Network, Usdc,
-    client::{Payer, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt},
+    client::{Budget, Journal, Payer, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt},
     devnet::{Devnet, DevnetPort},
-    facilitator::{OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
+    facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
     protocol::payment_status::Status,
     server::RequirePaymentLayer,
 };
-use x402_market::{CardFetcher, EvaluationClient, Score, Submission, Task};
+use x402_market::{
+    AgentCard, CardFetcher, Confidence, EvaluationClient, EvaluatorService, Score, Student, Submission, Task, Verdict,
+    directory::{DirectoryClient, DirectoryService, DirectoryStore, PaymentChecker},
+    judge::output_judge,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The payee that the guides name.
@@ -65,17 +73,11 @@ async fn program_of_production_sells_reports_and_remembers_after_a_restart() {
 #[tokio::test]
 async fn program_of_remote_sells_through_our_facilitator_service() {
     let chain = Chain::start(Network::BASE_SEPOLIA).await;
-    let onchain = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).client(chain.devnet.rpc_client());
-    let onchain = onchain.signer(chain.settler.clone()).build().await.unwrap();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let service = axum::Router::new().fallback_service(FacilitatorService::builder(onchain).build());
-    let serving = tokio::spawn(axum::serve(listener, service).into_future());
-
+    let service = FacilitatorService::builder(chain.facilitator().await).build();
+    let url = serve(axum::Router::new().fallback_service(service)).await;
     let seller = Program::start("remote", &[("FACILITATOR_URL", &url)], None).await;
     assert_eq!(pay(&seller, &chain.buyer("$1")).await, "settled for $0.001, $0.999 left\nwell done\n");
     assert_eq!(chain.devnet.balance_of(PAYEE).unwrap(), "$0.001".parse().unwrap());
-    serving.abort();
 }
 
 #[tokio::test]
@@ -94,12 +96,9 @@ async fn facilitator_program_of_remote_settles_for_sellers_with_its_key_only() {
         .build()
         .unwrap();
     let app = axum::Router::new().route("/evaluate", axum::routing::post(async || "well done")).layer(paywall);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let serving = tokio::spawn(axum::serve(listener, app).into_future());
+    let url = serve(app).await;
     buy(&url, &chain.buyer("$1")).await;
     assert_eq!(chain.devnet.balance_of(PAYEE).unwrap(), "$0.001".parse().unwrap());
-    serving.abort();
     facilitator.stop().await;
 }
 
@@ -119,6 +118,170 @@ async fn program_of_sell_verdicts_is_paid_for_a_verdict() {
     assert_eq!(chain.devnet.balance_of(chain.settler.address()).unwrap(), "$0.001".parse().unwrap());
 }
 
+#[tokio::test]
+async fn program_of_vouchers_claims_twenty_payments() {
+    assert_eq!(output("vouchers", &[], None).await, "");
+}
+
+#[tokio::test]
+async fn parts_of_charge_name_the_payer_and_price_by_the_request() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let seller = chain.seller_of_charge().await;
+    let key = chain.buyer("$1");
+    let payer = Payer::builder(key.clone()).build();
+    let client = PaymentMiddleware::new(payer).client(Client::builder()).unwrap();
+    let bought = client.post(format!("{}/evaluate", seller.url)).send().await.unwrap();
+    assert_eq!(bought.text().await.unwrap(), format!("1000 units from {}", key.address()));
+    let by_body = client.post(format!("{}/by_body", seller.url)).body("three\nlines\nof text").send().await.unwrap();
+    assert_eq!(by_body.receipt().unwrap().amount, "$0.00003".parse().unwrap());
+    let by_path = client.get(format!("{}/by_path", seller.url)).send().await.unwrap();
+    assert_eq!(by_path.receipt().unwrap().amount, "$0.001".parse().unwrap());
+    assert_eq!(seller.get("/by_path?preview").await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn parts_of_pay_say_which_limit_refused_and_what_is_open() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let seller = chain.seller_of_charge().await;
+    let key = chain.buyer("$1");
+    let url = format!("{}/by_path", seller.url);
+    let refused = output("refusals", &[("SELLER_URL", &url)], Some(&key)).await;
+    assert!(refused.starts_with("not paid: ") && refused.contains("$0.0001"), "{refused}");
+
+    // A payment that was signed, and of which nobody knows whether it was sent.
+    let directory = tempfile::tempdir().unwrap();
+    let journal = Journal::open(directory.path().join("payments.journal")).unwrap();
+    let payer = Payer::builder(key).budget(Budget::builder().journal(journal).build()).build();
+    let unpaid = seller.get("/by_path").await;
+    let signed = payer.pay(&Method::GET, &url.parse().unwrap(), unpaid.headers(), None).await.unwrap();
+    drop((signed.expect("the seller asks for a payment"), payer));
+    let variables = [("RPC_URL", chain.node.url().as_str())];
+    let found = output_in(directory.path(), "reopen", &variables, None).await;
+    assert_eq!(found, "0 were paid, 0 are void, 1 are still open\n");
+}
+
+#[tokio::test]
+async fn parts_of_production_deploy_the_batch_settler_and_list_the_days_payments() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let variables = [("RPC_URL", chain.node.url().as_str())];
+    let settler = || async { chain.devnet.provider().get_code_at(BatchSettler::ADDRESS).await.unwrap() };
+    assert!(settler().await.is_empty());
+    for _ in 0..2 {
+        output("batches", &variables, Some(&chain.settler)).await;
+        assert!(!settler().await.is_empty());
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let base = Chain::start(Network::BASE).await;
+    let variables = [("RPC_URL", base.node.url().as_str())];
+    let seller = Program::start_in(directory.path(), "production", &variables, Some(&base.settler)).await;
+    let Receipt { payer, transaction, .. } = buy(&seller.url, &base.buyer("$1")).await;
+    seller.stop().await;
+    let listed = output_in(directory.path(), "end_of_day", &[], None).await;
+    assert!(listed.starts_with("1 payments, of which 0 are owed\n"), "{listed}");
+    let [payer, transaction] = [payer.to_string(), transaction.unwrap().to_string()].map(|text| text.to_lowercase());
+    let listed = listed.to_lowercase();
+    assert!(listed.contains(&payer) && listed.contains(&transaction), "{listed}");
+}
+
+#[tokio::test]
+async fn part_of_remote_checks_a_facilitator_with_a_node() {
+    let chain = Chain::start(Network::BASE).await;
+    let service = FacilitatorService::builder(chain.facilitator().await).bearer_key("a-key-of-the-sellers").build();
+    let facilitator = serve(axum::Router::new().fallback_service(service)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let node = chain.node.url().as_str();
+    let ready = async |key| {
+        let variables = [("FACILITATOR_URL", &*facilitator), ("RPC_URL", node), ("FACILITATOR_KEY", key)];
+        output_in(directory.path(), "checked", &variables, None).await
+    };
+    assert_eq!(ready("a-key-of-the-sellers").await, "ready\n");
+    assert_ne!(ready("another-key-of-20-bytes").await, "ready\n");
+}
+
+#[tokio::test]
+async fn program_of_hire_evaluators_hires_three_that_a_facilitator_lists() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let service = FacilitatorService::builder(chain.facilitator().await);
+    let service = service.catalogue(100, Duration::from_secs(86_400)).catalogue_local_hosts(true).build();
+    let facilitator = serve(axum::Router::new().fallback_service(service)).await;
+    let mut origins = Vec::new();
+    for _ in 0..3 {
+        let remote = RemoteFacilitator::builder(&facilitator).build().await.unwrap();
+        let origin = evaluator(remote, "$0.0003").await;
+        // Facilitators list what was paid for.
+        let card = CardFetcher::new().unwrap().fetch(&origin.parse().unwrap()).await.unwrap();
+        let client = EvaluationClient::new(Payer::builder(chain.buyer("$1")).build()).unwrap();
+        let task = Task::new("reasoning", "Why is the sky blue?").unwrap();
+        client.evaluate(&card, &Submission::single(task, "It just is.").unwrap()).await.unwrap();
+        origins.push(origin);
+    }
+    let variables = [("FACILITATOR_URL", &*facilitator)];
+    let listed = output("catalogue", &variables, None).await;
+    assert!(origins.iter().all(|origin| listed.contains(origin)), "{listed}");
+
+    let directory = tempfile::tempdir().unwrap();
+    let feedback = output_in(directory.path(), "hire_evaluators", &variables, Some(&chain.buyer("$1"))).await;
+    let verdicts = feedback.lines().filter(|line| line.starts_with("Some(")).count();
+    assert!(verdicts == 2 && feedback.ends_with("paid $0.0018\n"), "{feedback}");
+}
+
+#[tokio::test]
+async fn parts_of_hire_evaluators_audit_and_read_reports() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let origin = evaluator(chain.facilitator().await, "$0.001").await;
+    let checker = PaymentChecker::new(Network::BASE_SEPOLIA).rpc_url(chain.node.url()).unwrap().depth(0);
+    let service = DirectoryService::builder(DirectoryStore::in_memory().await.unwrap()).private_hosts(true);
+    let service = service.payment_checker(checker).build().unwrap();
+    let directory_url = serve(axum::Router::new().fallback_service(service)).await;
+    let directory = DirectoryClient::new(&directory_url).unwrap();
+    directory.list(&origin.parse().unwrap()).await.unwrap();
+
+    let variables = [("EVALUATOR_URL", &*origin), ("DIRECTORY_URL", &*directory_url)];
+    let audited = output("gold", &variables, Some(&chain.buyer("$1"))).await;
+    assert_eq!(audited, "1 audits, 1 right\n");
+
+    let other = chain.buyer("$1");
+    let payer = Payer::builder(other.clone()).build();
+    let student = Student::builder(payer).source(vec![origin.parse::<url::Url>().unwrap()]).build().unwrap();
+    student.discover().await;
+    let task = Task::new("arithmetic", "What is 17 * 23?").unwrap();
+    student.evaluate(&Submission::single(task, "391").unwrap()).await.unwrap();
+    let published = directory.publish_log(student.evidence(), &chain.devnet.asset(), &other, |_| None).await.unwrap();
+    assert_eq!(published.accepted, 1, "{published:?}");
+    assert_eq!(output("reports", &variables, Some(&chain.buyer("$1"))).await, "1 reports\n");
+}
+
+/// Starts an evaluator of reasons and sums with this price. Returns its origin.
+async fn evaluator(facilitator: impl Facilitator + 'static, price: &str) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let key = PrivateKeySigner::random();
+    let card = AgentCard::builder("Reasons and sums", &origin)
+        .skill("reasoning", "Says whether an answer gives reasons", Score::MAX)
+        .skill("arithmetic", "Marks sums", Score::MAX)
+        .price(price)
+        .pay_to(Network::BASE_SEPOLIA, key.address());
+    let card = card.build().unwrap().sign(&key).await.unwrap();
+    let judge = output_judge(async |_task, output| {
+        let is_good = output.contains("ecause") || output == "391";
+        let score = if is_good { Score::MAX } else { Score::MIN };
+        Ok(Verdict::new(score, Confidence::new(0.9).unwrap(), "as it seems"))
+    });
+    let service = EvaluatorService::builder(card, judge).facilitator(facilitator).build().unwrap();
+    let app = axum::Router::new().fallback_service(service);
+    tokio::spawn(axum::serve(listener, app).into_future());
+    origin
+}
+
+/// Serves a router for as long as the test runs. Returns its origin.
+async fn serve(app: axum::Router) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, app).into_future());
+    origin
+}
+
 /// A chain with a node on a port, and a settlement key with gas.
 struct Chain {
     devnet: Devnet,
@@ -133,6 +296,16 @@ impl Chain {
         let settler = PrivateKeySigner::random();
         devnet.fund(settler.address(), U256::from(10).pow(U256::from(18)));
         Self { devnet, node, settler }
+    }
+
+    async fn facilitator(&self) -> OnchainFacilitator {
+        let facilitator = OnchainFacilitator::builder().network(self.devnet.network()).client(self.devnet.rpc_client());
+        facilitator.signer(self.settler.clone()).build().await.unwrap()
+    }
+
+    /// Starts the seller with the prices of the guide on charging.
+    async fn seller_of_charge(&self) -> Program {
+        Program::start("prices", &[("RPC_URL", self.node.url().as_str())], Some(&self.settler)).await
     }
 
     /// Returns a new key with this amount of USDC.
@@ -201,9 +374,21 @@ async fn buy(seller: &str, key: &PrivateKeySigner) -> Receipt {
 
 /// Runs the program of the guide on paying, and returns its output.
 async fn pay(seller: &Program, key: &PrivateKeySigner) -> String {
+    output("pay", &[("SELLER_URL", &format!("{}/evaluate", seller.url))], Some(key)).await
+}
+
+/// Runs code of a guide that ends by itself, and returns its output.
+async fn output(name: &str, variables: &[(&str, &str)], key: Option<&PrivateKeySigner>) -> String {
+    output_in(Path::new("."), name, variables, key).await
+}
+
+async fn output_in(directory: &Path, name: &str, variables: &[(&str, &str)], key: Option<&PrivateKeySigner>) -> String {
     let mut command = example("guides");
-    command.arg("pay").env("SELLER_URL", format!("{}/evaluate", seller.url));
-    command.env("STUDENT_PRIVATE_KEY", key.to_bytes().to_string());
+    command.arg(name).current_dir(directory).envs(variables.iter().copied());
+    if let Some(key) = key {
+        let key = key.to_bytes().to_string();
+        command.env("STUDENT_PRIVATE_KEY", &key).env("SETTLEMENT_PRIVATE_KEY", key);
+    }
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()

@@ -4,6 +4,7 @@
 mod client;
 mod environment;
 mod flags;
+mod guide;
 mod interrupted;
 mod model;
 mod open;

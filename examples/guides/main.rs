@@ -126,5 +126,5 @@ async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
 /// Returns a student that knows the evaluator at this URL.
 fn student() -> Result<StudentBuilder, Box<dyn Error>> {
     let payer = Payer::builder(key::from_env("STUDENT_PRIVATE_KEY")?).build();
-    Ok(Student::builder(payer).source(vec![env::var("EVALUATOR_URL")?.parse::<Url>()?]))
+    Ok(Student::builder(payer).source(vec![env::var("EVALUATOR_URL")?.parse::<Url>()?]).tasks(100))
 }

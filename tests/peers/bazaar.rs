@@ -1,9 +1,7 @@
 //! Discovery with the official TypeScript packages at pinned versions (tests/peers): their validators read what our servers declare,
 //! their client pays them, their facilitator settles for them, and their discovery client reads our facilitator's list.
 
-
 use std::{
-    path::PathBuf,
     process::Stdio,
     sync::{Arc, Mutex},
     time::Duration,

@@ -1,6 +1,5 @@
 //! The devnet's token is compared with Circle's on anvil: the same calls in the same states, the same answers.
 
-
 use alloy_primitives::{Address, B256, Bytes, U256, address};
 use alloy_provider::{DynProvider, Provider};
 use alloy_rpc_types_eth::TransactionRequest;

@@ -15,10 +15,14 @@
 //! recorder.rs       records the exchanges, with TOWER_X402_RECORD=1, for tests/exchanges
 //! ```
 
+mod atropos;
+mod bazaar;
+mod browser_wallet;
 mod channels;
 mod clients;
 mod comparison;
 mod facilitators;
+mod fidelity;
 mod identifiers;
 mod programs;
 mod recorder;

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use atropos_client::{
+    AtroposError, ByteTokenizer, EnvRegistration, Environment, Pushed, RunInfo, ScoredGroup, Sequence, SequenceMessage,
+    WandbInfo,
+};
 use serde_json::{Map, Value, json};
-use atropos_client::{AtroposError, ByteTokenizer, EnvRegistration, Environment, ChatMessage, Pushed, RunInfo, ScoredGroup, Sequence, WandbInfo};
 
 use super::server::{AtroposServer, PATIENCE, run};
 
@@ -26,7 +29,7 @@ fn group(id: &str, environment: &Environment) -> ScoredGroup {
         let sequence = Sequence::new(&ByteTokenizer::prompt(PROMPT), &completion, score).unwrap();
         let sequence = sequence.with_advantage(score - 0.9).unwrap().with_inference_logprobs(&logprobs).unwrap();
         sequence
-            .with_messages([ChatMessage::new("user", PROMPT), ChatMessage::new("assistant", text)])
+            .with_messages([SequenceMessage::new("user", PROMPT), SequenceMessage::new("assistant", text)])
             .with_overrides(object(json!({ "critique": "fine", "payments": [{ "amount": "1000" }] })))
     });
     let group = ScoredGroup::new(sequences, environment.limits()).unwrap().with_id(id);

@@ -4,10 +4,13 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::{
+    program::{Both, GROUP, Running, Student, environment, evaluator, incomes, payments, server, units},
+    trainer::{Trainer, groups_of},
+};
 use support::crowd::{Endpoint, garbage, honestly, praise};
-use super::{program::{Both, GROUP, Running, Student, environment, evaluator, incomes, payments, server, units}, trainer::{Trainer, groups_of}};
-use support::student_stage::Stage;
 use support::programs::example;
+use support::student_stage::Stage;
 
 const BATCH: usize = 2 * GROUP;
 

@@ -9,14 +9,18 @@ use tokio::net::TcpListener;
 use tower_x402::Network;
 use x402_market::{AgentCard, EvaluatorService, Score};
 
-use super::{program::{Both, GROUP, Running, Student, environment, impatient, payments, server, units}, server::run, trainer::{Trainer, groups_of}};
+use super::{
+    program::{Both, GROUP, Running, Student, environment, impatient, payments, server, units},
+    server::run,
+    trainer::{Trainer, groups_of},
+};
 use support::student_stage::{Booth, Stage, serve};
 use support::{chain::Chain, programs::example};
 
 /// An evaluator of one skill only.
 async fn specialist(stage: &Stage, skill: &str, price: &str) -> Booth {
     let (listener, key) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), PrivateKeySigner::random());
-    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
     let card = AgentCard::builder(skill, url).skill(skill, "Knows it", Score::new(0.9).unwrap()).price(price);
     let card = card.pay_to(Network::BASE_SEPOLIA, key.address()).build().unwrap().sign(&key).await.unwrap();
     let evaluator = EvaluatorService::builder(card, Both).facilitator(stage.facilitator.clone()).build().unwrap();

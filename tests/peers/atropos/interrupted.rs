@@ -2,9 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{program::{Both, GROUP, Running, Student, environment, impatient, incomes, payments, server, units}, proxy::{Loss, Proxy, STATUS}, server::AtroposServer, trainer::{Trainer, groups_of}};
-use support::student_stage::Stage;
+use super::{
+    program::{Both, GROUP, Running, Student, environment, impatient, incomes, payments, server, units},
+    proxy::{Loss, Proxy, STATUS},
+    server::AtroposServer,
+    trainer::{Trainer, groups_of},
+};
 use support::chain::Chain;
+use support::student_stage::Stage;
 
 const BATCH: usize = 2 * GROUP;
 

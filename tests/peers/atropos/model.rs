@@ -5,12 +5,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use atropos_client::ByteTokenizer;
 use axum::{Json, Router, http::HeaderMap, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use atropos_client::Bytes;
 
-use super::{program::{Both, GROUP, Running, Student, environment, payments, server, units}, trainer::{Trainer, groups_of}};
+use super::{
+    program::{Both, GROUP, Running, Student, environment, payments, server, units},
+    trainer::{Trainer, groups_of},
+};
 use support::student_stage::{Stage, serve};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,12 +13,18 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{net::TcpListener, process::Command};
-use x402_market::EvaluatorService;
 use url::Url;
+use x402_market::EvaluatorService;
 
-use super::{program::{Both, GROUP, Running, Student, blind, environment, incomes, server, units}, trainer::Trainer};
+use super::{
+    program::{Both, GROUP, Running, Student, blind, environment, incomes, server, units},
+    trainer::Trainer,
+};
 use support::student_stage::{Stage, card, serve};
-use support::{chain::Chain, rpc_proxy::{Fate, RpcProxy}};
+use support::{
+    chain::Chain,
+    rpc_proxy::{Fate, RpcProxy},
+};
 
 /// The finality depth of the chain, in blocks.
 const DEPTH: u64 = 20;

@@ -5,15 +5,18 @@ use std::process::Stdio;
 use alloy_primitives::{Address, B256, U256, keccak256};
 use alloy_signer_local::PrivateKeySigner;
 use async_trait::async_trait;
+use atropos_client::ReceivedGroup;
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStderr, Command},
     time::timeout,
 };
-use atropos_client::ReceivedGroup;
-use x402_market::{Submission, Verdict, judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge}};
 use url::Url;
+use x402_market::{
+    Submission, Verdict,
+    judge::{ArithmeticJudge, Judge, JudgeError, ProseJudge},
+};
 
 use super::server::{AtroposServer, PATIENCE};
 use support::student_stage::Stage;

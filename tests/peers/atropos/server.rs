@@ -1,13 +1,13 @@
 //! The API server of Atropos itself, in a process of its own.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{process::Stdio, time::Duration};
 
+use atropos_client::{AtroposClient, TrainerRegistration};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
     time::timeout,
 };
-use atropos_client::{AtroposClient, TrainerRegistration};
 
 /// The timeout of everything that the server does here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,6 +1,9 @@
 //! The environment gets SIGINT or SIGTERM.
 
-use super::{program::{Both, GROUP, Running, Student, environment, incomes, server, units}, trainer::{Trainer, groups_of}};
+use super::{
+    program::{Both, GROUP, Running, Student, environment, incomes, server, units},
+    trainer::{Trainer, groups_of},
+};
 use support::student_stage::Stage;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use atropos_client::{AtroposClient, ReceivedGroup};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use atropos_client::{AtroposClient, ReceivedGroup};
 
 use super::server::{AtroposServer, PATIENCE, run};
 

@@ -135,7 +135,8 @@ pub mod facilitator;
     feature = "remote",
     feature = "reqwest",
     feature = "server",
-    feature = "sqlite"
+    feature = "sqlite",
+    feature = "vouchers"
 ))]
 pub mod guide;
 #[cfg(feature = "facilitator")]

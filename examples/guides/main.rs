@@ -11,9 +11,8 @@ use axum::{
 use tower_x402::{
     Network,
     client::{Budget, Payer, PaymentMiddleware, key},
-    facilitator::Facilitator as _,
     ledger::SqliteLedger,
-    primitives::address,
+    primitives::{Address, address},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
 };
 use url::Url;
@@ -53,6 +52,9 @@ blocks!(
     who_paid
 );
 
+/// The payee that the guides name.
+const PAYEE: Address = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
+
 fn main() -> Result<(), Box<dyn Error>> {
     let name = env::args().nth(1).unwrap_or_default();
     match &*name {
@@ -82,7 +84,12 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
         "catalogue" => catalogue::look().await?,
         "batches" => batches::deploy(&on_base::on_base().await?).await?,
         "end_of_day" => end_of_day::end_of_day(Arc::new(SqliteLedger::open("payments.sqlite").await?)).await?,
-        "checked" => println!("{}", checked::checked(&env::var("FACILITATOR_KEY")?).await?.readiness().await),
+        "checked" => {
+            let facilitator = checked::checked(&env::var("FACILITATOR_KEY")?).await?;
+            let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE, PAYEE);
+            let paywall = layer.facilitator(facilitator).build()?;
+            serve(Router::new().route("/evaluate", post(async || "well done")).layer(paywall)).await?;
+        }
         "gold" => {
             let student = gold::audited(student()?)?.audit_rate(1.0).build()?;
             student.discover().await;
@@ -112,13 +119,16 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
 async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
     let facilitator = Arc::new(on_base::on_base().await?);
     let paywall = |layer: RequirePaymentLayerBuilder| {
-        let payee = address!("70997970C51812dc3A010C7d01b50e0d17dc79C8");
-        layer.pay_to(Network::BASE_SEPOLIA, payee).facilitator(facilitator.clone()).build()
+        layer.pay_to(Network::BASE_SEPOLIA, PAYEE).facilitator(facilitator.clone()).build()
     };
     let app = Router::new()
         .route("/evaluate", post(who_paid::evaluate).layer(paywall(RequirePaymentLayer::builder().price("$0.001"))?))
         .route("/by_path", get(async || "well done").layer(paywall(prices::by_path())?))
         .route("/by_body", post(async || "well done").layer(paywall(prices::by_body())?));
+    serve(app).await
+}
+
+async fn serve(app: Router) -> Result<(), Box<dyn Error>> {
     axum::serve(tokio::net::TcpListener::bind(env::var("LISTEN")?).await?, app).await?;
     Ok(())
 }

@@ -158,11 +158,6 @@ impl PaymentLookup {
         Self { rpc: Rpc::new(self.client.clone(), timeout), ..self }
     }
 
-    /// Returns the chain.
-    pub const fn network(&self) -> Network {
-        self.network
-    }
-
     /// Looks up whether `transaction` made the payment.
     ///
     /// # Errors

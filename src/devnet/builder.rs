@@ -37,7 +37,6 @@ pub struct DevnetBuilder {
     network: Network,
     block_time: BlockTime,
     finality_depth: u64,
-    base_fee: u64,
     clock: Arc<dyn Clock>,
 }
 
@@ -47,7 +46,6 @@ impl Default for DevnetBuilder {
             network: Network::BASE_SEPOLIA,
             block_time: BlockTime::Instant,
             finality_depth: 0,
-            base_fee: BASE_FEE,
             clock: Arc::new(SystemClock),
         }
     }
@@ -72,12 +70,6 @@ impl DevnetBuilder {
         self
     }
 
-    /// Sets the base fee, in wei. Default: 5,000,000, the minimum of Base.
-    pub fn base_fee(mut self, wei: u64) -> Self {
-        self.base_fee = wei;
-        self
-    }
-
     /// Sets the clock of block timestamps. Default: [`SystemClock`]. A clock that goes back makes blocks with the previous timestamp.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -90,7 +82,7 @@ impl DevnetBuilder {
     /// [`DevnetError::NoRuntime`] if blocks are made at an interval and there is no tokio runtime; [`DevnetError::Genesis`] in a broken build.
     pub async fn start(self) -> Result<Devnet, DevnetError> {
         let asset = genesis::usdc_on(self.network).ok_or_else(|| DevnetError::Genesis("no USDC is known".into()))?;
-        let mut chain = Chain::new(self.network.chain_id(), self.base_fee, self.finality_depth, self.clock);
+        let mut chain = Chain::new(self.network.chain_id(), BASE_FEE, self.finality_depth, self.clock);
         genesis::deploy(&mut chain, &asset)?;
         let devnet = Devnet(Arc::new(Inner {
             asset,

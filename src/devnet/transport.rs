@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     task::{Context, Poll},
 };
 
@@ -74,18 +73,12 @@ async fn answer(devnet: &Devnet, request: SerializedRequest) -> TransportResult<
 /// A port on which a devnet answers JSON-RPC over HTTP. Dropping it closes the port; open connections end after the current call.
 #[derive(Debug)]
 pub struct DevnetPort {
-    address: SocketAddr,
     url: Url,
     /// Dropping it stops the server.
     _running: oneshot::Sender<()>,
 }
 
 impl DevnetPort {
-    /// Returns the address that it listens on.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     /// Returns the URL of its JSON-RPC endpoint.
     pub fn url(&self) -> &Url {
         &self.url
@@ -102,7 +95,7 @@ pub(super) async fn serve(devnet: Devnet, address: impl ToSocketAddrs) -> io::Re
         let _ = stopped.await;
     });
     tokio::spawn(server.into_future());
-    Ok(DevnetPort { address, url, _running: running })
+    Ok(DevnetPort { url, _running: running })
 }
 
 #[derive(Deserialize)]

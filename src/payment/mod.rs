@@ -8,7 +8,7 @@ mod precheck;
 
 use std::hash::{Hash, Hasher};
 
-use alloy_primitives::{Address, B256, U256, keccak256};
+use alloy_primitives::{Address, B256, U256};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -50,7 +50,7 @@ impl Hash for PaymentKey {
     }
 }
 
-/// The terms of a payment: an offer with its JSON, the digest of that and the token's EIP-712 domain, each computed once.
+/// The terms of a payment: an offer with its JSON and the token's EIP-712 domain, each computed once.
 ///
 /// ```
 /// # use tower_x402::{Network, Usdc, payment::Terms, protocol::ExactOffer};
@@ -63,7 +63,6 @@ impl Hash for PaymentKey {
 pub struct Terms {
     offer: ExactOffer,
     text: Verbatim<PaymentRequirements>,
-    digest: B256,
     domain: TokenDomain,
 }
 
@@ -71,7 +70,7 @@ impl Terms {
     /// Creates the terms of an offer.
     pub fn new(offer: ExactOffer) -> Self {
         let text = Verbatim::of_requirements(&offer.to_requirements());
-        Self { digest: keccak256(text.text()), domain: TokenDomain::of(&offer.asset), text, offer }
+        Self { domain: TokenDomain::of(&offer.asset), text, offer }
     }
 
     /// Returns the offer.
@@ -82,11 +81,6 @@ impl Terms {
     /// Returns the offer's JSON, as it is sent.
     pub const fn text(&self) -> &Verbatim<PaymentRequirements> {
         &self.text
-    }
-
-    /// Returns the Keccak-256 of the offer's JSON.
-    pub const fn digest(&self) -> B256 {
-        self.digest
     }
 
     /// Returns the token's EIP-712 domain.

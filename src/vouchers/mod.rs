@@ -17,7 +17,6 @@
 //! | [`AuthorizerKey`] | the key that claims and refunds in the receiver's name |
 //! | [`reason`] | the scheme's error codes |
 //! | [`SettlementExtra`] | what a payer is told that it was charged |
-//! | [`abi`] | the contract's functions, events and errors |
 //!
 //! ```
 //! use alloy_primitives::{Address, B256, address};
@@ -39,6 +38,8 @@
 //! assert_ne!(id, Escrow::on(Network::BASE).channel_id(&config));
 //! ```
 
+// Its types are generated, and public for the tests in this repository only.
+#[doc(hidden)]
 pub mod abi;
 pub(crate) mod amount;
 mod authorizer;

@@ -8,8 +8,12 @@
 //! clients.rs        their clients pay our evaluator
 //! servers.rs        our student pays their servers
 //! facilitators.rs   their facilitators settle for us, ours for them
+//! atropos           the API server of Atropos takes what our environment buys
+//! bazaar.rs         catalogues: their client reads ours, ours is listed by theirs
+//! browser_wallet    a person pays in Chromium
 //! channels.rs       our buyer pays by vouchers
 //! comparison.rs     the same payments, presented the same way to their server and to ours
+//! fidelity.rs       the devnet's token answers as Circle's does
 //! identifiers.rs    the extension payment-identifier
 //! vouchers.rs       their clients pay our seller by vouchers
 //! recorder.rs       records the exchanges, with TOWER_X402_RECORD=1, for tests/exchanges

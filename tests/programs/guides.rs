@@ -185,18 +185,19 @@ async fn parts_of_production_deploy_the_batch_settler_and_list_the_days_payments
 }
 
 #[tokio::test]
-async fn part_of_remote_checks_a_facilitator_with_a_node() {
+async fn part_of_remote_sells_through_a_facilitator_that_a_node_checks() {
     let chain = Chain::start(Network::BASE).await;
     let service = FacilitatorService::builder(chain.facilitator().await).bearer_key("a-key-of-the-sellers").build();
     let facilitator = serve(axum::Router::new().fallback_service(service)).await;
     let directory = tempfile::tempdir().unwrap();
-    let node = chain.node.url().as_str();
-    let ready = async |key| {
-        let variables = [("FACILITATOR_URL", &*facilitator), ("RPC_URL", node), ("FACILITATOR_KEY", key)];
-        output_in(directory.path(), "checked", &variables, None).await
-    };
-    assert_eq!(ready("a-key-of-the-sellers").await, "ready\n");
-    assert_ne!(ready("another-key-of-20-bytes").await, "ready\n");
+    let variables = [
+        ("FACILITATOR_URL", &*facilitator),
+        ("RPC_URL", chain.node.url().as_str()),
+        ("FACILITATOR_KEY", "a-key-of-the-sellers"),
+    ];
+    let seller = Program::start_in(directory.path(), "checked", &variables, None).await;
+    assert_eq!(pay(&seller, &chain.buyer("$1")).await, "settled for $0.001, $0.999 left\nwell done\n");
+    assert_eq!(chain.devnet.balance_of(PAYEE).unwrap(), "$0.001".parse().unwrap());
 }
 
 #[tokio::test]
@@ -243,10 +244,11 @@ async fn parts_of_hire_evaluators_audit_and_read_reports() {
 
     let other = chain.buyer("$1");
     let payer = Payer::builder(other.clone()).build();
-    let student = Student::builder(payer).source(vec![origin.parse::<url::Url>().unwrap()]).build().unwrap();
+    let student = Student::builder(payer).source(vec![origin.parse::<url::Url>().unwrap()]).tasks(100).build().unwrap();
     student.discover().await;
     let task = Task::new("arithmetic", "What is 17 * 23?").unwrap();
-    student.evaluate(&Submission::single(task, "391").unwrap()).await.unwrap();
+    let feedback = student.evaluate(&Submission::single(task, "391").unwrap()).await.unwrap();
+    assert_eq!(feedback.judged_outputs(), 1, "{feedback:?}");
     let published = directory.publish_log(student.evidence(), &chain.devnet.asset(), &other, |_| None).await.unwrap();
     assert_eq!(published.accepted, 1, "{published:?}");
     assert_eq!(output("reports", &variables, Some(&chain.buyer("$1"))).await, "1 reports\n");

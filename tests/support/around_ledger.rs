@@ -154,7 +154,6 @@ fn advancing(step: &ChannelStep) -> &'static str {
         ChannelStep::BeginClaim { .. } => "advance BeginClaim",
         ChannelStep::EndClaim { .. } => "advance EndClaim",
         ChannelStep::Refund { .. } => "advance Refund",
-        ChannelStep::DropRefund => "advance DropRefund",
         step => panic!("{step:?} has no name here"),
     }
 }

@@ -61,7 +61,6 @@ use super::{
 pub struct EvaluationClient {
     http: ClientWithMiddleware,
     public_only: bool,
-    max_answer: usize,
     ask_timeout: Duration,
     answer_timeout: Duration,
 }
@@ -209,13 +208,7 @@ impl EvaluationClient {
         let client = client.build().map_err(|error| unreachable(None, error))?;
         let http = reqwest_middleware::ClientBuilder::new(client).with(payments).with(CheckOffers).build();
         let (ask_timeout, answer_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Ok(Self { http, public_only, max_answer: MAX_EVALUATION, ask_timeout, answer_timeout })
-    }
-
-    /// Sets the largest answer, in bytes. Default: [`MAX_EVALUATION`].
-    pub fn max_answer(mut self, bytes: usize) -> Self {
-        self.max_answer = bytes;
-        self
+        Ok(Self { http, public_only, ask_timeout, answer_timeout })
     }
 
     /// Sets how long an evaluator may take to demand its payment. Default: 30 seconds. Once it is paid,
@@ -268,12 +261,12 @@ impl EvaluationClient {
         let response = request.send().await.map_err(send_error)?;
         let receipt = response.receipt().cloned();
         let status = response.status();
-        let reading = tokio::time::timeout(self.answer_timeout, read_body(response, self.max_answer));
+        let reading = tokio::time::timeout(self.answer_timeout, read_body(response, MAX_EVALUATION));
         let signed = || receipt.clone().map(Box::new);
         let json = match reading.await {
             Ok(Ok(json)) => json,
             Ok(Err(BodyError::TooLarge)) => {
-                let problem = MessageError::invalid(".", format!("it has more than {} bytes", self.max_answer));
+                let problem = MessageError::invalid(".", format!("it has more than {MAX_EVALUATION} bytes"));
                 return Err(EvaluateError::InvalidEvaluation { problem, receipt: signed() });
             }
             Ok(Err(BodyError::Broken(error))) => return Err(unreachable(signed(), error)),

@@ -100,12 +100,6 @@ impl Submission {
             Outputs::Group(group) => group,
         }
     }
-
-    /// Returns a submission of another, single output for the same task.
-    #[must_use]
-    pub fn with_only(&self, output: LongText) -> Self {
-        Self { task: self.task.clone(), outputs: Outputs::Single(output) }
-    }
 }
 
 /// The task that outputs are judged by.

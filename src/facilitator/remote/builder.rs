@@ -40,7 +40,6 @@ pub struct RemoteFacilitatorBuilder {
     nodes: Vec<(Network, String)>,
     request_timeout: Duration,
     settle_timeout: Duration,
-    supported_ttl: Duration,
     reconcile_interval: Duration,
 }
 
@@ -58,7 +57,6 @@ impl RemoteFacilitatorBuilder {
             nodes: Vec::new(),
             request_timeout: Duration::from_secs(10),
             settle_timeout: Duration::from_secs(25),
-            supported_ttl: Duration::from_secs(300),
             reconcile_interval: Duration::from_secs(5),
         }
     }
@@ -130,12 +128,6 @@ impl RemoteFacilitatorBuilder {
         self
     }
 
-    /// Sets how long the answer to `/supported` is cached. Default: 5 minutes.
-    pub fn supported_ttl(mut self, ttl: Duration) -> Self {
-        self.supported_ttl = ttl;
-        self
-    }
-
     /// Sets how often open payments in the ledger are reconciled, from 10 ms to an hour. Default: 5 seconds.
     pub fn reconcile_interval(mut self, interval: Duration) -> Self {
         self.reconcile_interval = interval.clamp(Duration::from_millis(10), LONGEST);
@@ -159,7 +151,7 @@ impl RemoteFacilitatorBuilder {
         for (network, url) in self.nodes {
             observers.push(ChainObserver::connect(network, &url, self.request_timeout, &journal).await?);
         }
-        let supported = Supported::new(self.supported_ttl);
+        let supported = Supported::default();
         if self.networks.is_empty() {
             supported.get(&api).await.map_err(|_| RemoteBuildError::Unreachable)?;
         }

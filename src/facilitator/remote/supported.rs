@@ -10,25 +10,22 @@ use tokio::time::Instant;
 use super::{api::Api, message::read_object};
 use crate::{facilitator::FacilitatorError, network::Network, protocol::SupportedResponse};
 
+/// How long an answer is used.
+const FRESH: Duration = Duration::from_secs(300);
 /// How long to wait before a facilitator that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// How many networks have metrics of their own.
 const MAX_NETWORKS: usize = 16;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Supported {
-    ttl: Duration,
     known: Mutex<Option<(Instant, Arc<SupportedResponse>)>>,
     /// Held while the facilitator is asked: concurrent callers wait for the same answer.
     asking: tokio::sync::Mutex<()>,
 }
 
 impl Supported {
-    pub(super) fn new(ttl: Duration) -> Self {
-        Self { ttl, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
-    }
-
     /// Returns the cached answer, or else asks. If the facilitator does not answer, returns its last answer.
     pub(super) async fn get(&self, api: &Api) -> Result<Arc<SupportedResponse>, FacilitatorError> {
         if let Some(fresh) = self.fresh() {
@@ -75,6 +72,6 @@ impl Supported {
 
     fn fresh(&self) -> Option<Arc<SupportedResponse>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.as_ref().filter(|(at, _)| at.elapsed() < self.ttl).map(|(_, said)| said.clone())
+        known.as_ref().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, said)| said.clone())
     }
 }

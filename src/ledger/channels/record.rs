@@ -179,8 +179,6 @@ pub enum ChannelStep {
         /// The time.
         now: u64,
     },
-    /// Counts the amount again: the refund was not sent, and its signature did not leave the process.
-    DropRefund,
 }
 
 impl ChannelRecord {
@@ -329,10 +327,6 @@ impl ChannelRecord {
                 Ok(())
             }
             ChannelStep::Refund { amount, now } => self.refund(*amount, *now),
-            ChannelStep::DropRefund => {
-                self.refund = None;
-                Ok(())
-            }
         }
     }
 
@@ -673,8 +667,6 @@ mod tests {
         // A reorganization takes the refund out of the chain. It can be executed again.
         observe(&mut channel, observation(100, 40, 3), NOW);
         assert_eq!(channel.covered(), 40);
-        channel.apply(&ChannelStep::DropRefund).unwrap();
-        assert_eq!(channel.covered(), 100);
     }
 
     #[test]
@@ -685,7 +677,6 @@ mod tests {
         let refund = |amount, now| ChannelStep::Refund { amount, now };
         assert!(matches!(channel.apply(&refund(71, NOW)), Err(ChannelLedgerError::ExceedsBalance(_))));
         channel.apply(&refund(70, NOW)).unwrap();
-        channel.apply(&ChannelStep::DropRefund).unwrap();
         channel.apply(&refund(100, NOW + 30)).expect("its time is over");
         assert!(matches!(channel.apply(&charge(1, 30)), Err(ChannelLedgerError::LeaseLost)));
     }
@@ -776,8 +767,7 @@ mod tests {
                         ChannelStep::Observe { observation, now }
                     }
                     6 => ChannelStep::Refund { amount: a * 4, now },
-                    7 => ChannelStep::BeginClaim { now, until: now + 10 },
-                    _ => ChannelStep::DropRefund,
+                    _ => ChannelStep::BeginClaim { now, until: now + 10 },
                 };
                 let before = channel.clone();
                 let taken = channel.apply(&step);

@@ -423,7 +423,10 @@ async fn a_signed_refund_covers_nothing(ledger: Arc<dyn ChannelLedger>, _: Arc<M
     assert_eq!(refunding.open_refund().map(|refund| (refund.nonce, refund.amount)), Some((0, 95)));
     let next = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await;
     assert!(matches!(next, Err(ChannelLedgerError::ExceedsBalance(_))), "{next:?}");
-    ledger.advance(&id(1), &ChannelStep::DropRefund).await.unwrap();
+    // It was executed, and the payer filled the channel again.
+    let mut refunded = observation(1, 100, 0, 2);
+    refunded.state.refund_nonce = 1;
+    observe(&*ledger, 1, refunded).await;
     let held = ledger.advance(&id(1), &begin(1, hash(1), 10, 10)).await.unwrap();
     let refund = ledger.advance(&id(1), &ChannelStep::Refund { amount: 95, now: START }).await;
     assert!(matches!(refund, Err(ChannelLedgerError::ExceedsBalance(_))), "a request is being worked for: {refund:?}");

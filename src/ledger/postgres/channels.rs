@@ -213,8 +213,7 @@ impl PostgresLedger {
 /// Returns `true` if the row shows that a try whose answer was lost has been taken.
 fn is_done(progress: &Progress, seen: &Seen, step: &ChannelStep) -> Result<bool, LedgerError> {
     // Taken twice, these do what they do once.
-    let may_repeat =
-        !matches!(step, ChannelStep::Begin { .. } | ChannelStep::BeginClaim { .. } | ChannelStep::DropRefund);
+    let may_repeat = !matches!(step, ChannelStep::Begin { .. } | ChannelStep::BeginClaim { .. });
     match progress.is_done(seen.stamp) {
         Err(_) if may_repeat => Ok(false),
         done => done,

@@ -128,7 +128,7 @@ async fn unsent_group_is_kept_for_the_next_run_and_not_bought_again() {
     let (document, log) = Running::start(command(&proxy.url, "2")).failure().await;
     let document = document.expect("there is a summary");
     assert_eq!((&document["groups"]["rolled_out"], proxy.pushes()), (&1.into(), 0), "{document:#}");
-    assert!(log.contains("nothing was sent to the Atropos server"), "{log}");
+    assert!(log.contains("the request was not sent to the Atropos server"), "{log}");
     let bought = stage.chain.token_transfers(booth.payee).await.len();
     assert!(bought > 0 && document["on_chain"]["agrees"] == true, "{document:#}");
 

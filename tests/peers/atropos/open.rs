@@ -151,7 +151,7 @@ async fn silent_node_makes_open_payments_unknown_and_the_summary_is_written() {
     let mut command = blind(&server.url, &[&booth.url], &student);
     command.args(["--groups", "2", "--patience", "60", "--rpc-url", node.url()]);
     let mut running = Running::start(command);
-    running.says("the books cannot be held against the chain").await;
+    running.says("the budget cannot be compared with the chain").await;
     let document = running.document().await;
     assert_eq!(units(&document["spent"]), student.has_paid(&stage).await);
     let unknown = serde_json::json!({ "paid": null, "agrees": null, "open": null });
@@ -178,6 +178,6 @@ async fn unrecorded_transfer_is_a_disagreement_and_the_summary_is_written() {
     let document = document.expect("there is a summary");
     assert_eq!((&document["on_chain"]["agrees"], units(&document["spent"])), (&false.into(), 0), "{document:#}");
     assert_eq!(document["on_chain"]["paid"], first["spent"]);
-    assert!(log.contains("the books do not agree with the chain"), "{log}");
+    assert!(log.contains("the budget does not agree with the chain"), "{log}");
     drop(trainer);
 }

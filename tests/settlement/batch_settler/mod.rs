@@ -1,7 +1,7 @@
 //! The batch settler: honest payments, and attacks on it. On the devnet, and on anvil with
 //! Circle's token.
 #![allow(clippy::too_many_arguments)]
-mod batch;
+pub(crate) mod batch;
 mod deployment;
 #[cfg(feature = "test-anvil")]
 mod gas;

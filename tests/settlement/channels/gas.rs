@@ -1,4 +1,4 @@
-//! What payments by voucher cost on the chain, all of it included.
+//! What a payment costs its seller on the chain: alone, in a batch, and by voucher with deposits, claim and settlement.
 
 use std::time::Duration;
 
@@ -8,17 +8,27 @@ use support::{
     authorization::random_address,
     chain::{Chain, on_every_chain},
     escrow::{Channel, install},
+    token::transfer_vrs,
 };
 use tower_x402::{facilitator::channels::ChannelFacilitator as _, vouchers::AuthorizerKey};
 
 use super::{builder, gas_key};
+use crate::batch_settler::batch::{Payment, Stage, batch, paid};
 
 on_every_chain! {
     a_hundred_thousand_payments_cost_less_than_180_gas_each,
 }
 
+/// The price of an evaluation, in dollars and in atomic units.
+const PRICE_IN_DOLLARS: f64 = 0.001;
+const PRICE: u128 = 1_000;
+
+/// Prints the tables in `docs/settlement-figures.md`.
 async fn a_hundred_thousand_payments_cost_less_than_180_gas_each(chain: &dyn Chain) {
-    const PRICE: u128 = 1_000;
+    let stage = Stage::on(chain).await;
+    let (alone, batched) = (gas_of_exact(&stage, 1).await, gas_of_exact(&stage, 100).await);
+    assert!(alone <= 87_000.0 && batched <= 49_000.0, "{alone} gas alone, {batched} in a batch");
+    let mut ways = vec![("`exact`, alone", alone), ("`exact`, batches of 100", batched)];
     println!(
         "{:>8} {:>7} {:>9} {:>9} {:>9} {:>11}",
         "payments", "payers", "deposits", "claim", "settle", "gas/payment"
@@ -58,5 +68,39 @@ async fn a_hundred_thousand_payments_cost_less_than_180_gas_each(chain: &dyn Cha
         let per_payment = (deposits + claim + settle) as f64 / payments as f64;
         println!("{payments:>8} {payers:>7} {deposits:>9} {claim:>9} {settle:>9} {per_payment:>11.1}");
         assert!(per_payment <= f64::from(most), "{per_payment} gas");
+        ways.push((if payers == 10 { "vouchers, 10 payers" } else { "vouchers, 100 payers" }, per_payment));
+    }
+    print_costs(&ways);
+}
+
+/// Returns the gas of each of `count` payments by authorization, in one transaction.
+async fn gas_of_exact(stage: &Stage<'_>, count: usize) -> f64 {
+    // A payee who was paid before, as all but new ones.
+    let payee = random_address();
+    stage.chain.mint(payee, 1).await;
+    let payers = stage.payers(count).await;
+    let payments: Vec<_> = payers.iter().map(|payer| Payment::by(payer, payee, stage.chain)).collect();
+    let receipt = match &payments[..] {
+        [alone] => stage.relayer.send(stage.chain, transfer_vrs(&alone.message, &alone.signature)).await,
+        all => stage.settle(batch(stage.chain, all)).await,
+    };
+    assert!(paid(&payments, &receipt).iter().all(|paid| *paid), "all {count} are paid");
+    receipt.gas_used as f64 / count as f64
+}
+
+/// Prints what a payment costs in each of these ways, and how much of its price that is.
+fn print_costs(ways: &[(&str, f64)]) {
+    print!("| gas | an ETH |");
+    ways.iter().for_each(|(name, gas)| print!(" {name}: {gas:.0} gas |"));
+    println!("\n|---|---|{}", "---|".repeat(ways.len()));
+    for (gwei, ether) in
+        [0.005, 0.05, 0.5].into_iter().flat_map(|gwei| [2_000.0, 3_000.0, 5_000.0].map(|ether| (gwei, ether)))
+    {
+        print!("| {gwei} gwei | ${ether} |");
+        for (_, gas) in ways {
+            let dollars = gas * gwei * 1e-9 * ether;
+            print!(" ${dollars:.6}, {:.1} % |", 100.0 * dollars / PRICE_IN_DOLLARS);
+        }
+        println!();
     }
 }

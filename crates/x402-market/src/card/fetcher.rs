@@ -17,10 +17,12 @@ use url::Url;
 use super::{CARD_PATH, CardError, VerifiedCard};
 use crate::net::{self, BodyError, below, read_body};
 
+/// The largest card, in bytes.
+const MAX_CARD: usize = 64 * 1024;
 /// How many redirects on the same origin are followed.
 const MAX_REDIRECTS: usize = 3;
 
-/// A client that fetches and verifies cards. A card must be small, come in time, from its own origin, and be signed by the payee.
+/// A client that fetches and verifies cards. A card must have at most 64 KiB, come in time, from its own origin, and be signed by the payee.
 ///
 /// The payee of an evaluator is pinned when its card is first fetched, or before by [`pin`](Self::pin). A later card with another payee is
 /// refused with [`CardError::PayeeChanged`]. An unchanged card is not transferred again (ETag).
@@ -40,7 +42,6 @@ pub struct CardFetcher {
     http: Client,
     /// The client for untrusted URLs. It is created when it is first needed.
     public: OnceLock<Client>,
-    max_bytes: usize,
     timeout: Duration,
     max_evaluators: usize,
     allow_unsigned: bool,
@@ -77,19 +78,12 @@ impl CardFetcher {
         Ok(Self {
             http,
             public: OnceLock::new(),
-            max_bytes: 64 * 1024,
             timeout: Duration::from_secs(10),
             max_evaluators: 10_000,
             allow_unsigned: false,
             public_only: false,
             known: Mutex::default(),
         })
-    }
-
-    /// Sets the largest card, in bytes. Default: 64 KiB.
-    pub fn max_bytes(mut self, bytes: usize) -> Self {
-        self.max_bytes = bytes;
-        self
     }
 
     /// Sets how long fetching a card may take. Default: 10 s.
@@ -264,9 +258,9 @@ impl CardFetcher {
     }
 
     async fn read(&self, response: Response) -> Result<Vec<u8>, CardError> {
-        read_body(response, self.max_bytes).await.map_err(|error| match error {
+        read_body(response, MAX_CARD).await.map_err(|error| match error {
             BodyError::Broken(error) => CardError::Unreachable(error),
-            BodyError::TooLarge => CardError::TooLarge { limit: self.max_bytes },
+            BodyError::TooLarge => CardError::TooLarge { limit: MAX_CARD },
         })
     }
 

@@ -336,7 +336,7 @@ pub enum CardError {
     /// The server answered with another status than 200.
     #[error("the server answered the request for the card with status {0}")]
     Status(u16),
-    /// The card is larger than [`CardFetcher::max_bytes`].
+    /// The card is larger than 64 KiB.
     #[error("the card has more than {limit} bytes")]
     TooLarge {
         /// The limit, in bytes.

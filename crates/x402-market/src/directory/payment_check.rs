@@ -180,11 +180,6 @@ impl PaymentChecker {
         self
     }
 
-    /// Returns the chain.
-    pub const fn network(&self) -> Network {
-        self.network
-    }
-
     /// Returns `true` if payments with this token on this chain are checked.
     pub fn serves(&self, network: Network, asset: Address) -> bool {
         self.network == network && self.tokens.contains(&asset)

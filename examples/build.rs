@@ -18,7 +18,7 @@ struct Block {
     replaced: &'static [(&'static str, &'static str)],
 }
 
-const BLOCKS: [Block; 20] = [
+const BLOCKS: [Block; 21] = [
     Block {
         guide: "charge",
         name: "charge",
@@ -88,6 +88,14 @@ const BLOCKS: [Block; 20] = [
         replaced: &[("\"http://127.0.0.1:8000\"", "var(\"ATROPOS_URL\")?")],
     },
     Block { guide: "vouchers", name: "vouchers", replaced: &[] },
+    Block {
+        guide: "vouchers",
+        name: "channels_elsewhere",
+        replaced: &[
+            ("\"https://x402.org/facilitator\"", "var(\"FACILITATOR_URL\")?"),
+            ("\"https://sepolia.base.org\"", "var(\"RPC_URL\")?"),
+        ],
+    },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -7,18 +7,22 @@
 /// Puts a price on a route.
 ///
 /// [production]: production
+/// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/charge.md")]
 pub mod charge {}
 
 /// Lets a program pay for what it requests.
 ///
 /// [charge]: charge
+/// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/pay.md")]
 pub mod pay {}
 
 /// Takes many small payments for one deposit and one claim.
 ///
+/// [charge]: charge
 /// [pay]: pay
+/// [what-happens-when]: what_happens_when
 #[doc = include_str!("../docs/guide/vouchers.md")]
 pub mod vouchers {}
 
@@ -26,6 +30,7 @@ pub mod vouchers {}
 ///
 /// [pay]: pay
 /// [what-happens-when]: what_happens_when
+/// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/production.md")]
 pub mod production {}
 
@@ -43,5 +48,6 @@ pub mod remote {}
 /// [pay]: pay
 /// [production]: production
 /// [remote]: remote
+/// [vouchers]: vouchers
 #[doc = include_str!("../docs/guide/what-happens-when.md")]
 pub mod what_happens_when {}

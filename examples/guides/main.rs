@@ -14,6 +14,7 @@ use tower_x402::{
     ledger::SqliteLedger,
     primitives::{Address, address},
     server::{RequirePaymentLayer, RequirePaymentLayerBuilder},
+    vouchers::AuthorizerKey,
 };
 use url::Url;
 use x402_market::{
@@ -32,6 +33,7 @@ macro_rules! blocks {
 blocks!(
     batches,
     catalogue,
+    channels_elsewhere,
     charge,
     checked,
     end_of_day,
@@ -90,6 +92,14 @@ async fn run(part: &str) -> Result<(), Box<dyn Error>> {
             let paywall = layer.facilitator(facilitator).build()?;
             serve(Router::new().route("/evaluate", post(async || "well done")).layer(paywall)).await?;
         }
+        "channels_elsewhere" => {
+            let key = AuthorizerKey::new(key::from_env("SETTLEMENT_PRIVATE_KEY")?);
+            let channels = channels_elsewhere::channels(key).await?;
+            let layer = RequirePaymentLayer::builder().price("$0.001").pay_to(Network::BASE_SEPOLIA, PAYEE);
+            let paywall = layer.vouchers_only(channels.clone()).build()?;
+            serve(Router::new().route("/evaluate", post(async || "well done")).layer(paywall)).await?;
+            channels.claim_all().await?;
+        }
         "gold" => {
             let student = gold::audited(student()?)?.audit_rate(1.0).build()?;
             student.discover().await;
@@ -129,7 +139,8 @@ async fn sell_at_the_prices_of_charge() -> Result<(), Box<dyn Error>> {
 }
 
 async fn serve(app: Router) -> Result<(), Box<dyn Error>> {
-    axum::serve(tokio::net::TcpListener::bind(env::var("LISTEN")?).await?, app).await?;
+    let listener = tokio::net::TcpListener::bind(env::var("LISTEN")?).await?;
+    axum::serve(listener, app).with_graceful_shutdown(async { drop(tokio::signal::ctrl_c().await) }).await?;
     Ok(())
 }
 

@@ -363,15 +363,15 @@ impl fmt::Debug for ChannelsBuilder {
 #[non_exhaustive]
 pub enum ChannelsBuildError {
     /// No ledger is set. Set one with [`ChannelsBuilder::ledger`].
-    #[error("channels need a ledger")]
+    #[error("no ledger for payment channels: call .ledger(…)")]
     NoLedger,
     /// The withdraw delay is outside the contract's bounds.
     #[error("a withdraw delay of {0:?} is outside {MIN_WITHDRAW_DELAY}..={MAX_WITHDRAW_DELAY} seconds")]
     WithdrawDelay(Duration),
     /// The suggested deposit is no amount.
-    #[error("the suggested deposit is no amount of dollars")]
+    #[error("min_deposit is not an amount of dollars such as \"$0.10\"")]
     MinDeposit(#[source] ParseUsdcError),
     /// There is no tokio runtime to claim in.
-    #[error("channels are claimed in the background: build them in a tokio runtime")]
+    #[error("no tokio runtime to claim in: call build() in one")]
     NoRuntime,
 }

@@ -180,7 +180,9 @@ pub enum OfferRefusal {
     ChannelConfig(#[from] crate::vouchers::ChannelConfigError),
     /// The channel's withdraw delay is longer than [`ChannelPolicy::max_withdraw_delay`](super::ChannelPolicy::max_withdraw_delay).
     #[cfg(feature = "vouchers")]
-    #[error("a withdraw delay of {asked:?} is longer than {limit:?}")]
+    #[error(
+        "the seller's withdraw delay of {asked:?} is longer than the limit of {limit:?} (ChannelPolicy::max_withdraw_delay)"
+    )]
     WithdrawDelay {
         /// The delay in the offer.
         asked: Duration,

@@ -17,9 +17,12 @@ use tokio::{
 };
 use tower_x402::{
     Network, Usdc,
-    client::{Budget, Journal, Payer, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt},
+    client::{Budget, ChannelPolicy, Journal, Payer, PaymentMiddleware, PaymentOutcome, Receipt, ReceiptExt},
     devnet::{Devnet, DevnetPort},
-    facilitator::{BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, service::FacilitatorService},
+    facilitator::{
+        BatchSettler, Facilitator, OnchainFacilitator, RemoteFacilitator, channels::OnchainChannels,
+        service::FacilitatorService,
+    },
     protocol::payment_status::Status,
     server::RequirePaymentLayer,
 };
@@ -120,7 +123,32 @@ async fn program_of_sell_verdicts_is_paid_for_a_verdict() {
 
 #[tokio::test]
 async fn program_of_vouchers_claims_twenty_payments() {
-    assert_eq!(output("vouchers", &[], None).await, "");
+    assert_eq!(output("vouchers", &[], None).await, "20 answers, and the payee has $0.02\n");
+}
+
+#[tokio::test]
+async fn part_of_vouchers_claims_through_a_facilitator_without_gas_of_its_own() {
+    let chain = Chain::start(Network::BASE_SEPOLIA).await;
+    let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).client(chain.devnet.rpc_client());
+    let contract = contract.signer(chain.settler.clone()).build().await.unwrap();
+    let onchain = OnchainFacilitator::builder().network(Network::BASE_SEPOLIA).client(chain.devnet.rpc_client());
+    let onchain = onchain.signer(chain.other_settler()).build().await.unwrap();
+    let service = FacilitatorService::builder(onchain).channels(contract).build();
+    let facilitator = serve(axum::Router::new().fallback_service(service)).await;
+
+    let directory = tempfile::tempdir().unwrap();
+    let variables = [("FACILITATOR_URL", &*facilitator), ("RPC_URL", chain.node.url().as_str())];
+    let authorizer = PrivateKeySigner::random();
+    let seller = Program::start_in(directory.path(), "channels_elsewhere", &variables, Some(&authorizer)).await;
+    let payer = Payer::builder(chain.buyer("$1")).vouchers(ChannelPolicy::new()).build();
+    let client = PaymentMiddleware::new(payer).client(Client::builder()).unwrap();
+    for _ in 0..3 {
+        let bought = client.post(format!("{}/evaluate", seller.url)).send().await.unwrap();
+        assert_eq!(bought.text().await.unwrap(), "well done");
+    }
+    seller.stop().await;
+    assert_eq!(chain.devnet.balance_of(PAYEE).unwrap(), "$0.003".parse().unwrap());
+    assert_eq!(chain.devnet.eth_balance(authorizer.address()), U256::ZERO);
 }
 
 #[tokio::test]
@@ -303,6 +331,13 @@ impl Chain {
     async fn facilitator(&self) -> OnchainFacilitator {
         let facilitator = OnchainFacilitator::builder().network(self.devnet.network()).client(self.devnet.rpc_client());
         facilitator.signer(self.settler.clone()).build().await.unwrap()
+    }
+
+    /// Returns a new key with gas.
+    fn other_settler(&self) -> PrivateKeySigner {
+        let key = PrivateKeySigner::random();
+        self.devnet.fund(key.address(), U256::from(10).pow(U256::from(18)));
+        key
     }
 
     /// Starts the seller with the prices of the guide on charging.

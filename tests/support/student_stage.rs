@@ -122,7 +122,7 @@ pub fn says(score: f64) -> impl Judge {
     output_judge(move |_: Arc<Task>, _: String| async move { Ok(verdict(score)) })
 }
 
-/// Knows that only outputs with "good" in them are.
+/// Gives a high score to outputs with "good" in them, and a low one to others.
 pub fn honest() -> impl Judge {
     output_judge(async |_: Arc<Task>, output: String| Ok(verdict(if output.contains("good") { 0.9 } else { 0.1 })))
 }

@@ -46,7 +46,9 @@ pub enum ChannelFinding {
     },
     /// The seller wants another voucher and proves nothing. Look the channel up on the chain
     /// (`reconcile_channels`, feature `onchain`), and pay again.
-    #[error("the seller refuses the voucher and does not prove what it charged; look the channel up on the chain")]
+    #[error(
+        "the seller refuses the voucher and does not prove what it charged; call reconcile_channels, which asks the chain"
+    )]
     Unproven,
 }
 

@@ -327,7 +327,7 @@ pub enum ChannelError {
     #[error(transparent)]
     Unavailable(#[from] FacilitatorError),
     /// It was sent, and its outcome is not known yet. Ask again: what was done is found on the chain.
-    #[error("sent, but not known to be in a block yet")]
+    #[error("the transaction was sent, but is not known to be in a block yet")]
     Pending {
         /// Its transaction, if that is known.
         transaction: Option<B256>,

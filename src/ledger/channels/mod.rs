@@ -94,10 +94,10 @@ pub enum ChannelLedgerError {
         until: u64,
     },
     /// The voucher is not for what was charged plus the price.
-    #[error("the voucher is not for what was charged and the price of this request")]
+    #[error("the voucher is not for the sum of what was charged and the price of this request")]
     Mismatch(Box<ChannelRecord>),
     /// The escrow does not cover the voucher or the refund, beside what a withdrawal or another refund could take.
-    #[error("the channel's escrow does not cover it")]
+    #[error("the channel's escrow does not cover the voucher or the refund")]
     ExceedsBalance(Box<ChannelRecord>),
     /// The channel was given to another request.
     #[error("the channel was taken over by another request")]

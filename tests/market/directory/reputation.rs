@@ -107,7 +107,7 @@ async fn thousand_self_payments_do_not_move_a_reader_with_audits() {
     );
 }
 
-/// How far a choir moves the reader is bounded by the trust in one of its members, which the reader's audits take away.
+/// However many accomplices report, they move the reader by no more than its trust in one of them, which its own audits reduce.
 #[test]
 fn no_number_of_accomplices_outweighs_own_audits() {
     let (good, liar) = (address(1_001), address(1_002));
@@ -162,7 +162,8 @@ fn payers_that_agree_with_own_audits_are_trusted_about_others() {
     assert_eq!(json["standings"][0]["audits"], serde_json::json!({ "right": 18, "wrong": 2 }));
 }
 
-/// It says of everybody what others say, pays for it, is believed for that, and praises a friend whom the reader never hired.
+/// The copier reports of every evaluator what others report, pays for it, is trusted for that, and praises an accomplice whom the reader
+/// never hired.
 #[test]
 fn own_audits_overrule_a_copier_that_praises_an_accomplice() {
     let (friend, next) = (address(2_000), address(2_001));

@@ -266,8 +266,8 @@ impl Scene {
         process.kill().await;
     }
 
-    /// Returns `true` if all of them that the shop is to be paid for are paid for good, or dead. What was refused unserved is neither,
-    /// and may stay so, but not on its way.
+    /// Returns `true` if every payment that the shop served is final or dead. A payment that was refused and not served may stay open, but must
+    /// not be in flight.
     async fn are_final(&self, buyers: &[Arc<Buyer>], url: &str) -> bool {
         for buyer in buyers {
             let is_final = match self.state(buyer, url).await {

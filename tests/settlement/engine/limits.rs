@@ -258,7 +258,7 @@ async fn transaction_with_high_fees_is_replaced_three_times_and_then_abandoned()
     assert_eq!(sent.all().len(), 4);
 }
 
-/// Most spikes pass by themselves.
+/// Most fee spikes pass by themselves, so while nobody waits a check of the fees may come late.
 #[tokio::test(start_paused = true)]
 async fn without_waiting_callers_fees_are_compared_at_every_eighth_check() {
     let stage = Arc::new(Stage::with(|d| d, two_seconds_a_block).await);
@@ -454,7 +454,7 @@ async fn at_most_256_nonces_of_others_are_skipped() {
     }
 }
 
-/// A nonce counts as taken only after the node has reported that often and for long enough.
+/// One report of the node that a nonce is taken is not enough: it must say so for two blocks, between 2 and 10 seconds.
 #[tokio::test(start_paused = true)]
 async fn nonce_counts_as_taken_after_two_blocks() {
     // Of blocks that take 200 ms, 3 s and 30 s: within 2 and 10 seconds.

@@ -341,7 +341,8 @@ async fn failure_of_a_payment_submitted_by(by: u64) {
     assert_eq!(handled.load(Ordering::SeqCst), 1);
 }
 
-/// What another process looks after is not asked about over and over.
+/// Reconciliation finds a failure, and the ledger refuses it because another process has the payment. The facilitator is not asked over
+/// and over.
 #[tokio::test]
 async fn reconciled_failure_that_the_ledger_does_not_take_is_pending() {
     let facilitator = Arc::new(

@@ -286,7 +286,7 @@ impl Cutter {
     }
 }
 
-/// The server sends its answer after the commit.
+/// PostgreSQL commits the step, and the connection breaks before the answer arrives: the ledger finds out whether it was taken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_step_whose_answer_is_lost_is_taken_once() {
     let server = Server::shared();

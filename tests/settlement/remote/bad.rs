@@ -302,7 +302,7 @@ async fn reported_settlement_is_not_asked_for_again() {
     }
 }
 
-/// Ways not to verify.
+/// Answers to `/verify` that say nothing about the payment.
 fn no_verdicts() -> Vec<(&'static str, Reply)> {
     let somebody = "0x1111111111111111111111111111111111111111";
     vec![

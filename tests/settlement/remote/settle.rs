@@ -166,7 +166,7 @@ async fn transaction_named_twice_is_recorded_once() {
     assert_eq!(stage.settles().len(), 4);
 }
 
-/// An earlier request may be why it fails now.
+/// If the payment was delegated before, the facilitator may refuse it now because that request settled it.
 #[tokio::test]
 async fn refusal_fails_only_a_payment_that_was_never_delegated_before() {
     let stage = Stage::open().await;

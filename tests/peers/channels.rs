@@ -1,4 +1,4 @@
-//! Our buyer pays the official express server by vouchers, on the devnet.
+//! Our buyer pays the official express and FastAPI servers by vouchers, on the devnet.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use support::{
 };
 
 use super::{
-    programs::{PAYEE, SETTLER, script},
+    programs::{PAYEE, PYTHON, SETTLER, script},
     stage::{Other, PATIENCE, PRICE},
 };
 
@@ -35,12 +35,20 @@ struct Stage {
 
 impl Stage {
     async fn new(offers: &str) -> Self {
+        Self::at(["node", "channels_server.mjs"], offers).await
+    }
+
+    async fn at_fastapi() -> Self {
+        Self::at([PYTHON, "channels_server.py"], "batch-settlement").await
+    }
+
+    async fn at(server: [&str; 2], offers: &str) -> Self {
         let chain = DevnetChain::start(None).await;
         let settler: PrivateKeySigner = SETTLER.parse().unwrap();
         chain.fund(settler.address(), U256::from(10_u128.pow(18))).await;
         let key = PrivateKeySigner::random();
         chain.mint(key.address(), 1_000_000).await;
-        let mut program = script(["node", "channels_server.mjs"]);
+        let mut program = script(server);
         program.env("PAY_TO", PAYEE.to_string()).env("OFFERS", offers);
         program.env("PRIVATE_KEY", SETTLER).env("RPC_URL", chain.rpc_url());
         let server = Other::start(program).await;
@@ -102,7 +110,15 @@ fn usdc(units: u64) -> Usdc {
 
 #[tokio::test]
 async fn one_deposit_pays_many_requests_at_what_they_cost() {
-    let stage = Stage::new("batch-settlement,exact").await;
+    pays_many_requests_at_what_they_cost(Stage::new("batch-settlement,exact").await).await;
+}
+
+#[tokio::test]
+async fn one_deposit_pays_many_requests_at_the_fastapi_server() {
+    pays_many_requests_at_what_they_cost(Stage::at_fastapi().await).await;
+}
+
+async fn pays_many_requests_at_what_they_cost(stage: Stage) {
     let payer = stage.payer(Journal::in_memory(), ChannelPolicy::new());
     let (status, first) = stage.buy(&payer, "").await;
     assert_eq!((status, first.outcome), (200, PaymentOutcome::Accepted), "{first:?}");
@@ -127,7 +143,15 @@ async fn one_deposit_pays_many_requests_at_what_they_cost() {
 
 #[tokio::test]
 async fn an_empty_channel_is_filled_again() {
-    let stage = Stage::new("batch-settlement").await;
+    fills_an_empty_channel_again(Stage::new("batch-settlement").await).await;
+}
+
+#[tokio::test]
+async fn an_empty_channel_is_filled_again_at_the_fastapi_server() {
+    fills_an_empty_channel_again(Stage::at_fastapi().await).await;
+}
+
+async fn fills_an_empty_channel_again(stage: Stage) {
     let payer = stage.payer(Journal::in_memory(), ChannelPolicy::new().deposit(usdc(2_500)));
     for _ in 0..5 {
         assert_eq!(charged(stage.buy(&payer, "").await), PRICE);
@@ -166,7 +190,15 @@ async fn restarted_buyer_continues_its_channel() {
 
 #[tokio::test]
 async fn buyer_without_its_journal_is_corrected_by_its_own_signature() {
-    let stage = Stage::new("batch-settlement").await;
+    is_corrected_by_its_own_signature(Stage::new("batch-settlement").await).await;
+}
+
+#[tokio::test]
+async fn buyer_without_its_journal_is_corrected_by_the_fastapi_server() {
+    is_corrected_by_its_own_signature(Stage::at_fastapi().await).await;
+}
+
+async fn is_corrected_by_its_own_signature(stage: Stage) {
     let first = stage.payer(Journal::in_memory(), ChannelPolicy::new());
     for _ in 0..3 {
         assert_eq!(charged(stage.buy(&first, "").await), PRICE);
@@ -261,7 +293,15 @@ async fn requests_at_once_share_lanes_and_none_is_refused() {
 
 #[tokio::test]
 async fn idle_channel_is_refunded_and_filled_again_later() {
-    let stage = Stage::new("batch-settlement").await;
+    refunds_an_idle_channel_and_fills_it_again(Stage::new("batch-settlement").await).await;
+}
+
+#[tokio::test]
+async fn idle_channel_is_refunded_by_the_fastapi_server() {
+    refunds_an_idle_channel_and_fills_it_again(Stage::at_fastapi().await).await;
+}
+
+async fn refunds_an_idle_channel_and_fills_it_again(stage: Stage) {
     let clock = Arc::new(ManualClock::at(stage.chain.timestamp().await));
     let payer = Payer::builder(stage.key.clone()).vouchers(ChannelPolicy::new()).clock(clock.clone()).build();
     for _ in 0..2 {

@@ -1,41 +1,28 @@
-// The official express middleware with payment channels, and the official facilitator in the same process.
+// The official express middleware with payment channels, and the official facilitator in the same process or another one over HTTP.
 //
 //   PRIVATE_KEY=0x… RPC_URL=http://… PAY_TO=0x… OFFERS=batch-settlement,exact node channels_server.mjs
+//   PRIVATE_KEY=0x… FACILITATOR_URL=http://… PAY_TO=0x… node channels_server.mjs
 //
-// It sells POST /evaluate for at most $0.001 on Base Sepolia. Of a request's query, `charge` is what it really costs (in units), `fail` is
-// the status with which the handler fails, and `delay` how long it takes (in ms). GET /stats says how often the handler ran, POST /forget
-// loses all books, POST /claim claims what was charged and settles it.
+// The key is the channels' receiver authorizer, too. It sells POST /evaluate for at most $0.001 on Base Sepolia. Of a request's query,
+// `charge` is what it really costs (in units), `fail` is the status with which the handler fails, and `delay` how long it takes (in ms).
+// GET /stats says how often the handler ran, POST /forget loses all books, POST /claim claims what was charged and settles it.
 import express from "express";
 import { paymentMiddleware, x402ResourceServer } from "@x402/express";
-import { toFacilitatorEvmSigner } from "@x402/evm";
-import { BatchSettlementEvmScheme as FacilitatorScheme } from "@x402/evm/batch-settlement/facilitator";
 import {
   BatchSettlementChannelManager,
   BatchSettlementEvmScheme as ServerScheme,
   InMemoryChannelStorage,
 } from "@x402/evm/batch-settlement/server";
-import { ExactEvmScheme as ExactFacilitatorScheme } from "@x402/evm/exact/facilitator";
 import { ExactEvmScheme as ExactServerScheme } from "@x402/evm/exact/server";
-import { x402Facilitator } from "@x402/core/facilitator";
-import { createWalletClient, http, publicActions } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
-import { baseSepolia } from "viem/chains";
+import { facilitatorClient, ready } from "./seller.mjs";
 
-const { PRIVATE_KEY, RPC_URL, PAY_TO, OFFERS = "batch-settlement" } = process.env;
+const { PRIVATE_KEY, PAY_TO, OFFERS = "batch-settlement" } = process.env;
 const network = "eip155:84532";
 const token = "0x036CbD53842c5426634e7929541eC2318f3dCF7e";
 
 const account = privateKeyToAccount(PRIVATE_KEY);
-const wallet = createWalletClient({ account, chain: baseSepolia, transport: http(RPC_URL), pollingInterval: 50 });
-const signer = toFacilitatorEvmSigner({ ...wallet.extend(publicActions), address: account.address });
-const facilitator = new x402Facilitator()
-  .register(network, new FacilitatorScheme(signer))
-  .register(network, new ExactFacilitatorScheme(signer));
-const client = {
-  verify: (payload, requirements) => facilitator.verify(payload, requirements),
-  settle: (payload, requirements) => facilitator.settle(payload, requirements),
-  getSupported: async () => facilitator.getSupported(),
-};
+const client = facilitatorClient();
 
 // Its books can be lost.
 let books = new InMemoryChannelStorage();
@@ -55,7 +42,8 @@ app.post("/claim", async (_request, response) => {
   const manager = new BatchSettlementChannelManager({ scheme, facilitator: client, receiver: PAY_TO, token, network });
   response.json(await manager.claimAndSettle());
 });
-app.use(paymentMiddleware({ "POST /evaluate": { accepts } }, server));
+// Any method: the official clients ask with GET what a refund needs.
+app.use(paymentMiddleware({ "/evaluate": { accepts } }, server));
 app.post("/evaluate", async (request, response) => {
   handled += 1;
   const { charge, fail, delay = "1" } = request.query;
@@ -64,6 +52,4 @@ app.post("/evaluate", async (request, response) => {
   if (charge !== undefined) response.setHeader("Settlement-Overrides", JSON.stringify({ amount: charge }));
   response.json({ score: 1 });
 });
-const listener = app.listen(0, "127.0.0.1", () =>
-  console.log(JSON.stringify({ listening: `127.0.0.1:${listener.address().port}` })),
-);
+const listener = app.listen(0, "127.0.0.1", () => ready(listener.address().port));

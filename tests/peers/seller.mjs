@@ -8,6 +8,7 @@
 import { x402Facilitator } from "@x402/core/facilitator";
 import { HTTPFacilitatorClient } from "@x402/core/server";
 import { toFacilitatorEvmSigner } from "@x402/evm";
+import { BatchSettlementEvmScheme as ChannelsFacilitatorScheme } from "@x402/evm/batch-settlement/facilitator";
 import { ExactEvmScheme as FacilitatorScheme } from "@x402/evm/exact/facilitator";
 import { ExactEvmScheme as ServerScheme } from "@x402/evm/exact/server";
 import { createWalletClient, http, publicActions } from "viem";
@@ -22,10 +23,12 @@ export function facilitatorHere() {
   const account = privateKeyToAccount(PRIVATE_KEY);
   const wallet = createWalletClient({ account, chain: baseSepolia, transport: http(RPC_URL), pollingInterval: 50 });
   const signer = toFacilitatorEvmSigner({ ...wallet.extend(publicActions), address: account.address });
-  return new x402Facilitator().register(network, new FacilitatorScheme(signer));
+  return new x402Facilitator()
+    .register(network, new FacilitatorScheme(signer))
+    .register(network, new ChannelsFacilitatorScheme(signer));
 }
 
-function facilitatorClient() {
+export function facilitatorClient() {
   if (FACILITATOR_URL) return new HTTPFacilitatorClient({ url: FACILITATOR_URL });
   const facilitator = facilitatorHere();
   return {

@@ -6,6 +6,7 @@ import socket
 import uvicorn
 from x402 import x402Facilitator
 from x402.mechanisms.evm import FacilitatorWeb3Signer
+from x402.mechanisms.evm.batch_settlement.facilitator import BatchSettlementEvmFacilitator
 from x402.mechanisms.evm.exact.register import register_exact_evm_facilitator
 
 NETWORK = "eip155:84532"
@@ -13,7 +14,8 @@ NETWORK = "eip155:84532"
 
 def facilitator_here(environment):
     signer = FacilitatorWeb3Signer(environment["PRIVATE_KEY"], environment["RPC_URL"])
-    return register_exact_evm_facilitator(x402Facilitator(), signer, NETWORK)
+    facilitator = register_exact_evm_facilitator(x402Facilitator(), signer, NETWORK)
+    return facilitator.register([NETWORK], BatchSettlementEvmFacilitator(signer))
 
 
 def serve(app):

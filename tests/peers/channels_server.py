@@ -1,0 +1,85 @@
+"""The official FastAPI middleware with payment channels. Environment, paths and queries are those of channels_server.mjs."""
+
+import asyncio
+import os
+
+from eth_account import Account
+from fastapi import FastAPI, Request, Response
+from seller import NETWORK, facilitator_here, serve
+from x402 import x402ResourceServer
+from x402.http import FacilitatorConfig, HTTPFacilitatorClient
+from x402.http.middleware.fastapi import payment_middleware, set_settlement_overrides
+from x402.mechanisms.evm.batch_settlement.authorizer_signer import LocalAuthorizerSigner
+from x402.mechanisms.evm.batch_settlement.server import (
+    BatchSettlementEvmScheme,
+    BatchSettlementEvmSchemeServerConfig,
+    InMemoryChannelStorage,
+)
+from x402.mechanisms.evm.exact.register import register_exact_evm_server
+
+PAY_TO = os.environ["PAY_TO"]
+
+
+class Books:
+    """Books that can be lost."""
+
+    def __init__(self):
+        self.kept = InMemoryChannelStorage()
+
+    def __getattr__(self, name):
+        return getattr(self.kept, name)
+
+
+def facilitator():
+    if url := os.environ.get("FACILITATOR_URL"):
+        return HTTPFacilitatorClient(FacilitatorConfig(url=url))
+    return facilitator_here(os.environ)
+
+
+books = Books()
+authorizer = LocalAuthorizerSigner(Account.from_key(os.environ["PRIVATE_KEY"]))
+config = BatchSettlementEvmSchemeServerConfig(storage=books, receiver_authorizer_signer=authorizer)
+scheme = BatchSettlementEvmScheme(PAY_TO, config)
+client = facilitator()
+server = register_exact_evm_server(x402ResourceServer(client), NETWORK).register(NETWORK, scheme)
+offers = os.environ.get("OFFERS", "batch-settlement").split(",")
+accepts = [{"scheme": offer, "price": "$0.001", "network": NETWORK, "payTo": PAY_TO} for offer in offers]
+
+app = FastAPI()
+# Any method: the official clients ask with GET what a refund needs.
+app.middleware("http")(payment_middleware({"/evaluate": {"accepts": accepts}}, server))
+handled = 0
+
+
+@app.get("/stats")
+async def stats():
+    return {"handled": handled}
+
+
+@app.post("/forget")
+async def forget():
+    books.kept = InMemoryChannelStorage()
+    return {}
+
+
+@app.post("/claim")
+async def claim():
+    await scheme.create_channel_manager(client, NETWORK).claim_and_settle()
+    return {}
+
+
+@app.post("/evaluate")
+async def evaluate(request: Request, response: Response):
+    global handled
+    handled += 1
+    query = request.query_params
+    await asyncio.sleep(float(query.get("delay", "1")) / 1000)
+    if "fail" in query:
+        response.status_code = int(query["fail"])
+        return {"error": "the handler failed"}
+    if "charge" in query:
+        set_settlement_overrides(response, {"amount": query["charge"]})
+    return {"score": 1}
+
+
+serve(app)

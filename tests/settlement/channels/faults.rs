@@ -236,7 +236,19 @@ async fn transactions_that_revert_are_reported_with_their_code() {
     assert_eq!(channel.state(&stage.chain).await, (10_000, 3_000), "a claim reverts with its refund");
     stage.chain.devnet.faults().clear();
     stage.chain.devnet.administer(unpauseCall {}.abi_encode()).unwrap();
-    stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await.unwrap();
+
+    // The payer whose deposits reverted has to wait, and no other.
+    let sent = stage.sent().await;
+    assert!(is_unavailable(&stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await));
+    assert_eq!(stage.sent().await, sent, "no gas is spent on it");
+    let other = Channel::funded(&stage.chain, channel.config.receiver, &channel.authorizer, 100_000).await;
+    let theirs = other.sign_deposit(&stage.chain, 5_000, stage.chain.timestamp().await + 3_600).await;
+    stage.channels.deposit(&other.config, &other.voucher(1), &theirs).await.unwrap();
+    // What somebody else executed meanwhile is found.
+    let relayer = stage.chain.relayer().await;
+    assert!(send(&stage.chain, &relayer, &channel.deposit_call(&deposit)).await.status());
+    let found = stage.channels.deposit(&channel.config, &channel.voucher(1), &deposit).await;
+    assert_eq!(found.unwrap().amount, 5_000);
 }
 
 /// The first transaction reverts because the token is paused, the last one because somebody else executes the same a moment before.

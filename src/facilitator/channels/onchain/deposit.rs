@@ -1,6 +1,6 @@
 //! Deposits: checked, executed once, and found on the chain if they were executed before.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, Bytes, U256, keccak256};
 use alloy_sol_types::SolCall;
@@ -47,7 +47,7 @@ pub(super) async fn execute(
     match inner.deposits.run(keccak256(&input), run).await {
         Ok(result) => result,
         Err(NoResult::Full) => {
-            let retry_after = std::time::Duration::from_secs(2);
+            let retry_after = Duration::from_secs(2);
             Err(FacilitatorError::Busy { what: "deposits", retry_after }.into())
         }
         Err(NoResult::Lost) => Err(ChannelError::Pending { transaction: None }),
@@ -86,9 +86,17 @@ impl Inner {
             if state.is_used {
                 return self.find_deposit(config, deposit, nonce, state.channel).await;
             }
+            // A contract wallet can make deposits look good and then fail, at the cost of the sender's gas.
+            if attempts.made == 0 && self.backoff.rejection(config.payer).is_some() {
+                let what = "deposits of a payer whose last ones reverted";
+                return Err(FacilitatorError::Busy { what, retry_after: Duration::from_secs(30) }.into());
+            }
             attempts.next()?;
             let gas = self.check_deposit(config, deposit, &state).await?;
             let sent = self.send(call(config, deposit), gas, payload.clone(), state.channel.block).await;
+            if sent.as_ref().is_ok_and(|receipt| !receipt.succeeded()) {
+                self.backoff.note_revert(config.payer);
+            }
             let Some(receipt) = attempts.succeeded(sent, reason::DEPOSIT_TRANSACTION_FAILED) else { continue };
             let receipt = self.await_depth(receipt, deposit.amount).await?;
             let Some(event) = deposited(&receipt, channel, deposit.amount) else {
@@ -239,7 +247,7 @@ impl Inner {
 fn not_found() -> ChannelError {
     FacilitatorError::Unreachable {
         what: "the transaction that used the deposit's authorization",
-        retry_after: std::time::Duration::from_secs(2),
+        retry_after: Duration::from_secs(2),
     }
     .into()
 }

@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     facilitator::{FacilitatorError, single_flight::SingleFlight},
     network::{Asset, Network},
-    settlement::{confirmation::Depths, submitter::Call},
+    settlement::{confirmation::Depths, costs::PayerBackoff, submitter::Call},
     vouchers::{
         AuthorizerKey, ChannelConfig, ChannelId, ChannelObservation, ChannelPayload, Claim, Deposit, Escrow, Voucher,
         abi::BatchSettlement, reason,
@@ -108,6 +108,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     rules: BlockRules,
     sender: Arc<dyn Sender>,
+    /// The payers whose deposits reverted.
+    backoff: PayerBackoff,
     /// One run per deposit, so that copies of it share a transaction.
     deposits: Arc<SingleFlight<B256, Result<Executed, ChannelError>>>,
 }
@@ -144,7 +146,8 @@ impl OnchainChannels {
         rules: BlockRules,
     ) -> Self {
         let escrow = Escrow::on(node.network());
-        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, deposits: Arc::default() }))
+        let (backoff, deposits) = (PayerBackoff::default(), Arc::default());
+        Self(Arc::new(Inner { node, escrow, assets, clock, rules, sender, backoff, deposits }))
     }
 }
 

@@ -57,6 +57,7 @@ struct Inner {
     authorizer: AuthorizerKey,
     withdraw_delay: u32,
     min_deposit: Option<Usdc>,
+    requires_min_deposit: bool,
     policy: ClaimPolicy,
     clock: Arc<dyn Clock>,
     /// Wakes the worker that claims.
@@ -73,6 +74,7 @@ impl Channels {
             authorizer,
             withdraw_delay: Duration::from_secs(MIN_WITHDRAW_DELAY.into()),
             min_deposit: None,
+            requires_min_deposit: false,
             policy: ClaimPolicy::default(),
             clock: Arc::new(SystemClock),
         }
@@ -111,6 +113,12 @@ impl Channels {
             channel_state: None,
             voucher_state: None,
         }
+    }
+
+    /// Returns the smallest deposit that is taken with a request of this price.
+    pub(crate) fn least_deposit(&self, price: u128) -> u128 {
+        let required = self.0.min_deposit.filter(|_| self.0.requires_min_deposit);
+        required.map_or(price, |amount| price.max(amount.atomic().into()))
     }
 
     /// Returns the contract.
@@ -287,6 +295,7 @@ pub struct ChannelsBuilder {
     authorizer: AuthorizerKey,
     withdraw_delay: Duration,
     min_deposit: Option<Result<Usdc, ParseUsdcError>>,
+    requires_min_deposit: bool,
     policy: ClaimPolicy,
     clock: Arc<dyn Clock>,
 }
@@ -306,10 +315,16 @@ impl ChannelsBuilder {
         self
     }
 
-    /// Sets the deposit that the 402 suggests: dollars as text (`"$0.10"`) or [`Usdc`]. Smaller ones are taken, too. Default: none is
-    /// suggested.
+    /// Sets the deposit that the 402 suggests: dollars as text (`"$0.10"`) or [`Usdc`]. Smaller ones are taken, too, from the price of the
+    /// request on, unless [`require_min_deposit`](Self::require_min_deposit) is set. Default: none is suggested.
     pub fn min_deposit(mut self, amount: impl TryInto<Usdc, Error: Into<ParseUsdcError>>) -> Self {
         self.min_deposit = Some(amount.try_into().map_err(Into::into));
+        self
+    }
+
+    /// Refuses deposits below the suggested one, since each costs the seller a transaction. Default: they are taken, as the scheme wants it.
+    pub const fn require_min_deposit(mut self) -> Self {
+        self.requires_min_deposit = true;
         self
     }
 
@@ -343,6 +358,7 @@ impl ChannelsBuilder {
             authorizer: self.authorizer,
             withdraw_delay,
             min_deposit: self.min_deposit.transpose().map_err(ChannelsBuildError::MinDeposit)?,
+            requires_min_deposit: self.requires_min_deposit,
             policy: self.policy,
             clock: self.clock,
             wake: Notify::new(),

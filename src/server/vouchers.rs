@@ -376,9 +376,10 @@ impl Sale {
     async fn fill(&self, known: Option<ChannelRecord>, made: &mut Option<Executed>) -> Result<ChannelRecord, Answer> {
         let Presented { config, voucher, deposit, price, .. } = &self.presented;
         let Some(deposit) = deposit else { return Err(self.busy()) };
-        if deposit.amount < *price {
+        if deposit.amount < self.channels.least_deposit(*price) {
             // Each costs the seller a transaction.
-            let detail = "the deposit is less than the price of one request";
+            let detail =
+                "the deposit is less than the smallest one that is taken (minDeposit, or the price of the request)";
             return Err(self.refuse(reason::DEPOSIT_BELOW_MIN_DEPOSIT, detail));
         }
         let known = match known {

@@ -29,7 +29,7 @@ use support::{
 use tokio::sync::Notify;
 use tower_x402::{
     Network, Usdc,
-    channels::{Channels, ClaimPolicy},
+    channels::{Channels, ChannelsBuilder, ClaimPolicy},
     devnet::Orphans,
     facilitator::channels::{OnchainChannels, OnchainChannelsBuilder},
     ledger::channels::ChannelLedger,
@@ -50,13 +50,15 @@ async fn process(
     stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
     let contract = OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(url).signer(sender);
     let contract = settings(contract).build().await.expect("the contracts are on the devnet");
+    channels_with(stage, contract, ledger).build().expect("complete settings")
+}
+
+fn channels_with(stage: &Stage, contract: OnchainChannels, ledger: Arc<dyn ChannelLedger>) -> ChannelsBuilder {
     let never = ClaimPolicy::default().amount(Usdc::from_atomic(u64::MAX)).age(Duration::from_secs(u64::MAX >> 1));
     Channels::builder(contract, AuthorizerKey::new(stage.authorizer.clone()))
         .ledger(ledger)
         .claims(never)
         .clock(stage.clock.clone())
-        .build()
-        .expect("complete settings")
 }
 
 /// Announces the withdrawal of all that is in a channel.
@@ -349,6 +351,29 @@ async fn a_filling_request_cannot_be_charged_more_than_its_price() {
     assert_eq!(told(&answer), ("0".into(), "0".into()));
     let answer = send(&app, pay(&app, &channel, COST, None, "a").await).await;
     assert_eq!((answer.status, told(&answer)), (StatusCode::OK, ("1000".into(), "1000".into())));
+}
+
+/// Each deposit costs the seller a transaction, whatever it is for.
+#[tokio::test]
+async fn small_deposits_are_not_executed_if_the_seller_requires_a_larger_one() {
+    let stage = Stage::open().await;
+    let sender = PrivateKeySigner::random();
+    stage.chain.fund(sender.address(), U256::from(10).pow(U256::from(18))).await;
+    let contract =
+        OnchainChannels::builder().network(Network::BASE_SEPOLIA).rpc_url(stage.chain.rpc_url()).signer(sender);
+    let contract = contract.build().await.expect("the contracts are on the devnet");
+    let channels = channels_with(&stage, contract, stage.ledger.clone()).min_deposit("$0.005").require_min_deposit();
+    let app = stage.shop.app(stage.shop.layer().vouchers(channels.build().expect("complete settings")));
+    let channel = stage.payer().await;
+    for units in [COST, 4_999] {
+        let deposit = channel.sign_deposit(&stage.chain, units, unix_now() + 60).await;
+        let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+        refused(&answer, "deposit_below_min_deposit");
+    }
+    assert_eq!((stage.shop.handled(), channel.state(&stage.chain).await), (0, (0, 0)));
+    let deposit = channel.sign_deposit(&stage.chain, 5_000, unix_now() + 60).await;
+    let answer = send(&app, pay(&app, &channel, COST, Some(&deposit), "a").await).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
 }
 
 #[tokio::test]
